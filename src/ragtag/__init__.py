@@ -1,0 +1,46 @@
+"""Train one PyTorch model on a ragtag crowd of machines: some slow, some gone, some losing packets.
+
+crew = ragtag.join()
+optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), averager=ragtag.RPS())
+for inputs, targets in crew.split(loader):
+    criterion(model(inputs), targets).backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ragtag.app.crew import Crew as Crew
+    from ragtag.app.join import JoinError as JoinError
+    from ragtag.app.join import join as join
+    from ragtag.core.schema import SchemaMismatch as SchemaMismatch
+    from ragtag.training.averager import RPS as RPS
+    from ragtag.training.averager import AllReduce as AllReduce
+    from ragtag.training.checks import NotFinite as NotFinite
+    from ragtag.training.split import skewed_shards as skewed_shards
+
+_HOMES = {
+    "Crew": "ragtag.app.crew",
+    "JoinError": "ragtag.app.join",
+    "join": "ragtag.app.join",
+    "SchemaMismatch": "ragtag.core.schema",
+    "RPS": "ragtag.training.averager",
+    "AllReduce": "ragtag.training.averager",
+    "NotFinite": "ragtag.training.checks",
+    "skewed_shards": "ragtag.training.split",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that the command starts without torch."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ragtag' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,221 @@
+"""A crew: what a training script sees of Ragtag."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ragtag.app.environment import Place
+from ragtag.app.tracefile import TraceWriter
+from ragtag.app.transport import DriverTransport, SoloTransport
+from ragtag.core import trace
+from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.network.driver import Driver
+from ragtag.protocols.method import Method
+from ragtag.training.deal import Indices
+from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.split import Split
+
+
+class Crew:
+    """The peers that train one model together, as one of them sees it.
+
+    Made by ``ragtag.join``. Use it as a context manager, or call ``leave`` at the end; a script that ends
+    without is taken to leave.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        transport: DriverTransport | SoloTransport,
+        driver: Driver | None,
+        writer: TraceWriter | None,
+        origin_s: float,
+    ) -> None:
+        self._place, self._transport, self._driver, self._writer = place, transport, driver, writer
+        self._origin_s = origin_s
+        self._steps = self._samples = 0
+        self._left = False
+        self._splits: weakref.WeakKeyDictionary[DataLoader[Any], Split] = weakref.WeakKeyDictionary()
+        this = weakref.ref(self)
+
+        def leave_at_exit() -> None:
+            crew = this()
+            if crew is not None:
+                crew.leave()
+
+        atexit.register(leave_at_exit)
+
+    # -- Who is there
+
+    @property
+    def rank(self) -> PeerId:
+        """This peer's number."""
+        return self._place.rank
+
+    @property
+    def size(self) -> int:
+        """How many peers the crew began with."""
+        return self._place.size
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """The peers believed to take part now; always with this one."""
+        return self._transport.live
+
+    @property
+    def seed(self) -> int:
+        """The crew's seed, the same on every peer."""
+        return self._place.seed
+
+    def now_s(self) -> float:
+        """Seconds since the run began, as in the trace."""
+        return time.time() - self._origin_s
+
+    # -- Training
+
+    def optimizer(
+        self, optimizer: torch.optim.Optimizer, averager: Method | None = None, **options: Any
+    ) -> CrewOptimizer:
+        """Wrap an optimizer: it takes its local steps, and averages with the crew.
+
+        averager: ``ragtag.RPS()`` (the default) or ``ragtag.AllReduce()``. options: as for
+        ``ragtag.training.optimizer.CrewOptimizer``: average="models" or "gradients", every=k, model=...,
+        buffers=..., weight=..., deadline_s=..., on_outcome=...
+        """
+        inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
+
+        def on_outcome(outcome: Outcome) -> None:
+            self._record_round(outcome)
+            if inner_hook is not None:
+                inner_hook(outcome)
+
+        return CrewOptimizer(optimizer, self._transport, method=averager, on_outcome=on_outcome, **options)
+
+    def split(
+        self,
+        loader: DataLoader[Any],
+        *,
+        shards: Sequence[Sequence[int] | Indices] | None = None,
+        seed: int | None = None,
+    ) -> Split:
+        """This peer's share of a loader's batches; survivors take over a dead peer's share.
+
+        The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
+        over epochs goes through a new epoch each time.
+        """
+        split = self._splits.get(loader)
+        if split is None:
+            seed = self.seed if seed is None else seed
+            split = Split(loader, self.rank, self._transport, seed=seed, shards=shards)
+            self._splits[loader] = split
+        elif shards is not None or seed is not None:
+            raise ValueError("this loader is split already; give shards and seed the first time only")
+        return split
+
+    # -- The trace
+
+    def record(self, record: trace.Known) -> None:
+        """Write a record to this peer's trace (nothing where the run has no folder)."""
+        if self._writer is not None:
+            self._writer.write(record)
+
+    def log_step(self, loss: float, samples: int, steps: int = 1) -> None:
+        """Record local steps: the last one's loss, how many samples they had, and how many they were."""
+        self._steps += steps
+        self._samples += samples
+        self.record(
+            trace.Step(
+                t=self.now_s(), peer=self.rank, step=self._steps, samples=self._samples, loss=float(loss)
+            )
+        )
+
+    def log_eval(self, accuracy: float, loss: float | None = None, n: int = 0, model: str = "own") -> None:
+        """Record how good a model is: this peer's own, or the mean of all."""
+        self.record(
+            trace.Eval(
+                t=self.now_s(),
+                peer=self.rank,
+                model=model,
+                step=self._steps,
+                accuracy=accuracy,
+                loss=loss,
+                n=n,
+            )
+        )
+
+    def _record_round(self, outcome: Outcome) -> None:
+        if self._writer is None:
+            return
+        traffic = self._driver.traffic() if self._driver is not None else None
+        contributors = float(np.unpackbits(outcome.heard.view(np.uint8)).sum()) / max(1, len(outcome.heard))
+        self.record(
+            trace.Round(
+                t=self.now_s(),
+                peer=self.rank,
+                channel=outcome.channel,
+                round=outcome.round,
+                scatter_s=outcome.scatter_s,
+                gather_s=outcome.gather_s,
+                total_s=outcome.total_s,
+                arrived=float(outcome.averaged.mean()),
+                contributors=contributors,
+                waited_for=list(outcome.waited_for),
+                missed=list(outcome.missed),
+                expired=outcome.expired,
+                bytes_sent=traffic.bytes_sent if traffic else 0,
+                bytes_received=traffic.bytes_received if traffic else 0,
+            )
+        )
+
+    def note(self, note: Noted) -> None:
+        """Record what the node noted."""
+        self.record(
+            trace.Note(t=self.now_s(), peer=self.rank, what=note.what, other=note.peer, detail=note.detail)
+        )
+
+    # -- The end
+
+    def leave(self, deadline_s: float = 5.0) -> None:
+        """Send what is still queued, tell the others, and end. Calling it twice does no harm."""
+        if self._left:
+            return
+        self._left = True
+        lost = sent = received = 0
+        if self._driver is not None:
+            self._driver.close(deadline_s)
+            traffic = self._driver.traffic()
+            lost, sent, received = traffic.datagrams_lost, traffic.bytes_sent, traffic.bytes_received
+        if self._writer is not None:
+            self._writer.write(
+                trace.Leave(
+                    t=self.now_s(),
+                    peer=self.rank,
+                    steps=self._steps,
+                    samples=self._samples,
+                    bytes_sent=sent,
+                    bytes_received=received,
+                    datagrams_lost=lost,
+                )
+            )
+            self._writer.close()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if error is not None and self._writer is not None:
+            self._writer.write(
+                trace.Error(t=self.now_s(), peer=self.rank, what=f"{type(error).__name__}: {error}")
+            )
+        self.leave()

@@ -1,0 +1,254 @@
+"""A live view of a run in the terminal: a table of peers, made of trace records as they come."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ragtag.app.peers import STATES, Peers, plain
+from ragtag.app.report.axes import clock, seconds
+from ragtag.app.report.sections import bytes_text
+from ragtag.app.tracefile import Follower
+from ragtag.core import trace
+
+WIDE = 112
+"""From this many columns on, the table has its less important columns too."""
+EVENTS_SHOWN = 3
+LINE_EVERY_S = 5.0
+"""Without a terminal: a line about this often, in the run's time."""
+STYLES = {
+    "waiting": "dim",
+    "training": "",
+    "silent": "yellow",
+    "frozen": "bold cyan",
+    "gone": "bold red",
+    "failed": "bold red",
+    "done": "green",
+}
+
+
+class Dashboard:
+    """A table of peers built from records; ``feed`` it, and ``render`` it when the screen is refreshed.
+
+    n_peers: rows to begin with; peers that records name are added. Not thread-safe.
+    """
+
+    def __init__(self, n_peers: int, title: str = "") -> None:
+        self.title = plain(title)
+        self.peers = Peers(n_peers)
+
+    def feed(self, record: trace.Record) -> None:
+        """One more record; they may come a little out of time order."""
+        self.peers.feed(record)
+        if isinstance(record, trace.Run):
+            self.title = self.title or plain(record.name)
+
+    @property
+    def over(self) -> bool:
+        """Whether every peer is done, gone or has failed."""
+        return self.peers.over
+
+    def render(self) -> RenderableType:
+        """The whole view; it fits itself to the width and height it is printed in."""
+        return _View(self)
+
+    def line(self) -> str:
+        """The view in one line, for where there is no terminal."""
+        states: dict[str, int] = {}
+        for peer in self.peers.rows:
+            states[self.peers.state(peer)] = states.get(self.peers.state(peer), 0) + 1
+        said = ", ".join(f"{states[name]} {name}" for name in reversed(STATES) if name in states)
+        live = [row for row in self.peers.rows.values() if not row.gone]
+        losses = [value for row in live for value in row.losses]
+        parts = [clock(round(self.peers.now_s, 1)), said]
+        if self.peers.progress is not None:
+            parts.insert(1, f"{self.peers.progress:.0%}")
+        if losses:
+            parts.append(f"loss {statistics.fmean(losses):.3g}")
+        if (accuracy := self.peers.accuracy) is not None:
+            parts.append(f"accuracy {accuracy:.1%}")
+        times = [value for row in live for value in row.round_s]
+        if times:
+            parts.append(f"round {seconds(statistics.median(times))}")
+        arrived = [value for row in live for value in row.arrived]
+        if arrived:
+            parts.append(f"arrived {statistics.fmean(arrived):.1%}")
+        return "  ".join(parts)
+
+    # -- Drawing
+
+    def _head(self, width: int) -> RenderableType:
+        title = Text(self.title or "Ragtag", style="bold", no_wrap=True, overflow="ellipsis")
+        facts = [f"{len(self.peers.rows)} peers", clock(round(self.peers.now_s, 1))]
+        if self.peers.run is not None:
+            facts.insert(0, plain(self.peers.run.method))
+        if (accuracy := self.peers.accuracy) is not None:
+            facts.append(f"accuracy {accuracy:.1%}")
+        if self.peers.mean_accuracy is not None and width >= WIDE:
+            facts.append(f"mean model {self.peers.mean_accuracy:.1%}")
+        lines: list[RenderableType] = [title]
+        about = Text("  ".join(facts), style="dim", no_wrap=True, overflow="ellipsis")
+        share = self.peers.progress
+        if share is not None:
+            bar = ProgressBar(1.0, share, complete_style="cyan", finished_style="green")
+            row = Table.grid(padding=(0, 1), expand=True)
+            row.add_column(ratio=1)
+            row.add_column(justify="right", no_wrap=True)
+            row.add_column(no_wrap=True)
+            row.add_row(bar, f"{share:4.0%}", about)
+            lines.append(row)
+        else:
+            lines.append(about)
+        return Group(*lines)
+
+    def _table(self, width: int, rows_most: int) -> RenderableType:
+        wide = width >= WIDE
+        table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1) if wide else (0, 0), pad_edge=False)
+        heads = ["Peer" if wide else "#", "State", "Step", "Loss", "Accuracy" if wide else "Acc.", "Round"]
+        heads += [
+            "Round time" if wide else "Time",
+            "last",
+            "Arrived" if wide else "Arr.",
+            "Missed" if wide else "Miss",
+            "Sent",
+        ]
+        heads += ["Received"] if wide else []
+        for head in heads:
+            left = head in ("Peer", "#", "State")
+            table.add_column(head, justify="left" if left else "right", no_wrap=True)
+        peers = list(self.peers.rows)
+        if len(peers) > rows_most:  # who is in trouble comes first, then the lowest numbers
+            ranked = sorted(peers, key=lambda p: (STATES.index(self.peers.state(p)), p))
+            peers = sorted(ranked[: rows_most - 1])
+        for peer in peers:
+            table.add_row(*self._cells(peer, wide))
+        if len(peers) < len(self.peers.rows):
+            table.add_row("...", Text(f"{len(self.peers.rows) - len(peers)} more", style="dim"))
+        return table
+
+    def _cells(self, peer: int, wide: bool) -> list[RenderableType]:
+        row, state = self.peers.rows[peer], self.peers.state(peer)
+        loss = Text("nan", style="bold red") if row.loss_bad else Text(_mean(row.losses, "{:.3f}"))
+        median = statistics.median(row.round_s) if row.round_s else None
+        cells: list[RenderableType] = [
+            str(peer),
+            Text(state, style=STYLES[state]),
+            f"{row.step:,}",
+            loss,
+            "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+            "-" if row.round is None else f"{row.round:,}",
+            "-" if median is None else seconds(median),
+            seconds(row.round_s[-1]) if row.round_s else "-",
+            _mean(row.arrived, "{:.1%}"),
+            f"{row.missed:,}",
+            bytes_text(row.sent),
+        ]
+        if wide:
+            cells.append(bytes_text(row.received))
+        dim = "dim" if state in ("gone", "waiting") else ""
+        return [cell if isinstance(cell, Text) else Text(str(cell), style=dim) for cell in cells]
+
+    def _foot(self) -> RenderableType:
+        shown = list(self.peers.events)[-EVENTS_SHOWN:]
+        lines = [
+            Text(f"{clock(round(t, 1)):>8}  {text}", no_wrap=True, overflow="ellipsis") for t, text in shown
+        ]
+        return Group(*lines) if lines else Text("no events so far", style="dim")
+
+
+class _View:
+    """Draws a dashboard for the width and height at hand."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        self._of = dashboard
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        width = options.max_width
+        yield self._of._head(width)
+        yield self._of._table(width, max(4, console.height - 8 - EVENTS_SHOWN))
+        yield self._of._foot()
+
+
+def watch(
+    folder: Path | str,
+    until: Callable[[], bool] | None = None,
+    *,
+    console: Console | None = None,
+    title: str = "",
+    refresh_s: float = 0.25,
+    wait: Callable[[float], object] | None = None,
+) -> Dashboard:
+    """Show a run as it goes, by following its trace files; returns the last state.
+
+    until: asked after every look at the files; the view ends once it says True, and in any case once every
+    peer is done or gone. What has been written by then is shown. Without a terminal, a line is printed every
+    ``LINE_EVERY_S`` of the run's time, and one for every event. wait: for tests; sleeps ``refresh_s``.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"no run to watch: {folder} is not a folder; give the folder that a run writes"
+        )
+    console = console or Console()
+    pause = wait or threading.Event().wait
+    follower, dashboard = Follower(folder), Dashboard(0, title)
+    screen = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    plain = _PlainLines(console, dashboard)
+    opened: AbstractContextManager[object] = screen if screen is not None else nullcontext()
+    with opened:
+        while True:
+            ending = until is not None and until()  # asked first: what was written before is still read
+            while records := follower.poll():
+                for record in records:
+                    dashboard.feed(record)
+                if screen is None:
+                    plain.show()
+            if screen is not None:
+                screen.update(dashboard.render(), refresh=True)
+            if ending or dashboard.over:
+                break
+            pause(refresh_s)
+    if screen is None:
+        plain.show(last=True)
+    return dashboard
+
+
+class _PlainLines:
+    """Occasional lines instead of a table."""
+
+    def __init__(self, console: Console, dashboard: Dashboard) -> None:
+        self._console, self._dashboard = console, dashboard
+        self._line_at_s = 0.0
+        self._last_event: tuple[float, str] | None = None
+
+    def show(self, last: bool = False) -> None:
+        events = list(self._dashboard.peers.events)
+        at = next((k for k in range(len(events) - 1, -1, -1) if events[k] is self._last_event), -1)
+        for t, text in events[at + 1 :]:
+            self._print(f"{clock(round(t, 1))}  {text}")
+        if events:
+            self._last_event = events[-1]
+        if last or self._dashboard.peers.now_s >= self._line_at_s:
+            self._print(self._dashboard.line())
+            self._line_at_s = self._dashboard.peers.now_s + LINE_EVERY_S
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+def _mean(values: deque[float], form: str) -> str:
+    return form.format(statistics.fmean(values)) if values else "-"

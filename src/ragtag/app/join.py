@@ -1,0 +1,182 @@
+"""Joining a crew: from the environment to a peer that has met the others."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from functools import partial
+
+import msgspec
+
+from ragtag import __version__
+from ragtag.app.crew import Crew
+from ragtag.app.environment import (
+    Place,
+    announce_ready,
+    exchange_addresses,
+    place_from_environment,
+    reachable_host,
+)
+from ragtag.app.tracefile import TraceWriter, peer_file
+from ragtag.app.transport import DriverTransport, SoloTransport
+from ragtag.core import trace
+from ragtag.core.types import Noted, PeerId
+from ragtag.core.wire import VERSION, Identity
+from ragtag.network.driver import Driver
+from ragtag.network.udp import Endpoint
+from ragtag.protocols.node import Node
+
+_log = logging.getLogger("ragtag")
+
+
+class JoinError(RuntimeError):
+    """This peer could not join its crew; the message says why and what to do."""
+
+
+class _Hello(msgspec.Struct, frozen=True):
+    """What peers tell each other first."""
+
+    ragtag: str
+    wire: int
+    size: int
+    seed: int
+
+
+def join(*, deadline_s: float = 120.0) -> Crew:
+    """Join the crew that this process was started for: by ``ragtag run``, or by torchrun.
+
+    Started by neither, the process is a crew of one, and the same script trains alone.
+
+    deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
+    machine). Who is not there by then is left out until it is heard.
+
+    Raises:
+        JoinError: nobody else came, or a peer belongs to another version or another crew.
+        ragtag.app.environment.PlaceError: the environment contradicts itself.
+        ragtag.network.udp.PortInUse: the address to listen on is taken.
+    """
+    place = place_from_environment()
+    if place is None:
+        return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.time())
+    origin_s = time.time() if place.started_unix_s is None else place.started_unix_s
+    writer = TraceWriter(place.run_folder / peer_file(place.rank)) if place.run_folder is not None else None
+    if place.size == 1:
+        crew = Crew(place, SoloTransport(place.seed), None, writer, origin_s)
+        crew.record(trace.Join(t=crew.now_s(), peer=0))
+        announce_ready(place)
+        return crew
+    with ExitStack() as undo:
+        if writer is not None:
+            undo.callback(writer.close)
+        crew = _join(place, writer, origin_s, deadline_s)
+        undo.pop_all()
+    return crew
+
+
+def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s: float) -> Crew:
+    """Meet the others over a driver."""
+    endpoint = _endpoint(place)
+    try:
+        host, port = reachable_host(place), endpoint.address[1]
+        addresses = exchange_addresses(place, (host, port), deadline_s)
+    except TimeoutError as error:
+        endpoint.close()
+        raise JoinError(str(error)) from None
+    except BaseException:
+        endpoint.close()
+        raise
+    crews: list[Crew] = []
+
+    def on_note(now_s: float, note: Noted) -> None:
+        for crew in crews:
+            crew.note(note)
+
+    driver = Driver(
+        Node(place.rank, place.size, place.seed),
+        endpoint,
+        Identity(place.crew, place.rank),
+        dict(enumerate(addresses)),
+        faults=place.faults,
+        seed=place.seed,
+        on_note=on_note,
+    )
+    driver.start()
+    try:
+        met = _greet(place, driver, deadline_s)
+    except BaseException:
+        driver.close(0.0)
+        raise
+    transport = DriverTransport(driver, deadline_s, on_ready=partial(announce_ready, place))
+    crew = Crew(place, transport, driver, writer, origin_s)
+    crews.append(crew)
+    rtts = driver.rtt_s().values()
+    crew.record(
+        trace.Join(
+            t=crew.now_s(),
+            peer=place.rank,
+            address=f"{host}:{port}",
+            rtt_s=sum(rtts) / len(rtts) if rtts else None,
+            others=met,
+        )
+    )
+    return crew
+
+
+def _endpoint(place: Place) -> Endpoint:
+    if place.socket_fd is not None:
+        return Endpoint(fd=place.socket_fd)
+    if place.peers is not None:
+        return Endpoint(place.peers[place.rank])
+    return Endpoint(("127.0.0.1" if place.one_machine else "0.0.0.0", 0))
+
+
+def read_hello(blob: bytes) -> _Hello:
+    """What a peer said first. Raises ValueError where that is no hello."""
+    try:
+        return msgspec.json.decode(blob, type=_Hello)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
+    """Meet the others; how many were there."""
+    mine = _Hello(__version__, VERSION, place.size, place.seed)
+    met = driver.meet(0, msgspec.json.encode(mine), deadline_s).result(2 * deadline_s + 1.0)
+    for peer, blob in met.blobs.items():
+        try:
+            theirs = read_hello(blob)
+        except ValueError as error:
+            raise JoinError(f"peer {peer} says no hello that can be read ({error}); is it Ragtag?") from None
+        for what, here, there in (
+            ("version of Ragtag", mine.ragtag, theirs.ragtag),
+            ("number of peers", mine.size, theirs.size),
+            ("seed", mine.seed, theirs.seed),
+        ):
+            if here != there:
+                raise JoinError(
+                    f"peer {peer} has another {what}: {there} there, {here} here; make them equal"
+                )
+    missing = _names(met.missing)
+    if met.missing and driver.other_versions:
+        raise JoinError(
+            f"peer {missing} of crew {place.crew!r} speaks another wire format than version {VERSION}; "
+            f"install the same version of Ragtag ({__version__} here) on every peer"
+        )
+    if not met.blobs:
+        raise JoinError(
+            f"none of the other {place.size - 1} peers of crew {place.crew!r} answered within "
+            f"{deadline_s:g} s; are they started, with the same crew name, and does the firewall let UDP "
+            "through?"
+        )
+    if met.missing:
+        _log.warning(
+            "peer %s did not answer within %g s; going on without",
+            ", ".join(map(str, met.missing)),
+            deadline_s,
+        )
+    return len(met.blobs)
+
+
+def _names(peers: tuple[PeerId, ...]) -> str:
+    return ", ".join(map(str, peers))

@@ -1,0 +1,244 @@
+"""What is known of each peer while a run goes on, from trace records as they come."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+from ragtag.app.report.axes import fault_text
+from ragtag.app.report.data import FREEZES, KILLS
+from ragtag.core import trace
+
+RECENT = 50
+"""Rounds that the median and the arrival rate are taken over."""
+STATES = ("failed", "gone", "frozen", "silent", "waiting", "training", "done")
+"""From the one that wants most attention to the one that wants least."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What is known of one peer."""
+
+    joined: bool = False
+    left: bool = False
+    gone: bool = False
+    failed_t: float | None = None
+    frozen_until: float | None = None
+    silent_to: set[int] = field(default_factory=set)
+    step: int = 0
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=10))
+    loss_bad: bool = False
+    accuracy: float | None = None
+    round: int | None = None
+    round_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    arrived: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    missed: int = 0
+    sent: int = 0
+    received: int = 0
+    shown_state: str = "waiting"
+
+
+class Peers:
+    """The peers of a run; ``feed`` it records. Not thread-safe.
+
+    n_peers: rows to begin with; peers that records name are added. events: (time, one line of text).
+    """
+
+    def __init__(self, n_peers: int) -> None:
+        self.now_s = 0.0
+        self.events: deque[tuple[float, str]] = deque(maxlen=200)
+        self.rows: dict[int, Row] = {peer: Row() for peer in range(n_peers)}
+        self.run: trace.Run | None = None
+        self.mean_accuracy: float | None = None
+        self._up = set(self.rows)
+        self._thaw_s = math.inf
+
+    def feed(self, record: trace.Record) -> None:
+        """One more record; they may come a little out of time order."""
+        self.now_s = max(self.now_s, record.t)
+        if isinstance(record, trace.Run):
+            self._begin(record)
+        elif isinstance(record, trace.Fault):
+            self._fault(record)
+        elif isinstance(record, trace.Note):
+            self._note(record)
+        elif isinstance(record, trace.Error):
+            self._error(record)
+        elif isinstance(record, trace.Eval) and record.model == "mean":
+            self.mean_accuracy = record.accuracy
+        elif record.peer >= 0:
+            self._peer(self.row(record.peer), record)
+        if self.now_s >= self._thaw_s:
+            self._thaw()
+
+    @property
+    def over(self) -> bool:
+        """Whether every peer is done, gone or has failed."""
+        return bool(self.rows) and all(
+            row.left or row.gone or row.failed_t is not None for row in self.rows.values()
+        )
+
+    @property
+    def progress(self) -> float | None:
+        """The share of the run that is done, where the run says how long it is to be."""
+        if self.over:
+            return 1.0
+        if self.run is None:
+            return None
+        if self.run.steps_planned:
+            live = [row.step for row in self.rows.values() if not row.gone and row.failed_t is None]
+            return min(1.0, sum(live) / max(1, len(live)) / self.run.steps_planned)
+        if self.run.planned_s:
+            return min(1.0, self.now_s / self.run.planned_s)
+        return None
+
+    def state(self, peer: int) -> str:
+        """One of ``STATES``."""
+        row = self.row(peer)
+        if row.failed_t is not None:
+            return "failed"
+        if row.left:
+            return "done"
+        if row.gone:
+            return "gone"
+        if row.frozen_until is not None and self.now_s < row.frozen_until:
+            return "frozen"
+        if row.silent_to and 2 * len(row.silent_to & self._up) >= len(self._up - {peer}):
+            return "silent"
+        return "training" if row.joined else "waiting"
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean accuracy of the own models of the peers that are not gone."""
+        known = [row.accuracy for row in self.rows.values() if not row.gone and row.accuracy is not None]
+        return statistics.fmean(known) if known else None
+
+    # -- Records
+
+    def _begin(self, run: trace.Run) -> None:
+        self.run = run
+        for peer in range(min(run.peers, 4096)):
+            self.row(peer)
+
+    def row(self, peer: int) -> Row:
+        """A peer's row, made where there is none."""
+        if peer not in self.rows:
+            self.rows[peer] = Row()
+            self._up.add(peer)
+        return self.rows[peer]
+
+    def _peer(self, row: Row, record: trace.Record) -> None:
+        if not row.joined:
+            row.joined = True
+            self._notice(record.peer)
+        if row.failed_t is not None and record.t > row.failed_t and isinstance(record, trace.Step):
+            row.failed_t = None  # it went on after all
+            self._up.add(record.peer)
+            self._notice(record.peer)
+        if isinstance(record, trace.Step):
+            row.step = max(row.step, record.step)
+            row.loss_bad = record.loss is None
+            if record.loss is not None:
+                row.losses.append(record.loss)
+        elif isinstance(record, trace.Round):
+            row.round = record.round if row.round is None else max(row.round, record.round)
+            row.round_s.append(record.total_s)
+            row.arrived.append(record.arrived)
+            row.sent = max(row.sent, record.bytes_sent)
+            row.received = max(row.received, record.bytes_received)
+            for other in record.missed:
+                self.row(other).missed += 1
+        elif isinstance(record, trace.Eval):
+            row.accuracy = record.accuracy
+        elif isinstance(record, trace.Join):
+            row.gone = row.left = False
+            row.failed_t = None
+            row.silent_to.clear()
+            self._up.add(record.peer)
+            self._notice(record.peer)
+        elif isinstance(record, trace.Leave):
+            row.left = True
+            row.step = max(row.step, record.steps)
+            row.sent = max(row.sent, record.bytes_sent)
+            row.received = max(row.received, record.bytes_received)
+            self._end(record.peer)
+
+    def _error(self, error: trace.Error) -> None:
+        text = f"{_who(error.peer)}: {error.what}"
+        told = any(t > error.t - 10.0 and plain(text) == said for t, said in self.events)
+        if not told:  # a peer and its launcher may both tell of one error
+            self._say(error.t, text)
+        if error.peer >= 0:
+            row = self.row(error.peer)
+            row.failed_t, row.shown_state = error.t, "failed"
+            self._up.discard(error.peer)
+
+    def _fault(self, fault: trace.Fault) -> None:
+        if fault.peer >= 0 and fault.name in KILLS:
+            self.row(fault.peer).gone = True
+            self._end(fault.peer)
+        elif fault.peer >= 0 and fault.name in FREEZES:
+            row = self.row(fault.peer)
+            row.frozen_until = fault.until_t if fault.until_t is not None else math.inf
+            self._thaw_s = min(self._thaw_s, row.frozen_until)
+            self._notice(fault.peer)
+        else:
+            who = f"{_who(fault.peer)}: " if fault.peer >= 0 else ""
+            self._say(fault.t, f"{who}{fault_text(fault)}")
+
+    def _note(self, note: trace.Note) -> None:
+        other = self.row(note.other) if note.other >= 0 else None
+        if other is not None and note.what == "silent":
+            other.silent_to.add(note.peer)
+            self._notice(note.other)
+        elif other is not None and note.what == "heard again":
+            other.silent_to.discard(note.peer)
+            if other.frozen_until == math.inf:
+                other.frozen_until = None
+            self._notice(note.other)
+        elif other is not None and note.what == "left":
+            if not other.left:
+                other.gone = True
+                self._end(note.other)
+        else:
+            detail = f": {note.detail}" if note.detail else ""
+            about = f" ({_who(note.other)})" if note.other >= 0 and note.other != note.peer else ""
+            self._say(note.t, f"{_who(note.peer)}: {note.what}{detail}{about}")
+
+    def _end(self, peer: int) -> None:
+        self._up.discard(peer)
+        self._notice(peer)
+
+    def _thaw(self) -> None:
+        """The time that a frozen peer was to stand still is over."""
+        for peer, row in self.rows.items():
+            if row.frozen_until is not None and row.frozen_until <= self.now_s:
+                row.frozen_until = None
+                self._notice(peer)
+        left = [row.frozen_until for row in self.rows.values() if row.frozen_until is not None]
+        self._thaw_s = min(left, default=math.inf)
+
+    def _notice(self, peer: int) -> None:
+        """An event, if a peer's state has changed."""
+        row, state = self.row(peer), self.state(peer)
+        if state == row.shown_state:
+            return
+        if state == "training" and row.shown_state in ("silent", "frozen", "gone", "failed"):
+            self._say(self.now_s, f"peer {peer} is back")
+        elif state not in ("training", "waiting") and (row.shown_state, state) != ("frozen", "silent"):
+            self._say(self.now_s, f"peer {peer} is {state}")
+        row.shown_state = state
+
+    def _say(self, t: float, text: str) -> None:
+        self.events.append((t, plain(text)))
+
+
+def _who(peer: int) -> str:
+    return f"peer {peer}" if peer >= 0 else "crew"
+
+
+def plain(text: str) -> str:
+    """One line without control characters: a trace must not steer the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:300])

@@ -1,0 +1,303 @@
+"""The report's words and tables, as HTML text. Everything that comes from a trace is escaped here."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from ragtag.app.report import axes, charts
+from ragtag.app.report.axes import Mark, clock, percent, seconds
+from ragtag.app.report.data import FREEZES, LOST, Item, Summary
+from ragtag.app.report.figures import round_times
+
+WIDE, NARROW = 1080, 460
+NONE = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def cell(text: object, style: str = "") -> str:
+    """One table cell; a number that is not known is a dash."""
+    shown = NONE if text is None else escape(str(text))
+    return f'<td class="{style}">{shown}</td>' if style else f"<td>{shown}</td>"
+
+
+def table(heads: Sequence[tuple[str, str]], rows: Iterable[str], style: str = "") -> str:
+    """A table that scrolls sideways where it is too wide. heads: (text, CSS class)."""
+    head = "".join(f'<th scope="col" class="{of}">{escape(text)}</th>' for text, of in heads)
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="card scroll"><table class="{style}">{inner}</table></div>'
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes in decimal units."""
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
+
+
+def header(summary: Summary) -> str:
+    """What was run, and what it came to."""
+    run, count = summary.run, len(summary.peers)
+    facts = [f"{count} peers"]
+    if run is not None:
+        facts = [f"{run.world} run", f"method {run.method}", f"{count} peers", f"seed {run.seed}"]
+        if run.started_unix_s > 0:
+            when = datetime.datetime.fromtimestamp(min(run.started_unix_s, 2e11), datetime.UTC)
+            facts.append(f"started {when:%Y-%m-%d %H:%M} UTC")
+    virtual = " of virtual time" if run is not None and run.world == "simulated" else ""
+    facts.append(f"lasted {clock(summary.extent.t1)}{virtual}")
+    title = run.name if run is not None else "A run without its run record"
+    state = (
+        "" if summary.finished else '<p class="bad">This run has not ended as planned (or goes on still).</p>'
+    )
+    return f"<h1>{escape(title)}</h1><p class='sub'>{escape(' · '.join(facts))}</p>{state}{_tiles(summary)}"
+
+
+def _tiles(summary: Summary) -> str:
+    own = [p.accuracy for p in summary.survivors if p.accuracy is not None]
+    mean_eval, times = summary.mean_eval, round_times(summary)
+    tiles = []
+    if own:
+        spread = f"lowest {percent(min(own))}, highest {percent(max(own))}"
+        tiles.append(("Accuracy, survivors' own models", percent(sum(own) / len(own)), f"mean; {spread}"))
+    if mean_eval is not None and mean_eval.accuracy is not None:
+        tiles.append(("Accuracy, mean model", percent(mean_eval.accuracy), f"at {clock(mean_eval.t)}"))
+    arrived = summary.arrival.mean()
+    if arrived is not None:
+        lowest = percent(summary.arrival.smallest)
+        tiles.append(("Arrival rate", percent(arrived), f"of chunks averaged; worst round {lowest}"))
+    if times["median"] is not None:
+        ratios = [
+            f"{name} {seconds(times[name])}"
+            + (f" ({times[f'{name}_over_median']:.2g}{TIMES} median)" if times["median"] else "")
+            for name in ("p95", "max")
+        ]
+        tiles.append(("Round time, median", seconds(times["median"]), "; ".join(ratios)))
+    frozen = sorted({f.peer for f in summary.faults if f.name in FREEZES})
+    lost = ", ".join(map(str, summary.lost)) or "none"
+    detail = f"frozen for a while: {', '.join(map(str, frozen)) or 'none'}"
+    tiles.append(("Peers lost", lost, detail))
+    if summary.errors:
+        tiles.append(("Errors", str(summary.errors), "listed below"))
+    cells = (
+        f'<div class="tile"><div class="k">{escape(k)}</div><div class="v">{escape(v)}</div>'
+        f'<div class="d">{escape(d)}</div></div>'
+        for k, v, d in tiles
+    )
+    return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def damage(summary: Summary) -> str:
+    """What could not be read."""
+    if not summary.damage:
+        return ""
+    lines = "".join(f"<li>{escape(text)}</li>" for text in summary.damage)
+    return f'<section><h2>Remarks on the trace</h2><div class="card warn"><ul>{lines}</ul></div></section>'
+
+
+def results(summary: Summary) -> str:
+    """Figures beside what was expected."""
+    if not summary.results:
+        return ""
+    rows = []
+    for r in summary.results:
+        unit = f" {r.unit}" if r.unit else ""
+        expected = NONE if r.expected is None else f"{r.expected:.4g}{unit}"
+        if r.expected is not None and r.tolerance is not None:
+            expected += f" ± {r.tolerance:.3g}"
+        verdict = {True: "pass", False: "FAIL", None: NONE}[r.passed]
+        style = {True: "good", False: "bad", None: ""}[r.passed]
+        value = "not finite" if r.value is None else f"{r.value:.4g}{unit}"
+        rows.append(
+            cell(r.name) + cell(value, "n") + cell(expected, "n") + cell(verdict, style) + cell(r.detail)
+        )
+    heads = [("Figure", ""), ("Measured", "n"), ("Expected", "n"), ("Verdict", ""), ("", "")]
+    return f"<section><h2>Results</h2>{table(heads, rows, 'tight')}</section>"
+
+
+def figure(title: str, caption: str, legend: str, drawn: Sequence[str]) -> str:
+    """A chart in its wide and its narrow form; the page's style shows one of them."""
+    return (
+        f'<section class="figure"><h2>{title}</h2><p class="cap">{caption}</p>{legend}'
+        f'<div class="card">{"".join(drawn)}</div></section>'
+    )
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Keys for lines: (CSS class, name)."""
+    keys = (
+        f'<span><svg width="30" height="12" aria-hidden="true"><path class="line {style}" d="M1 6H29"/></svg>'
+        f"{escape(name)}</span>"
+        for style, name in entries
+    )
+    return f'<div class="legend">{"".join(keys)}</div>'
+
+
+def all_charts(summary: Summary, marks: Sequence[Mark]) -> str:
+    """Every chart that the trace has data for."""
+
+    def both(draw: Any) -> list[str]:
+        return [draw(summary, marks, width) for width in (WIDE, NARROW)]
+
+    peers = [(charts.style_of(p, summary), f"peer {p}") for p in summary.charted]
+    named = [entry for entry in peers if entry[0] != "crowd"]
+    if len(named) < len(peers):
+        left_out = len(summary.peers) - len(summary.charted)
+        more = f" ({left_out} more are not drawn)" if left_out else ""
+        named.append(("crowd", f"each of {len(peers) - len(named)} other peers{more}"))
+    sections = []
+    if summary.accuracy.count.any() or summary.mean_accuracy.count.any():
+        keys = [*named, ("mean", "mean of the peers' own")]
+        keys += [("model", "the mean model")] if summary.mean_accuracy.count.any() else []
+        caption = (
+            "Each peer's own model on the test data; the mean leaves out peers that are gone. The axis is"
+        )
+        caption += " logarithmic in the error, so that the last points stand apart."
+        sections.append(figure("Accuracy", caption, legend(keys), both(charts.accuracy_chart)))
+    if summary.loss.count.any():
+        keys = [*named, ("mean", "mean of all peers")]
+        caption = "Loss of the batches that each peer trained on, a few steps to a point."
+        sections.append(figure("Training loss", caption, legend(keys), both(charts.loss_chart)))
+    if summary.round_s.seen:
+        sections += _round_figures(summary, both)
+    if sections and any(numbered(marks, summary, width) for width in (WIDE, NARROW)):
+        sections.insert(0, '<p class="cap">Numbers above the charts stand for the faults listed below.</p>')
+    return "\n".join(sections)
+
+
+def numbered(marks: Sequence[Mark], summary: Summary, width: int) -> bool:
+    """Whether there are too many faults for words in a chart of this width."""
+    placed, _ = axes.place_labels(marks, charts.frame(summary, marks, width, 100).t)
+    return any(text == str(mark.number) for mark, _, _, text in placed)
+
+
+def _round_figures(summary: Summary, both: Any) -> list[str]:
+    times = round_times(summary)
+    late = sum(p.expired for p in summary.peers.values())
+    dots = (
+        f"Each dot is one peer's round ({times['count']:,} in all); a cross is a round that a deadline ended"
+        f" ({late:,}). Median {seconds(times['median'])}, 95th percentile {seconds(times['p95'])},"
+        f" longest {seconds(times['max'])}. What is out of scale stands on the edge."
+    )
+    arrival = (
+        "Share of chunks that a round averaged; elsewhere a peer kept its own values. The line is the mean"
+        " over peers, the band reaches from the lowest peer to the highest."
+    )
+    missed = (
+        "A bar grows with the share of the other peers that waited for this one in vain. Hatched: most of"
+        " them did not wait for it (it was known to be silent, or gone)."
+    )
+    keys = (
+        f'<span><svg width="14" height="12"><rect class="{name}" width="14" height="12"/></svg>{text}</span>'
+        for name, text in (("scatter", "scatter (below)"), ("gather", "gather (above)"))
+    )
+    stages = f'<div class="legend">{"".join(keys)}</div>'
+    return [
+        figure("Arrival rate", arrival, "", both(charts.arrival_chart)),
+        figure("Round times", dots, "", both(charts.round_time_chart)),
+        figure("Stages of a round", "Mean time of the two stages.", stages, both(charts.stage_chart)),
+        figure("Who was missed when", missed, "", both(charts.missed_chart)),
+    ]
+
+
+def faults(summary: Summary, marks: Sequence[Mark]) -> str:
+    """The faults, numbered as in the charts where words do not fit."""
+    if not marks:
+        return ""
+    rows = []
+    for mark in marks:
+        until = NONE if mark.style == "kill" else clock(mark.t1)
+        rows.append(cell(mark.number, "n") + cell(clock(mark.t0), "n") + cell(until, "n") + cell(mark.short))
+    heads = [("", "n"), ("From", "n"), ("Until", "n"), ("What", "")]
+    more = (
+        f'<p class="cap">{summary.faults_left_out} more are not listed.</p>'
+        if summary.faults_left_out
+        else ""
+    )
+    return f"<section><h2>Faults</h2>{table(heads, rows, 'tight')}{more}</section>"
+
+
+def peers(summary: Summary) -> str:
+    """The table of peers."""
+    rows = []
+    for p in summary.peers.values():
+        style = "bad" if p.state in LOST else ""
+        arrived = percent(p.arrived / p.rounds) if p.rounds else None
+        median = p.round_s.quantile(0.5)
+        accuracy = None if p.accuracy is None else percent(p.accuracy)
+        loss = None if p.loss is None else f"{p.loss:.3g}"
+        rows.append(
+            cell(p.number, "n")
+            + cell(p.state, f"nw {style}")
+            + cell(f"{p.rounds:,}", "n")
+            + cell(None if median is None else seconds(median), "n")
+            + cell(arrived, "n")
+            + cell(f"{p.missed:,}", "n")
+            + cell(f"{p.steps:,}", "n")
+            + cell(f"{p.samples:,}", "n")
+            + cell(bytes_text(p.bytes_sent), "n")
+            + cell(bytes_text(p.bytes_received), "n")
+            + cell(loss, "n")
+            + cell(accuracy, "n")
+        )
+    names = ["State", "Rounds", "Median round", "Arrived", "Missed by others", "Steps", "Samples"]
+    names += ["Sent", "Received", "Test loss", "Accuracy"]
+    heads = [("Peer", "n"), (names[0], ""), *((name, "n") for name in names[1:])]
+    return f"<section><h2>Peers</h2>{table(heads, rows)}</section>"
+
+
+def events(summary: Summary) -> str:
+    """Notes and errors, and losses that were not finite."""
+    rows = [_event(item) for item in summary.items]
+    for p in summary.peers.values():
+        if p.batch_losses_bad and p.bad_since_t is not None:
+            what = f"{p.batch_losses_bad:,} training losses were not finite, the first here"
+            rows.append(cell(clock(p.bad_since_t), "n") + cell(f"peer {p.number}", "nw") + cell(what, "bad"))
+    if not rows:
+        return '<section><h2>Notes and errors</h2><p class="none">None.</p></section>'
+    heads = [("Time", "n"), ("About", ""), ("What", "")]
+    more = (
+        f'<p class="cap">{summary.items_left_out:,} more are not listed.</p>'
+        if summary.items_left_out
+        else ""
+    )
+    return f"<section><h2>Notes and errors</h2>{table(heads, rows, 'tight')}{more}</section>"
+
+
+def _event(item: Item) -> str:
+    about = f"peer {item.about}" if item.about >= 0 else "the crew"
+    by = sorted(peer for peer in item.by if peer >= 0 and peer != item.about)
+    seen = ""
+    if by and not item.error:
+        seen = f" (seen by peer {by[0]})" if len(by) == 1 else f" (seen by {len(by)} peers)"
+    what = escape(item.what)
+    if item.error:
+        detail = f"<pre>{escape(item.detail)}</pre>" if item.detail else ""
+        text = f'<td><details><summary class="bad">error: {what}</summary>{detail}</details></td>'
+    else:
+        detail = f", {escape(item.detail)}" if item.detail else ""
+        text = f"<td>{what}{detail}{seen}</td>"
+    return cell(clock(item.t), "n") + cell(about, "nw") + text
+
+
+def configuration(summary: Summary, folder: str) -> str:
+    """All settings, and how to run it again."""
+    run = summary.run
+    if run is None:
+        return ""
+    rows = [cell(key, "nw") + cell(value) for key, value in run.config.items()]
+    settings = table([("Setting", ""), ("Value", "")], rows, "tight") if rows else ""
+    again = (
+        f'<div class="card"><pre>{escape(run.command)}</pre></div>'
+        if run.command
+        else f'<p class="cap">The trace names no command; its seed is {run.seed}; settings below.</p>'
+    )
+    return (
+        f"<section><h2>To run it again</h2>{again}</section>"
+        f'<section><h2>Configuration</h2><p class="cap">Trace version {run.version}, from the folder'
+        f" {escape(folder)}.</p>{settings}</section>"
+    )

@@ -1,0 +1,175 @@
+"""How training reaches its crew: over a driver, or, alone, not at all."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import fp32
+from ragtag.core.schema import Schema, SchemaMismatch
+from ragtag.core.types import Average, Done, Floats, Outcome, PeerId
+from ragtag.core.wire import name_hash
+from ragtag.network.driver import Driver
+from ragtag.protocols.method import Method
+from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.rps import rps
+
+PROBE = 254
+"""The channel of probes."""
+_PROBE_CHUNKS = 1024  # about a megabyte: long against a round trip, short against a model
+_AGREED = 1 << 16  # numbers the second meeting, of those that agree
+_LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
+
+_log = logging.getLogger("ragtag")
+
+
+class Pending(Protocol):
+    """A round under way."""
+
+    def wait(self) -> Outcome:
+        """Wait until the round is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriverPending:
+    """A round that a driver has under way."""
+
+    future: concurrent.futures.Future[Outcome]
+    driver: Driver
+
+    def wait(self) -> Outcome:
+        """Wait until the round is done. The machine's deadlines bound it; the driver's death ends it."""
+        while True:
+            try:
+                return self.future.result(timeout=_LOOK_S)
+            except TimeoutError:
+                if not self.driver.alive and not self.future.done():
+                    raise RuntimeError("the driver's thread has ended without an outcome") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A round that is done already."""
+
+    outcome: Outcome
+
+    def wait(self) -> Outcome:
+        """The outcome."""
+        return self.outcome
+
+
+class SoloTransport:
+    """A crew of one: every average is one's own."""
+
+    def __init__(self, seed: int) -> None:
+        self.me, self.n = 0, 1
+        self._node = Node(0, 1, seed)
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """This peer."""
+        return self._node.live
+
+    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+        """Open a channel."""
+        chunks = schema.n_chunks(codec.elements)
+        self._node.configure(channel, Channel(rps, codec, chunks, probe_s=1e-3, rtt_s=1e-3))
+
+    def start(self, channel: int, values: Floats, weight: float, deadline_s: float | None = None) -> Ready:
+        """Average with nobody."""
+        for effect in self._node.step(0.0, Average(channel, values, weight, deadline_s)):
+            if isinstance(effect, Done):
+                return Ready(effect.outcome)
+        raise RuntimeError("a crew of one did not end its round")  # pragma: no cover
+
+
+class DriverTransport:
+    """A crew over a driver.
+
+    deadline_s: how long peers wait for each other to configure a channel. on_ready: called once the first
+    channel is ready to be averaged on.
+    """
+
+    def __init__(self, driver: Driver, deadline_s: float, on_ready: Callable[[], None] | None = None) -> None:
+        self._driver, self._deadline_s, self._on_ready = driver, deadline_s, on_ready
+        self.me, self.n = driver.node.me, driver.node.n
+        self._meetings = 0
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """The peers believed to take part now."""
+        return self._driver.node.live
+
+    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+        """Open a channel: compare schemas with all peers, then measure how long averaging takes.
+
+        Raises:
+            SchemaMismatch: more peers agree on another schema than on this one, or as many.
+        """
+        chunks = schema.n_chunks(codec.elements)
+        hash32 = schema.hash32()
+        rtt_s = max(1e-4, self._driver.rto_s())
+        lane = Channel(method, codec, chunks, probe_s=self._deadline_s, rtt_s=rtt_s, reuse=True)
+        probe_chunks = min(chunks, _PROBE_CHUNKS)
+        probe = Channel(rps, fp32, probe_chunks, probe_s=self._deadline_s, rtt_s=rtt_s)
+        # both channels are open before the peers meet: whoever is done first sends at once
+        self._driver.configure(channel, lane, hash32).result(self._deadline_s)
+        self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self._deadline_s)
+        self._compare(schema)
+        took_s = self._probe(probe_chunks)
+        self._driver.probed(channel, took_s * chunks / probe_chunks, self._driver.rto_s())
+        if self._on_ready is not None:
+            self._on_ready()
+            self._on_ready = None
+
+    def start(
+        self, channel: int, values: Floats, weight: float, deadline_s: float | None = None
+    ) -> DriverPending:
+        """Begin the channel's next round."""
+        return DriverPending(self._driver.average(Average(channel, values, weight, deadline_s)), self._driver)
+
+    def _compare(self, schema: Schema) -> None:
+        """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
+        self._meetings += 1
+        met = self._driver.meet(self._meetings, schema.encode(), self._deadline_s).result(
+            2 * self._deadline_s
+        )
+        theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
+        differing = {peer: other for peer, other in theirs.items() if other != schema}
+        if met.missing:
+            _log.warning("no model from peer %s yet; going on without", ", ".join(map(str, met.missing)))
+        if not differing:
+            return
+        agreeing = 1 + len(theirs) - len(differing)
+        parties: dict[int, list[PeerId]] = {}
+        for peer, other in differing.items():
+            parties.setdefault(other.hash32(), []).append(peer)
+        largest = max(parties.values(), key=len)
+        if len(largest) >= agreeing:
+            peer = largest[0]
+            raise SchemaMismatch(
+                f"peer {self.me} does not average what peer {', '.join(map(str, largest))} does: "
+                f"{schema.difference(theirs[peer])}. Build the same model, with the same averager, "
+                "on every peer"
+            )
+        for peer, other in differing.items():
+            _log.warning("peer %d is refused, it averages something else: %s", peer, schema.difference(other))
+            self._driver.leave(peer)
+        # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
+        again = self._driver.meet(_AGREED + self._meetings, b"", self._deadline_s)
+        again.result(2 * self._deadline_s)
+
+    def _probe(self, chunks: int) -> float:
+        """Average zeros once, and say how long the longer stage took."""
+        zeros = np.zeros((chunks, fp32.elements), np.float32)
+        outcome = self.start(PROBE, zeros, 1.0, self._deadline_s).wait()
+        if outcome.expired:  # that long took a peer that died meanwhile; a round trip is all that is known
+            return max(2.0 * self._driver.rto_s(), 1e-6)
+        return max(outcome.scatter_s, outcome.gather_s, 1e-6)

@@ -1,0 +1,66 @@
+"""Deadlines from measurement: a quantile of recent completion times, with head-room.
+
+No typed-in second: a deadline without history starts from a measured probe. What was cut off by a
+deadline is a censored sample, so a miss lengthens the next deadline (as a TCP sender backs its timer
+off, RFC 6298 section 5.5), and a completion that is seen later corrects it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Deadline:
+    """How long to wait for something that happens again and again.
+
+    probe_s: a measured first guess. quantile, headroom: a deadline is ``headroom`` times the quantile
+    of the last ``window`` samples. floor_s: resolution of the clock and of the scheduler, as measured
+    by the probe (a deadline below it would cut off what has already come). backoff: growth on each
+    miss in a row, at most ``backoff_max`` in all: one step by default, for what came late teaches more
+    than a miss, and peers that back off far wait for each other in turn.
+    """
+
+    probe_s: float
+    quantile: float = 0.9
+    headroom: float = 1.5
+    window: int = 32
+    floor_s: float = 0.0
+    backoff: float = 1.5
+    backoff_max: float = 1.5
+    _samples: deque[float] = field(default_factory=deque)
+    _factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.probe_s > 0:
+            raise ValueError(f"deadline: the probe measured {self.probe_s} s; it must be above 0")
+
+    def typical_s(self) -> float:
+        """The quantile itself, or the probe where there is no history."""
+        if not self._samples:
+            return self.probe_s
+        ranked = sorted(self._samples)
+        return ranked[min(len(ranked) - 1, int(self.quantile * len(ranked)))]
+
+    def budget_s(self) -> float:
+        """How long to wait this time."""
+        return max(self.floor_s, self.typical_s() * self.headroom) * self._factor
+
+    def completed(self, took_s: float) -> None:
+        """Everything that was waited for came, ``took_s`` after the wait began."""
+        self._push(took_s)
+        self._factor = 1.0
+
+    def late(self, took_s: float) -> None:
+        """Something came after its deadline: at most twice what is typical is learned from one straggler."""
+        self._push(min(took_s, 2.0 * self.typical_s()))
+
+    def missed(self) -> None:
+        """The deadline passed and something had not come."""
+        self._factor = min(self.backoff_max, self._factor * self.backoff)
+
+    def _push(self, took_s: float) -> None:
+        self._samples.append(max(0.0, took_s))
+        if len(self._samples) > self.window:
+            self._samples.popleft()

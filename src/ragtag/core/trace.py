@@ -1,0 +1,300 @@
+"""The trace: what happened in a run, one JSON record per line, the same from live and simulated runs.
+
+Each peer writes ``peer-NN.jsonl`` in the run's folder, the launcher or the simulated world ``crew.jsonl``
+(``ragtag.app.tracefile`` does the writing and reading). ``docs/trace.md`` describes every field for those who
+read traces with other tools.
+
+Import the module, not the names (``from ragtag.core import trace; trace.Round(...)``): a *round* is also a
+machine, and a *run* also what moves between machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Annotated, Any, get_args
+
+import msgspec
+from msgspec import Meta
+
+VERSION = 1
+"""Grows when a reader of the previous version would misread a trace; added fields and kinds do not count."""
+LINE_BYTES_MAX = 1 << 20
+"""A longer line is damage. ``encode`` shortens texts so that none comes about."""
+TEXT_CHARS_MAX = 16_384
+
+CREW = -1
+"""The ``peer`` of a record that is about the whole crew."""
+
+PeerNumber = Annotated[int, Meta(ge=-1, lt=1 << 20)]
+Peers = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 20)]], Meta(max_length=1 << 16)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Time = Annotated[float, Meta(ge=-1e9, le=1e9)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Share = Annotated[float, Meta(ge=0.0, le=1.000001)]
+Mean = Annotated[float, Meta(ge=0.0, le=1e9)]
+
+
+class Base(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
+    """What every record has.
+
+    t: seconds since the run began (virtual seconds in a simulated run).
+    peer: who the record is about; -1: the crew.
+    """
+
+    t: Time
+    peer: PeerNumber = CREW
+
+
+class Run(Base, frozen=True, kw_only=True, tag="run"):
+    """A run begins: the first record of ``crew.jsonl``.
+
+    version: of the trace. world: "live" or "simulated". peers: how many. method: how models are averaged.
+    config: all settings, as text. steps_planned: steps per peer, where known; planned_s: how long it is to
+    take, where known (both for progress bars). command: what to type to run it again.
+    """
+
+    world: str
+    name: str
+    seed: int
+    peers: Count
+    method: str
+    config: dict[str, str] = {}
+    started_unix_s: float = 0.0
+    steps_planned: Count | None = None
+    planned_s: Seconds | None = None
+    command: str = ""
+    version: int = VERSION
+
+
+class Join(Base, frozen=True, kw_only=True, tag="join"):
+    """A peer is ready. rtt_s: mean round trip to the others; others: how many were met."""
+
+    address: str = ""
+    rtt_s: Seconds | None = None
+    others: Count = 0
+
+
+class Round(Base, frozen=True, kw_only=True, tag="round"):
+    """A round of averaging is over on ``peer``; ``t`` is its end.
+
+    arrived: share of chunks that were averaged (elsewhere own values were kept).
+    contributors: mean number of peers in a chunk. waited_for, missed: other peers; a missed one was waited
+    for and did not deliver all in time. expired: a deadline ended the round, not arrivals.
+    bytes_sent, bytes_received: of this peer, since the start.
+    """
+
+    round: Count
+    scatter_s: Seconds
+    gather_s: Seconds
+    total_s: Seconds
+    arrived: Share
+    channel: Count = 0
+    contributors: Mean = 0.0
+    waited_for: Peers = []
+    missed: Peers = []
+    expired: bool = False
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+
+
+class Step(Base, frozen=True, kw_only=True, tag="step"):
+    """A local step. samples: since the start. loss: of this step's batch; null: it was not finite."""
+
+    step: Count
+    samples: Count
+    loss: float | None
+
+
+class Eval(Base, frozen=True, kw_only=True, tag="eval"):
+    """A model was evaluated.
+
+    model: "own" (the peer's) or "mean" (of all peers' models). loss, accuracy: null: not finite, or not
+    measured. n: examples.
+    """
+
+    model: str
+    step: Count
+    loss: float | None = None
+    accuracy: Share | None = None
+    n: Count = 0
+
+
+class Fault(Base, frozen=True, kw_only=True, tag="fault"):
+    """A fault was injected or seen. until_t: null: for good, or to the end of the run."""
+
+    name: str
+    detail: str = ""
+    until_t: float | None = None
+
+
+class Note(Base, frozen=True, kw_only=True, tag="note"):
+    """Something worth a line: ``peer`` saw ``what`` of ``other``."""
+
+    what: str
+    other: PeerNumber = CREW
+    detail: str = ""
+
+
+class Error(Base, frozen=True, kw_only=True, tag="error"):
+    """Something went wrong on a peer. what: one line; detail: the rest (a traceback)."""
+
+    what: str
+    detail: str = ""
+
+
+class Result(Base, frozen=True, kw_only=True, tag="result"):
+    """A figure that the run came to, to stand beside what was expected.
+
+    value: null: not finite. expected: null: nothing was expected. passed: null: nothing was judged.
+    """
+
+    name: str
+    value: float | None
+    unit: str = ""
+    expected: float | None = None
+    tolerance: Annotated[float, Meta(ge=0.0)] | None = None
+    passed: bool | None = None
+    detail: str = ""
+
+
+class Leave(Base, frozen=True, kw_only=True, tag="leave"):
+    """A peer ends as planned; all counts since the start."""
+
+    steps: Count = 0
+    samples: Count = 0
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    datagrams_lost: Count = 0
+
+
+class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):
+    """A record of a kind that this version does not know; only ``decode`` makes it."""
+
+    of_kind: str
+
+
+Known = Run | Join | Round | Step | Eval | Fault | Note | Error | Result | Leave
+Record = Known | Unknown
+
+_TYPES: dict[str, type[Base]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Known)}
+_FIELDS = {kind: frozenset(of.__struct_fields__) for kind, of in _TYPES.items()}
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Known)
+# Floats that may not be null: JSON has no NaN, so one of these written as null would not be read again.
+_FLOATS = (float, Time, Seconds, Share, Mean)
+_MUST_BE_FINITE = {
+    of: tuple(f.name for f in msgspec.structs.fields(of) if f.type in _FLOATS) for of in _TYPES.values()
+}
+
+
+def kind_of(record: Record) -> str:
+    """The record's ``kind``, as it stands in the file."""
+    return record.of_kind if isinstance(record, Unknown) else str(record.__struct_config__.tag)
+
+
+def encode(record: Record) -> bytes:
+    """One line of JSON, newline and all; at most ``LINE_BYTES_MAX`` bytes.
+
+    A loss or accuracy that is not finite becomes null. Texts are shortened to ``TEXT_CHARS_MAX`` characters
+    if the line would be too long.
+
+    Raises:
+        ValueError: a time or share is not finite, or the record is of a kind of another version.
+    """
+    names = _MUST_BE_FINITE.get(type(record))
+    if names is None:
+        raise ValueError(f"trace: a record of kind {kind_of(record)!r} cannot be written by this version")
+    for name in names:
+        if not math.isfinite(getattr(record, name)):
+            value = getattr(record, name)
+            raise ValueError(f"trace: {name} of a {kind_of(record)!r} record is {value}; it must be finite")
+    try:
+        line = _encoder.encode(record)
+    except UnicodeEncodeError:  # half a surrogate pair, as in an undecodable file name
+        line = _encoder.encode(_cleaned(record))
+    if len(line) >= LINE_BYTES_MAX:
+        line = _encoder.encode(_cleaned(record))
+    if len(line) >= LINE_BYTES_MAX:
+        raise ValueError(f"trace: a {kind_of(record)!r} record of {len(line)} bytes; shorten its config")
+    return line + b"\n"
+
+
+def _clean(text: str) -> str:
+    if len(text) > TEXT_CHARS_MAX:
+        text = text[:TEXT_CHARS_MAX] + f" ... ({len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _cleaned(record: Record) -> Record:
+    changes: dict[str, Any] = {}
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, str):
+            changes[name] = _clean(value)
+        elif isinstance(value, dict):
+            changes[name] = {_clean(key): _clean(text) for key, text in value.items()}
+    return msgspec.structs.replace(record, **changes)
+
+
+class Decoder:
+    """Decodes lines, and counts what a newer version has added.
+
+    unknown_kinds, extra_fields: how often each occurred ("kind", "kind.field"), at most ``names_max``
+    different names; the rest is counted under "(others)".
+    """
+
+    def __init__(self, names_max: int = 100) -> None:
+        self.unknown_kinds: Counter[str] = Counter()
+        self.extra_fields: Counter[str] = Counter()
+        self._names_max = names_max
+
+    def decode(self, line: bytes | str, number: int | None = None) -> Record:
+        """One line to a record.
+
+        Raises:
+            ValueError: the line is damaged; the message names its ``number`` and what is wrong.
+        """
+        try:
+            return _decoder.decode(line)
+        except msgspec.ValidationError:
+            return self._tolerant(line, number)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as reason:
+            raise _damaged(number, reason) from None
+
+    def _tolerant(self, line: bytes | str, number: int | None) -> Record:
+        try:
+            raw = msgspec.json.decode(line)
+            if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
+                raise ValueError("no object with a kind")
+            kind: str = raw["kind"]
+            if kind not in _TYPES:
+                self._count(self.unknown_kinds, kind)
+                common = {name: raw[name] for name in ("t", "peer") if name in raw}
+                return msgspec.convert({**common, "of_kind": kind, "kind": "unknown"}, Unknown)
+            extra = raw.keys() - _FIELDS[kind] - {"kind"}
+            record: Known = msgspec.convert({k: v for k, v in raw.items() if k not in extra}, Known)
+        except (msgspec.DecodeError, ValueError, RecursionError) as reason:
+            raise _damaged(number, reason) from None
+        for name in extra:
+            self._count(self.extra_fields, f"{kind}.{name}")
+        return record
+
+    def _count(self, counter: Counter[str], name: str) -> None:
+        name = name[:100]
+        known = name in counter or len(counter) < self._names_max
+        counter[name if known else "(others)"] += 1
+
+
+def decode(line: bytes | str, number: int | None = None) -> Record:
+    """One line to a record; see ``Decoder``, which also counts what it does not know.
+
+    Raises:
+        ValueError: the line is damaged; the message names its ``number`` and what is wrong.
+    """
+    return Decoder().decode(line, number)
+
+
+def _damaged(number: int | None, reason: Exception) -> ValueError:
+    where = "trace" if number is None else f"trace line {number}"
+    return ValueError(f"{where}: not a record: {reason}")

@@ -1,0 +1,230 @@
+"""What moves between machines, drivers and worlds: runs, events and effects.
+
+A protocol is a machine without I/O: it is told what happened and when, and answers with what to do.
+The same machine is driven over real datagrams (``ragtag.network``) and in virtual time
+(``ragtag.simulation``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+PeerSet = NDArray[np.uint64]
+"""One bit for each peer: bit ``i`` is set when peer ``i`` contributed."""
+
+PeerId = int
+PEERS_MAX = 64
+"""A chunk names its contributors in 64 bits; larger crews average in groups."""
+
+
+class MessageKey(NamedTuple):
+    """Which message a chunk belongs to; with the sender's id it is unique within a crew."""
+
+    channel: int
+    round: int
+    stage: int
+    block: int
+
+
+class Timer(NamedTuple):
+    """A timer's name; the channel and round route it to the machine that armed it."""
+
+    channel: int
+    round: int
+    name: str
+
+
+@dataclass(
+    slots=True, eq=False
+)  # not frozen: made twice per message, and a frozen one costs five times as much
+class Run:
+    """Consecutive chunks of one message, to or from one peer.
+
+    peer: the other end (destination in a ``Send``, source in an ``Arrived``).
+    first: index of the first chunk; total: chunks in the whole message.
+    payload: uint8 ``[k, chunk_bytes]``; rows may be strided (a receiver hands over its socket buffer,
+        so an *arrived* payload is valid only while ``step`` runs; a *sent* one is immutable from then on).
+    weight: float32 ``[k]``, the weight that each chunk's values carry in a mean.
+    heard: uint64 ``[k]``, the contributors of each chunk.
+    mask: bool ``[k]``, the chunks that are there; ``None``: all.
+    ended: nothing more of this message will come (its marked last datagram has been seen).
+    """
+
+    peer: PeerId
+    key: MessageKey
+    first: int
+    total: int
+    payload: Bytes
+    weight: Floats
+    heard: PeerSet
+    mask: Bools | None = None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The driver has started the machine."""
+
+
+@dataclass(slots=True)
+class Arrived:
+    """Runs came from the network, in this order."""
+
+    runs: Sequence[Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A timer that the machine armed has run out."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A peer is there (again)."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A peer is gone for good."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Average:
+    """Ask a node to average ``values`` (float32 ``[n_chunks, elements]``) with the crew.
+
+    ``values`` must not change until the round is done. ``deadline_s`` bounds the whole round;
+    ``None`` leaves it to measurement.
+    """
+
+    channel: int
+    values: Floats
+    weight: float
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begin:
+    """Begin one round: what a node tells the round's machine when its own peer asks for an average.
+
+    waiting: the peers whose messages the round waits for; scatter_s, gather_s: for how long at most.
+    """
+
+    values: Floats
+    weight: float
+    waiting: frozenset[PeerId]
+    scatter_s: float
+    gather_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell ``blob`` to every peer and hear theirs: exchange ``number``, until ``deadline_s`` (absolute)."""
+
+    number: int
+    blob: bytes
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The round-trip time to a peer, with its margin (RFC 6298's retransmission timeout), as measured."""
+
+    peer: PeerId
+    rtt_s: float
+
+
+Event = Tell | Measured | Start | Arrived | Expired | Joined | Left | Average | Begin
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    """Send a run; what has not left by ``deadline_s`` (absolute) is dropped."""
+
+    run: Run
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Deliver ``Expired(timer)`` at ``at_s`` (absolute). Timers are never disarmed, only ignored."""
+
+    timer: Timer
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a round came to, and what it is made of.
+
+    mean: float32 ``[n_chunks, elements]``: the average where one came, the peer's own values elsewhere.
+    weight: float32 ``[n_chunks]``, the total weight behind each chunk.
+    heard: uint64 ``[n_chunks]``, the peers whose values are in each chunk (own bit only: nothing came).
+    averaged: bool ``[n_chunks]``, whether an average came (False: own values were kept).
+    missed: peers that were waited for and did not deliver all their messages in time.
+    scatter_s, gather_s: how long each stage took; total_s: the whole round.
+    expired: whether a deadline ended the round (rather than arrivals).
+    """
+
+    channel: int
+    round: int
+    mean: Floats
+    weight: Floats
+    heard: PeerSet
+    averaged: Bools
+    missed: tuple[PeerId, ...]
+    waited_for: tuple[PeerId, ...]
+    started_s: float
+    scatter_s: float
+    gather_s: float
+    total_s: float
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Done:
+    """A round is over."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Something worth a line in the trace (a peer suspected, a message refused)."""
+
+    what: str
+    peer: PeerId
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """An exchange is over: what each peer told, and who told nothing in time."""
+
+    number: int
+    blobs: dict[PeerId, bytes]
+    missing: tuple[PeerId, ...]
+
+
+Effect = Send | Arm | Done | Noted | Met
+
+
+class Machine(Protocol):
+    """A protocol without I/O."""
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take one event at time ``now_s`` (never decreasing) and say what to do."""
+        ...

@@ -1,0 +1,147 @@
+"""What a driver keeps for each peer: what is to be sent, and what has come."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragtag.core.types import Bools, MessageKey, PeerId, Run
+from ragtag.network.pace import Pacer
+from ragtag.network.udp import Address
+
+QUEUE_MAX = 4096
+"""Messages that wait for one peer; beyond, the oldest is dropped (its deadline is the nearest)."""
+ENDINGS_MAX = 4096
+_U32 = 0xFFFFFFFF
+_HALF = 1 << 31
+_FORGET = 0.98  # half in 34 runs in order: some rounds
+_IN_ORDER_S = 1e-4
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A message on its way out. ``chunks``: the indices to send; ``alive``: those the injector spares."""
+
+    run: Run
+    chunks: NDArray[np.int64]
+    alive: Bools | None
+    deadline_s: float
+    at: int = 0
+
+    def detach(self) -> None:
+        """Copy what is still to be sent: the round is done and its values may change from now on."""
+        run, low = self.run, int(self.chunks[self.at])
+        rest = slice(low - run.first, None)
+        self.run = Run(
+            run.peer, run.key, low, run.total, run.payload[rest].copy(), run.weight[rest].copy(),
+            run.heard[rest].copy(), None, run.ended,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Ending:
+    """A message's end, which is repeated until it is answered. seq: the number of its last datagram."""
+
+    key: MessageKey
+    total: int
+    seq: int
+    deadline_s: float
+    next_s: float
+    repeat: int = 0
+    rounds: int = 0
+
+
+@dataclass(slots=True)
+class Inbound:
+    """What has come from a peer in this epoch of its process."""
+
+    epoch: int = -1
+    highest: int = 0
+    received: int = 0
+    unanswered: int = 0
+    asked: bool = False
+    stamp: int = 0
+    reorder_s: float = 0.0
+    advanced_s: float = 0.0
+    endings: OrderedDict[tuple[MessageKey, int], None] = field(default_factory=OrderedDict)
+
+    def enter(self, epoch: int) -> bool:
+        """Whether this epoch is accepted: an older process's datagrams are not, a newer one begins anew."""
+        if epoch == self.epoch:
+            return True
+        if epoch < self.epoch:
+            return False
+        self.epoch, self.highest, self.received = epoch, 0, 0
+        self.unanswered, self.asked, self.reorder_s = 0, False, 0.0
+        self.endings.clear()
+        return True
+
+    def count(self, now_s: float, first_seq: int, last_seq: int, k: int, stamp: int) -> None:
+        """``k`` datagrams with these numbers came. A number below the highest shows reordering."""
+        self.received += k
+        self.unanswered += k
+        self.stamp = stamp
+        ahead = last_seq - self.highest & _U32
+        if not 0 < ahead < _HALF:  # numbers wrap after 2^32 datagrams
+            ahead = first_seq - self.highest & _U32
+        if 0 < ahead < _HALF:
+            self.highest, self.advanced_s = self.highest + ahead, now_s
+            if self.reorder_s:  # one late copy must not hold up the ends of messages for ever
+                self.reorder_s = _FORGET * self.reorder_s if self.reorder_s > _IN_ORDER_S else 0.0
+        else:
+            self.reorder_s = max(self.reorder_s, now_s - self.advanced_s)
+
+    def new_ending(self, key: MessageKey, number: int) -> bool:
+        """Whether this end marker is new (its copies are not)."""
+        if (key, number) in self.endings:
+            return False
+        self.endings[key, number] = None
+        if len(self.endings) > ENDINGS_MAX:
+            self.endings.popitem(last=False)
+        return True
+
+
+class Flow:
+    """All that concerns one peer."""
+
+    def __init__(self, peer: PeerId, address: Address) -> None:
+        self.peer, self.address = peer, address
+        self.pacer = Pacer()
+        self.queue: deque[Outgoing] = deque()
+        self.endings: dict[int, Ending] = {}
+        self.inbound = Inbound()
+        self.ping_s = 0.0
+        self.pings = 0
+        self.dropped_late = 0
+        self._asked = 0
+
+    def asks(self, n: int) -> bool:
+        """Whether the last of the next ``n`` datagrams asks for an answer: four times in a window."""
+        pacer = self.pacer
+        if pacer.sent + n - self._asked < pacer.limit // 4 and pacer.allowance > n:
+            return False
+        self._asked = pacer.sent + n
+        return True
+
+    def push(self, outgoing: Outgoing) -> None:
+        """Queue a message."""
+        if len(self.queue) >= QUEUE_MAX:
+            self.queue.popleft()
+            self.dropped_late += 1
+        self.queue.append(outgoing)
+
+    def expire(self, now_s: float) -> None:
+        """Drop what can no longer come in time."""
+        queue = self.queue
+        while queue and queue[0].deadline_s <= now_s:
+            queue.popleft()
+            self.dropped_late += 1
+        for number in [n for n, ending in self.endings.items() if ending.deadline_s <= now_s]:
+            del self.endings[number]
+
+    def unwrap(self, low: int) -> int:
+        """The full number of a datagram of ours from its low 32 bits."""
+        return self.pacer.sent - ((self.pacer.sent - low) & _U32)

@@ -1,0 +1,222 @@
+"""A UDP socket that moves trains of datagrams.
+
+On Linux the kernel cuts one 64 KB buffer into datagrams on the way out (UDP_SEGMENT, since 4.18) and
+hands arriving ones over in one buffer (UDP_GRO, since 5.0); elsewhere, or where a device refuses, each
+datagram takes its own system call. Both ways carry the same bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from ragtag.core.types import Bytes
+from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
+
+SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104  # linux/udp.h; not all in Python's socket module
+TRAIN = 56
+"""Datagrams in one system call: 56 of 1,152 bytes stay below the 65,507 of one UDP payload and below
+the 64 segments that older kernels allow (UDP_MAX_SEGMENTS)."""
+SLAB_TRAINS = 8
+SLAB_ROWS = TRAIN * SLAB_TRAINS
+_RECV_BYTES = 65_536
+_RCVBUF_WANTED = 8 << 20
+_TRUESIZE = 2304
+"""What one datagram of ours takes of a receive buffer at worst: 2,048 bytes of data and an sk_buff."""
+_PASSING = {errno.ECONNREFUSED, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH, errno.EHOSTUNREACH}
+"""Errors of a send that mean a lost datagram: no listener yet, a full queue, a firewall, no route."""
+
+Address = tuple[str, int]
+
+
+class PortInUse(OSError):
+    """The address to listen on is taken."""
+
+
+@dataclass(slots=True)
+class Received:
+    """What one pass over the socket brought.
+
+    table: uint8 ``[k, 1152]``, full datagrams in order of arrival; a view of the socket's own buffer,
+    valid until the next pass. short: header-only datagrams. malformed: datagrams of any other size.
+    drained: nothing was left to read.
+    """
+
+    table: Bytes
+    short: list[bytes]
+    malformed: int
+    drained: bool
+
+
+class Endpoint:
+    """One bound UDP socket, non-blocking."""
+
+    def __init__(
+        self, address: Address = ("127.0.0.1", 0), *, fd: int | None = None, plain: bool = False
+    ) -> None:
+        self.sock = _inherited(fd) if fd is not None else _bound(address)
+        self.sock.setblocking(False)
+        self._grow_buffers()
+        self.segmentation = not plain and _option(self.sock, UDP_SEGMENT, DATAGRAM_BYTES)
+        self.coalescing = not plain and _option(self.sock, UDP_GRO, 1)
+        self._slab = np.empty(SLAB_ROWS * DATAGRAM_BYTES + _RECV_BYTES, np.uint8)
+        self._view = self._slab.data
+        self.send_errors = 0
+
+    @property
+    def address(self) -> Address:
+        """Where this socket listens."""
+        host, port = self.sock.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def capacity(self) -> int:
+        """How many datagrams the receive buffer is sure to hold."""
+        size = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        return max(2, int(0.8 * size) // _TRUESIZE)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, for a poll."""
+        return self.sock.fileno()
+
+    # -- Out
+
+    def send(self, rows: Bytes, address: Address) -> int:
+        """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: the buffer is full)."""
+        view = rows.reshape(-1).data
+        sent = 0
+        while sent < len(rows):
+            until = min(sent + (TRAIN if self.segmentation else 1), len(rows))
+            if not self._send(view[sent * DATAGRAM_BYTES : until * DATAGRAM_BYTES], address):
+                break
+            sent = until
+        return sent
+
+    def send_short(self, datagram: bytes, address: Address) -> None:
+        """Send one header-only datagram; a full buffer loses it, as a full queue on the way would."""
+        self._send(memoryview(datagram), address)
+
+    def _send(self, data: memoryview, address: Address) -> bool:
+        try:
+            self.sock.sendto(data, address)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.EINVAL, errno.EMSGSIZE) and self.segmentation:
+                return self._give_up_segmentation(data, address)
+            if error.errno not in _PASSING:
+                raise
+            self.send_errors += 1
+        return True
+
+    def _give_up_segmentation(self, data: memoryview, address: Address) -> bool:
+        """The device behind this route cannot segment (no checksum offload): one by one from now on."""
+        self.segmentation = False
+        _option(self.sock, UDP_SEGMENT, 0)
+        for at in range(0, len(data), DATAGRAM_BYTES):
+            self._send(data[at : at + DATAGRAM_BYTES], address)
+        return True
+
+    # -- In
+
+    def receive(self) -> Received:
+        """Take what has come, at most eight trains, without waiting."""
+        rows, malformed, short = 0, 0, list[bytes]()
+        drained = False
+        calls = 0
+        while rows < SLAB_ROWS and calls < 512:
+            calls += 1
+            at = rows * DATAGRAM_BYTES
+            room = self._view[at : at + _RECV_BYTES]
+            try:
+                n, control, _, _ = self.sock.recvmsg_into([room], 32)
+            except BlockingIOError:
+                drained = True
+                break
+            except ConnectionError:  # an ICMP error of an earlier send, reported here
+                continue
+            size = n
+            for level, kind, data in control:
+                if level == SOL_UDP and kind == UDP_GRO:
+                    size = int.from_bytes(data[:4], sys.byteorder)
+            if size == DATAGRAM_BYTES:
+                full, rest = divmod(n, DATAGRAM_BYTES)
+                if rest == HEADER_BYTES:
+                    short.append(bytes(room[n - rest : n]))
+                elif rest:
+                    malformed += 1
+                rows += full
+            elif size == HEADER_BYTES:
+                short += [bytes(room[i : i + size]) for i in range(0, n - size + 1, size)]
+                malformed += n % size != 0
+            else:
+                malformed += max(1, -(-n // size)) if size else 1
+        table = self._slab[: rows * DATAGRAM_BYTES].reshape(rows, DATAGRAM_BYTES)
+        return Received(table, short, malformed, drained)
+
+    def _grow_buffers(self) -> None:
+        """Ask for large buffers; the kernel's limit (net.core.rmem_max) decides, root may pass it."""
+        for force, plain in (
+            (33, socket.SO_RCVBUF),
+            (32, socket.SO_SNDBUF),
+        ):  # SO_RCVBUFFORCE, SO_SNDBUFFORCE
+            if sys.platform == "linux":
+                try:
+                    self.sock.setsockopt(socket.SOL_SOCKET, force, _RCVBUF_WANTED)
+                    continue
+                except PermissionError:
+                    pass
+            for wanted in (_RCVBUF_WANTED, _RCVBUF_WANTED // 4, _RCVBUF_WANTED // 16):
+                try:  # Linux clips silently; BSD refuses what is above its limit
+                    self.sock.setsockopt(socket.SOL_SOCKET, plain, wanted)
+                    break
+                except OSError:
+                    continue
+
+
+def _bound(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                error.errno,
+                f"UDP port {address[1]} on {address[0]} is in use by another program; "
+                "choose another port, or 0 for any free one",
+            ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise OSError(error.errno, f"{address[0]} is not an address of this machine") from None
+        raise
+    return sock
+
+
+def _inherited(fd: int) -> socket.socket:
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise OSError(error.errno, f"file descriptor {fd} handed over by the launcher is no socket") from None
+    if sock.type & 0xF != socket.SOCK_DGRAM or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        sock.detach()
+        raise OSError(errno.ENOTSOCK, f"file descriptor {fd} handed over by the launcher is no UDP socket")
+    return sock
+
+
+def _option(sock: socket.socket, option: int, value: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        sock.setsockopt(SOL_UDP, option, value)
+    except OSError:
+        return False
+    return True

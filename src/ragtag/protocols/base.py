@@ -1,0 +1,147 @@
+"""What the machines of one round share: the reception of messages, and how a round is described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ragtag.codecs.base import Codec
+from ragtag.core.types import (
+    Bools,
+    Bytes,
+    Effect,
+    Event,
+    Floats,
+    MessageKey,
+    Outcome,
+    PeerId,
+    PeerSet,
+    Run,
+    Timer,
+)
+from ragtag.protocols.layout import Layout
+
+SCATTER, GATHER, NACK = 0, 1, 0x80
+"""Stages of a message key; a request for repair carries its stage's number plus NACK."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One round, as the machines of all its peers must agree on it."""
+
+    me: PeerId
+    channel: int
+    round: int
+    layout: Layout
+    owners: tuple[PeerId, ...]
+    members: frozenset[PeerId]
+    codec: Codec
+    repair_s: float | None = None
+    scratch: Floats | None = None
+
+    def key(self, stage: int, block: int) -> MessageKey:
+        """The key of one of this round's messages."""
+        return MessageKey(self.channel, self.round, stage, block)
+
+    def timer(self, name: str) -> Timer:
+        """A timer of this round."""
+        return Timer(self.channel, self.round, name)
+
+
+class Round(Protocol):
+    """A machine for one round; a node routes events to it."""
+
+    outcome: Outcome | None
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take one event; ``Done`` comes once."""
+        ...
+
+    def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """A peer was heard in a later round: it is done with this one."""
+        ...
+
+    def owed(self) -> dict[PeerId, bool]:
+        """The peers that had something to send to this one, and whether anything of it has come."""
+        ...
+
+
+_ONE = ((0, 1),)
+
+
+def spans_of(mask: Bools) -> list[tuple[int, int]]:
+    """The spans ``[a, b)`` in which a bool array is True."""
+    edges = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
+    if mask[0]:
+        edges.insert(0, 0)
+    if mask[-1]:
+        edges.append(len(mask))
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+class Incoming:
+    """What has come of one message from one peer: each chunk counts once."""
+
+    __slots__ = ("ended", "got", "left")
+
+    def __init__(self, total: int) -> None:
+        self.got = np.zeros(total, np.bool_)
+        self.left = total
+        self.ended = total == 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is to come: all is there, or the rest was lost."""
+        return self.ended or self.left == 0
+
+    def fresh(self, run: Run) -> Sequence[tuple[int, int]]:
+        """Mark a run's chunks as come: the spans ``[a, b)`` of its rows that are new."""
+        k = len(run.payload)
+        if run.ended:
+            self.ended = True
+        if k == 0:
+            return ()
+        first, mask = run.first, run.mask
+        if k == 1:
+            if self.got[first] or (mask is not None and not mask[0]):
+                return ()
+            self.got[first] = True
+            self.left -= 1
+            return _ONE
+        before = self.got[first : first + k]
+        if not before.any():
+            if mask is None:
+                before[:] = True
+                self.left -= k
+                return ((0, k),)
+            new = mask
+            before[:] = mask
+        else:
+            new = ~before if mask is None else mask & ~before
+            before |= new
+        spans = spans_of(new)
+        self.left -= sum(b - a for a, b in spans)
+        return spans
+
+    def missing(self) -> Bools:
+        """bool ``[total]``: what has not come."""
+        return ~self.got
+
+
+def whole(peer: PeerId, key: MessageKey, payload: Bytes, weight: Floats, heard: PeerSet) -> Run:
+    """A run that is a whole message."""
+    return Run(peer, key, 0, len(payload), payload, weight, heard, ended=True)
+
+
+def scratch_of(spec: Spec) -> Floats:
+    """Memory for a round's mean, float32 ``[n_chunks, elements]``; what is in it means nothing."""
+    shape = (spec.layout.n_chunks, spec.codec.elements)
+    return np.empty(shape, np.float32) if spec.scratch is None else spec.scratch
+
+
+def bit(peer: PeerId) -> np.uint64:
+    """The contributor set of one peer."""
+    return np.uint64(1 << peer)

@@ -1,0 +1,156 @@
+"""Peers meet: each tells the others a few bytes, and knows that they were heard.
+
+Used to find each other, and to compare what will be averaged before any work is lost. Until there is an
+answer there is no measured round trip, so the first pause is a fixed one that doubles (RFC 6298 section 5
+starts the same way); it costs a few datagrams and decides no deadline.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Effect,
+    Expired,
+    Joined,
+    Left,
+    MessageKey,
+    Met,
+    PeerId,
+    Run,
+    Send,
+    Tell,
+    Timer,
+)
+from ragtag.core.types import Event as AnyEvent
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.base import Incoming, whole
+
+MEET = 255
+"""The channel of exchanges."""
+BLOB_MAX = 1 << 20
+TELL, TOLD = 0, 1
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 1.0
+
+
+def to_rows(blob: bytes) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """A blob with its length in front, padded to whole chunks: uint8 ``[k, chunk_bytes]``."""
+    if len(blob) > BLOB_MAX:
+        raise ValueError(f"{len(blob)} bytes to tell; at most {BLOB_MAX} can be")
+    data = len(blob).to_bytes(4, "little") + blob
+    data += bytes(-len(data) % CHUNK_BYTES)
+    return np.frombuffer(data, np.uint8).reshape(-1, CHUNK_BYTES)
+
+
+def from_rows(rows: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> bytes | None:
+    """The blob in these rows, or None where its length does not fit them."""
+    data = rows.tobytes()
+    size = int.from_bytes(data[:4], "little")
+    return data[4 : 4 + size] if size <= len(data) - 4 else None
+
+
+class _Blob:
+    """What has come of one peer's blob."""
+
+    __slots__ = ("incoming", "rows")
+
+    def __init__(self, total: int) -> None:
+        self.rows = np.zeros((total, CHUNK_BYTES), np.uint8)
+        self.incoming = Incoming(total)
+
+
+class Exchange:
+    """One exchange on one peer. It goes on answering after it is over."""
+
+    def __init__(self, me: PeerId, n: int, number: int, gone: frozenset[PeerId]) -> None:
+        self._me, self.number = me, number
+        self._others = frozenset(range(n)) - {me}
+        self._expected = set(self._others - gone)
+        self._blobs: dict[PeerId, _Blob] = {}
+        self._acked: set[PeerId] = set()
+        self._tell: Tell | None = None
+        self._pause_s = _PAUSE_FIRST_S
+        self.over = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether this peer waits for its end."""
+        return self._tell is not None and not self.over
+
+    def step(self, now_s: float, event: AnyEvent) -> list[Effect]:
+        """Take one event; ``Met`` comes once, after ``Tell``."""
+        effects: list[Effect] = []
+        if isinstance(event, Arrived):
+            for run in event.runs:
+                effects += self._take(now_s, run)
+        elif isinstance(event, Tell):
+            if self._tell is not None:
+                raise RuntimeError(f"meeting {self.number} has been held already; give each its own number")
+            self._tell = event
+            self._rows = to_rows(event.blob)
+            effects += self._say(now_s)
+            effects.append(Arm(self._timer("deadline"), event.deadline_s))
+        elif isinstance(event, Expired) and self._tell is not None and not self.over:
+            if event.timer.name == "deadline":
+                return self._meet(force=True)
+            effects += self._say(now_s)
+        elif isinstance(event, Left):
+            self._expected.discard(event.peer)
+        elif isinstance(event, Joined):  # another process: it has heard nothing, and may tell something else
+            self._expected.add(event.peer)
+            self._acked.discard(event.peer)
+            self._blobs.pop(event.peer, None)
+        return effects + self._meet(force=False)
+
+    def _say(self, now_s: float) -> list[Effect]:
+        assert self._tell is not None
+        pause_s, self._pause_s = self._pause_s, min(_PAUSE_MAX_S, 2 * self._pause_s)
+        effects = [self._told(peer, self._tell.deadline_s) for peer in sorted(self._expected - self._acked)]
+        return [*effects, Arm(self._timer("again"), now_s + pause_s)]
+
+    def _told(self, peer: PeerId, deadline_s: float) -> Effect:
+        k = len(self._rows)
+        weight, heard = np.zeros(k, np.float32), np.zeros(k, np.uint64)
+        return Send(whole(peer, self._key(TELL), self._rows, weight, heard), deadline_s)
+
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        if run.peer not in self._others:
+            return []
+        if run.key.stage == TOLD:
+            if len(run.payload) and (run.mask is None or run.mask.any()):
+                self._acked.add(run.peer)
+            return []
+        if run.key.stage != TELL or not 0 < run.total <= BLOB_MAX // CHUNK_BYTES + 1:
+            return []
+        blob = self._blobs.setdefault(run.peer, _Blob(run.total))
+        if run.total != len(blob.rows) or run.first + len(run.payload) > run.total:
+            return []
+        for a, b in blob.incoming.fresh(run):
+            blob.rows[run.first + a : run.first + b] = run.payload[a:b]
+        if blob.incoming.left or not (run.ended or run.first + len(run.payload) == run.total):
+            return []
+        told = np.zeros((1, CHUNK_BYTES), np.uint8)
+        answer = whole(run.peer, self._key(TOLD), told, np.zeros(1, np.float32), np.zeros(1, np.uint64))
+        effects: list[Effect] = [Send(answer, now_s + _PAUSE_MAX_S)]
+        if self.over and run.peer not in self._acked:  # one that comes late needs to be told, too
+            effects.append(self._told(run.peer, now_s + _PAUSE_MAX_S))
+        return effects
+
+    def _meet(self, force: bool) -> list[Effect]:
+        if self._tell is None or self.over:
+            return []
+        heard = {peer for peer, blob in self._blobs.items() if not blob.incoming.left}
+        if not force and not self._expected <= heard & self._acked:
+            return []
+        self.over = True
+        blobs = {peer: from_rows(self._blobs[peer].rows) for peer in sorted(heard)}
+        told = {peer: blob for peer, blob in blobs.items() if blob is not None}
+        return [Met(self.number, told, tuple(sorted(self._others - told.keys())))]
+
+    def _key(self, stage: int) -> MessageKey:
+        return MessageKey(MEET, self.number, stage, 0)
+
+    def _timer(self, name: str) -> Timer:
+        return Timer(MEET, self.number, name)

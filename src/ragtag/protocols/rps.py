@@ -1,0 +1,37 @@
+"""RPS: averaging over a lossy network.
+
+"Distributed Learning over Unreliable Networks", Yu, Tang, Renggli, Kassing, Singla, Alistarh, Zhang,
+Liu, ICML 2019 (arXiv 1810.07766), algorithm 1. A block's owner divides by what arrived, never by n;
+a peer that does not get an average keeps its own values; nothing is retransmitted, and what is late is
+lost. Here the unit of loss is the datagram, not the block, and owners rotate (see ``rotating_owners``).
+"""
+
+from __future__ import annotations
+
+from ragtag.protocols.base import Round, Spec
+from ragtag.protocols.layout import layout_of, rotating_owners
+from ragtag.protocols.method import Method, Setting
+from ragtag.protocols.reduce import ScatterGather
+
+
+def _make(setting: Setting, repair: bool) -> Round:
+    return ScatterGather(
+        Spec(
+            me=setting.me,
+            channel=setting.channel,
+            round=setting.round,
+            layout=layout_of(setting.n_chunks, setting.n),
+            owners=rotating_owners(setting.seed, setting.round, setting.n, setting.live),
+            members=frozenset(range(setting.n)),
+            codec=setting.codec,
+            repair_s=setting.repair_s if repair else None,
+            scratch=setting.scratch,
+        )
+    )
+
+
+rps = Method("rps", lambda setting: _make(setting, repair=False))
+"""The paper's algorithm."""
+
+rps_repair = Method("rps+repair", lambda setting: _make(setting, repair=True))
+"""Beyond the paper: holes are asked for again while the deadline allows."""

@@ -1,0 +1,251 @@
+"""What every recipe shares: numbers beside what was expected, tables, figures, and how they are shown.
+
+A recipe's module has ``reproduce(...) -> Report``; ``ragtag.recipes.RECIPES`` names the module.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+FORMAT = 1
+"""Version of ``results.json``."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many parts of the work are done, how many there are, and what was done last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number beside the expected one.
+
+    relation: "=" (within the tolerance of the expected value), "<=" (at most expected + tolerance) or
+    ">=" (at least expected - tolerance). error: the measurement's standard error, where it has one.
+    source: where the expected value comes from. group: the heading under which the row is shown.
+    """
+
+    quantity: str
+    expected: float
+    tolerance: float
+    measured: float
+    source: str
+    ok: bool
+    relation: str = "="
+    error: float | None = None
+    group: str = ""
+
+    @property
+    def wanted(self) -> str:
+        """The expected value in words."""
+        sign = {"=": "", "<=": "at most ", ">=": "at least "}[self.relation]
+        return f"{sign}{number(self.expected)}"
+
+    @property
+    def found(self) -> str:
+        """The measured value, with its error."""
+        return number(self.measured) + (f" ± {self.error:.1g}" if self.error is not None else "")
+
+    @property
+    def allowed(self) -> str:
+        """The tolerance in words."""
+        sign = {"=": "±", "<=": "+", ">=": "-"}[self.relation]
+        return f"{sign} {number(self.tolerance)}" if self.tolerance else "none"
+
+
+def row(
+    quantity: str,
+    measured: float,
+    expected: float,
+    tolerance: float,
+    source: str,
+    *,
+    relation: str = "=",
+    error: float | None = None,
+    group: str = "",
+) -> Row:
+    """Compare: what is not finite fails."""
+    if relation not in ("=", "<=", ">="):
+        raise ValueError(f"row {quantity!r}: relation {relation!r}; it is =, <= or >=")
+    low = -math.inf if relation == "<=" else expected - tolerance
+    high = math.inf if relation == ">=" else expected + tolerance
+    ok = math.isfinite(measured) and low <= measured <= high
+    return Row(quantity, expected, tolerance, measured, source, ok, relation, error, group)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that is shown as it is: nothing in it passes or fails."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture (an SVG document) with its caption."""
+
+    name: str
+    caption: str
+    svg: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What a recipe found."""
+
+    name: str
+    title: str
+    settings: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every number lies within its tolerance."""
+        return all(r.ok for r in self.rows)
+
+    def print(self, console: Console) -> None:
+        """Every number beside what was expected, then the tables and what to know about them."""
+        table = RichTable(title=self.title, title_justify="left", header_style="bold")
+        table.add_column("quantity", overflow="fold")
+        for name in ("expected", "measured", "tolerance"):
+            table.add_column(name, justify="right")
+        table.add_column("")
+        group = ""
+        for r in self.rows:
+            if r.group != group:
+                group = r.group
+                table.add_section()
+                table.add_row(f"[bold]{group}[/bold]", "", "", "", "")
+            mark = "[green]pass[/green]" if r.ok else "[bold red]FAIL[/bold red]"
+            table.add_row(r.quantity, r.wanted, r.found, r.allowed, mark)
+        console.print(table)
+        for shown in self.tables:
+            console.print(_rich(shown))
+        for note in self.notes:
+            console.print(f"· {note}", style="dim", highlight=False)
+        failed = sum(not r.ok for r in self.rows)
+        verdict = f"[bold red]{failed} fail[/bold red]" if failed else "[green]all pass[/green]"
+        console.print(f"{len(self.rows)} numbers compared, {verdict}.")
+        for path in self.files:
+            console.print(f"{path}", soft_wrap=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values; see ``FORMAT``. What is not finite becomes ``None``."""
+        plain: dict[str, Any] = _plain(
+            {
+                "format": FORMAT,
+                "recipe": self.name,
+                "title": self.title,
+                "ok": self.ok,
+                "settings": self.settings,
+                "rows": [asdict(r) for r in self.rows],
+                "tables": [asdict(t) for t in self.tables],
+                "notes": self.notes,
+                "data": self.data,
+                "files": [str(path) for path in self.files],
+            }
+        )
+        return plain
+
+    def write(self, out: Path) -> None:
+        """Write ``results.json``, ``index.html`` and the figures to the folder ``out``."""
+        out.mkdir(parents=True, exist_ok=True)
+        self.files = [out / "index.html", out / "results.json"]
+        for figure in self.figures:
+            self.files.append(out / f"{figure.name}.svg")
+            self.files[-1].write_text(figure.svg, "utf-8")
+        (out / "results.json").write_text(json.dumps(self.to_json(), indent=1, allow_nan=False), "utf-8")
+        (out / "index.html").write_text(_page(self), "utf-8")
+
+
+def number(x: float) -> str:
+    """Three to four significant digits."""
+    if x == 0 or not math.isfinite(x):
+        return f"{x:g}"
+    return f"{x:.2e}" if abs(x) < 1e-4 or abs(x) >= 1e5 else f"{x:.4g}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _rich(shown: Table) -> RichTable:
+    table = RichTable(title=shown.title, title_justify="left", header_style="bold")
+    for i, column in enumerate(shown.columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for cells in shown.rows:
+        table.add_row(*cells)
+    return table
+
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;max-width:1080px;margin:2.5rem auto;padding:0 1.2rem}
+h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}p.sub{color:#57606a;margin:0}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:.28rem .6rem;border-bottom:1px solid #e6e9ed;text-align:right}
+th:first-child,td:first-child{text-align:left}
+th{color:#57606a;font-weight:600}tr.group td{font-weight:600;padding-top:1rem;border-bottom-color:#b8c0c8}
+.pass{color:#1a7f37}.fail{color:#cf222e;font-weight:700}td.src{color:#57606a;font-size:.85em;text-align:left}
+figure{margin:1.5rem 0}figure svg{width:100%;height:auto}figcaption,li{color:#57606a}
+"""
+
+
+def _page(report: Report) -> str:
+    e = html.escape
+    failed = sum(not r.ok for r in report.rows)
+    verdict = f'<span class="fail">{failed} fail</span>' if failed else '<span class="pass">all pass</span>'
+    settings = ", ".join(f"{k} {v}" for k, v in report.settings.items())
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{e(report.title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+        f"<h1>{e(report.title)}</h1>"
+        f'<p class="sub">{len(report.rows)} numbers compared, {verdict} · {e(settings)}</p>'
+    ]
+    for figure in report.figures:
+        svg = figure.svg[figure.svg.index("<svg") :]
+        parts.append(f"<figure>{svg}<figcaption>{e(figure.caption)}</figcaption></figure>")
+    parts.append("<h2>Measured beside expected</h2>" + _rows_html(report.rows))
+    for table in report.tables:
+        body = [_tr(cells) for cells in table.rows]
+        head = _tr(table.columns, "th")
+        parts.append(f"<h2>{e(table.title)}</h2><table>{head}{''.join(body)}</table>")
+    if report.notes:
+        parts.append("<h2>Notes</h2><ul>" + "".join(f"<li>{e(n)}</li>" for n in report.notes) + "</ul>")
+    return "\n".join(parts) + "\n</html>\n"
+
+
+def _rows_html(rows: Sequence[Row]) -> str:
+    parts = [_tr(("quantity", "expected", "measured", "tolerance", "", "source"), "th")]
+    group = ""
+    for r in rows:
+        if r.group != group:
+            group = r.group
+            parts.append(f'<tr class="group"><td colspan="6">{html.escape(group)}</td></tr>')
+        cells = "".join(f"<td>{html.escape(c)}</td>" for c in (r.quantity, r.wanted, r.found, r.allowed))
+        verdict = '<td class="pass">pass</td>' if r.ok else '<td class="fail">FAIL</td>'
+        parts.append(f'<tr>{cells}{verdict}<td class="src">{html.escape(r.source)}</td></tr>')
+    return f"<table>{''.join(parts)}</table>"
+
+
+def _tr(cells: Sequence[str], tag: str = "td") -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"

@@ -1,0 +1,283 @@
+"""The line between simulated peers: what of a run arrives, and when.
+
+A run goes onto its sender's uplink chunk by chunk (bandwidth, queue, deadline), then over a line that
+delays, loses, duplicates and reorders. The end marker of a message is a datagram of its own, repeated a
+round trip apart until a copy gets through; where all chunks came, it says nothing new and is not drawn.
+Rates and queues count bytes on the wire, headers included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ragtag.core import seed as random
+from ragtag.core.faults import Faults, LossStream
+from ragtag.core.types import Arrived, Bools, Event, PeerId, Run, Send
+from ragtag.core.wire import HEADER_BYTES
+
+OVERHEAD_BYTES = HEADER_BYTES + 48
+"""What a datagram adds to its chunk: our header, and those of IPv6 (40) and UDP (8)."""
+REPEATS_MAX = 256
+"""Copies of an end marker at most: where a round trip takes no time, no deadline ends them."""
+PIECES_MAX = 16
+PIECE_S_MIN = 1e-3
+"""A run that takes longer to send than a round trip, and than this, comes in pieces."""
+
+Post = Callable[[float, PeerId, Event], None]
+_BATCH = 8  # from so many small messages on, drawing their losses at once is faster
+_NOTHING = np.zeros(1, np.bool_)
+_NOTHING.flags.writeable = False
+_STREAMS = ("jitter", "jitter of a copy", "duplicate", "reorder", "reordered part")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Chunks over one peer's line, in bytes on the wire; losses are counted by their sender."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    datagrams_sent: int = 0
+    datagrams_lost: int = 0
+
+
+class Link:
+    """All lines of a world; ``post(at_s, dest, event)`` is called for each arrival.
+
+    ends_s: when each peer crashes (``inf``: never): nothing leaves it from then on.
+    Delays are drawn per run from streams named (fault, sender), losses from a ``LossStream``.
+    """
+
+    def __init__(self, faults: Faults, seed: int, ends_s: Sequence[float], post: Post) -> None:
+        n = len(ends_s)
+        self.traffic = [Traffic() for _ in range(n)]
+        self._ends_s, self._post = ends_s, post
+        self._free_s = [0.0] * n  # when each uplink will have sent what it has queued
+        self._drawn = [0] * n
+        self._streams = {
+            name: [random.stream_key(seed, f"line/{name}", peer) for peer in range(n)] for name in _STREAMS
+        }
+        self._losses = LossStream(faults, seed)
+        self.change(faults)
+
+    def change(self, faults: Faults) -> None:
+        """From now on these faults hold; what is under way arrives as it would have."""
+        self._faults = self._losses.faults = faults
+        self._lossy = faults.loss is not None
+        self._rtt_s = 2 * (faults.latency_s + faults.jitter_s)
+        self._cuts = bool(faults.one_way or faults.partitions)
+        self._delays = faults.jitter_s > 0 or faults.duplicate > 0 or faults.reorder > 0
+        self._paced = faults.rate_bytes_per_s < math.inf
+        self._plain = not (self._paced or self._cuts or self._delays)
+
+    def send(self, now_s: float, source: PeerId, sends: Sequence[Send]) -> None:
+        """Put runs on the line, in this order."""
+        if now_s >= self._ends_s[source]:
+            return
+        lost = self._draw_small(now_s, source, sends) if self._lossy and len(sends) >= _BATCH else None
+        deliver = self._queue if self._paced else self._cross
+        for i, send in enumerate(sends):
+            if now_s > send.deadline_s:
+                continue
+            run = send.run
+            if lost is not None:
+                through = _NOTHING if lost[i] else None
+            else:
+                through = self._losses.draw(source, run.peer, run.key, run.total) if self._lossy else None
+            if not self._plain or run.mask is not None or len(run.payload) != run.total:
+                deliver(now_s, source, send, through)
+            elif through is None:
+                self._pass(now_s, source, run)
+            elif through is _NOTHING:
+                self._lose(now_s, source, send)
+            else:
+                deliver(now_s, source, send, through)
+
+    def _pass(self, now_s: float, source: PeerId, run: Run) -> None:
+        """A whole message of which nothing is lost, on a line without bandwidth or jitter: most there are."""
+        payload, dest = run.payload, run.peer
+        total, chunk_bytes = payload.shape
+        size = total * (chunk_bytes + OVERHEAD_BYTES)
+        traffic = self.traffic[source]
+        traffic.datagrams_sent += total
+        traffic.bytes_sent += size
+        self.traffic[dest].bytes_received += size
+        arrived = Run(source, run.key, 0, total, payload, run.weight, run.heard, None, run.ended)
+        self._post(now_s + self._faults.latency_s, dest, Arrived((arrived,)))
+
+    def _lose(self, now_s: float, source: PeerId, send: Send) -> None:
+        """A message of one chunk, lost on such a line: only its end marker arrives."""
+        run, traffic = send.run, self.traffic[source]
+        traffic.datagrams_sent += 1
+        traffic.datagrams_lost += 1
+        traffic.bytes_sent += run.payload.shape[1] + OVERHEAD_BYTES
+        marker_s = self._marker_s(now_s, source, send) if run.ended else None
+        if marker_s is not None:
+            self._end(marker_s + self._faults.latency_s, source, run)
+
+    def _draw_small(self, now_s: float, source: PeerId, sends: Sequence[Send]) -> list[bool] | None:
+        """Losses of many one-chunk messages at once; ``None`` where they are not all such."""
+        for send in sends:
+            if send.run.total != 1 or now_s > send.deadline_s:
+                return None
+        return self._losses.draw_ones(source, [(send.run.peer, send.run.key) for send in sends])
+
+    def _cross(self, now_s: float, source: PeerId, send: Send, through: Bools | None) -> None:
+        """Send a run over a line of endless bandwidth: it leaves at once."""
+        run = send.run
+        payload, mask, total = run.payload, run.mask, run.total
+        k, traffic = len(payload), self.traffic[source]
+        sent = k if mask is None else int(np.count_nonzero(mask))
+        traffic.datagrams_sent += sent
+        traffic.bytes_sent += sent * (payload.shape[1] + OVERHEAD_BYTES)
+        if through is not None:
+            rows = through if k == total else through[run.first : run.first + k]
+            mask = rows if mask is None else mask & rows
+        if self._cuts and self._faults.cut(source, run.peer, now_s):
+            mask = np.zeros(k, np.bool_)
+        if mask is None and k == total:
+            self._put(now_s, source, run, 0, k, None, sent, run.ended)
+            return
+        marker_s = self._marker_s(now_s, source, send) if run.ended else None
+        arrives_s = self._put(now_s, source, run, 0, k, mask, sent, marker_s == now_s)
+        if marker_s is not None and marker_s > now_s:
+            self._end(arrives_s + marker_s - now_s, source, run)
+
+    # -- The uplink
+
+    def _queue(self, now_s: float, source: PeerId, send: Send, through: Bools | None) -> None:
+        """Put a run's chunks on the uplink's queue; deliver them in pieces if they take long."""
+        run, traffic, rate = send.run, self.traffic[source], self._faults.rate_bytes_per_s
+        size = run.payload.shape[1] + OVERHEAD_BYTES
+        each_s = size / rate
+        rows = np.arange(len(run.payload)) if run.mask is None else np.flatnonzero(run.mask)
+        start_s = max(now_s, self._free_s[source])
+        until_s = min(send.deadline_s, self._ends_s[source])
+        fits = _at_most(len(rows), (self._faults.queue_bytes - (start_s - now_s) * rate) / size)
+        k = _at_most(fits, (until_s - start_s) / each_s)
+        traffic.datagrams_sent += k
+        traffic.bytes_sent += k * size
+        traffic.datagrams_lost += len(rows) - fits
+        end_s = self._free_s[source] = start_s + k * each_s
+        leaves_s = end_s if k == fits else max(end_s, send.deadline_s)  # only then is the rest given up
+        marker_s = self._marker_s(leaves_s, source, send) if run.ended else None
+        pieces = max(1, min(PIECES_MAX, k, math.ceil(k * each_s / max(self._rtt_s, PIECE_S_MIN))))
+        bounds = [k * piece // pieces for piece in range(pieces + 1)]
+        arrives_s = end_s
+        for piece, (i, j) in enumerate(pairwise(bounds)):
+            a, b = (int(rows[i]), int(rows[j - 1]) + 1) if j > i else (0, 0)
+            left_s = start_s + j * each_s
+            mask = _both(run.mask, through, run.first, a, b)
+            if self._cuts and self._faults.cut(source, run.peer, left_s):
+                mask = np.zeros(b - a, np.bool_)
+            ended = piece == pieces - 1 and marker_s == end_s
+            arrives_s = self._put(left_s, source, run, a, b, mask, j - i, ended)
+        if marker_s is not None and marker_s > end_s:
+            self._end(arrives_s + marker_s - end_s, source, run)
+
+    def _marker_s(self, leaves_s: float, source: PeerId, send: Send) -> float | None:
+        """When the first copy of a message's end marker that gets through leaves; ``None``: none does."""
+        run, cuts = send.run, self._cuts
+        until_s = min(send.deadline_s, self._ends_s[source])
+        for repeat in range(REPEATS_MAX):
+            at_s = leaves_s + repeat * self._rtt_s
+            if at_s > until_s:
+                return None
+            if cuts and self._faults.cut(source, run.peer, at_s):
+                continue
+            if not self._losses.marker_lost(source, run.peer, run.key, repeat):
+                return at_s
+        return None
+
+    # -- The line
+
+    def _put(
+        self,
+        left_s: float,
+        source: PeerId,
+        run: Run,
+        a: int,
+        b: int,
+        mask: Bools | None,
+        sent: int,
+        ended: bool,
+    ) -> float:
+        """Deliver rows ``[a, b)`` of a run, as ``mask`` (bool ``[b - a]``) has them; return when."""
+        at_s = left_s + self._faults.latency_s
+        if mask is None:
+            come = b - a
+        else:
+            come = int(np.count_nonzero(mask))
+            self.traffic[source].datagrams_lost += sent - come
+            if come == 0:
+                a = b = 0
+                mask = None
+                if not ended:
+                    return at_s
+        self.traffic[run.peer].bytes_received += come * (run.payload.shape[1] + OVERHEAD_BYTES)
+        if self._delays:
+            return self._scramble(at_s, source, run, a, b, mask, ended)
+        self._post(at_s, run.peer, Arrived((_rows(source, run, a, b, mask, ended),)))
+        return at_s
+
+    def _scramble(
+        self, at_s: float, source: PeerId, run: Run, a: int, b: int, mask: Bools | None, ended: bool
+    ) -> float:
+        """Deliver with jitter, perhaps twice, perhaps some of it late."""
+        faults, dest, post = self._faults, run.peer, self._post
+        self._drawn[source] += 1
+        at_s += self._jitter_s("jitter", source)
+        on_time, k = 0, b - a
+        if faults.reorder > 0 and self._uniform("reorder", source) < faults.reorder:
+            on_time = min(k, 1 + int(k * self._uniform("reordered part", source)))
+            late = None if mask is None else mask[:on_time]
+            flag = ended and on_time == k
+            piece = _rows(source, run, a, a + on_time, late, flag)
+            post(at_s + faults.reorder_s, dest, Arrived((piece,)))
+            if on_time == k:
+                return at_s + faults.reorder_s
+        rest = None if mask is None else mask[on_time:]
+        piece = _rows(source, run, a + on_time, b, rest, ended)
+        post(at_s, dest, Arrived((piece,)))
+        if faults.duplicate > 0 and self._uniform("duplicate", source) < faults.duplicate:
+            again_s = at_s + faults.latency_s + self._jitter_s("jitter of a copy", source)
+            post(again_s, dest, Arrived((piece,)))
+        return at_s
+
+    def _end(self, at_s: float, source: PeerId, run: Run) -> None:
+        """Deliver a message's end marker by itself."""
+        self._post(at_s, run.peer, Arrived((_rows(source, run, 0, 0, None, True),)))
+
+    def _uniform(self, name: str, source: PeerId) -> float:
+        return random.uniform(self._streams[name][source], self._drawn[source])
+
+    def _jitter_s(self, name: str, source: PeerId) -> float:
+        mean_s = self._faults.jitter_s
+        return -mean_s * math.log1p(-self._uniform(name, source)) if mean_s > 0 else 0.0
+
+
+def _rows(source: PeerId, run: Run, a: int, b: int, mask: Bools | None, ended: bool) -> Run:
+    """Rows ``[a, b)`` of a run that was sent, as its receiver gets them: no copy."""
+    payload, weight, heard = run.payload, run.weight, run.heard
+    if b - a == len(payload):
+        return Run(source, run.key, run.first, run.total, payload, weight, heard, mask, ended)
+    payload, weight, heard = payload[a:b], weight[a:b], heard[a:b]
+    return Run(source, run.key, run.first + a, run.total, payload, weight, heard, mask, ended)
+
+
+def _both(mask: Bools | None, through: Bools | None, first: int, a: int, b: int) -> Bools | None:
+    """Rows ``[a, b)`` that are in a run and get through."""
+    present = None if mask is None else mask[a:b]
+    if through is None:
+        return present
+    rows = through[first + a : first + b]
+    return rows if present is None else present & rows
+
+
+def _at_most(count: int, room: float) -> int:
+    """How many of ``count`` fit where there is room for ``room``."""
+    return count if room >= count else max(0, int(room))

@@ -1,0 +1,78 @@
+"""What training needs of a network: the interface to a transport, and the methods that users choose from.
+
+The live transport and the simulated one are made elsewhere; training knows neither.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ragtag.codecs.base import Codec
+from ragtag.core.schema import Schema
+from ragtag.core.types import Floats, Outcome
+from ragtag.protocols import allreduce, rps
+from ragtag.protocols.method import Method
+
+
+class Pending(Protocol):
+    """A round under way."""
+
+    def wait(self) -> Outcome:
+        """Wait until the round is done; the round's own deadline bounds it."""
+        ...
+
+
+class Peers(Protocol):
+    """Who takes part."""
+
+    @property
+    def me(self) -> int:
+        """This peer's number."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """How many peers the crew has, dead or alive."""
+        ...
+
+    @property
+    def live(self) -> frozenset[int]:
+        """The peers believed to take part now; always with this one."""
+        ...
+
+
+class Transport(Peers, Protocol):
+    """What a network gives to training."""
+
+    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+        """Open a channel: compare the schema with every peer's.
+
+        The vectors averaged on it are float32 ``[schema.n_chunks(codec.elements), codec.elements]``.
+        Raises SchemaMismatch, naming the first tensor that differs.
+        """
+        ...
+
+    def start(self, channel: int, values: Floats, weight: float, deadline_s: float | None = None) -> Pending:
+        """Begin the channel's next round with ``values``, float32 ``[n_chunks, elements]``.
+
+        ``values`` may be the model's own memory: it does not change before ``wait`` returns, and does
+        right afterwards. What a transport still has to send of it by then it copies, or drops.
+        ``outcome.mean`` is not changed by the caller.
+        """
+        ...
+
+
+def RPS(repair: bool = False) -> Method:
+    """Average over what arrives: what is lost or late is left out, nobody waits for it (ICML 2019).
+
+    repair: ask again for what is missing while the deadline allows.
+    """
+    return rps.rps_repair if repair else rps.rps
+
+
+def AllReduce(ring: bool = False) -> Method:
+    """Average over everybody, with retransmission: the loss-free baseline, which waits for the slowest.
+
+    ring: pass partial sums around a ring rather than straight to each block's owner.
+    """
+    return allreduce.ring if ring else allreduce.direct

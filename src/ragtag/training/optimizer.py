@@ -1,0 +1,269 @@
+"""An optimizer whose model is averaged with a crew's."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import fp32
+from ragtag.core.types import Outcome
+from ragtag.protocols.method import Method
+from ragtag.schedules.base import Average, Compute, Progress, Schedule
+from ragtag.schedules.every import EveryStep, every
+from ragtag.training.averager import RPS, Transport
+from ragtag.training.modes import Closure, Gradients, Mode, Models
+from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
+from ragtag.training.replica import Replica
+
+_KEY = "ragtag"  # this optimizer's entry in a state_dict
+
+
+class CrewOptimizer(torch.optim.Optimizer):
+    """Wraps an optimizer: takes its steps, and averages with the crew as often as the schedule says.
+
+    A torch.optim.Optimizer in every use: it shares ``param_groups`` and ``state`` with ``inner``;
+    learning-rate schedulers, gradient clipping, closures, hooks and torch.amp.GradScaler work (a peer
+    whose step the scaler skips still takes part in the average).
+
+    The optimizer's own state (momentum, Adam's moments) stays local, and so does whatever belongs to no
+    parameter and no buffer. Peers should begin with the same weights (the same seed, or a checkpoint):
+    the first average is one of whatever they begin with.
+
+    transport: the crew's network. method: ``RPS()`` or ``AllReduce()``.
+    average: "models" after the local step, or "gradients" before it (see ``modes.Gradients``).
+    schedule, or every (an int): when; by default after every step.
+    model: whose parameters these are. Given, the crew's schemas are compared here and now; else when
+        averaging begins, and the model is found by a look at which module is called (by a hook that
+        torch.compile warns of: give it a compiled model).
+    buffers: average the model's floating-point buffers too (see ``modules.buffer_parts``).
+    weight: how much this peer counts in a mean (a number, or a function called before each average).
+    deadline_s: bounds each round; by default its bound comes from measurement.
+    on_outcome: called with each round's outcome.
+
+    Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
+    NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent).
+    """
+
+    _step_supports_amp_scaling = True  # so that GradScaler calls step() also when it wants it skipped
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        transport: Transport,
+        *,
+        method: Method | None = None,
+        average: Literal["models", "gradients"] = "models",
+        schedule: Schedule | None = None,
+        every: int | None = None,
+        model: torch.nn.Module | None = None,
+        buffers: bool = True,
+        weight: float | Callable[[], float] = 1.0,
+        codec: Codec = fp32,
+        deadline_s: float | None = None,
+        on_outcome: Callable[[Outcome], None] | None = None,
+        channel: int = 0,
+    ) -> None:
+        if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, CrewOptimizer):
+            raise TypeError(
+                f"a crew's optimizer wraps a plain torch.optim.Optimizer; this is a {type(inner).__name__}"
+            )
+        self._inner = inner
+        self._adopting = True
+        super().__init__(inner.param_groups, inner.defaults)
+        self._adopting = False
+        self._transport, self._channel, self._codec = transport, channel, codec
+        self._method = RPS() if method is None else method
+        self._mode = _mode(average, inner)
+        self._schedule = _schedule(schedule, every)
+        self._weight, self._deadline_s, self._on_outcome = weight, deadline_s, on_outcome
+        self._buffers = buffers
+        self._steps = self._since = 0
+        self._replica: Replica | None = None
+        self._watch: Watch | None = None
+        self.outcome: Outcome | None = None
+        """What the last average came to."""
+        self.left_out: tuple[str, ...] = ()
+        """Floating-point buffers that are not averaged (known once averaging has begun)."""
+        if model is not None:
+            self._configure([model])
+        else:
+            self._watch = Watch(parameters_of(inner.param_groups))
+            weakref.finalize(self, self._watch.hook.remove)
+
+    # -- What it shares with the optimizer inside
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """The optimizer that takes the local steps."""
+        return self._inner
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's."""
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if not self._adopting:
+            self._inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's, by parameter."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if not self._adopting:
+            self._inner.state = state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the inner optimizer's, as long as averaging has not begun. Raises RuntimeError after that."""
+        if self._adopting:
+            return
+        if self._replica is not None or self._steps:
+            raise RuntimeError(
+                "add_param_group: the crew has agreed on what is averaged; add all groups before the first "
+                "step (and without model=...), or make a new crew optimizer on every peer"
+            )
+        self._inner.add_param_group(param_group)
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = Watch(parameters_of(self._inner.param_groups))
+            weakref.finalize(self, self._watch.hook.remove)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the inner optimizer's."""
+        self._inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, and how far this peer has come (under "ragtag", which others pass over)."""
+        progress = {"step": self._steps, "since_average": self._since}
+        return {**self._inner.state_dict(), _KEY: progress}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what this or a plain optimizer has saved."""
+        plain = dict(state_dict)
+        progress = plain.pop(_KEY, None)
+        self._inner.load_state_dict(plain)
+        if progress is not None:
+            self._steps, self._since = int(progress["step"]), int(progress["since_average"])
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a crew's optimizer holds a network; copy or save its state_dict() instead")
+
+    def __repr__(self) -> str:
+        return f"CrewOptimizer({self._mode.content} by {self._method.name}, {self._inner!r})"
+
+    # -- Steps
+
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        """Take a local step, and average when the schedule says so. Returns the closure's loss."""
+        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
+            return _step_with_hooks(self, closure)
+        return self._step(closure)
+
+    def _step(self, closure: Closure | None = None) -> float | None:
+        loss = self._mode.local(closure, self._unscale())
+        self._steps += 1
+        self._since += 1
+        if self._due():
+            self.average()
+        return loss
+
+    def average(self) -> Outcome:
+        """Average now, whatever the schedule says."""
+        replica = self._replica
+        if replica is None:
+            replica = self._configure(self._watch.modules if self._watch is not None else [])
+        weight = self._weight() if callable(self._weight) else self._weight
+        outcome = replica.average(self._mode.offer(weight), self._deadline_s)
+        self._since = 0
+        self.outcome = outcome
+        self._mode.take(outcome)
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
+        return outcome
+
+    def _due(self) -> bool:
+        waited_s = 0.0
+        while True:
+            decision = self._schedule.decide(self._progress(waited_s))
+            if isinstance(decision, Compute):
+                return False
+            if isinstance(decision, Average) or waited_s >= decision.at_most_s:
+                return True
+            pause_s = min(decision.for_s, decision.at_most_s - waited_s)
+            time.sleep(pause_s)
+            waited_s += pause_s
+
+    def _progress(self, waited_s: float) -> Progress:
+        return Progress(
+            step=self._steps,
+            since_average=self._since,
+            n=self._transport.n,
+            live=self._transport.live,
+            round_s=None if self.outcome is None else self.outcome.total_s,
+            waited_s=waited_s,
+        )
+
+    def _unscale(self) -> bool:
+        """Do what GradScaler asks of an optimizer that handles scales itself: divide the gradients by the
+        scale. Returns whether they overflowed, so that this step is to be skipped.
+        """
+        found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
+        if found_inf is None:
+            return False
+        if found_inf.item():
+            return True
+        scale: torch.Tensor | None = self.__dict__.get("grad_scale")
+        if scale is not None:
+            factor = 1.0 / scale.item()
+            for parameter in parameters_of(self.param_groups):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        return False
+
+    def _configure(self, modules: list[torch.nn.Module]) -> Replica:
+        names = name_parameters(self.param_groups, modules)
+        buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
+        self._replica = Replica(
+            self._mode.parts(names, buffers),
+            self._transport,
+            self._method,
+            self._codec,
+            channel=self._channel,
+            content=self._mode.content,
+        )
+        self.left_out = tuple(left_out)
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+        return self._replica
+
+
+# torch wraps each optimizer's step in a label for its profiler and a look for hooks, which takes as long as
+# all else here. The inner optimizer's step has that already; this one's is wrapped only where it has hooks.
+CrewOptimizer.step.hooked = True  # type: ignore[attr-defined]
+_step_with_hooks = CrewOptimizer.profile_hook_step(CrewOptimizer._step)
+
+
+def _mode(average: str, inner: torch.optim.Optimizer) -> Mode:
+    if average == "models":
+        return Models(inner)
+    if average == "gradients":
+        return Gradients(inner)
+    raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
+
+
+def _schedule(schedule: Schedule | None, steps: int | None) -> Schedule:
+    if schedule is not None and steps is not None:
+        raise ValueError("give either a schedule or every=..., not both")
+    if schedule is not None:
+        return schedule
+    return EveryStep() if steps is None else every(steps)

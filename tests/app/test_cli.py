@@ -1,0 +1,287 @@
+"""The command: help, JSON alone on standard output, one line for an error, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from ragtag import __version__
+from ragtag.app import cli
+from ragtag.app.folders import new_run_folder
+from ragtag.app.simulate_view import VALUES_MAX, count
+from ragtag.app.tracefile import read_run
+from ragtag.recipes.base import Report, row
+
+SRC = Path(__file__).parents[2] / "src"
+COMMANDS = ("demo", "run", "simulate", "reproduce", "report", "watch")
+runner = CliRunner()
+
+
+def invoke(*args: str | Path) -> SimpleNamespace:
+    result = runner.invoke(cli.app, [str(arg) for arg in args], prog_name="ragtag", env={"COLUMNS": "110"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+
+def error_of(result: SimpleNamespace) -> str:
+    """The one line that an error is; nothing else was printed."""
+    assert result.out == ""
+    lines = result.err.splitlines()
+    assert len(lines) == 1, result.err
+    assert lines[0].startswith("error: ")
+    return str(lines[0])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# -- Help
+
+
+def test_the_version() -> None:
+    assert invoke("--version").out == f"ragtag {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_examples_and_exit_codes(command: str) -> None:
+    for option in ("--help", "-h"):
+        shown = invoke(command, option)
+        assert shown.code == 0
+        assert f"$ ragtag {command}" in shown.out
+        assert "Exit codes" in shown.out
+
+
+def test_the_help_names_every_command() -> None:
+    for args in ((), ("--help",)):
+        shown = invoke(*args)
+        assert all(re.search(rf"\b{command}\b", shown.out + shown.err) for command in COMMANDS)
+
+
+def test_the_command_starts_without_what_is_heavy() -> None:
+    code = (
+        "import sys, ragtag.app.cli; print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules])"
+    )
+    env = dict(os.environ) | {"PYTHONPATH": str(SRC)}
+    shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60, check=True)
+    assert shown.stdout == b"[]\n"
+
+
+def test_faults_are_listed_on_demand() -> None:
+    shown = invoke("simulate", "--faults", "help")
+    assert (shown.code, "freeze=PEER@AT_S+FOR_S" in shown.out) == (0, True)
+
+
+# -- Errors
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["run", "nowhere.py"], "there is no script nowhere.py"),
+        (["run", "--faults", "los=1", "x.py"], "no fault is called 'los'"),
+        (["run", "-n", "2", "--faults", "kill=2@1", "__file__"], "names peer 2, but the 2 peers"),
+        (["simulate", "--method", "magic"], "no method is called 'magic'"),
+        (["simulate", "--size", "big"], "a size of 'big'; write how many values"),
+        (["simulate", "--loss", "2"], "loss is 2.0; a probability lies between 0 and 1"),
+        (["simulate", "--loss", "0.1", "--faults", "loss=0.2"], "more than once"),
+        (["reproduce", "cold-fusion"], "no recipe is called 'cold-fusion'; there are: rps"),
+        (["reproduce", "rps", "--data", "nowhere.tar"], "there is no archive nowhere.tar"),
+        (["report", "nowhere"], "no trace to read: nowhere is not a folder"),
+        (["report", "nowhere", "--json"], "no trace to read: nowhere is not a folder"),
+        (["watch", "nowhere"], "nowhere is not a folder"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(here: Path, args: list[str], said: str) -> None:
+    result = invoke(*[__file__ if arg == "__file__" else arg for arg in args])
+    assert said in error_of(result)
+    assert result.code == 2
+    assert not (here / "runs").exists()  # no empty folder is left
+
+
+@pytest.mark.parametrize("args", [["run"], ["run", "-n", "0", "x.py"], ["simulate", "-n", "65"], ["fly"]])
+def test_wrong_usage_is_explained(args: list[str]) -> None:
+    result = invoke(*args)
+    assert (result.code, result.out) == (2, "")
+    assert "Usage: ragtag" in result.err
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    result = runner.invoke(cli.app, ["--debug", "report", "nowhere"])
+    assert isinstance(result.exception, FileNotFoundError)
+    assert "no trace" in error_of(invoke("report", "nowhere"))  # not kept from one call to the next
+
+
+def test_an_unexpected_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("oh\nno")
+
+    monkeypatch.setattr("ragtag.app.simulate_view.run", broken)
+    result = invoke("simulate")
+    assert error_of(result) == "error: oh no (ZeroDivisionError; ragtag --debug shows where)"
+    assert result.code == 1
+
+
+# -- Run
+
+
+def test_run_starts_peers_and_prefixes_their_lines(here: Path) -> None:
+    script = here / "hello.py"
+    script.write_text("import os, sys; print('hello', os.environ['RAGTAG_RANK'], sys.argv[1:])")
+    result = invoke("run", "-n", "2", script, "--lr", "0.1", "--json", "-n", "9")
+    assert result.code == 0
+    args = "['--lr', '0.1', '--json', '-n', '9']"  # what follows the script is the script's
+    assert sorted(result.out.splitlines()) == [f"[{peer}] hello {peer} {args}" for peer in (0, 1)]
+    (folder,) = (here / "runs").iterdir()
+    assert f"ragtag report runs/{folder.name}" in result.err
+    assert read_run(folder).run is not None
+
+
+def test_run_prints_json_alone_on_standard_output(here: Path) -> None:
+    script = here / "fails.py"
+    script.write_text(
+        "import os\nprint('noise')\nif os.environ['RAGTAG_RANK'] == '1': raise ValueError('no')"
+    )
+    result = invoke("run", "-n", "2", "--json", "--run-folder", here / "out", script)
+    told = json.loads(result.out)
+    assert (result.code, told["exit_code"], told["run_folder"]) == (1, 1, str(here / "out"))
+    assert [(p["peer"], p["status"], p["failed"]) for p in told["peers"]] == [(0, 0, False), (1, 1, True)]
+    assert told["peers"][1]["error"].endswith("ValueError: no")
+    assert "[0] noise" in result.err
+
+
+def test_run_shows_a_shared_error_once(here: Path) -> None:
+    script = here / "fails.py"
+    script.write_text("raise ValueError('the same for all')")
+    result = invoke("run", "-n", "3", script)
+    assert result.code == 1
+    assert result.err.count("ValueError: the same for all") == 1
+    assert result.err.count("failed with the same error as peer") == 2
+    assert "3 failed" in result.err
+
+
+def test_run_stops_the_others_when_asked(here: Path) -> None:
+    script = here / "fails.py"
+    script.write_text(
+        "import os, time\nif os.environ['RAGTAG_RANK'] == '0': raise ValueError('no')\ntime.sleep(60)"
+    )
+    result = invoke("run", "-n", "2", "--on-error", "stop", script)
+    assert result.code == 1
+    assert "1 ended early, 1 failed" in result.err
+
+
+def test_run_watches_while_peers_run(here: Path) -> None:
+    script = here / "hello.py"
+    script.write_text("print('hello')")
+    result = invoke("run", "-n", "2", "--watch", script)
+    assert result.code == 0
+    assert "2 waiting" in result.out  # without a terminal the table is a line
+
+
+# -- Simulate, report, watch
+
+
+SIMULATE = ["simulate", "-n", "4", "--size", "2k", "--rounds", "4", "--loss", "0.1", "--latency", "0.005"]
+
+
+def test_simulate_prints_rounds_and_leaves_a_trace_that_can_be_reported_and_watched(here: Path) -> None:
+    result = invoke(*SIMULATE, "--run-folder", "out", "--check", "--seed", "3")
+    assert result.code == 0
+    assert "rps, 4 peers, 2,000 values, loss=0.1,delay=0.005" in result.out
+    assert re.search(r"│ +3 │ +4 │ +\d+\.\d%", result.out)
+    assert "invariants held" in result.out
+    run = read_run(here / "out").run
+    assert run is not None
+    again = invoke(*run.command.split()[1:], "--run-folder", "again", "--json")
+    assert json.loads(again.out)["digest"].startswith(re.findall(r"digest (\w+)", result.out)[0])
+    page = invoke("report", "out")
+    assert (page.code, page.out) == (0, "out/report.html\n")
+    assert "<html" in (here / "out" / "report.html").read_text()
+    figures = json.loads(invoke("report", "out", "--json").out)
+    assert (figures["world"], figures["peers"]) == ("simulated", 4)
+    watched = invoke("watch", "out")
+    assert (watched.code, "4 done" in watched.out) == (0, True)
+
+
+def test_simulate_prints_json_alone_on_standard_output(here: Path) -> None:
+    told = json.loads(invoke(*SIMULATE, "--json").out)
+    assert len(told["rounds"]) == 4
+    assert told["setup"]["faults"] == "loss=0.1,delay=0.005"
+
+
+def test_simulate_shows_the_ends_of_a_long_run(here: Path) -> None:
+    result = invoke("simulate", "-n", "2", "--size", "10", "--rounds", "50")
+    assert "..." in result.out
+    assert re.search(r"│ +49 │", result.out)
+    assert not re.search(r"│ +25 │", result.out)
+
+
+def test_simulate_does_not_write_over_a_run(here: Path) -> None:
+    invoke(*SIMULATE, "--run-folder", "out")
+    result = invoke(*SIMULATE, "--run-folder", "out")
+    assert (result.code, "holds the trace of a run already" in error_of(result)) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1", 1), ("100k", 100_000), ("1.5M", 1_500_000), ("1g", 10**9)]
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert count(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1e6", "k", "1T", "99g", str(VALUES_MAX + 1)])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="write how many values"):
+        count(text)
+
+
+# -- Reproduce
+
+
+class Recipe:
+    """Stands in for a recipe, which takes minutes."""
+
+    def __init__(self, measured: float) -> None:
+        self.measured = measured
+        self.options: dict[str, object] = {}
+
+    def reproduce(self, **options: object) -> Report:
+        self.options = options
+        options["progress"](1, 1, "a part")  # type: ignore[operator]
+        report = Report("rps", "A title", {"seeds": options["seeds"]})
+        report.rows.append(row("alpha", self.measured, 1.0, 0.1, "the paper"))
+        return report
+
+
+@pytest.mark.parametrize(("measured", "code"), [(1.05, 0), (2.0, 1)])
+def test_reproduce_says_pass_or_fail(
+    here: Path, monkeypatch: pytest.MonkeyPatch, measured: float, code: int
+) -> None:
+    recipe = Recipe(measured)
+    monkeypatch.setitem(sys.modules, "ragtag.recipes.rps", recipe)  # type: ignore[arg-type]
+    result = invoke("reproduce", "rps", "--quick", "--seeds", "2", "--out", "out")
+    assert result.code == code
+    assert ("all pass" if code == 0 else "1 fail") in result.out
+    assert (recipe.options["quick"], recipe.options["seeds"], recipe.options["out"]) == (True, 2, Path("out"))
+    told = invoke("reproduce", "rps", "--json")
+    assert (told.code, json.loads(told.out)["ok"]) == (code, code == 0)
+
+
+# -- Folders
+
+
+def test_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    folders = {new_run_folder("a name/with: odd signs", tmp_path) for _ in range(5)}
+    assert len(folders) == 5
+    assert all(folder.is_dir() and folder.parent == tmp_path for folder in folders)
+    assert all(folder.name.startswith("a-name-with-odd-signs-") for folder in folders)

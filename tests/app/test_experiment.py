@@ -1,0 +1,97 @@
+"""Simulated runs: the theory's disagreement, determinism, faults, and the trace they leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ragtag.app.experiment import METHODS, ExperimentError, RoundFigures, Setup, simulate
+from ragtag.app.tracefile import read_run
+from ragtag.core import trace
+from ragtag.core.faultspec import parse_faults
+
+SMALL = Setup(peers=4, values=2_000, rounds=6, faults=parse_faults("loss=0.1,delay=0.005"))
+
+
+def test_rps_at_ten_percent_loss_comes_to_the_steady_disagreement_of_theory() -> None:
+    setup = Setup(peers=8, values=100_000, rounds=16, faults=parse_faults("loss=0.1"), compute_sigma=0.0)
+    result = simulate(setup)
+    assert result.arrived == pytest.approx(1 - 0.1 * 7 / 8, abs=0.01)  # the owner's copy is never lost
+    assert result.disagreement == pytest.approx(0.0857, rel=0.04)  # beta / (1 - beta), n = 8, p = .1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_loss_no_disagreement_is_left(method: str) -> None:
+    result = simulate(Setup(peers=4, values=2_000, rounds=3, method=method, check=True))
+    assert [figures.round for figures in result.rounds] == [0, 1, 2]
+    assert all(figures.peers == 4 and figures.arrived == 1.0 for figures in result.rounds)
+    assert all(figures.contributors == 4 for figures in result.rounds)
+    assert result.disagreement < 1e-10
+    assert result.healed_round is not None
+
+
+def test_two_runs_of_one_seed_are_one_run() -> None:
+    first, again = simulate(SMALL), simulate(SMALL)
+    assert (first.digest, first.rounds) == (again.digest, again.rounds)
+    other = simulate(Setup(peers=4, values=2_000, rounds=6, faults=SMALL.faults, seed=1))
+    assert other.digest != first.digest
+
+
+def test_a_crash_and_a_freeze_leave_their_marks_in_figures_and_trace(tmp_path: Path) -> None:
+    faults = parse_faults("loss=0.05,delay=0.005,kill=2@0.5,freeze=1@0.3+0.4,kill=3@99")
+    told: list[RoundFigures] = []
+    setup = Setup(peers=4, values=2_000, rounds=12, faults=faults)
+    result = simulate(setup, tmp_path / "run", on_round=told.append, command="ragtag simulate ...")
+    assert result.live == (0, 1, 3)
+    assert tuple(told) == result.rounds
+    numbers = [figures.round for figures in told]
+    assert numbers == sorted(set(numbers))
+    assert (numbers[0], numbers[-1]) == (0, 11)
+    assert min(figures.peers for figures in told) < 4
+    run = read_run(tmp_path / "run")
+    assert run.run is not None
+    assert (run.run.world, run.run.method, run.run.peers) == ("simulated", "rps", 4)
+    records = list(run.records())
+    assert not run.damage.messages()
+    marks = [(r.name, r.peer, r.t) for r in records if isinstance(r, trace.Fault)]
+    assert marks == [("loss", -1, 0.0), ("delay", -1, 0.0), ("freeze", 1, 0.3), ("kill", 2, 0.5)]
+    rounds = [r for r in records if isinstance(r, trace.Round)]
+    assert len({(r.peer, r.round) for r in rounds}) == len(rounds)
+    assert max(r.t for r in rounds if r.peer == 2) < 0.5
+    assert [r.peer for r in records if isinstance(r, trace.Leave)] == [0, 1, 3]
+    assert json.loads(json.dumps(result.to_json()))["setup"]["faults"].startswith("loss=0.05")
+
+
+def test_a_run_in_which_all_crash_ends(tmp_path: Path) -> None:
+    result = simulate(Setup(peers=2, values=10, rounds=5, faults=parse_faults("kill=0@0.01,kill=1@0.01")))
+    assert (result.live, result.rounds, result.arrived) == ((), (), 0.0)
+
+
+def test_a_crew_of_one_averages_with_itself() -> None:
+    result = simulate(Setup(peers=1, values=10, rounds=3))
+    assert [figures.contributors for figures in result.rounds] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "magic"}, "no method is called 'magic'; there are rps, rps"),
+        ({"peers": 65}, "65 peers: one crew averages 1 to 64"),
+        ({"values": 0}, "values is 0; it must be 1 or more"),
+        ({"rounds": -1}, "rounds is -1"),
+        ({"compute_s": -1.0}, "compute takes -1.0 s"),
+        ({"compute_s": float("nan")}, "compute takes nan s"),
+        ({"faults": parse_faults("kill=16@1")}, "names peer 16"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        Setup(**change)  # type: ignore[arg-type]
+
+
+def test_a_folder_with_a_trace_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "crew.jsonl").write_text("")
+    with pytest.raises(ExperimentError, match="holds the trace of a run already"):
+        simulate(SMALL, tmp_path)

@@ -1,0 +1,332 @@
+"""Joining a crew: alone, with others, with the wrong ones, with none; and whole crews of processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import ragtag
+from ragtag.app.environment import VARIABLES, Place
+from ragtag.app.join import JoinError, join, read_hello
+from ragtag.app.launch import launch
+from ragtag.app.launch_events import Ended, Event, Line
+from ragtag.app.tracefile import read_run
+from ragtag.core import trace
+from ragtag.core.types import Met
+from ragtag.core.wire import VERSION, Identity
+from ragtag.network.driver import Driver
+from ragtag.network.udp import Endpoint, PortInUse
+from ragtag.protocols.node import Node
+from tests.network.crew import PATIENCE_S
+
+SRC = Path(__file__).parents[2] / "src"
+GIVE_UP_S = 1.0
+CREW = "otters"
+HELLO = {"ragtag": ragtag.__version__, "wire": VERSION, "size": 2, "seed": 5}
+
+
+@pytest.fixture(autouse=True)
+def nobody_started_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*VARIABLES, "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Others:
+    """The rest of a crew of which this process becomes peer 0; it says what it is told to."""
+
+    def __init__(self, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n = n
+        self._undo = ExitStack()
+        self.mine = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._undo.callback(self.mine.close)
+        self.mine.bind(("127.0.0.1", 0))
+        self.endpoints = [Endpoint() for _ in range(n - 1)]
+        self.addresses = [self.mine.getsockname(), *(endpoint.address for endpoint in self.endpoints)]
+        for endpoint in self.endpoints:
+            self._undo.callback(endpoint.close)
+        self.fd = os.dup(self.mine.fileno())
+        place = Place(0, n, CREW, seed=5, peers=tuple(self.addresses), socket_fd=self.fd)
+        for name, value in place.variables().items():
+            monkeypatch.setenv(name, value)
+
+    def say(self, peer: int, blob: bytes) -> Any:
+        """A peer starts, and tells ``blob`` first."""
+        endpoint = self.endpoints[peer - 1]
+        addresses = dict(enumerate(self.addresses))
+        driver = Driver(Node(peer, self.n, 5), endpoint, Identity(CREW, peer), addresses)
+        driver.start()
+        self._undo.callback(driver.close, 0.0)
+        return driver.meet(0, blob, PATIENCE_S)
+
+    def close(self) -> None:
+        self._undo.close()
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Others]:
+    others = Others(2, monkeypatch)
+    yield others
+    others.close()
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[Others]:
+    others = Others(3, monkeypatch)
+    yield others
+    others.close()
+
+
+def hello(**other: object) -> bytes:
+    return msgspec.json.encode({**HELLO, **other})
+
+
+# -- Alone
+
+
+def test_alone_a_script_trains_as_it_would_without() -> None:
+    data = TensorDataset(torch.arange(12.0).reshape(12, 1))
+    with ragtag.join() as crew:
+        assert (crew.rank, crew.size, crew.live, crew.seed) == (0, 1, {0}, 0)
+        model, plain = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+        plain.load_state_dict(model.state_dict())
+        optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=1e-3))
+        ordinary = torch.optim.SGD(plain.parameters(), lr=1e-3)
+        for (batch,) in crew.split(DataLoader(data, batch_size=4)):
+            for this, by in ((model, optimizer), (plain, ordinary)):
+                by.zero_grad()
+                this(batch).square().mean().backward()
+                by.step()
+        assert torch.equal(model.weight, plain.weight)
+        assert torch.equal(model.bias, plain.bias)
+        crew.log_step(1.0, 4)
+    crew.leave()  # twice does no harm
+
+
+def test_one_loader_is_split_once_and_counts_its_epochs() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(9)), batch_size=3, shuffle=True)
+    with ragtag.join() as crew:
+        split = crew.split(loader)
+        orders = []
+        for epoch in range(3):
+            again = crew.split(loader)
+            assert again is split
+            assert again.epoch == epoch
+            orders.append(torch.cat([batch for (batch,) in again]).tolist())
+        assert all(sorted(order) == list(range(9)) for order in orders)
+        assert orders[0] != orders[1] != orders[2]
+        assert crew.split(DataLoader(loader.dataset)) is not split
+        for again_with in ({"seed": 3}, {"shards": [[0, 1]]}):
+            with pytest.raises(ValueError, match="split already"):
+                crew.split(loader, **again_with)  # type: ignore[arg-type]
+
+
+def test_a_crew_of_one_writes_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(0, 1, CREW, seed=7, run_folder=tmp_path, peers=(("127.0.0.1", 4000),))
+    for name, value in place.variables().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match="no more fish"), ragtag.join() as crew:
+        assert (crew.size, crew.seed) == (1, 7)
+        crew.log_step(0.5, 32)
+        crew.log_step(0.25, 32)
+        raise RuntimeError("no more fish")
+    records = list(read_run(tmp_path).records())
+    assert [type(record) for record in records] == [
+        trace.Join, trace.Step, trace.Step, trace.Error, trace.Leave,
+    ]  # fmt: skip
+    assert isinstance(records[3], trace.Error)
+    assert records[3].what == "RuntimeError: no more fish"
+    assert isinstance(records[4], trace.Leave)
+    assert (records[4].steps, records[4].samples) == (2, 64)
+
+
+# -- The others
+
+
+def test_peers_that_agree_meet(two: Others) -> None:
+    heard = two.say(1, hello())
+    with join(deadline_s=PATIENCE_S) as crew:
+        assert (crew.rank, crew.size, crew.live, crew.seed) == (0, 2, {0, 1}, 5)
+    met = heard.result(PATIENCE_S)
+    assert isinstance(met, Met)
+    assert msgspec.json.decode(met.blobs[0]) == HELLO
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"size": 3}, "peer 1 has another number of peers: 3 there, 2 here"),
+        ({"seed": 6}, "peer 1 has another seed: 6 there, 5 here"),
+        ({"ragtag": "0.0.9"}, f"peer 1 has another version of Ragtag: 0.0.9 there, {ragtag.__version__}"),
+    ],
+)
+def test_a_peer_of_another_crew_is_not_joined(two: Others, other: dict[str, Any], said: str) -> None:
+    two.say(1, hello(**other))
+    with pytest.raises(JoinError, match=said):
+        join(deadline_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "blob", [b"", b"\xff\xfe", b"[" * 5000, b"{}", hello(seed="five"), b"GET / HTTP/1.1"]
+)
+def test_what_is_no_hello_is_refused(two: Others, blob: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_hello(blob)
+    two.say(1, blob)
+    with pytest.raises(JoinError, match="peer 1 says no hello that can be read"):
+        join(deadline_s=PATIENCE_S)
+
+
+def test_a_peer_that_does_not_answer_is_left_out(three: Others, caplog: pytest.LogCaptureFixture) -> None:
+    three.say(1, hello(size=3))
+    with caplog.at_level(logging.WARNING, "ragtag"), join(deadline_s=GIVE_UP_S) as crew:
+        assert crew.size == 3
+    assert f"peer 2 did not answer within {GIVE_UP_S:g} s; going on without" in caplog.messages
+
+
+def test_nobody_answers(three: Others) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(JoinError) as error:
+        join(deadline_s=GIVE_UP_S)
+    assert GIVE_UP_S <= time.monotonic() - began_s < 2 * GIVE_UP_S
+    assert str(error.value) == (
+        "none of the other 2 peers of crew 'otters' answered within 1 s; are they started, with the same "
+        "crew name, and does the firewall let UDP through?"
+    )
+
+
+def test_a_crew_of_another_name_is_no_answer(two: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGTAG_CREW", "beavers")
+    two.say(1, hello())
+    with pytest.raises(JoinError, match="none of the other 1 peers of crew 'beavers' answered within 1 s"):
+        join(deadline_s=GIVE_UP_S)
+
+
+def test_another_wire_format_is_named(two: Others) -> None:
+    newer = bytearray(64)
+    newer[0:3] = (0x5247).to_bytes(2, "little") + bytes([VERSION + 1])
+    newer[4:8] = Identity(CREW, 1).crew_id.to_bytes(4, "little")
+    two.endpoints[0].send_short(bytes(newer), two.addresses[0])
+    with pytest.raises(JoinError, match=f"peer 1 of crew 'otters' speaks another wire .* {VERSION};"):
+        join(deadline_s=GIVE_UP_S)
+
+
+def test_a_port_in_use_is_named(two: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAGTAG_FD")
+    port = two.addresses[0][1]
+    with pytest.raises(PortInUse, match=f"UDP port {port} on 127.0.0.1 is in use by another program"):
+        join(deadline_s=GIVE_UP_S)
+
+
+def test_a_failed_join_gives_its_port_back(two: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAGTAG_FD")
+    two.mine.close()
+    os.close(two.fd)
+    for _ in range(2):
+        with pytest.raises(JoinError, match="answered within"):
+            join(deadline_s=0.2)
+
+
+def test_what_a_store_does_not_answer_is_a_join_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for name, value in (("RANK", 1), ("WORLD_SIZE", 2), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)):
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(JoinError, match=f"torchrun's store at 127.0.0.1:{port} did not answer"):
+        join(deadline_s=GIVE_UP_S)
+
+
+# -- Whole crews of processes
+
+SCRIPT = """
+import os, signal, sys, time
+import torch, ragtag
+crew = ragtag.join(deadline_s=GIVE_UP_S)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(crew.rank))
+sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+"""
+TRAIN = """
+with crew:
+    optimizer = crew.optimizer(sgd, averager=ragtag.AllReduce(), model=model)
+    for at in range(8):
+        if at == 5 and crew.rank == 2:
+            raise RuntimeError("the otter is asleep")
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        if at == 3 and crew.rank == 1:
+            model[1].weight.data[0, 2] = float("inf")
+        optimizer.step()
+        print(bin(int(optimizer.outcome.heard[0])))
+    print("weights", torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes().hex())
+"""
+DIE = """
+if crew.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+began_s = time.monotonic()
+with crew:
+    optimizer = crew.optimizer(sgd, averager=ragtag.AllReduce(), model=model)
+    for _ in range(5):
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    print(time.monotonic() - began_s, bin(int(optimizer.outcome.heard[0])), sorted(crew.live))
+"""
+
+
+def launched(
+    folder: Path, n: int, text: str, give_up_s: float, **options: Any
+) -> tuple[list[Event], dict[int, Ended]]:
+    script = folder / "peer.py"
+    script.write_text(SCRIPT.replace("GIVE_UP_S", str(give_up_s)) + text)
+    events: list[Event] = []
+    env = {"PYTHONPATH": str(SRC)}
+    result = launch(n, [str(script)], on_event=events.append, env=env, seed=3, **options)
+    return events, {end.peer: end for end in result.ends}
+
+
+def lines(events: list[Event], peer: int) -> list[str]:
+    return [e.text for e in events if isinstance(e, Line) and e.peer == peer and not e.error]
+
+
+def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    events, ends = launched(tmp_path, 4, TRAIN, PATIENCE_S, on_error="continue", run_folder=run)
+    assert {peer: end.failed for peer, end in ends.items()} == {0: False, 1: True, 2: True, 3: False}, events
+    assert "NotFinite: parameter '1.weight'" in ends[1].error.splitlines()[-1]
+    assert ends[2].error.splitlines()[-1] == "RuntimeError: the otter is asleep"
+    shown = [e.text for e in events if isinstance(e, Line) and e.text == "RuntimeError: the otter is asleep"]
+    assert len(shown) == ends[2].shown  # at its end, or before where it took long to end: once
+    assert lines(events, 0)[:3] == ["0b1111"] * 3
+    assert lines(events, 0)[-2] == "0b1001"
+    assert lines(events, 0)[-1].startswith("weights ")
+    assert lines(events, 0)[-1] == lines(events, 3)[-1]
+    records = list(read_run(run).records())
+    errors = {record.peer: record.what for record in records if isinstance(record, trace.Error)}
+    assert set(errors) == {1, 2}
+    assert errors[2] == "RuntimeError: the otter is asleep"
+    left = {record.peer: record.steps for record in records if isinstance(record, trace.Leave)}
+    assert set(left) == {0, 1, 2, 3}
+
+
+@pytest.mark.slow  # in one process: test_transport
+def test_a_peer_killed_before_its_first_average_holds_nobody_up_for_long(tmp_path: Path) -> None:
+    give_up_s = 8.0  # as long as importing torch may take one peer longer than another
+    events, ends = launched(tmp_path, 3, DIE, give_up_s)
+    assert ends[2].status == -9
+    for peer in (0, 1):
+        assert not ends[peer].failed, ends[peer].error
+        took_s, heard, live = lines(events, peer)[-1].split(maxsplit=2)
+        assert heard == "0b11"
+        assert live == "[0, 1]"
+        assert give_up_s < float(took_s) < 1.75 * give_up_s

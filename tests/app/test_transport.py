@@ -1,0 +1,259 @@
+"""How training reaches its crew, over drivers in one process: agreeing on a model, refusing, going on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ragtag
+from ragtag.app.transport import DriverTransport, SoloTransport
+from ragtag.codecs.dense import fp32
+from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
+from ragtag.core.types import Outcome
+from ragtag.network.driver import DriverFailed
+from ragtag.protocols.allreduce import direct
+from ragtag.protocols.rps import rps
+from ragtag.training.optimizer import CrewOptimizer
+from tests.network.crew import PATIENCE_S, Crew
+
+GIVE_UP_S = 2.0
+"""How long peers wait for one that a test leaves out on purpose."""
+
+Train = Callable[[DriverTransport], Any]
+
+
+def schema_of(*shape: int, name: str = "weight", dtype: str = "float32") -> Schema:
+    return Schema((TensorSpec("bias", (3,), "float32"), TensorSpec(name, shape, dtype)), "fp32", direct.name)
+
+
+def transports(crew: Crew, deadline_s: float = PATIENCE_S) -> dict[int, DriverTransport]:
+    return {peer: DriverTransport(driver, deadline_s) for peer, driver in crew.drivers.items()}
+
+
+def all_at_once(of: Mapping[int, DriverTransport], work: Train | Mapping[int, Train]) -> dict[int, Any]:
+    """Each peer's work in a thread of its own; what it returned, or the error that it raised."""
+    with ThreadPoolExecutor(len(of)) as pool:
+        futures: dict[int, Future[Any]] = {
+            peer: pool.submit(work if callable(work) else work[peer], transport)
+            for peer, transport in of.items()
+        }
+        done = {peer: (future.exception(2 * PATIENCE_S), future) for peer, future in futures.items()}
+    return {peer: error if error is not None else future.result() for peer, (error, future) in done.items()}
+
+
+def joining(schema: Schema, rounds: int = 4) -> Train:
+    """Configure channel 0, and average one's own number; the last outcome."""
+
+    def work(transport: DriverTransport) -> Outcome:
+        transport.configure(0, schema, direct, fp32)
+        values = np.full((schema.n_chunks(fp32.elements), fp32.elements), transport.me, np.float32)
+        return [transport.start(0, values, 1.0).wait() for _ in range(rounds)][-1]
+
+    return work
+
+
+def tiny(hidden: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 2)).to(dtype)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+
+
+# -- Alone
+
+
+def test_alone_every_average_is_ones_own() -> None:
+    solo = SoloTransport(3)
+    schema = schema_of(400, 2)
+    solo.configure(0, schema, direct, fp32)
+    values = np.random.default_rng(1).standard_normal((schema.n_chunks(fp32.elements), fp32.elements))
+    for _ in range(2):
+        outcome = solo.start(0, values.astype(np.float32), 1.0).wait()
+        np.testing.assert_array_equal(outcome.mean, values.astype(np.float32))
+        assert outcome.heard.tolist() == [1] * len(values)
+    assert (solo.me, solo.n, solo.live) == (0, 1, {0})
+
+
+# -- Agreeing
+
+
+def test_three_peers_train_a_model_and_hold_the_same_bits() -> None:
+    rank_inputs = [torch.randn(8, 4, generator=torch.Generator().manual_seed(peer)) for peer in range(3)]
+    models = [tiny(seed=0) for _ in range(3)]
+    started = [p.detach().clone() for p in models[0].parameters()]
+
+    def train(transport: DriverTransport) -> list[Outcome]:
+        model = models[transport.me]
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = CrewOptimizer(sgd, transport, method=ragtag.AllReduce(), model=model)
+        outcomes = []
+        for _ in range(3):
+            step(model, optimizer, rank_inputs[transport.me])
+            assert optimizer.outcome is not None
+            outcomes.append(optimizer.outcome)
+        return outcomes
+
+    with Crew(3) as crew:
+        came = all_at_once(transports(crew), train)
+    assert all(isinstance(outcomes, list) for outcomes in came.values()), came
+    assert [o.heard.tolist() for outcomes in came.values() for o in outcomes] == [[0b111]] * 9
+    for others in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(others[0], others[1])
+        assert torch.equal(others[0], others[2])
+    # and that is what one process comes to that averages by hand
+    alone = [tiny(seed=0) for _ in range(3)]
+    for _ in range(3):
+        for model, inputs in zip(alone, rank_inputs, strict=True):
+            step(model, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+        with torch.no_grad():
+            for same in zip(*(model.parameters() for model in alone), strict=True):
+                mean = torch.stack(list(same)).mean(0)
+                for parameter in same:
+                    parameter.copy_(mean)
+    for here, there, before in zip(models[0].parameters(), alone[0].parameters(), started, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(here, before)
+
+
+def test_ready_is_said_once_when_the_first_channel_is() -> None:
+    with Crew(2) as crew:
+        said: list[int] = []
+        of = {p: DriverTransport(d, PATIENCE_S, lambda p=p: said.append(p)) for p, d in crew.drivers.items()}
+        schema, other = schema_of(4), schema_of(500, name="other")
+
+        def two_channels(transport: DriverTransport) -> list[int]:
+            transport.configure(0, schema, direct, fp32)
+            seen = said.count(transport.me)
+            transport.configure(1, other, direct, fp32)
+            return [seen, said.count(transport.me)]
+
+        assert all_at_once(of, two_channels) == {0: [1, 1], 1: [1, 1]}
+
+
+# -- Refusing
+
+
+def test_a_peer_with_another_model_is_refused_by_the_name_of_its_first_tensor_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = schema_of(10, 20), schema_of(20, 10)
+    with Crew(3) as crew, caplog.at_level(logging.WARNING, "ragtag"):
+        of = transports(crew)
+        came = all_at_once(of, {0: joining(ours), 1: joining(ours), 2: joining(theirs)})
+        assert isinstance(came[2], SchemaMismatch)
+        assert str(came[2]) == (
+            "peer 2 does not average what peer 0, 1 does: tensor 1: 'weight' (20, 10) float32 here, "
+            "(10, 20) float32 there. Build the same model, with the same averager, on every peer"
+        )
+        for peer in (0, 1):
+            assert came[peer].heard.tolist() == [0b011]
+            assert (came[peer].mean == 0.5).all()
+            assert of[peer].live == {0, 1}
+    refused = [r.message for r in caplog.records if "peer 2 is refused" in r.message]
+    assert len(refused) == 2
+    assert all("tensor 1: 'weight' (10, 20) float32 here, (20, 10)" in message for message in refused)
+
+
+def test_of_two_peers_both_raise() -> None:
+    with Crew(2) as crew:
+        came = all_at_once(transports(crew), {0: joining(schema_of(4)), 1: joining(schema_of(4, name="w"))})
+    for peer in (0, 1):
+        assert isinstance(came[peer], SchemaMismatch)
+        here, there = ("weight", "w")[peer], ("weight", "w")[1 - peer]
+        assert f"tensor 1: {here!r} (4,) float32 here, {there!r} (4,) float32 there" in str(came[peer])
+
+
+def test_models_that_differ_in_dtype_or_averager_refuse_each_other() -> None:
+    def by_model(dtype: torch.dtype, method: Any) -> Train:
+        def work(transport: DriverTransport) -> None:
+            model = tiny(dtype=dtype)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+            CrewOptimizer(sgd, transport, method=method, model=model)
+
+        return work
+
+    for mine, yours, said in (
+        ((torch.float32, rps), (torch.bfloat16, rps), "tensor 0: '0.weight' (5, 4) float32 here, (5, 4) bfl"),
+        ((torch.float32, rps), (torch.float32, direct), f"averages by {rps.name}, the other {direct.name}"),
+    ):
+        with Crew(2) as crew:
+            came = all_at_once(transports(crew), {0: by_model(*mine), 1: by_model(*yours)})
+        assert isinstance(came[0], SchemaMismatch)
+        assert isinstance(came[1], SchemaMismatch)
+        assert said in str(came[0])
+
+
+# -- Going on without
+
+
+def test_a_peer_whose_parameter_is_nan_raises_its_name_and_the_others_go_on() -> None:
+    models = [tiny() for _ in range(3)]
+
+    def train(transport: DriverTransport) -> tuple[int, ...]:
+        model = models[transport.me]
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = CrewOptimizer(sgd, transport, method=direct, model=model)
+        heard = []
+        for at in range(4):
+            if transport.me == 1 and at == 2:
+                with torch.no_grad():
+                    model[2].bias[1] = float("nan")
+                try:
+                    optimizer.step()
+                finally:
+                    crew.drivers[1].close(1.0)  # as a script that ends does
+            step(model, optimizer, torch.ones(2, 4))
+            assert optimizer.outcome is not None
+            heard.append(int(optimizer.outcome.heard[0]))
+        return tuple(heard)
+
+    with Crew(3) as crew:
+        came = all_at_once(transports(crew), train)
+    assert isinstance(came[1], ragtag.NotFinite)
+    assert "'2.bias'" in str(came[1])
+    assert "1 of 2 values" in str(came[1])
+    for peer in (0, 2):
+        assert came[peer][1:] == (0b111, 0b101, 0b101)  # the first bound comes from a probe: may be short
+        assert all(parameter.isfinite().all() for parameter in models[peer].parameters())
+
+
+def test_a_peer_that_died_before_its_first_average_holds_nobody_up_for_longer_than_the_deadline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Crew(3, absent=[2]) as crew, caplog.at_level(logging.WARNING, "ragtag"):
+        of = transports(crew, GIVE_UP_S)
+        began_s = time.monotonic()
+        came = all_at_once(of, joining(schema_of(300, 20)))
+        took_s = time.monotonic() - began_s
+    for peer in (0, 1):
+        assert came[peer].heard.tolist() == [0b011] * len(came[peer].heard)
+        assert (came[peer].mean == 0.5).all()
+    assert "no model from peer 2 yet; going on without" in caplog.messages
+    assert GIVE_UP_S <= took_s < 1.75 * GIVE_UP_S
+
+
+def test_a_wait_ends_when_the_driver_does() -> None:
+    with Crew(2) as crew:
+        of = transports(crew)
+        all_at_once(of, joining(schema_of(4)))
+        pending = of[0].start(0, np.zeros((1, fp32.elements), np.float32), 1.0, PATIENCE_S)
+        closing = threading.Thread(target=crew.drivers[0].close, args=(0.0,))
+        closing.start()
+        with pytest.raises(DriverFailed, match="peer 0 has ended"):
+            pending.wait()
+        closing.join(PATIENCE_S)
+        with pytest.raises(DriverFailed, match="has ended"):
+            of[0].start(0, np.zeros((1, fp32.elements), np.float32), 1.0).wait()

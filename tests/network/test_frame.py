@@ -1,0 +1,382 @@
+"""Runs to datagrams and back; whose datagrams are refused, and that each refusal is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ragtag.core.seed import generator
+from ragtag.core.types import Bytes, MessageKey, Run
+from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, HEADER_BYTES, Identity, Kind, headers_of, tags
+from ragtag.network.frame import Framer
+
+ME, OTHER = 4, 3
+EPOCH = 1000
+U8, U16, U32 = (1 << 8) - 1, (1 << 16) - 1, (1 << 32) - 1
+
+keys = st.builds(MessageKey, st.integers(0, U8), st.integers(0, U32), st.integers(0, U8), st.integers(0, U16))
+
+
+def framers(schema: int = 7, crew: str = "otters") -> tuple[Framer, Framer]:
+    """A sender (peer 3) and a receiver (peer 4) with all channels of one schema."""
+    source, dest = Framer(Identity(crew, OTHER), EPOCH), Framer(Identity(crew, ME), EPOCH + 5)
+    for framer in (source, dest):
+        framer.schemas = dict.fromkeys(range(256), schema)
+    return source, dest
+
+
+def a_run(k: int, first: int = 0, total: int | None = None, key: MessageKey | None = None) -> Run:
+    draws = generator(5, "run", k, first)
+    return Run(
+        ME,
+        MessageKey(0, 1, 0, 2) if key is None else key,
+        first,
+        first + k if total is None else total,
+        draws.integers(0, 256, (k, CHUNK_BYTES), dtype=np.uint8),
+        draws.standard_normal(k).astype(np.float32),
+        draws.integers(0, 1 << 63, k, dtype=np.uint64),
+    )
+
+
+def numbers(first: int, k: int) -> NDArray[np.uint64]:
+    """Sequence numbers as they travel."""
+    return (first + np.arange(k, dtype=np.uint64)) & np.uint64(U32)
+
+
+def rows_of(framer: Framer, run: Run, seq: int = 1, stamp: int = 99, last: bool = False) -> Bytes:
+    """All chunks of a run, as datagrams of our own."""
+    k = len(run.payload)
+    return framer.data(run, run.first + np.arange(k), numbers(seq, k), stamp, last).copy()
+
+
+def signed(framer: Framer, rows: Bytes) -> Bytes:
+    """Rows with the tag that they should have."""
+    headers_of(rows)["tag"] = tags(rows, framer.identity.key)
+    return rows
+
+
+def refusals(framer: Framer) -> tuple[int, int, int, int, int]:
+    r = framer.refused
+    assert r.total == r.malformed + r.foreign + r.corrupt + r.schema + r.version
+    return r.malformed, r.foreign, r.corrupt, r.schema, r.version
+
+
+# -- Round trips
+
+
+@given(
+    key=keys,
+    first=st.integers(0, U32 - 200),
+    length=st.integers(1, 80),
+    beyond=st.integers(0, 100),
+    lost=st.sets(st.integers(0, 79), max_size=40),
+    seq=st.integers(0, U32),
+    stamp=st.integers(0, U32),
+    weights=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=4),
+    last=st.booleans(),
+)
+def test_what_arrives_is_what_was_sent(
+    key: MessageKey,
+    first: int,
+    length: int,
+    beyond: int,
+    lost: set[int],
+    seq: int,
+    stamp: int,
+    weights: list[float],
+    last: bool,
+) -> None:
+    source, dest = framers()
+    run = replace(
+        a_run(length, first, first + length + beyond, key), weight=np.resize(np.float32(weights), length)
+    )
+    alive = np.array([i not in lost for i in range(length)])
+    chunks = first + np.flatnonzero(alive)
+    if len(chunks) == 0:
+        return
+    seqs = numbers(seq, len(chunks))
+    rows = source.data(run, chunks, seqs, stamp, last).copy()
+    kept, headers = dest.parse(rows)
+    assert len(kept) == len(rows)
+    assert refusals(dest) == (0, 0, 0, 0, 0)
+    arrived = dest.runs(kept, headers)
+    gaps = np.count_nonzero(np.diff(chunks) != 1)
+    assert len(arrived) == gaps + 1
+    assert headers["seq"].tolist() == seqs.tolist()
+    assert set(headers["stamp"].tolist()) == {stamp}
+    come = [got.first + np.arange(len(got.payload)) for got, *_ in arrived]
+    assert np.concatenate(come).tolist() == chunks.tolist()
+    assert [got.ended for got, *_ in arrived] == [False] * gaps + [last]
+    for got, a, b, epoch, _ in arrived:
+        assert (got.peer, got.key, got.total, got.mask) == (OTHER, key, run.total, None)
+        assert epoch == EPOCH
+        at = slice(got.first - first, got.first - first + b - a)
+        assert np.array_equal(got.payload, run.payload[at])
+        assert got.weight.tobytes() == run.weight[at].tobytes()
+        assert np.array_equal(got.heard, run.heard[at])
+
+
+@given(
+    kind=st.sampled_from([k for k in Kind if k not in (Kind.DATA, Kind.LAST, Kind.ASK)]),
+    key=keys,
+    chunk=st.integers(0, U32),
+    total=st.integers(0, U32),
+    received=st.integers(0, 1 << 40),
+    seq=st.integers(0, 1 << 40),
+    stamp=st.integers(0, 1 << 60),
+)
+def test_a_short_datagram_arrives_as_it_was_sent(
+    kind: Kind, key: MessageKey, chunk: int, total: int, received: int, seq: int, stamp: int
+) -> None:
+    source, dest = framers()
+    data = source.short(kind, ME, key=key, chunk=chunk, total=total, received=received, seq=seq, stamp=stamp)
+    assert len(data) == HEADER_BYTES
+    got = dest.parse_short(data)
+    assert got is not None
+    assert (got.kind, got.sender, got.epoch, got.schema) == (kind, OTHER, EPOCH, 7)
+    assert (got.chunk, got.total) == (chunk, total)
+    assert (got.seq, got.stamp) == (seq & U32, stamp & U32)
+    assert got.key[2:] == key[2:]
+    if kind is Kind.ACK:
+        assert got.received == received & U32
+    else:
+        assert got.key == key
+
+
+def test_the_tables_rows_are_those_of_the_socket() -> None:
+    """A run's payload is a view: nothing is copied between the socket's buffer and the sum."""
+    source, dest = framers()
+    rows = rows_of(source, a_run(6))
+    kept, headers = dest.parse(rows)
+    ((run, *_),) = dest.runs(kept, headers)
+    assert np.shares_memory(run.payload, rows)
+
+
+def test_the_same_slab_is_used_again_and_carries_nothing_over() -> None:
+    source, dest = framers()
+    rows_of(source, a_run(50, 9, 100, MessageKey(200, U32, 255, U16)))
+    run = a_run(3, 1, 5)
+    ((got, *_),) = dest.runs(*dest.parse(rows_of(source, run)))
+    assert (got.key, got.first, got.total) == (run.key, 1, 5)
+    assert np.array_equal(got.payload, run.payload)
+
+
+# -- Where a run ends
+
+
+def parts(dest: Framer, *tables: Bytes) -> list[tuple[int, MessageKey, int, int]]:
+    """The runs in these tables, one after the other: sender, key, first chunk, length."""
+    found = dest.runs(*dest.parse(np.concatenate(tables)))
+    return [(run.peer, run.key, run.first, len(run.payload)) for run, *_ in found]
+
+
+def test_runs_end_at_other_rounds_blocks_stages_channels_and_totals() -> None:
+    source, dest = framers()
+    key = MessageKey(1, 10, 0, 3)
+    for other in (
+        key._replace(channel=2),
+        key._replace(round=11),
+        key._replace(stage=1),
+        key._replace(block=4),
+    ):
+        here, there = a_run(3, 0, 6, key), a_run(3, 3, 6, other)
+        assert parts(dest, rows_of(source, here), rows_of(source, there)) == [
+            (OTHER, key, 0, 3),
+            (OTHER, other, 3, 3),
+        ]
+    again = parts(dest, rows_of(source, a_run(3, 0, 6, key)), rows_of(source, a_run(3, 3, 6, key)))
+    assert again == [(OTHER, key, 0, 6)]
+    totals = parts(dest, rows_of(source, a_run(3, 0, 6, key)), rows_of(source, a_run(3, 3, 7, key)))
+    assert totals == [(OTHER, key, 0, 3), (OTHER, key, 3, 3)]
+
+
+def test_runs_end_at_other_senders_and_schemas() -> None:
+    source, dest = framers()
+    other = Framer(Identity("otters", 9), EPOCH)
+    other.schemas = source.schemas
+    key = MessageKey(0, 1, 0, 0)
+    a, b = a_run(2, 0, 4, key), a_run(2, 2, 4, key)
+    assert parts(dest, rows_of(source, a), rows_of(other, b)) == [(OTHER, key, 0, 2), (9, key, 2, 2)]
+    strange, _ = framers(schema=8)
+    assert parts(dest, rows_of(source, a), rows_of(strange, b)) == [(OTHER, key, 0, 2)]
+    assert dest.refused.schema == 2
+
+
+def test_runs_end_where_another_process_of_the_same_peer_begins() -> None:
+    """Rows of an older epoch must not slip in behind those of a newer one."""
+    source, dest = framers()
+    before = Framer(Identity("otters", OTHER), EPOCH - 1)
+    before.schemas = source.schemas
+    tables = [rows_of(source, a_run(2, 0, 4)), rows_of(before, a_run(2, 2, 4))]
+    found = dest.runs(*dest.parse(np.concatenate(tables)))
+    assert [(run.first, len(run.payload), epoch) for run, _, _, epoch, _ in found] == [
+        (0, 2, EPOCH),
+        (2, 2, EPOCH - 1),
+    ]
+
+
+def test_runs_end_where_a_message_does() -> None:
+    source, dest = framers()
+    marked, rest = rows_of(source, a_run(3, 0, 6), last=True), rows_of(source, a_run(3, 3, 6))
+    found = dest.runs(*dest.parse(np.concatenate([marked, rest])))
+    assert [(run.first, len(run.payload), run.ended) for run, *_ in found] == [(0, 3, True), (3, 3, False)]
+    again = rows_of(source, a_run(3))  # the mark does not stay in the slab
+    assert not any(run.ended for run, *_ in dest.runs(*dest.parse(again)))
+
+
+def test_runs_end_at_a_repeated_or_an_earlier_chunk() -> None:
+    source, dest = framers()
+    rows = rows_of(source, a_run(6))
+    found = parts(dest, rows[:3], rows[2:3], rows[2:6], rows[:1])
+    assert [(first, k) for _, _, first, k in found] == [(0, 3), (2, 1), (2, 4), (0, 1)]
+
+
+def test_a_chunk_number_does_not_carry_into_the_total() -> None:
+    """Chunk 2^32-1 of T and chunk 0 of T+1 are neighbours as 64-bit numbers; machines refuse such a run."""
+    source, dest = framers()
+    rows = np.concatenate([rows_of(source, a_run(1, U32, 5)), rows_of(source, a_run(1, 0, 6))])
+    found = [run for run, *_ in dest.runs(*dest.parse(rows))]
+    assert [run.first for run in found] == [U32]
+    assert found[0].first + len(found[0].payload) > found[0].total
+
+
+def test_no_rows_are_no_runs() -> None:
+    _, dest = framers()
+    kept, headers = dest.parse(np.empty((0, DATAGRAM_BYTES), np.uint8))
+    assert dest.runs(kept, headers) == []
+
+
+# -- Who is refused, and under which heading
+
+
+def test_every_single_bit_flip_of_a_full_datagram_is_refused() -> None:
+    source, dest = framers()
+    row = rows_of(source, a_run(1))[0]
+    n = 8 * len(row)
+    for at in range(0, n, 1024):  # in parts, to keep the tables small
+        k = min(1024, n - at)
+        flipped = np.repeat(row[None], k, axis=0)
+        bits = at + np.arange(k)
+        flipped[np.arange(k), bits // 8] ^= (1 << (bits % 8)).astype(np.uint8)
+        assert len(dest.parse(flipped)[0]) == 0
+    assert dest.refused.total == n
+    malformed, foreign, corrupt, schema, version = refusals(dest)
+    assert (schema, version) == (0, 8)
+    assert foreign == 8 * (2 + 4 + 2)  # magic, crew, dest
+    assert malformed + corrupt == n - foreign - version
+    assert malformed <= 8, "only a flip in the kind makes a datagram malformed"
+
+
+def test_every_single_bit_flip_of_a_short_datagram_is_refused() -> None:
+    source, dest = framers()
+    data = source.short(Kind.END, ME, key=MessageKey(1, 2, 3, 4), chunk=5, total=6, seq=7, stamp=8)
+    for at in range(8 * HEADER_BYTES):
+        flipped = bytearray(data)
+        flipped[at // 8] ^= 1 << at % 8
+        assert dest.parse_short(bytes(flipped)) is None, f"bit {at}"
+    assert dest.refused.total == 8 * HEADER_BYTES
+
+
+def test_swapped_values_are_refused_or_harmless() -> None:
+    """The tag sums the chunk's words: exchanged words are not found, exchanged headers are."""
+    source, dest = framers()
+    rows = rows_of(source, a_run(2))
+    rows[[0, 1], :HEADER_BYTES] = rows[[1, 0], :HEADER_BYTES]
+    assert len(dest.parse(rows)[0]) == 0
+    assert refusals(dest) == (0, 0, 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("magic", 0x5248, "foreign"),
+        ("version", 2, "version"),
+        ("version", 0, "version"),
+        ("kind", 77, "malformed"),
+        ("crew", 12345, "foreign"),
+        ("dest", 5, "foreign"),
+        ("tag", 12345, "corrupt"),
+        ("round", 12345, "corrupt"),
+        ("sender", 12345, "corrupt"),
+    ],
+)
+def test_refusals_are_counted_by_reason(field: str, value: int, reason: str) -> None:
+    source, dest = framers()
+    rows = rows_of(source, a_run(3))
+    short = np.frombuffer(source.short(Kind.PING, ME), np.uint8).copy()[None]
+    headers_of(rows)[field][1:] = headers_of(short)[field] = value
+    if reason != "corrupt":  # the tag is right: the field alone must decide
+        rows[1:], short = signed(source, rows[1:]), signed(source, short)
+    assert len(dest.parse(rows)[0]) == 1
+    assert (getattr(dest.refused, reason), dest.refused.total) == (2, 2)
+    assert dest.parse_short(short.tobytes()) is None
+    assert (getattr(dest.refused, reason), dest.refused.total) == (3, 3)
+
+
+def test_another_crew_is_refused_even_if_its_hash_were_the_same() -> None:
+    """The tag is keyed by the crew's name, 64 bits of it; the header's hash has 32."""
+    _, otter = framers(crew="otters")
+    badger, badger_too = framers(crew="badgers")
+    rows = rows_of(badger, a_run(4))
+    assert len(otter.parse(rows)[0]) == 0
+    assert refusals(otter) == (0, 4, 0, 0, 0)
+    headers_of(rows)["crew"] = otter.identity.crew_id
+    assert len(otter.parse(rows)[0]) == 0
+    assert refusals(otter) == (0, 4, 4, 0, 0)
+    assert len(badger_too.parse(rows)[0]) == 0, "nor do they reach their own crew now"
+
+
+def test_another_schema_is_refused_and_its_sender_named() -> None:
+    strange, _ = framers(schema=8)
+    _, dest = framers(schema=7)
+    rows = rows_of(strange, a_run(3))
+    kept, headers = dest.parse(rows)
+    assert dest.runs(kept, headers) == []
+    assert refusals(dest) == (0, 0, 0, 3, 0)
+    assert dest.refused.schemas == {OTHER: 8}
+
+
+def test_a_channel_has_no_schema_until_it_is_opened() -> None:
+    source, dest = framers()
+    dest.schemas = {}
+    assert parts(dest, rows_of(source, a_run(2))) == []
+    assert dest.refused.schema == 2
+    source.schemas = {}
+    assert len(parts(dest, rows_of(source, a_run(2)))) == 1  # exchanges come before any schema
+
+
+def test_names_of_refused_senders_are_bounded() -> None:
+    _, dest = framers()
+    for sender in range(1200):
+        strange = Framer(Identity("otters", sender), EPOCH)
+        strange.schemas = {0: sender + 8}
+        dest.runs(*dest.parse(rows_of(strange, a_run(1))))
+    assert dest.refused.schema == 1200
+    assert len(dest.refused.schemas) <= 1024
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_data_comes_with_a_chunk_and_answers_without(kind: Kind) -> None:
+    source, dest = framers()
+    is_data = kind in (Kind.DATA, Kind.LAST, Kind.ASK)
+    assert (dest.parse_short(source.short(kind, ME)) is None) == is_data
+    assert dest.refused.malformed == is_data
+    rows = rows_of(source, a_run(3))
+    headers_of(rows)["kind"][1] = kind
+    kept, headers = dest.parse(signed(source, rows))
+    assert headers["chunk"].tolist() == ([0, 1, 2] if is_data else [0, 2])
+    assert len(kept) == 2 + is_data
+    assert dest.refused.malformed == dest.refused.total == 1
+
+
+@settings(max_examples=200)
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_random_bytes_are_nobodys(data: bytes) -> None:
+    _, dest = framers()
+    assert dest.parse_short(data) is None
+    assert dest.refused.total == 1

@@ -1,0 +1,332 @@
+"""The socket: trains and single datagrams carry the same bytes; what is no datagram of ours is counted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from ragtag.core.seed import generator
+from ragtag.core.types import Bytes
+from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
+from ragtag.network.udp import SLAB_ROWS, TRAIN, Endpoint, PortInUse, Received
+
+LINUX = sys.platform == "linux"
+linux = pytest.mark.skipif(not LINUX, reason="segmentation and coalescing are the Linux kernel's")
+
+
+@pytest.fixture(params=["trains", "plain"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Endpoint, Endpoint]]:
+    plain = request.param == "plain"
+    with closing(Endpoint(plain=plain)) as source, closing(Endpoint(plain=plain)) as dest:
+        yield source, dest
+
+
+def random_rows(k: int, index: int = 0) -> Bytes:
+    return generator(3, "rows", index).integers(0, 256, (k, DATAGRAM_BYTES), dtype=np.uint8)
+
+
+def wait_readable(endpoint: Endpoint) -> None:
+    assert select.select([endpoint], [], [], 20.0)[0], "nothing came on loopback within 20 s"
+
+
+def take(endpoint: Endpoint, rows: int, shorts: int = 0, malformed: int = 0) -> Received:
+    """Receive until this much has come; the table is a copy."""
+    tables, short, bad = [], list[bytes](), 0
+    while sum(map(len, tables)) < rows or len(short) < shorts or bad < malformed:
+        wait_readable(endpoint)
+        got = endpoint.receive()
+        tables.append(got.table.copy())
+        short += got.short
+        bad += got.malformed
+    table = np.concatenate(tables) if tables else np.empty((0, DATAGRAM_BYTES), np.uint8)
+    return Received(table, short, bad, drained=endpoint.receive().drained)
+
+
+# -- Bytes
+
+
+def test_both_ways_carry_the_same_bytes(pair: tuple[Endpoint, Endpoint]) -> None:
+    source, dest = pair
+    for k in (1, 2, TRAIN - 1, TRAIN, TRAIN + 1, 3 * TRAIN + 5):
+        rows = random_rows(k, k)
+        assert source.send(rows, dest.address) == k
+        got = take(dest, k)
+        assert np.array_equal(got.table, rows)
+        assert (got.short, got.malformed, got.drained) == ([], 0, True)
+
+
+@linux
+def test_the_two_ways_understand_each_other() -> None:
+    with closing(Endpoint()) as trains, closing(Endpoint(plain=True)) as plain:
+        assert trains.segmentation
+        assert trains.coalescing
+        assert not plain.segmentation
+        assert not plain.coalescing
+        rows = random_rows(2 * TRAIN + 3)
+        for source, dest in ((trains, plain), (plain, trains)):
+            assert source.send(rows, dest.address) == len(rows)
+            assert np.array_equal(take(dest, len(rows)).table, rows)
+
+
+@linux
+def test_one_system_call_takes_a_whole_train() -> None:
+    """What segmentation and coalescing are for: 56 datagrams in one call, out and in."""
+    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+        source.sock = watched = Unwilling(source.sock, [])  # type: ignore[assignment]
+        source.send(random_rows(2 * TRAIN), dest.address)
+        assert watched.sizes == [TRAIN * DATAGRAM_BYTES] * 2
+        wait_readable(dest)
+        data, control, _, _ = dest.sock.recvmsg(65536, 32)
+        assert len(data) > DATAGRAM_BYTES
+        assert control
+
+
+def test_short_and_full_datagrams_mix(pair: tuple[Endpoint, Endpoint]) -> None:
+    source, dest = pair
+    rows = random_rows(200)
+    shorts = [bytes([i]) * HEADER_BYTES for i in range(40)]
+    at = 0
+    for i, short in enumerate(shorts):  # between trains of every length from 1 to 9
+        k = i % 9 + 1
+        source.send(rows[at : at + k], dest.address)
+        source.send_short(short, dest.address)
+        at += k
+    got = take(dest, at, shorts=len(shorts))
+    assert np.array_equal(got.table, rows[:at])
+    assert got.short == shorts
+    assert got.malformed == 0
+
+
+@linux
+def test_shorts_that_the_kernel_coalesced_come_apart() -> None:
+    """The kernel may hand over equal short datagrams in one buffer, too, and a short after a train."""
+    with closing(Endpoint()) as dest, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source:
+        source.setsockopt(17, 103, HEADER_BYTES)  # UDP_SEGMENT
+        shorts = [bytes([i]) * HEADER_BYTES for i in range(20)]
+        source.sendto(b"".join(shorts), dest.address)
+        assert take(dest, 0, shorts=20).short == shorts
+        source.setsockopt(17, 103, DATAGRAM_BYTES)
+        rows = random_rows(5)
+        source.sendto(rows.tobytes() + shorts[7], dest.address)
+        got = take(dest, 5, shorts=1)
+        assert np.array_equal(got.table, rows)
+        assert got.short == [shorts[7]]
+        source.sendto(rows.tobytes() + b"odd", dest.address)
+        got = take(dest, 5, malformed=1)
+        assert np.array_equal(got.table, rows)
+        source.setsockopt(17, 103, 100)
+        source.sendto(bytes(1000), dest.address)
+        assert take(dest, 0, malformed=10).malformed == 10
+
+
+def test_other_sizes_are_counted_and_left_out(pair: tuple[Endpoint, Endpoint]) -> None:
+    _, dest = pair
+    sizes = [0, 1, 63, 65, 1151, 1153, 2 * DATAGRAM_BYTES, 9000, 65507]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stray:
+        for size in sizes:
+            stray.sendto(bytes(size), dest.address)
+        rows = random_rows(1)
+        stray.sendto(rows.tobytes(), dest.address)
+    got = take(dest, 1)
+    assert got.malformed == len(sizes)
+    assert got.short == []
+    assert np.array_equal(got.table, rows)
+
+
+def test_one_pass_takes_no_more_than_its_slab(pair: tuple[Endpoint, Endpoint]) -> None:
+    source, dest = pair
+    k = min(dest.capacity, 2 * SLAB_ROWS)
+    rows = random_rows(k)
+    assert source.send(rows, dest.address) == k
+    wait_readable(dest)
+    first = dest.receive()
+    assert len(first.table) <= SLAB_ROWS + TRAIN
+    assert not first.drained
+    head = first.table.copy()
+    rest = take(dest, k - len(head)).table
+    assert np.array_equal(np.concatenate([head, rest]), rows)
+
+
+def test_nothing_there_is_nothing_received() -> None:
+    with closing(Endpoint()) as endpoint:
+        got = endpoint.receive()
+        assert (len(got.table), got.short, got.malformed, got.drained) == (0, [], 0, True)
+
+
+def test_the_receive_buffer_holds_what_capacity_says() -> None:
+    """Windows are granted from it, so a crew that sends at once must not overflow it."""
+    with closing(Endpoint(plain=True)) as dest, closing(Endpoint(plain=True)) as source:
+        k = dest.capacity
+        assert k >= 32
+        assert source.send(random_rows(k), dest.address) == k
+        assert len(take(dest, k).table) == k
+
+
+def test_ipv6() -> None:
+    try:
+        dest = Endpoint(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback here: {error}")
+    with closing(dest), closing(Endpoint(("::1", 0))) as source:
+        rows = random_rows(3)
+        source.send(rows, dest.address)
+        assert np.array_equal(take(dest, 3).table, rows)
+
+
+# -- A send that does not go through
+
+
+class Unwilling:
+    """A socket whose sends fail as told: each entry is an error number, or None to let it through."""
+
+    def __init__(self, sock: socket.socket, errors: list[int | None]) -> None:
+        self._sock, self.errors, self.sizes = sock, errors, list[int]()
+
+    def sendto(self, data: memoryview, address: tuple[str, int]) -> int:
+        self.sizes.append(len(data))
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise OSError(error, os.strerror(error))
+        return self._sock.sendto(data, address)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+
+def test_a_full_send_buffer_says_how_much_has_left() -> None:
+    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+        source.sock = Unwilling(source.sock, [None, errno.EAGAIN])  # type: ignore[assignment]
+        step = TRAIN if source.segmentation else 1
+        rows = random_rows(3 * TRAIN)
+        assert source.send(rows, dest.address) == step
+        assert np.array_equal(take(dest, step).table, rows[:step])
+        assert source.send(rows[step:], dest.address) == len(rows) - step  # and later the rest
+        assert np.array_equal(take(dest, len(rows) - step).table, rows[step:])
+        assert source.send_errors == 0
+
+
+def test_a_send_buffer_that_is_really_full() -> None:
+    """A stopped reader over a local socket pair: the sender gets the kernel's own EAGAIN."""
+    with closing(Endpoint(plain=True)) as source:
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with near, far:
+            near.setblocking(False)
+
+            class Piped(Unwilling):
+                def sendto(self, data: memoryview, address: tuple[str, int]) -> int:
+                    return near.send(data)
+
+            udp = source.sock
+            source.sock = Piped(udp, [])  # type: ignore[assignment]
+            rows = random_rows(4096)
+            left = source.send(rows, ("127.0.0.1", 9))
+            source.sock = udp
+            assert 0 < left < len(rows)
+            for i in range(left):
+                assert far.recv(2048) == rows[i].tobytes()
+
+
+@linux
+@pytest.mark.parametrize("error", [errno.EIO, errno.EINVAL, errno.EMSGSIZE])
+def test_segmentation_is_given_up_where_the_route_refuses_it(error: int) -> None:
+    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+        rows = random_rows(TRAIN + 4)
+        unwilling = source.sock = Unwilling(source.sock, [error])  # type: ignore[assignment]
+        assert source.send(rows, dest.address) == len(rows)
+        assert not source.segmentation
+        assert np.array_equal(take(dest, len(rows)).table, rows)
+        assert unwilling.sizes == [TRAIN * DATAGRAM_BYTES] + [DATAGRAM_BYTES] * len(rows)
+        # the kernel must not cut any more either: a datagram of another size leaves in one piece
+        source.sock.sendto(bytes(2 * DATAGRAM_BYTES), dest.address)
+        assert take(dest, 0, malformed=1).malformed == 1
+
+
+@pytest.mark.parametrize("error", [errno.ECONNREFUSED, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH])
+def test_an_error_of_the_way_is_a_lost_datagram(error: int) -> None:
+    with closing(Endpoint(plain=True)) as source, closing(Endpoint(plain=True)) as dest:
+        source.sock = Unwilling(source.sock, [error])  # type: ignore[assignment]
+        rows = random_rows(3)
+        assert source.send(rows, dest.address) == 3
+        assert source.send_errors == 1
+        assert np.array_equal(take(dest, 2).table, rows[1:])
+
+
+def test_an_error_of_ours_is_raised() -> None:
+    with closing(Endpoint(plain=True)) as source:
+        source.sock = Unwilling(source.sock, [errno.EACCES])  # type: ignore[assignment]
+        with pytest.raises(PermissionError):
+            source.send(random_rows(1), ("127.0.0.1", 9))
+
+
+def test_nobody_listening_costs_nothing_but_the_datagram() -> None:
+    """The kernel reports an ICMP error on a later call; neither side of the socket may stumble over it."""
+    with closing(Endpoint()) as gone:
+        nobody = gone.address
+    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+        for _ in range(5):
+            source.send(random_rows(2), nobody)
+            source.send_short(bytes(HEADER_BYTES), nobody)
+            assert source.receive().malformed == 0
+        rows = random_rows(1)
+        source.send(rows, dest.address)
+        assert np.array_equal(take(dest, 1).table, rows)
+
+
+# -- Where to listen
+
+
+def test_a_port_in_use() -> None:
+    with closing(Endpoint()) as first:
+        port = first.address[1]
+        with pytest.raises(PortInUse, match=rf"UDP port {port} on 127\.0\.0\.1 is in use by another program"):
+            Endpoint(("127.0.0.1", port))
+        with pytest.raises(PortInUse, match="choose another port, or 0 for any free one"):
+            Endpoint(("127.0.0.1", port))
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(OSError, match=r"192\.0\.2\.1 is not an address of this machine"):  # RFC 5737
+        Endpoint(("192.0.2.1", 0))
+
+
+def test_an_inherited_socket() -> None:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    address = sock.getsockname()
+    with closing(Endpoint(fd=sock.detach())) as endpoint, closing(Endpoint()) as source:
+        assert endpoint.address == address
+        rows = random_rows(4)
+        source.send(rows, endpoint.address)
+        assert np.array_equal(take(endpoint, 4).table, rows)
+
+
+def test_an_inherited_descriptor_that_is_no_udp_socket() -> None:
+    read, write = os.pipe()
+    try:
+        with pytest.raises(OSError, match=f"file descriptor {read} handed over by the launcher is no socket"):
+            Endpoint(fd=read)
+        assert os.write(write, b"x") == 1, "the descriptor is not ours to close"
+        assert os.read(read, 1) == b"x"
+    finally:
+        os.close(read)
+        os.close(write)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp:
+        with pytest.raises(OSError, match=f"file descriptor {tcp.fileno()} .* is no UDP socket"):
+            Endpoint(fd=tcp.fileno())
+        assert tcp.getsockname(), "the descriptor is not ours to close"
+    with pytest.raises(OSError, match=r"file descriptor 987654 .* is no socket"):
+        Endpoint(fd=987654)
+
+
+def test_a_unix_socket_is_no_udp_socket() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with near, far, pytest.raises(OSError, match="is no UDP socket"):
+        Endpoint(fd=near.fileno())

@@ -1,0 +1,468 @@
+"""A node over many rounds: deadlines, silence, death, freezing, catching up, and how it refuses misuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ragtag.core.types import (
+    PEERS_MAX,
+    Arm,
+    Arrived,
+    Average,
+    Done,
+    Effect,
+    Expired,
+    Floats,
+    Joined,
+    Left,
+    MessageKey,
+    Noted,
+    Outcome,
+    Run,
+    Send,
+    Timer,
+)
+from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.base import GATHER, SCATTER
+from ragtag.protocols.layout import layout_of, rotating_owners
+from ragtag.protocols.method import Method
+from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
+from ragtag.protocols.rps import rps, rps_repair
+from tests.protocols.harness import TINY, World, mean_of_heard, members, vectors
+
+SCATTERING = pytest.mark.parametrize("method", [rps, rps_repair, direct], ids=lambda m: m.name)
+
+
+def values(n: int, n_chunks: int) -> Callable[[int, int], Floats]:
+    return lambda peer, round_: vectors(n, n_chunks, "v", round_)[peer]
+
+
+def heard(outcome: Outcome) -> set[int]:
+    """All peers in any chunk of an outcome."""
+    return {peer for chunk in outcome.heard for peer in members(chunk)}
+
+
+def noted(world: World, me: int) -> list[tuple[str, int]]:
+    return [(note.what, note.peer) for peer, note in world.notes if peer == me]
+
+
+# -- Death
+
+
+@SCATTERING
+def test_a_dead_peer_costs_one_deadline_and_is_named(method: Method) -> None:
+    world = World(4, method, 20, probe_s=0.05)
+    world.dead[3] = 0.0
+    world.rounds(6, values(4, 20))
+    for me in range(3):
+        first, *others = world.outcomes[me]
+        assert first.expired
+        assert first.missed == (3,)
+        assert first.total_s <= 2 * HEADROOM * method.patience * 0.05 + 1e-9
+        for outcome in others:  # silent in the last round: not waited for in this one
+            assert outcome.waited_for == tuple(sorted({0, 1, 2} - {me}))
+            assert not outcome.expired
+            assert heard(outcome) == {0, 1, 2}
+        assert noted(world, me) == [("silent", 3)]
+
+
+def test_a_dead_peers_block_goes_to_a_live_one_after_two_silent_rounds() -> None:
+    """Until then nobody owns it, and everyone keeps its own values there; from then on all is averaged."""
+    n, n_chunks = 4, 20
+    world = World(n, rps, n_chunks)
+    world.dead[3] = 0.0
+    world.rounds(6, values(n, n_chunks))
+    layout = layout_of(n_chunks, n)
+    for round_ in range(6):
+        block = rotating_owners(1, round_, n, frozenset(range(n))).index(3)
+        for me in range(3):
+            averaged = world.outcomes[me][round_].averaged.copy()
+            theirs = averaged[layout.spans[block]]
+            assert theirs.all() if round_ >= 2 else not theirs.any()
+            averaged[layout.spans[block]] = True
+            assert averaged.all()
+
+
+def test_a_peer_that_dies_in_the_middle_of_a_round() -> None:
+    """Its copies may have come and its average not: whatever there is, is what `heard` says."""
+    for dies_s in (0.0005, 0.0021, 0.0041):
+        world = World(5, rps, 23)
+        world.dead[2] = dies_s
+        world.rounds(4, values(5, 23))
+        for me in (0, 1, 3, 4):
+            assert len(world.outcomes[me]) == 4
+            for round_, outcome in enumerate(world.outcomes[me]):
+                want = mean_of_heard(outcome, vectors(5, 23, "v", round_))
+                np.testing.assert_allclose(outcome.mean, want, rtol=0, atol=2e-6)
+            assert heard(world.outcomes[me][-1]) == {0, 1, 3, 4}
+
+
+def test_the_last_one_goes_on_alone() -> None:
+    world = World(3, rps, 7)
+    world.dead.update({1: 0.0, 2: 0.0})
+    world.rounds(5, values(3, 7))
+    outcomes = world.outcomes[0]
+    assert [outcome.expired for outcome in outcomes] == [True, False, False, False, False]
+    for round_, outcome in enumerate(outcomes):
+        assert np.array_equal(outcome.mean, vectors(3, 7, "v", round_)[0])
+
+
+@SCATTERING
+def test_a_round_ends_at_once_when_the_missing_peer_is_known_to_have_left(method: Method) -> None:
+    world = World(3, method, 9, probe_s=10.0)
+    world.dead[2] = 0.0
+    for peer in (0, 1):
+        world.push(0.02, peer, Left(2))
+    for outcome in world.once(vectors(3, 9)):
+        assert outcome.total_s == pytest.approx(0.02, abs=3 * world.latency_s)
+        assert not outcome.expired
+
+
+# -- Freezing
+
+
+def frozen_world(until_s: float, n_rounds: int = 40) -> World:
+    """Peer 3 of 4 stands still from 20 ms on; rounds of the others take about 5 ms."""
+    world = World(4, rps, 20, floor_s=0.01)
+    world.frozen[3] = (0.02, until_s)
+    world.rounds(n_rounds, values(4, 20))
+    return world
+
+
+def test_a_frozen_peer_comes_back_to_the_newest_round() -> None:
+    world = frozen_world(until_s=0.12)
+    rounds = [outcome.round for outcome in world.outcomes[3]]
+    gaps = [b - a for a, b in pairwise(rounds)]
+    assert sum(gap > 1 for gap in gaps) >= 1
+    assert max(gaps) > CATCH_UP
+    assert ("skipped", 3) in noted(world, 3)
+    for me in range(3):
+        assert ("silent", 3) in noted(world, me)
+        assert ("heard again", 3) in noted(world, me)
+    together = {outcome.round: outcome for outcome in world.outcomes[0]}
+    both = [together[r] for r in rounds if r in together]
+    assert heard(both[-1]) == {0, 1, 2, 3}
+
+
+def first_back(world: World) -> int:
+    rounds = [outcome.round for outcome in world.outcomes[3]]
+    return next(b for a, b in pairwise(rounds) if b - a > 1)
+
+
+def test_after_a_long_absence_its_first_values_weigh_nothing() -> None:
+    world = frozen_world(until_s=0.12)
+    back = first_back(world)
+    sent = [
+        effect.run
+        for _, peer, _, effects in world.log
+        for effect in effects
+        if peer == 3 and isinstance(effect, Send) and effect.run.key.stage == SCATTER
+    ]
+    assert all((run.weight == 0).all() and not run.heard.any() for run in sent if run.key.round == back)
+    assert all((run.weight == 1).all() for run in sent if run.key.round != back)
+    for outcomes in world.outcomes[:3]:
+        for outcome in outcomes:
+            if outcome.round == back:
+                assert 3 not in heard(outcome)
+
+
+def test_after_a_short_absence_they_weigh_as_ever() -> None:
+    world = frozen_world(until_s=0.045)
+    rounds = [outcome.round for outcome in world.outcomes[3]]
+    assert 1 < max(b - a for a, b in pairwise(rounds)) <= CATCH_UP + 1
+    back = first_back(world)
+    for _, peer, _, effects in world.log:
+        for effect in effects:
+            if peer == 3 and isinstance(effect, Send) and effect.run.key == (0, back, SCATTER, 0):
+                assert (effect.run.weight == 1).all()
+
+
+@pytest.mark.parametrize("method", [rps, rps_repair], ids=lambda m: m.name)
+def test_a_peer_that_joins_late_begins_in_the_newest_round_with_full_weight(method: Method) -> None:
+    """It skipped nothing that it had a part in, and is with the others after rounds, not deadlines."""
+    world = World(3, method, 9)
+    again = values(3, 9)
+
+    def on_done(peer: int, outcome: Outcome) -> None:
+        if outcome.round < 120:
+            world.average(peer, again(peer, outcome.round), after_s=0.001)
+
+    world.on_done = on_done
+    for peer in range(3):
+        world.average(peer, again(peer, 0), after_s=0.2 * (peer == 2))
+    world.run()
+    first = world.outcomes[2][0].round
+    assert first > CATCH_UP
+    sent = [
+        effect.run
+        for _, peer, _, effects in world.log
+        for effect in effects
+        if peer == 2 and isinstance(effect, Send) and effect.run.key[1:3] == (first, SCATTER)
+    ]
+    assert sent
+    assert all((run.weight == 1).all() for run in sent)
+    soon = [outcome for outcome in world.outcomes[0] if first + 5 <= outcome.round < 120]
+    assert soon
+    assert all(heard(outcome) == {0, 1, 2} for outcome in soon)
+
+
+def test_freezing_costs_the_others_one_deadline() -> None:
+    world = frozen_world(until_s=0.12)
+    for me in range(3):
+        assert sum(outcome.expired for outcome in world.outcomes[me]) <= 3
+        assert max(outcome.total_s for outcome in world.outcomes[me]) <= 0.15
+
+
+# -- Late, stale and foreign runs
+
+
+def hand(n: int = 3, n_chunks: int = 6, method: Method = rps) -> Node:
+    """Node 0 of a crew, driven by hand."""
+    node = Node(0, n, seed=1)
+    node.configure(0, Channel(method, TINY, n_chunks, probe_s=0.1, rtt_s=0.01))
+    return node
+
+
+def message(
+    peer: int, round_: int, stage: int, block: int, k: int, *, channel: int = 0, fill: float = 1.0
+) -> Arrived:
+    payload = np.full((k, TINY.elements), fill, np.float32).view(np.uint8)
+    weight, bits = np.ones(k, np.float32), np.full(k, 1 << (peer % 64), np.uint64)
+    run = Run(peer, MessageKey(channel, round_, stage, block), 0, k, payload, weight, bits, ended=True)
+    return Arrived((run,))
+
+
+def outcome_of(effects: list[Effect]) -> Outcome | None:
+    return next((effect.outcome for effect in effects if isinstance(effect, Done)), None)
+
+
+def finish(node: Node, now_s: float, own: Floats) -> Outcome:
+    """A round that nobody else takes part in, ended by its timers."""
+    effects = node.step(now_s, Average(0, own, 1.0))
+    timers = [effect for effect in effects if isinstance(effect, Arm)]
+    while (outcome := outcome_of(effects)) is None:
+        arm = timers.pop(0)
+        effects = node.step(arm.at_s, Expired(arm.timer))
+        timers += [effect for effect in effects if isinstance(effect, Arm)]
+    return outcome
+
+
+def test_late_runs_change_no_outcome() -> None:
+    node = hand()
+    own = vectors(3, 6)[0]
+    outcome = finish(node, 0.0, own)
+    before = (outcome.mean.tobytes(), outcome.weight.tobytes(), outcome.heard.tobytes())
+    for stage in (SCATTER, GATHER):
+        for block in range(3):
+            assert outcome_of(node.step(1.0, message(1, 0, stage, block, 2, fill=9.0))) is None
+    assert (outcome.mean.tobytes(), outcome.weight.tobytes(), outcome.heard.tobytes()) == before
+
+
+def test_a_late_run_lengthens_the_next_deadline() -> None:
+    """A peer that is alive and slower than the deadline is waited for longer, not cut off for good."""
+    node = hand()
+    finish(node, 0.0, vectors(3, 6)[0])
+    without, _ = hand_after_a_miss().budgets_s(0)
+    node.step(0.9, message(1, 0, SCATTER, 0, 2))
+    node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
+    assert node.budgets_s(0)[0] > 1.5 * without
+
+
+def hand_after_a_miss() -> Node:
+    node = hand()
+    finish(node, 0.0, vectors(3, 6)[0])
+    return node
+
+
+def test_runs_of_another_channel_or_from_outside_the_crew_change_nothing() -> None:
+    node = hand()
+    own = vectors(3, 6)[0]
+    begun = node.step(0.0, Average(0, own, 1.0))
+    for peer in (0, 3, 7, 63, 1000):  # oneself, and peers that are none
+        for stage in (SCATTER, GATHER):
+            for round_ in (0, 1, 50):
+                assert node.step(0.001, message(peer, round_, stage, 0, 2, fill=7.0)) == []
+    assert node.step(0.001, message(1, 0, SCATTER, 0, 2, channel=9)) == []
+    effects: list[Effect] = []
+    for arm in [effect for effect in begun if isinstance(effect, Arm)]:
+        effects += node.step(arm.at_s, Expired(arm.timer))
+    for arm in [effect for effect in effects if isinstance(effect, Arm)]:
+        effects += node.step(arm.at_s, Expired(arm.timer))
+    outcome = outcome_of(effects)
+    assert outcome is not None
+    assert np.array_equal(outcome.mean, own)
+    assert finish(node, 1.0, own).round == 1  # a stray's round number is no reason to skip
+
+
+def test_a_batch_of_runs_is_taken_as_one_by_one() -> None:
+    """Of two rounds, two channels, strays between: the driver hands over what one read brought."""
+    single, batch = hand(), hand()
+    for node in (single, batch):
+        node.configure(1, Channel(rps, TINY, 6, probe_s=0.1, rtt_s=0.01))
+        for channel in (0, 1):
+            node.step(0.0, Average(channel, vectors(3, 6)[0], 1.0))
+    runs = [
+        run
+        for peer in (1, 5, 2)
+        for channel in (0, 1)
+        for stage in (SCATTER, GATHER)
+        for block in range(3)
+        for run in message(peer, 0, stage, block, 2, channel=channel, fill=peer).runs
+    ]
+    one_by_one = [effect for run in runs for effect in single.step(0.01, Arrived((run,)))]
+    at_once = batch.step(0.01, Arrived(runs))
+    done = [
+        [e.outcome.mean.tobytes() for e in effects if isinstance(e, Done)]
+        for effects in (one_by_one, at_once)
+    ]
+    assert len(done[0]) == 2
+    assert done[0] == done[1]
+
+
+def test_the_memory_of_rounds_ahead_is_bounded() -> None:
+    """A flood of round numbers does not make a node keep a machine for each."""
+    node = hand()
+    for round_ in range(200):
+        node.step(0.0, message(1, round_, SCATTER, 0, 2))
+    assert finish(node, 0.1, vectors(3, 6)[0]).round == 199
+
+
+def test_timers_of_rounds_that_are_over_are_ignored() -> None:
+    node = hand()
+    finish(node, 0.0, vectors(3, 6)[0])
+    for name in ("scatter", "gather", "repair", "round", "unheard of"):
+        for round_ in (0, 1, 77):
+            assert node.step(1.0, Expired(Timer(0, round_, name))) == []
+    assert node.step(1.0, Expired(Timer(5, 0, "scatter"))) == []
+
+
+# -- Who is there
+
+
+def test_a_peer_that_left_is_neither_waited_for_nor_an_owner_until_it_joins() -> None:
+    node = hand()
+    node.step(0.0, Left(2))
+    assert node.gone == {2}
+    assert node.live == {0, 1}
+    begun = node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
+    owners = {e.run.peer for e in begun if isinstance(e, Send) and e.run.key.stage == SCATTER}
+    assert owners == {1}
+    node.step(0.0, Joined(2))
+    assert node.live == {0, 1, 2}
+
+
+def test_silence_is_counted_and_forgotten() -> None:
+    node = hand()
+    own = vectors(3, 6)[0]
+    for round_ in range(3):
+        finish(node, float(round_), own)
+        assert [node.silent_rounds(peer) for peer in (1, 2)] == [round_ + 1] * 2
+    assert node.live == {0}
+    effects = node.step(9.0, message(1, 3, SCATTER, 0, 2))
+    assert [(e.what, e.peer) for e in effects if isinstance(e, Noted)] == [("heard again", 1)]
+    assert node.silent_rounds(1) == 0
+    assert node.live == {0, 1}
+
+
+def test_channels_do_not_silence_each_other() -> None:
+    """Parameters and buffers are averaged side by side: a round of one says nothing of the other."""
+    world = World(4, rps, 20)
+    for node in world.nodes:
+        node.configure(1, Channel(rps, TINY, 3, 0.05, 0.005, 0.02))
+    again = values(4, 20)
+    counts = dict.fromkeys(((peer, channel) for peer in range(4) for channel in (0, 1)), 0)
+
+    def on_done(peer: int, outcome: Outcome) -> None:
+        counts[peer, outcome.channel] += 1
+        if counts[peer, outcome.channel] < 10:
+            rows = again(peer, counts[peer, outcome.channel])[: 20 if outcome.channel == 0 else 3]
+            world.push(world.now_s + 0.001, peer, Average(outcome.channel, rows, 1.0))
+
+    world.on_done = on_done
+    for peer in range(4):
+        world.push(0.0, peer, Average(0, again(peer, 0), 1.0))
+        world.push(0.0, peer, Average(1, again(peer, 0)[:3], 1.0))
+    world.run()
+    assert set(counts.values()) == {10}
+    assert world.notes == []
+    assert all(heard(o) == {0, 1, 2, 3} for outcomes in world.outcomes for o in outcomes)
+
+
+# -- Deadlines
+
+
+@SCATTERING
+def test_a_callers_deadline_bounds_the_round(method: Method) -> None:
+    world = World(3, method, 9, probe_s=100.0)
+    world.dead[2] = 0.0
+    for outcome in world.once(vectors(3, 9), deadline_s=0.06):
+        assert outcome.expired
+        assert outcome.total_s <= 0.06 + 1e-9
+
+
+def test_the_first_deadline_is_the_probes_and_later_ones_follow_the_line() -> None:
+    world = World(4, rps, 20, probe_s=3.0, floor_s=0.0)
+    assert world.nodes[0].budgets_s(0) == pytest.approx((3 * HEADROOM, 3 * HEADROOM))
+    world.rounds(40, values(4, 20))
+    for node in world.nodes:
+        assert max(node.budgets_s(0)) <= HEADROOM * 4 * world.latency_s
+
+
+# -- Misuse
+
+
+def test_two_averages_at_once() -> None:
+    node = hand()
+    node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
+    with pytest.raises(RuntimeError, match="round 0 of channel 0 is not done yet"):
+        node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
+
+
+def test_a_channel_that_is_not_configured() -> None:
+    with pytest.raises(KeyError, match="channel 4 is not configured"):
+        hand().step(0.0, Average(4, vectors(3, 6)[0], 1.0))
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (6, 5), (24,), (6, 4, 1)])
+def test_values_of_the_wrong_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"values of shape .* on a channel of \(6, 4\)"):
+        hand().step(0.0, Average(0, np.zeros(shape, np.float32), 1.0))  # type: ignore[arg-type]
+
+
+def test_after_misuse_the_node_works() -> None:
+    node = hand()
+    with pytest.raises(ValueError, match="values of shape"):
+        node.step(0.0, Average(0, vectors(3, 5)[0], 1.0))
+    assert finish(node, 0.0, vectors(3, 6)[0]).round == 0
+
+
+@pytest.mark.parametrize(
+    ("me", "n", "what"), [(0, 0, "a crew of 0"), (0, 65, "a crew of 65"), (3, 3, "peer 3 of 3")]
+)
+def test_impossible_crews(me: int, n: int, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        Node(me, n, 0)
+
+
+def test_the_largest_crew_is_64() -> None:
+    assert PEERS_MAX == 64
+    assert Node(63, 64, 0).live == frozenset(range(64))
+
+
+def test_a_channel_of_nothing() -> None:
+    with pytest.raises(ValueError, match="nothing to average"):
+        hand().configure(1, Channel(rps, TINY, 0, 0.1, 0.01))
+
+
+def test_a_ring_of_one_and_alone_in_a_crew() -> None:
+    for method in (rps, rps_repair, direct, ring):
+        node = Node(0, 1, 0)
+        node.configure(0, Channel(method, TINY, 5, 0.1, 0.01))
+        own = vectors(1, 5)[0]
+        outcome = outcome_of(node.step(0.0, Average(0, own, 1.0)))
+        assert outcome is not None
+        assert np.array_equal(outcome.mean, own)

@@ -1,0 +1,92 @@
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from ragtag.recipes import RECIPES
+from ragtag.recipes.base import Figure, Report, Table, number, row
+
+
+def _report() -> Report:
+    return Report(
+        "x",
+        "A <title>",
+        {"peers": 3},
+        rows=[
+            row("near", 1.05, 1.0, 0.1, "paper", error=0.01, group="first"),
+            row("far & off", 1.2, 1.0, 0.1, "paper", group="second"),
+        ],
+        tables=[Table("a table", ("name", "value"), (("one", "1"),))],
+        figures=[Figure("fig", "a caption", '<?xml version="1.0"?>\n<svg width="1"></svg>')],
+        notes=["a note"],
+        data={"nan": math.nan},
+    )
+
+
+@pytest.mark.parametrize(
+    ("relation", "measured", "ok"),
+    [
+        ("=", 1.1, True),
+        ("=", 1.2, False),
+        ("=", 0.8, False),
+        ("<=", 0.0, True),
+        ("<=", 1.1, True),
+        ("<=", 1.2, False),
+        (">=", 9.0, True),
+        (">=", 0.9, True),
+        (">=", 0.8, False),
+        ("<=", math.nan, False),
+        (">=", math.inf, False),
+    ],
+)
+def test_a_row_passes_within_its_tolerance_only(relation: str, measured: float, ok: bool) -> None:
+    assert row("q", measured, 1.0, 0.1000001, "s", relation=relation).ok is ok
+
+
+def test_an_unknown_relation_is_refused() -> None:
+    with pytest.raises(ValueError, match="relation"):
+        row("q", 1.0, 1.0, 0.0, "s", relation="!=")
+
+
+def test_one_row_that_fails_makes_the_report_fail() -> None:
+    report = _report()
+    assert not report.ok
+    del report.rows[1]
+    assert report.ok
+
+
+def test_print_shows_every_number_beside_the_expected_one() -> None:
+    console = Console(record=True, width=120)
+    _report().print(console)
+    text = console.export_text()
+    for part in ("near", "1.05 ± 0.01", "± 0.1", "pass", "FAIL", "second", "a table", "a note", "1 fail"):
+        assert part in text
+
+
+def test_write_makes_a_page_that_needs_nothing_else(tmp_path) -> None:
+    report = _report()
+    report.write(tmp_path / "out")
+    page = (tmp_path / "out/index.html").read_text("utf-8")
+    assert "<svg" in page and "far &amp; off" in page and "A &lt;title&gt;" in page and "FAIL" in page
+    assert "src=" not in page and "href=" not in page and "<?xml" not in page
+    loaded = json.loads((tmp_path / "out/results.json").read_text("utf-8"))
+    assert loaded["ok"] is False and loaded["rows"][0]["measured"] == 1.05 and loaded["data"]["nan"] is None
+    assert all(path.exists() for path in report.files)
+
+
+def test_numbers_keep_four_digits() -> None:
+    assert [number(x) for x in (0.0, 0.0011359, 1.45e-7, 12.0, math.inf)] == [
+        "0",
+        "0.001136",
+        "1.45e-07",
+        "12",
+        "inf",
+    ]
+
+
+def test_every_recipe_can_be_imported_and_run() -> None:
+    import importlib
+
+    for module in RECIPES.values():
+        assert callable(importlib.import_module(module).reproduce)

@@ -1,0 +1,66 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from ragtag.recipes import rps, rps_compare, rps_measure, rps_training
+from ragtag.recipes.rps_measure import Plan
+from ragtag.recipes.rps_tasks import digits
+
+
+def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:
+    tiny = Plan("digits", 2, (0, 1), (1.0, 0.6), (0.95,), 4, (4, 8), complete=False)
+    monkeypatch.setattr(rps_measure, "LOSSES", (0.1, 0.4))
+    for module in (rps_measure, rps_compare):
+        monkeypatch.setattr(module, "STEADY", ((4, 0.1),))
+        monkeypatch.setattr(module, "N", 8)
+    whole = digits()
+    few = replace(whole, train_x=whole.train_x[:64], train_y=whole.train_y[:64])
+    few = replace(few, test_x=whole.test_x[:20], test_y=whole.test_y[:20])
+    monkeypatch.setattr(rps_training, "load", lambda data: few)
+    monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: tiny))
+    told = []
+    report = rps.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
+    assert told[-1][0] == told[-1][1] == len(told)
+    names = " ".join(r.quantity for r in report.rows)
+    for part in ("alpha1, p = 0.4", "slope of log alpha2", "ring all-reduce", "fixed owner", "95% arrive"):
+        assert part in names
+    theory = [r for r in report.rows if r.group == "What follows" and "owner" not in r.quantity]
+    assert len(theory) == 3 and all(r.ok for r in theory[1:])
+    loaded = json.loads((tmp_path / "out/results.json").read_text("utf-8"))
+    assert len(loaded["data"]["curves"]) == 2 * 2 * 3 and loaded["rows"][0]["source"]
+    page = (tmp_path / "out/index.html").read_text("utf-8")
+    assert page.count("<svg") == 2 and "range over 2 seeds" in page and "60 %" in page
+    assert not list((tmp_path / "out").glob(".cifar*"))
+
+
+def test_plans_cover_the_papers_figure() -> None:
+    full = Plan.of(quick=False, digits=True, seeds=3)
+    assert full.models == (1.0, 0.99, 0.95, 0.9, 0.8, 0.6) and full.gradients == (1.0, 0.99, 0.95)
+    assert full.seeds == (0, 1, 2) and len(full.jobs(None)) > 54
+    quick = Plan.of(quick=True, digits=True, seeds=3)
+    assert quick.seeds == (0,) and len(quick.jobs(None)) < len(full.jobs(None)) / 2
+
+
+@pytest.mark.parametrize("wrong", [{"seeds": 0}, {"jobs": 0}])
+def test_nonsense_is_refused(tmp_path, wrong) -> None:
+    with pytest.raises(ValueError, match="1 or more"):
+        rps.reproduce(out=tmp_path, **wrong)
+
+
+def test_data_that_is_not_there_is_refused_before_anything_runs(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match="CIFAR-10"):
+        rps.reproduce(out=tmp_path, data=tmp_path / "none.tar.xz")
+
+
+def test_runs_beyond_the_paper_train_and_are_shown() -> None:
+    plan = replace(Plan.of(quick=False, digits=True, seeds=1), steps=2)
+    found = rps_measure.Results()
+    for name, setup in plan._extras().items():
+        found.extras[name] = rps_training.train(replace(setup, n=4), None, points=1)
+    shown = rps_compare.tables(plan, found)[-1]
+    assert [line[0] for line in shown.rows] == list(plan._extras())
+    assert all(len(line) == len(shown.columns) for line in shown.rows)
+    kept = {name: curve.kept for name, curve in found.extras.items()}
+    assert kept["models, 90 %, datagrams lost, asked for again"] < 0.01
+    assert 0.02 < kept["models, 90 %, datagrams lost"] < 0.15

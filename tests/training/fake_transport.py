@@ -1,0 +1,178 @@
+"""A crew in one process: real nodes in virtual time, one thread for each peer's training loop.
+
+A round is run, to its end and at once, when all the peers that are present have begun it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ragtag.codecs.base import Codec
+from ragtag.core.faults import Faults, Loss, LossStream
+from ragtag.core.schema import Schema, SchemaMismatch
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Average,
+    Done,
+    Effect,
+    Event,
+    Expired,
+    Floats,
+    Outcome,
+    Run,
+    Send,
+)
+from ragtag.protocols.method import Method
+from ragtag.protocols.node import Channel, Node
+
+T = TypeVar("T")
+PATIENCE_S = 30.0
+LATENCY_S = 0.001
+
+
+class FakeCrew:
+    """``n`` nodes; ``present`` are the peers whose start a round waits for."""
+
+    def __init__(self, n: int, *, loss: float = 0.0, seed: int = 1) -> None:
+        self.n = n
+        self.nodes = [Node(i, n, seed) for i in range(n)]
+        self.present = set(range(n))
+        self.sent: list[Run] = []
+        self.asked: list[Average] = []
+        self.schemas: dict[int, Schema] = {}
+        self._losses = LossStream(Faults(loss=Loss(loss) if loss else None), seed)
+        self._now_s, self._seq = 0.0, 0
+        self._heap: list[tuple[float, int, int, Event]] = []
+        self._asks: dict[int, Average] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._failed: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def transport(self, peer: int) -> FakeTransport:
+        return FakeTransport(self, peer)
+
+    def configure(self, peer: int, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+        with self._changed:
+            schema = Schema.decode(schema.encode())
+            first = self.schemas.setdefault(channel, schema)
+            difference = schema.difference(first)
+            if difference is not None:
+                raise SchemaMismatch(difference)
+            shape = Channel(method, codec, schema.n_chunks(codec.elements), 1.0, 2 * LATENCY_S)
+            self.nodes[peer].configure(channel, shape)
+
+    def ask(self, peer: int, event: Average) -> None:
+        with self._changed:
+            self.asked.append(event)
+            self._asks[peer] = event
+            self._run_if_all_are_here()
+
+    def wait(self, peer: int) -> Outcome:
+        with self._changed:
+            if not self._changed.wait_for(lambda: peer in self._outcomes or self._failed, PATIENCE_S):
+                raise TimeoutError(f"peer {peer} waits for {self.present - set(self._asks)}")
+            if self._failed is not None:
+                raise RuntimeError("another peer failed") from self._failed
+            return self._outcomes.pop(peer)
+
+    def leave(self, peer: int) -> None:
+        """From now on nothing comes from this peer, and nobody's round waits for it to begin."""
+        with self._changed:
+            self.present.discard(peer)
+            self._run_if_all_are_here()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failed = error
+            self._changed.notify_all()
+
+    def _run_if_all_are_here(self) -> None:
+        if not self._asks or not set(self._asks) >= self.present:
+            return
+        asks, self._asks = self._asks, {}
+        for peer, event in asks.items():
+            self._apply(peer, self.nodes[peer].step(self._now_s, event))
+        while not set(self._outcomes) >= set(asks):
+            self._now_s, _, peer, event = heapq.heappop(self._heap)
+            if peer in self.present or peer in asks:
+                self._apply(peer, self.nodes[peer].step(self._now_s, event))
+        self._changed.notify_all()
+
+    def _apply(self, peer: int, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                run = effect.run
+                mask = self._losses.draw(peer, run.peer, run.key, run.total)
+                if mask is not None and run.mask is not None:
+                    mask &= run.mask
+                copy = replace(
+                    run, peer=peer, payload=run.payload.copy(), mask=run.mask if mask is None else mask
+                )
+                self.sent.append(copy)
+                self._push(self._now_s + LATENCY_S, run.peer, Arrived([copy]))
+            elif isinstance(effect, Arm):
+                self._push(effect.at_s, peer, Expired(effect.timer))
+            elif isinstance(effect, Done):
+                self._outcomes[peer] = effect.outcome
+
+    def _push(self, at_s: float, peer: int, event: Event) -> None:
+        self._seq += 1
+        heapq.heappush(self._heap, (at_s, self._seq, peer, event))
+
+
+@dataclass
+class FakeTransport:
+    crew: FakeCrew
+    me: int
+
+    @property
+    def n(self) -> int:
+        return self.crew.n
+
+    @property
+    def live(self) -> frozenset[int]:
+        return self.crew.nodes[self.me].live
+
+    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+        self.crew.configure(self.me, channel, schema, method, codec)
+
+    def start(
+        self, channel: int, values: Floats, weight: float, deadline_s: float | None = None
+    ) -> FakePending:
+        self.crew.ask(self.me, Average(channel, values, weight, deadline_s))
+        return FakePending(self.crew, self.me)
+
+
+@dataclass
+class FakePending:
+    crew: FakeCrew
+    me: int
+
+    def wait(self) -> Outcome:
+        return self.crew.wait(self.me)
+
+
+def run_peers(crew: FakeCrew, train: Callable[[FakeTransport], T]) -> list[T]:
+    """Run ``train`` for each peer, in a thread each; the first error ends all and is raised here."""
+
+    def one(peer: int) -> T:
+        try:
+            result = train(crew.transport(peer))
+        except BaseException as error:
+            crew.fail(error)
+            raise
+        crew.leave(peer)
+        return result
+
+    with ThreadPoolExecutor(crew.n) as pool:
+        futures = [pool.submit(one, peer) for peer in range(crew.n)]
+        errors = [error for future in futures if (error := future.exception(PATIENCE_S)) is not None]
+    if errors:
+        raise next((e for e in errors if str(e) != "another peer failed"), errors[0])
+    return [future.result() for future in futures]

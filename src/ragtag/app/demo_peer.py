@@ -62,6 +62,7 @@ def train(crew: Crew, arguments: argparse.Namespace) -> Ended:
     )
     steps = samples = logged = 0
     last = -1
+    _look(crew, model, digits)  # the first look takes several times as long as later ones
     began_s = time.monotonic()
     for inputs, targets in _batches(crew, digits, arguments, seed):
         loss = nn.functional.cross_entropy(model(inputs), targets)
@@ -76,16 +77,21 @@ def train(crew: Crew, arguments: argparse.Namespace) -> Ended:
         crew.log_step(float(loss), samples - logged, arguments.every)
         logged = samples
         _set_learning_rate(optimizer, (done + 1) / arguments.rounds)
-        if done % EVALUATE_EVERY == 0:
-            test_loss, accuracy = evaluate(model, digits)
-            crew.log_eval(accuracy, test_loss, n=len(digits.test_labels))
+        if done % EVALUATE_EVERY == 0 and done > 0:
+            _look(crew, model, digits)
         if done + 1 >= arguments.rounds:
             break
     trained_s = time.monotonic() - began_s
-    test_loss, accuracy = evaluate(model, digits)
-    crew.log_eval(accuracy, test_loss, n=len(digits.test_labels))
+    test_loss, accuracy = _look(crew, model, digits)
     np.save(weights_file(folder, crew.rank), _flat(model), allow_pickle=False)
     return Ended(crew.rank, last + 1, steps, samples, test_loss, accuracy, trained_s)
+
+
+def _look(crew: Crew, model: nn.Module, digits: Digits) -> tuple[float, float]:
+    """Loss and accuracy on the test samples, which go into the trace."""
+    test_loss, accuracy = evaluate(model, digits)
+    crew.log_eval(accuracy, test_loss, n=len(digits.test_labels))
+    return test_loss, accuracy
 
 
 def _batches(

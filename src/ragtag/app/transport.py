@@ -124,7 +124,7 @@ class DriverTransport:
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self._deadline_s)
         self._compare(schema)
         took_s = self._probe(probe_chunks)
-        self._driver.probed(channel, took_s * chunks / probe_chunks, self._driver.rto_s())
+        self._driver.probed(channel, took_s * chunks / probe_chunks)
         if self._on_ready is not None:
             self._on_ready()
             self._on_ready = None

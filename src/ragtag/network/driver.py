@@ -190,9 +190,9 @@ class Driver:
         self._call(open_channel, future)
         return future
 
-    def probed(self, number: int, probe_s: float, floor_s: float) -> None:
+    def probed(self, number: int, probe_s: float) -> None:
         """Tell the node how long a channel's first round may take."""
-        self._call(lambda now_s: self.node.probed(number, probe_s, floor_s, now_s), None)
+        self._call(lambda now_s: self.node.probed(number, probe_s, now_s), None)
 
     def leave(self, peer: PeerId) -> None:
         """Take a peer as gone for good."""

@@ -60,6 +60,7 @@ ROUND_MAX = (1 << 32) - 1
 class Channel:
     """What is averaged on a channel, how, and how long its first round may take (measured by a probe).
 
+    floor_s: no stage's deadline is shorter, nor shorter than the measured round trip to the middle peer.
     reuse: use the memory of an outcome's mean again once the round after the next begins.
     """
 
@@ -94,10 +95,7 @@ class _Lane:
 
 def _deadlines(channel: Channel) -> tuple[Deadline, Deadline]:
     headroom = HEADROOM * channel.method.patience
-    return (
-        Deadline(channel.probe_s, headroom=headroom, floor_s=channel.floor_s),
-        Deadline(channel.probe_s, headroom=headroom, floor_s=channel.floor_s),
-    )
+    return Deadline(channel.probe_s, headroom=headroom), Deadline(channel.probe_s, headroom=headroom)
 
 
 class Node:
@@ -125,10 +123,10 @@ class Node:
             raise ValueError("a channel of no values: there is nothing to average")
         self._lanes[number] = _Lane(channel, *_deadlines(channel), ready_s=now_s)
 
-    def probed(self, number: int, probe_s: float, floor_s: float, now_s: float) -> None:
+    def probed(self, number: int, probe_s: float, now_s: float) -> None:
         """Set how long a channel's first round may take, now that it has been measured."""
         lane = self._lanes[number]
-        lane.channel = replace(lane.channel, probe_s=probe_s, floor_s=floor_s)
+        lane.channel = replace(lane.channel, probe_s=probe_s)
         lane.scatter, lane.gather = _deadlines(lane.channel)
         lane.ready_s = now_s
 
@@ -153,7 +151,13 @@ class Node:
 
     def budgets_s(self, number: int) -> tuple[float, float]:
         """How long the next round may scatter, and gather."""
-        lane = self._lanes[number]
+        return self._budgets_s(self._lanes[number])
+
+    def _budgets_s(self, lane: _Lane) -> tuple[float, float]:
+        """A deadline below a round trip, as it is measured now, would cut off what has been sent."""
+        rtts_s = sorted(self._rtt_s.values())
+        floor_s = max(lane.channel.floor_s, rtts_s[len(rtts_s) // 2] if rtts_s else 0.0)
+        lane.scatter.floor_s = lane.gather.floor_s = floor_s
         return lane.scatter.budget_s(), lane.gather.budget_s()
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -203,7 +207,7 @@ class Node:
         lane.active = number
         lane.behind |= skipped > 0
         lane.begun_s[number] = now_s
-        scatter_s, gather_s = lane.scatter.budget_s(), lane.gather.budget_s()
+        scatter_s, gather_s = self._budgets_s(lane)
         if lane.done < 0:  # no history: others may still compute what this peer took this long to compute
             scatter_s += lane.channel.method.patience * (now_s - lane.ready_s)
         if ask.deadline_s is not None:

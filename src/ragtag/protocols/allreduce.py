@@ -118,7 +118,7 @@ class Ring:
     def owed(self) -> dict[PeerId, bool]:
         """The peer before this one sends all that comes."""
         tables = [*self._scattered.values(), *self._gathered.values()]
-        return {self._prev: any(incoming.got.any() for incoming in tables)} if tables else {}
+        return {self._prev: any(incoming.left < incoming.total for incoming in tables)} if tables else {}
 
     def _begin(self, now_s: float, begin: Begin) -> list[Effect]:
         self._begun, self._started_s = begin, now_s

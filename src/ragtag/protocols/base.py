@@ -85,11 +85,11 @@ def spans_of(mask: Bools) -> list[tuple[int, int]]:
 class Incoming:
     """What has come of one message from one peer: each chunk counts once."""
 
-    __slots__ = ("ended", "got", "left")
+    __slots__ = ("_got", "ended", "left", "total")
 
     def __init__(self, total: int) -> None:
-        self.got = np.zeros(total, np.bool_)
-        self.left = total
+        self._got: Bools | None = None  # made when needed: a message of one chunk never does
+        self.left = self.total = total
         self.ended = total == 0
 
     @property
@@ -102,16 +102,17 @@ class Incoming:
         k = len(run.payload)
         if run.ended:
             self.ended = True
-        if k == 0:
+        if k == 0 or self.left == 0:
             return ()
         first, mask = run.first, run.mask
-        if k == 1:
-            if self.got[first] or (mask is not None and not mask[0]):
+        if self.total == 1:
+            if mask is not None and not mask[0]:
                 return ()
-            self.got[first] = True
-            self.left -= 1
+            self.left = 0
             return _ONE
-        before = self.got[first : first + k]
+        if self._got is None:
+            self._got = np.zeros(self.total, np.bool_)
+        before = self._got[first : first + k]
         if not before.any():
             if mask is None:
                 before[:] = True
@@ -128,7 +129,9 @@ class Incoming:
 
     def missing(self) -> Bools:
         """bool ``[total]``: what has not come."""
-        return ~self.got
+        if self._got is None:
+            return np.full(self.total, self.left > 0)
+        return ~self._got
 
 
 def whole(peer: PeerId, key: MessageKey, payload: Bytes, weight: Floats, heard: PeerSet) -> Run:

@@ -293,7 +293,8 @@ class Node:
                 if peer not in self._silent:
                     return []  # no peer of this crew, or oneself
                 effects = self._hear_of(peer, key.channel, key.round)
-            return effects + self._deliver(now_s, key.channel, key.round, event)
+            more = self._deliver(now_s, key.channel, key.round, event)
+            return effects + more if effects else more
         if not all(run.peer in self._silent for run in runs):
             event = Arrived(runs := [run for run in runs if run.peer in self._silent])
         at = 0
@@ -325,6 +326,9 @@ class Node:
         lane = self._lanes.get(channel)
         if lane is None:
             return []
+        if number == lane.active:  # most are of the round under way
+            effects = lane.rounds[number].step(now_s, event)
+            return self._settle(lane, effects) if effects else effects
         if number > max(lane.done, 0) + JUMP_MAX:
             return []  # made up, or of a crew that this peer could not catch up with
         lane.highest = max(lane.highest, number)

@@ -70,7 +70,7 @@ class ScatterGather:
             effects: list[Effect] = []
             for run in event.runs:
                 effects += self._take(now_s, run)
-            return effects + self._advance(now_s)
+            return effects if self._open else effects + self._advance(now_s)
         if isinstance(event, Begin):
             return self._begin(now_s, event)
         if isinstance(event, Expired):
@@ -103,17 +103,15 @@ class ScatterGather:
         self._scatter_until_s = now_s + begin.scatter_s
         self._round_until_s = self._scatter_until_s + begin.gather_s
         effects: list[Effect] = []
+        spans, sizes = spec.layout.spans, spec.layout.sizes
+        weights = np.full(max(sizes), begin.weight, np.float32)
+        peers = np.full(max(sizes), bit(spec.me) if begin.weight > 0 else 0, np.uint64)
         for block, owner in self._turn():
-            span = self.spec.layout.spans[block]
             if owner == spec.me:
                 self._add_own(block)
             else:
-                k = spec.layout.sizes[block]
-                weight = np.full(k, begin.weight, np.float32)
-                heard = np.full(k, bit(spec.me) if begin.weight > 0 else 0, np.uint64)
-                run = whole(
-                    owner, spec.key(SCATTER, block), spec.codec.encode(begin.values[span]), weight, heard
-                )
+                k, payload = sizes[block], spec.codec.encode(begin.values[spans[block]])
+                run = whole(owner, spec.key(SCATTER, block), payload, weights[:k], peers[:k])
                 effects.append(self._send(run, self._scatter_until_s))
         for block in self._mine:
             for peer in self._waiting:
@@ -127,7 +125,8 @@ class ScatterGather:
         """Blocks with their owners, starting behind oneself, so that not all send to one peer at first."""
         spec = self.spec
         blocks = [(j, o) for j, o in enumerate(spec.owners) if spec.layout.sizes[j]]
-        return sorted(blocks, key=lambda entry: (entry[1] - spec.me) % (max(spec.members) + 1))
+        me, n = spec.me, max(spec.members) + 1
+        return sorted(blocks, key=lambda entry: (entry[1] - me) % n)
 
     def _add_own(self, block: int) -> None:
         span = self.spec.layout.spans[block]
@@ -170,6 +169,10 @@ class ScatterGather:
         for a, b in incoming.fresh(run):
             span = slice(at + a, at + b)
             accumulate(payload[a:b], weight[a:b], self._mean[span])
+            if b - a == 1:  # for numpy an element costs a third of a slice
+                self._weight[at + a] += weight[a]
+                self._heard[at + a] |= heard[a]
+                continue
             self._weight[span] += weight[a:b]
             self._heard[span] |= heard[a:b]
 
@@ -179,6 +182,10 @@ class ScatterGather:
         for a, b in incoming.fresh(run):
             span = slice(at + a, at + b)
             decode(payload[a:b], self._mean[span])
+            if b - a == 1:
+                self._weight[at + a], self._heard[at + a] = weight[a], heard[a]
+                self._averaged[at + a] = weight[a] > 0
+                continue
             self._weight[span] = weight[a:b]
             self._heard[span] = heard[a:b]
             self._averaged[span] = weight[a:b] > 0

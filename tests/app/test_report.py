@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ragtag.app.report import axes, build_report, report_json
-from ragtag.app.report.data import CHARTED_MAX, summarise
 from ragtag.app.report.series import Bins, Dots, Sample
+from ragtag.app.report.summarise import CHARTED_MAX, summarise
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run
 from ragtag.core import trace
 from tests.app.synthetic import Story, write_run

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ragtag.app.peers import STATES, Peers, plain
 from ragtag.app.report.axes import clock, seconds
-from ragtag.app.report.sections import bytes_text
+from ragtag.app.report.html import bytes_text
 from ragtag.app.tracefile import Follower
 from ragtag.core import trace
 

@@ -8,10 +8,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ragtag.app.report import sections
+from ragtag.app.report import chart_sections, sections
 from ragtag.app.report.axes import marks_of
-from ragtag.app.report.data import Summary, summarise
+from ragtag.app.report.data import Summary
 from ragtag.app.report.figures import figures
+from ragtag.app.report.summarise import summarise
 from ragtag.app.tracefile import read_run
 
 _HERE = Path(__file__).parent
@@ -54,7 +55,7 @@ def render(summary: Summary, folder: str) -> str:
         sections.header(summary),
         sections.damage(summary),
         sections.results(summary),
-        sections.all_charts(summary, marks),
+        chart_sections.all_charts(summary, marks),
         sections.faults(summary, marks),
         sections.peers(summary),
         sections.events(summary),

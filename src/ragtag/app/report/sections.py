@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from ragtag.app.report import axes, charts
 from ragtag.app.report.axes import Mark, clock, percent, seconds
 from ragtag.app.report.data import FREEZES, LOST, Item, Summary
 from ragtag.app.report.figures import round_times
+from ragtag.app.report.html import NONE, bytes_text, cell, table
 
-WIDE, NARROW = 1080, 460
-NONE = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
-
-
-def cell(text: object, style: str = "") -> str:
-    """One table cell; a number that is not known is a dash."""
-    shown = NONE if text is None else escape(str(text))
-    return f'<td class="{style}">{shown}</td>' if style else f"<td>{shown}</td>"
-
-
-def table(heads: Sequence[tuple[str, str]], rows: Iterable[str], style: str = "") -> str:
-    """A table that scrolls sideways where it is too wide. heads: (text, CSS class)."""
-    head = "".join(f'<th scope="col" class="{of}">{escape(text)}</th>' for text, of in heads)
-    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="card scroll"><table class="{style}">{inner}</table></div>'
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes in decimal units."""
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.3g} {units[0]}"
 
 
 def header(summary: Summary) -> str:
@@ -117,91 +92,6 @@ def results(summary: Summary) -> str:
         )
     heads = [("Figure", ""), ("Measured", "n"), ("Expected", "n"), ("Verdict", ""), ("", "")]
     return f"<section><h2>Results</h2>{table(heads, rows, 'tight')}</section>"
-
-
-def figure(title: str, caption: str, legend: str, drawn: Sequence[str]) -> str:
-    """A chart in its wide and its narrow form; the page's style shows one of them."""
-    return (
-        f'<section class="figure"><h2>{title}</h2><p class="cap">{caption}</p>{legend}'
-        f'<div class="card">{"".join(drawn)}</div></section>'
-    )
-
-
-def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Keys for lines: (CSS class, name)."""
-    keys = (
-        f'<span><svg width="30" height="12" aria-hidden="true"><path class="line {style}" d="M1 6H29"/></svg>'
-        f"{escape(name)}</span>"
-        for style, name in entries
-    )
-    return f'<div class="legend">{"".join(keys)}</div>'
-
-
-def all_charts(summary: Summary, marks: Sequence[Mark]) -> str:
-    """Every chart that the trace has data for."""
-
-    def both(draw: Any) -> list[str]:
-        return [draw(summary, marks, width) for width in (WIDE, NARROW)]
-
-    peers = [(charts.style_of(p, summary), f"peer {p}") for p in summary.charted]
-    named = [entry for entry in peers if entry[0] != "crowd"]
-    if len(named) < len(peers):
-        left_out = len(summary.peers) - len(summary.charted)
-        more = f" ({left_out} more are not drawn)" if left_out else ""
-        named.append(("crowd", f"each of {len(peers) - len(named)} other peers{more}"))
-    sections = []
-    if summary.accuracy.count.any() or summary.mean_accuracy.count.any():
-        keys = [*named, ("mean", "mean of the peers' own")]
-        keys += [("model", "the mean model")] if summary.mean_accuracy.count.any() else []
-        caption = (
-            "Each peer's own model on the test data; the mean leaves out peers that are gone. The axis is"
-        )
-        caption += " logarithmic in the error, so that the last points stand apart."
-        sections.append(figure("Accuracy", caption, legend(keys), both(charts.accuracy_chart)))
-    if summary.loss.count.any():
-        keys = [*named, ("mean", "mean of all peers")]
-        caption = "Loss of the batches that each peer trained on, a few steps to a point."
-        sections.append(figure("Training loss", caption, legend(keys), both(charts.loss_chart)))
-    if summary.round_s.seen:
-        sections += _round_figures(summary, both)
-    if sections and any(numbered(marks, summary, width) for width in (WIDE, NARROW)):
-        sections.insert(0, '<p class="cap">Numbers above the charts stand for the faults listed below.</p>')
-    return "\n".join(sections)
-
-
-def numbered(marks: Sequence[Mark], summary: Summary, width: int) -> bool:
-    """Whether there are too many faults for words in a chart of this width."""
-    placed, _ = axes.place_labels(marks, charts.frame(summary, marks, width, 100).t)
-    return any(text == str(mark.number) for mark, _, _, text in placed)
-
-
-def _round_figures(summary: Summary, both: Any) -> list[str]:
-    times = round_times(summary)
-    late = sum(p.expired for p in summary.peers.values())
-    dots = (
-        f"Each dot is one peer's round ({times['count']:,} in all); a cross is a round that a deadline ended"
-        f" ({late:,}). Median {seconds(times['median'])}, 95th percentile {seconds(times['p95'])},"
-        f" longest {seconds(times['max'])}. What is out of scale stands on the edge."
-    )
-    arrival = (
-        "Share of chunks that a round averaged; elsewhere a peer kept its own values. The line is the mean"
-        " over peers, the band reaches from the lowest peer to the highest."
-    )
-    missed = (
-        "A bar grows with the share of the other peers that waited for this one in vain. Hatched: most of"
-        " them did not wait for it (it was known to be silent, or gone)."
-    )
-    keys = (
-        f'<span><svg width="14" height="12"><rect class="{name}" width="14" height="12"/></svg>{text}</span>'
-        for name, text in (("scatter", "scatter (below)"), ("gather", "gather (above)"))
-    )
-    stages = f'<div class="legend">{"".join(keys)}</div>'
-    return [
-        figure("Arrival rate", arrival, "", both(charts.arrival_chart)),
-        figure("Round times", dots, "", both(charts.round_time_chart)),
-        figure("Stages of a round", "Mean time of the two stages.", stages, both(charts.stage_chart)),
-        figure("Who was missed when", missed, "", both(charts.missed_chart)),
-    ]
 
 
 def faults(summary: Summary, marks: Sequence[Mark]) -> str:

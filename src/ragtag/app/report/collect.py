@@ -1,0 +1,170 @@
+"""Takes a trace's records one after the other into a summary."""
+
+from __future__ import annotations
+
+import math
+
+from ragtag.app.report.data import ALL, FREEZES, Item, Peer, Summary
+from ragtag.app.report.series import Bins
+from ragtag.core import trace
+
+ITEMS_MAX = 200
+
+
+class Collector:
+    """Takes one record after the other."""
+
+    def __init__(self, summary: Summary) -> None:
+        self._to = summary
+        self._row = {peer: at for at, peer in enumerate(summary.charted)}
+        self._latest: dict[int, float] = {}
+        self._strip = Bins([], summary.missed.shape[1], summary.extent.t0, summary.extent.t1)
+
+    def take(self, record: trace.Record) -> None:
+        """One record."""
+        peer = self._to.peers.get(record.peer)
+        if isinstance(record, trace.Fault):
+            self._fault(record)
+            return
+        if peer is not None:
+            peer.last_t = max(record.t, peer.last_t or 0.0)
+        if isinstance(record, trace.Round) and peer is not None:
+            self._round(peer, record)
+        elif isinstance(record, trace.Step) and peer is not None:
+            self._step(peer, record)
+        elif isinstance(record, trace.Eval):
+            self._eval(peer, record)
+        elif isinstance(record, trace.Join) and peer is not None:
+            peer.joined_t = record.t
+        elif isinstance(record, trace.Leave) and peer is not None:
+            self._leave(peer, record)
+        elif isinstance(record, trace.Note):
+            self._item(Item(record.t, record.what, record.other, record.detail, False, {record.peer}))
+        elif isinstance(record, trace.Error):
+            self._error(peer, record)
+        elif isinstance(record, trace.Result) and len(self._to.results) < ITEMS_MAX:
+            self._to.results.append(record)
+
+    def _round(self, peer: Peer, record: trace.Round) -> None:
+        to, t = self._to, record.t
+        peer.rounds += 1
+        peer.error_t = None  # it went on after all
+        peer.misses += len(record.missed)
+        peer.expired += record.expired
+        peer.arrived += record.arrived
+        peer.bytes_sent = max(peer.bytes_sent, record.bytes_sent)
+        peer.bytes_received = max(peer.bytes_received, record.bytes_received)
+        peer.round_s.add(record.total_s)
+        to.round_s.add(record.total_s)
+        to.arrival.add(record.arrived)
+        (to.late_dots if record.expired else to.dots).add(t, record.total_s)
+        for key in (record.peer, ALL):
+            to.arrived.add(key, t, record.arrived)
+        to.scatter.add(ALL, t, record.scatter_s)
+        to.gather.add(ALL, t, record.gather_s)
+        to.round_number.add(ALL, t, record.round)
+        column = self._strip.column(t)
+        to.rounds[:, column] += 1
+        own = self._row.get(record.peer)
+        if own is not None:
+            to.rounds[own, column] -= 1
+        rows = [self._row[other] for other in set(record.waited_for) if other in self._row]
+        to.waited[rows, column] += 1
+        for other in set(record.missed):
+            if other in to.peers:
+                to.peers[other].missed += 1
+            if other in self._row:
+                to.missed[self._row[other], column] += 1
+
+    def _step(self, peer: Peer, record: trace.Step) -> None:
+        peer.steps = max(peer.steps, record.step)
+        peer.samples = max(peer.samples, record.samples)
+        if record.loss is None or not math.isfinite(record.loss):
+            peer.batch_losses_bad += 1
+            peer.bad_since_t = record.t if peer.bad_since_t is None else peer.bad_since_t
+            return
+        for key in (record.peer, ALL):
+            self._to.loss.add(key, record.t, record.loss)
+
+    def _eval(self, peer: Peer | None, record: trace.Eval) -> None:
+        if record.model == "mean":
+            self._to.mean_eval = record
+            if record.accuracy is not None:
+                self._to.mean_accuracy.add(ALL, record.t, record.accuracy)
+        elif record.model == "own" and peer is not None:
+            peer.loss, peer.accuracy = record.loss, record.accuracy
+            if record.accuracy is not None:
+                self._to.accuracy.add(record.peer, record.t, record.accuracy)
+                self._latest[record.peer] = record.accuracy
+                for gone in [p for p in self._latest if self._killed(p, record.t)]:
+                    del self._latest[gone]
+                if self._latest:
+                    mean = sum(self._latest.values()) / len(self._latest)
+                    self._to.own_mean.add(ALL, record.t, mean)
+
+    def _killed(self, peer: int, t: float) -> bool:
+        """Whether a peer had been killed by ``t``, and has not joined again since."""
+        killed_t = self._to.extent.killed_t.get(peer)
+        return killed_t is not None and killed_t <= t and (self._to.peers[peer].joined_t or 0.0) <= killed_t
+
+    def _error(self, peer: Peer | None, record: trace.Error) -> None:
+        if peer is not None:
+            peer.error_t = record.t
+        for earlier in self._to.items[-64:]:  # a peer and its launcher may both tell of one error
+            if earlier.error and earlier.about == record.peer and record.t - earlier.t < 10.0:
+                a, b = earlier.what, record.what
+                if a.endswith(b) or b.endswith(a):
+                    earlier.detail = earlier.detail or record.detail
+                    return
+        self._to.errors += 1
+        self._item(Item(record.t, record.what, record.peer, record.detail, True, {record.peer}))
+
+    def _leave(self, peer: Peer, record: trace.Leave) -> None:
+        peer.left = True
+        peer.steps = max(peer.steps, record.steps)
+        peer.samples = max(peer.samples, record.samples)
+        peer.bytes_sent = max(peer.bytes_sent, record.bytes_sent)
+        peer.bytes_received = max(peer.bytes_received, record.bytes_received)
+        peer.datagrams_lost = record.datagrams_lost
+
+    def _fault(self, record: trace.Fault) -> None:
+        if len(self._to.faults) < ITEMS_MAX:
+            self._to.faults.append(record)
+        else:
+            self._to.faults_left_out += 1
+
+    def _item(self, item: Item) -> None:
+        items = self._to.items
+        for earlier in items[:-65:-1]:  # peers notice the same thing within a moment of each other
+            if item.t - earlier.t > 2.0:
+                break
+            same = (earlier.what, earlier.about) == (item.what, item.about)
+            if same and not (earlier.error or item.error or earlier.by & item.by):
+                earlier.by |= item.by
+                return
+        if len(items) < ITEMS_MAX:
+            items.append(item)
+        else:
+            self._to.items_left_out += 1
+
+    def settle(self) -> None:
+        """Say what became of each peer."""
+        frozen = {
+            f.peer
+            for f in self._to.faults
+            if f.name in FREEZES and (f.until_t is None or f.until_t > self._to.extent.t1)
+        }
+        finished = self._to.finished
+        for peer in self._to.peers.values():
+            if self._killed(peer.number, math.inf):
+                peer.state = "killed"
+            elif peer.error_t is not None:
+                peer.state = "failed"
+            elif peer.left:
+                peer.state = "ended"
+            elif peer.last_t is None:
+                peer.state = "no trace"
+            elif finished:
+                peer.state = "lost"
+            else:
+                peer.state = "frozen" if peer.number in frozen else "running"

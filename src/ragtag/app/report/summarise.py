@@ -1,0 +1,95 @@
+"""Gathers a summary from a trace in two streamed passes and bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ragtag.app.report.collect import Collector
+from ragtag.app.report.data import ALL, KILLS, Extent, Peer, Summary
+from ragtag.app.report.series import Bins, Dots
+from ragtag.app.tracefile import RunTrace
+from ragtag.core import trace
+
+COLUMNS = 240
+STRIP_COLUMNS = 150
+CHARTED_MAX = 64
+"""Peers that are drawn; the figures are of all."""
+STEPS_PER_POINT = 5
+"""A training loss is of one small batch: a point in the chart is the mean of about this many."""
+
+
+def measure(run: RunTrace) -> Extent:
+    """The first pass over a trace."""
+    extent = Extent()
+    peers: set[int] = set(range(run.run.peers)) if run.run is not None else set()
+    steps: Counter[int] = Counter()
+    rounds: Counter[int] = Counter()
+    for record in run.records():
+        extent.t1 = max(extent.t1, record.t)
+        extent.t0 = min(extent.t0, record.t)
+        if isinstance(record, trace.Run):
+            extent.runs += 1
+        elif isinstance(record, trace.Step):
+            steps[record.peer] += 1
+        elif isinstance(record, trace.Round):
+            rounds[record.peer] += 1
+        elif isinstance(record, trace.Fault) and record.name in KILLS and record.peer >= 0:
+            extent.killed_t[record.peer] = record.t
+        if record.peer >= 0:
+            peers.add(record.peer)
+    extent.peers = sorted(peers)
+    extent.steps_most = max(steps.values(), default=0)
+    extent.rounds_most = max(rounds.values(), default=0)
+    return extent
+
+
+def summarise(run: RunTrace) -> Summary:
+    """Read a trace twice: once for its extent, once for its contents."""
+    extent = measure(run)
+    charted = _charted(run, extent)
+    t0, t1 = extent.t0, extent.t1
+    loss_columns = min(COLUMNS, max(24, extent.steps_most // STEPS_PER_POINT))
+    # In a column of the strips nearly every peer should have a round, and in a bar of the stages too.
+    strip_columns = min(STRIP_COLUMNS, max(12, extent.rounds_most // 2))
+    stage_columns = min(COLUMNS // 4, strip_columns)
+    strip = (len(charted), strip_columns)
+    summary = Summary(
+        run=run.run,
+        extent=extent,
+        peers={number: Peer(number) for number in extent.peers},
+        charted=charted,
+        loss=Bins([*charted, ALL], loss_columns, t0, t1),
+        accuracy=Bins(charted, COLUMNS, t0, t1),
+        mean_accuracy=Bins([ALL], COLUMNS, t0, t1),
+        own_mean=Bins([ALL], COLUMNS, t0, t1),
+        arrived=Bins([*charted, ALL], min(COLUMNS // 2, max(24, extent.rounds_most)), t0, t1),
+        scatter=Bins([ALL], stage_columns, t0, t1),
+        gather=Bins([ALL], stage_columns, t0, t1),
+        round_number=Bins([ALL], COLUMNS, t0, t1),
+        missed=np.zeros(strip, np.int64),
+        waited=np.zeros(strip, np.int64),
+        rounds=np.zeros(strip, np.int64),
+        dots=Dots(COLUMNS * 2, t0, t1),
+        late_dots=Dots(COLUMNS * 2, t0, t1),
+    )
+    collector = Collector(summary)
+    for record in run.records():
+        collector.take(record)
+    collector.settle()
+    summary.damage = run.damage.messages()
+    if extent.runs > 1:
+        summary.damage.append(f"{extent.runs} runs have written to this folder; the report mixes them")
+    return summary
+
+
+def _charted(run: RunTrace, extent: Extent) -> list[int]:
+    """The peers to draw: all, or those that had faults and an even sample of the others."""
+    if len(extent.peers) <= CHARTED_MAX:
+        return extent.peers
+    faulty = sorted({r.peer for r in run.records() if isinstance(r, trace.Fault) and r.peer >= 0})
+    chosen = faulty[: CHARTED_MAX // 2]
+    others = [p for p in extent.peers if p not in set(chosen)]
+    room = CHARTED_MAX - len(chosen)
+    return sorted({*chosen, *(others[i * len(others) // room] for i in range(room))})

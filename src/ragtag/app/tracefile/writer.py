@@ -1,0 +1,155 @@
+"""Writing one trace file.
+
+Tracing never stops training: a disk that is full, or any other error of the file system, is reported once,
+records are dropped and counted, and writing goes on when there is space again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from ragtag.core import trace
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: make room, or put the run's folder on another disk",
+    errno.EDQUOT: "the disk quota is used up: make room, or put the run's folder on another disk",
+    errno.EIO: "the disk reports an error: check it, or put the run's folder on another disk",
+    errno.EFBIG: "the file may not grow further: raise the limit on file sizes (ulimit -f)",
+    errno.EROFS: "the file system is read-only: put the run's folder on another disk",
+}
+
+_log = logging.getLogger("ragtag.trace")
+
+
+class TraceWriter:
+    """Appends records to one trace file; any number of threads may write.
+
+    Each record is one ``write`` of one whole line, so a process that is killed leaves a whole trace, and
+    nothing is held in memory. A line that the disk takes only in part is taken back, or ended so that only
+    it is damaged. While the disk is full, records are dropped and counted in ``dropped``, and the
+    disk is tried again every ``retry_s``; what was dropped is then noted in the trace.
+
+    on_trouble is called once each time that tracing stops, with a message that says what to do; by
+    default it is logged as a warning. ``clock`` is for tests.
+
+    Raises:
+        OSError: the file cannot be opened for another reason than a full disk (a wrong path, no permission).
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        on_trouble: Callable[[str], None] | None = None,
+        retry_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = Path(path)
+        self.dropped = 0
+        self._on_trouble = on_trouble or _log.warning
+        self._retry_s, self._clock = retry_s, clock
+        self._retry_at_s: float | None = None
+        self._torn = False
+        self._gap = 0
+        self._fd = -1
+        self._closed = False
+        self._lock = threading.Lock()
+        trouble = ""
+        try:
+            self._open()
+        except OSError as reason:
+            if reason.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            trouble = self._stop(reason)
+        if trouble:
+            self._on_trouble(trouble)
+
+    def write(self, record: trace.Record) -> None:
+        """Append one record; on a file system's error it is dropped and counted.
+
+        Raises:
+            ValueError: the record cannot be encoded (see ``trace.encode``).
+        """
+        line = trace.encode(record)
+        trouble = ""
+        with self._lock:
+            waiting = self._retry_at_s is not None and self._clock() < self._retry_at_s
+            if waiting or self._closed:
+                self._drop()
+                return
+            try:
+                if self._fd < 0:
+                    self._open()
+                if self._gap:
+                    self._append(trace.encode(self._gap_note(record)))
+                    self._gap = 0
+                self._append(line)
+                self._retry_at_s = None
+            except OSError as reason:
+                again = self._retry_at_s is not None
+                message = self._stop(reason)
+                trouble = "" if again else message
+                self._drop()
+        if trouble:
+            self._on_trouble(trouble)
+
+    def close(self) -> None:
+        """Close the file; what is written from then on is dropped and counted."""
+        with self._lock:
+            self._closed = True
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+                os.close(fd)
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+    def _append(self, line: bytes) -> None:
+        """Write a whole line or, as far as the file shows, nothing."""
+        data = b"\n" + line if self._torn else line
+        wrote = 0
+        try:
+            while wrote < len(data):
+                wrote += os.write(self._fd, data[wrote:])
+        except OSError:
+            if wrote:
+                self._take_back(wrote)
+            raise
+        self._torn = False
+
+    def _take_back(self, wrote: int) -> None:
+        try:
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - wrote)
+        except OSError:
+            self._torn = True  # the next line begins with a line feed
+
+    def _stop(self, reason: OSError) -> str:
+        self._retry_at_s = self._clock() + self._retry_s
+        advice = _ADVICE.get(reason.errno or 0, f"{reason.strerror or reason}")
+        return f"tracing to {self.path} has stopped: {advice}. Training goes on; what is missed is counted."
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        self._gap += 1
+
+    def _gap_note(self, record: trace.Record) -> trace.Note:
+        return trace.Note(
+            t=record.t, peer=record.peer, what="trace resumed", detail=f"{self._gap} records were dropped"
+        )

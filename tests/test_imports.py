@@ -23,6 +23,8 @@ VIOLATIONS = {
         "from ragtag.codecs.dense import fp32",
     ),
     "codecs and schedules import core only": ("codecs/bad.py", "import ragtag.protocols.rps"),
+    "optim imports core only": ("optim/bad.py", "import ragtag.training.bucket"),
+    "codecs and schedules know no optim": ("schedules/worse.py", "import ragtag.optim.outer"),
     "codecs and schedules never meet": ("schedules/bad.py", "import ragtag.codecs.base"),
     "network and simulation never meet": ("network/bad.py", "import ragtag.simulation"),
     "network and simulation import core and protocols only": (

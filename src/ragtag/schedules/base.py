@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -15,6 +16,11 @@ class Progress:
     n: peers in the crew; live: those believed to take part now (this one included);
     round_s: how long the last average took (``None``: there was none yet);
     waited_s: how long this decision has been put off by ``Wait`` so far.
+
+    What some schedules ask for beside it; each says what it does where it is not known.
+    me: the peer that decides (-1: not told); computed_s: time spent computing since the last average;
+    clocks: steps that each peer, this one included, is known to have taken;
+    step_s: what a step of each peer takes, as measured; since_s: how long ago each took its last step.
     """
 
     step: int
@@ -23,6 +29,11 @@ class Progress:
     live: frozenset[int]
     round_s: float | None = None
     waited_s: float = 0.0
+    me: int = -1
+    computed_s: float | None = None
+    clocks: Mapping[int, int] = field(default_factory=dict)
+    step_s: Mapping[int, float] = field(default_factory=dict)
+    since_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +68,10 @@ class Schedule(Protocol):
     def decide(self, progress: Progress) -> Decision:
         """Say what to do after a local step."""
         ...
+
+
+def whole(what: str, value: object, least: int, unit: str) -> int:
+    """``value`` as an integer of at least ``least``. Raises ValueError: what it is and what it must be."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{what} is {value!r}; it must be a whole number of {unit}, {least} or more")
+    return value

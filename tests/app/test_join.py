@@ -28,7 +28,7 @@ from ragtag.core.wire import VERSION, Identity
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint, PortInUse
 from ragtag.protocols.node import Node
-from tests.network.crew import PATIENCE_S
+from tests.network.crew import PATIENCE_S, until
 
 SRC = Path(__file__).parents[2] / "src"
 GIVE_UP_S = 1.0
@@ -173,6 +173,24 @@ def test_peers_that_agree_meet(two: Others) -> None:
 def test_a_peer_of_another_crew_is_not_joined(two: Others, other: dict[str, Any], said: str) -> None:
     two.say(1, hello(**other))
     with pytest.raises(JoinError, match=said):
+        join(deadline_s=PATIENCE_S)
+
+
+def test_the_larger_party_goes_on_without_one_of_another_seed(
+    three: Others, caplog: pytest.LogCaptureFixture
+) -> None:
+    three.say(1, hello(size=3))
+    three.say(2, hello(size=3, seed=6))
+    with caplog.at_level(logging.WARNING, "ragtag"), join(deadline_s=PATIENCE_S) as crew:
+        until(lambda: crew.live == {0, 1}, "peer 2 is left out")
+    refused = "peer 2 is refused: peer 2 has another seed: 6 there, 5 here; make them equal"
+    assert refused in caplog.messages
+
+
+def test_of_the_smaller_party_the_one_that_differs_is_named(three: Others) -> None:
+    three.say(1, hello(size=3, seed=6))
+    three.say(2, hello(size=3, seed=6))
+    with pytest.raises(JoinError, match="peer 1 has another seed: 6 there, 5 here"):
         join(deadline_s=PATIENCE_S)
 
 

@@ -38,7 +38,7 @@ def a_run(k: int, first: int = 0, total: int | None = None, key: MessageKey | No
         first,
         first + k if total is None else total,
         draws.integers(0, 256, (k, CHUNK_BYTES), dtype=np.uint8),
-        draws.standard_normal(k).astype(np.float32),
+        np.abs(draws.standard_normal(k)).astype(np.float32),
         draws.integers(0, 1 << 63, k, dtype=np.uint64),
     )
 
@@ -77,7 +77,7 @@ def refusals(framer: Framer) -> tuple[int, int, int, int, int]:
     lost=st.sets(st.integers(0, 79), max_size=40),
     seq=st.integers(0, U32),
     stamp=st.integers(0, U32),
-    weights=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0, width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=4),
     last=st.booleans(),
 )
 def test_what_arrives_is_what_was_sent(
@@ -316,6 +316,17 @@ def test_refusals_are_counted_by_reason(field: str, value: int, reason: str) -> 
     assert (getattr(dest.refused, reason), dest.refused.total) == (2, 2)
     assert dest.parse_short(short.tobytes()) is None
     assert (getattr(dest.refused, reason), dest.refused.total) == (3, 3)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_weighs_nothing_known_is_refused(weight: float) -> None:
+    """One NaN from a member would make the whole block of the mean NaN, on every peer."""
+    source, dest = framers()
+    run = a_run(3)
+    run.weight[1] = weight
+    kept, headers = dest.parse(rows_of(source, run))
+    assert headers["chunk"].tolist() == [0, 2]
+    assert refusals(dest) == (1, 0, 0, 0, 0)
 
 
 def test_another_crew_is_refused_even_if_its_hash_were_the_same() -> None:

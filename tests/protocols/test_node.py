@@ -112,6 +112,31 @@ def test_the_last_one_goes_on_alone() -> None:
 
 
 @SCATTERING
+def test_a_peer_that_would_wait_much_longer_goes_on_with_the_others(method: Method) -> None:
+    """Each learns its own deadline; what most have given up nobody waits for."""
+    world = World(5, method, 20, probe_s=0.05)
+    patient = Channel(method, TINY, 20, 5.0, 2.5 * world.latency_s, 0.02)
+    world.nodes[0].configure(0, patient)
+    world.dead[4] = 0.0
+    outcome = world.once(vectors(5, 20))[0]
+    assert outcome.total_s < 4 * HEADROOM * method.patience * 0.05
+    assert (outcome.expired, outcome.missed) == (True, (4,))
+    assert heard(outcome) == {0, 1, 2, 3}
+
+
+def test_one_owner_that_goes_on_alone_cuts_nobody_off() -> None:
+    world = World(5, rps, 20, probe_s=0.5)
+    hasty = Channel(rps, TINY, 20, 0.001, 2.5 * world.latency_s)
+    world.nodes[1].configure(0, hasty)  # gives up before anything can come
+    slow = 0.1  # peer 4 is late for all of them
+    world.carry = lambda source, run: [(slow if source == 4 else 0.0, run)]
+    for peer in (0, 2, 3):
+        outcome = world.once(vectors(5, 20))[peer] if peer == 0 else world.outcomes[peer][0]
+        assert 4 not in outcome.missed
+        assert 4 in heard(outcome)
+
+
+@SCATTERING
 def test_a_round_ends_at_once_when_the_missing_peer_is_known_to_have_left(method: Method) -> None:
     world = World(3, method, 9, probe_s=10.0)
     world.dead[2] = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -143,26 +144,19 @@ def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
     """Meet the others; how many were there."""
     mine = _Hello(__version__, VERSION, place.size, place.seed)
     met = driver.meet(0, msgspec.json.encode(mine), deadline_s).result(2 * deadline_s + 1.0)
-    for peer, blob in met.blobs.items():
-        try:
-            theirs = read_hello(blob)
-        except ValueError as error:
-            raise JoinError(f"peer {peer} says no hello that can be read ({error}); is it Ragtag?") from None
-        for what, here, there in (
-            ("version of Ragtag", mine.ragtag, theirs.ragtag),
-            ("number of peers", mine.size, theirs.size),
-            ("seed", mine.seed, theirs.seed),
-        ):
-            if here != there:
-                raise JoinError(
-                    f"peer {peer} has another {what}: {there} there, {here} here; make them equal"
-                )
+    refused = _refused(mine, met.blobs)
+    for peer, why in refused.items():
+        _log.warning("peer %d is refused: %s", peer, why)
+        driver.leave(peer)
     missing = _names(met.missing)
     if met.missing and driver.other_versions:
-        raise JoinError(
+        message = (
             f"peer {missing} of crew {place.crew!r} speaks another wire format than version {VERSION}; "
             f"install the same version of Ragtag ({__version__} here) on every peer"
         )
+        if len(met.missing) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
+            raise JoinError(message)
+        _log.warning("%s", message)
     if not met.blobs:
         raise JoinError(
             f"none of the other {place.size - 1} peers of crew {place.crew!r} answered within "
@@ -175,7 +169,45 @@ def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
             ", ".join(map(str, met.missing)),
             deadline_s,
         )
-    return len(met.blobs)
+    return len(met.blobs) - len(refused)
+
+
+def _refused(mine: _Hello, blobs: Mapping[PeerId, bytes]) -> dict[PeerId, str]:
+    """Who says another hello than this peer, and what is other in it: the larger party goes on without them.
+
+    Raises JoinError where this peer is not of the larger party.
+    """
+    parties: dict[_Hello | None, list[PeerId]] = {mine: []}
+    refused: dict[PeerId, str] = {}
+    for peer, blob in blobs.items():
+        try:
+            theirs = read_hello(blob)
+        except ValueError as error:
+            parties.setdefault(None, []).append(peer)
+            refused[peer] = f"peer {peer} says no hello that can be read ({error}); is it Ragtag?"
+            continue
+        parties.setdefault(theirs, []).append(peer)
+        if theirs != mine:
+            refused[peer] = _difference(peer, mine, theirs)
+    agreeing = 1 + len(parties.pop(mine))
+    largest = max(parties.values(), key=len, default=[])
+    if len(largest) >= agreeing:
+        raise JoinError(refused[largest[0]])
+    return refused
+
+
+def _difference(peer: PeerId, mine: _Hello, theirs: _Hello) -> str:
+    what, here, there = next(
+        (what, here, there)
+        for what, here, there in (
+            ("version of Ragtag", mine.ragtag, theirs.ragtag),
+            ("number of peers", mine.size, theirs.size),
+            ("seed", mine.seed, theirs.seed),
+            ("wire format", mine.wire, theirs.wire),
+        )
+        if here != there
+    )
+    return f"peer {peer} has another {what}: {there} there, {here} here; make them equal"
 
 
 def _names(peers: tuple[PeerId, ...]) -> str:

@@ -123,8 +123,13 @@ class DriverTransport:
         self._driver.configure(channel, lane, hash32).result(self._deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self._deadline_s)
         self._compare(schema)
-        took_s = self._probe(probe_chunks)
-        self._driver.probed(channel, took_s * chunks / probe_chunks)
+        if (
+            self._driver.node.heard_of(channel) >= 0
+        ):  # the crew averages already: nobody is left to probe with
+            _log.info("this peer comes late; its first deadlines come from round trips alone")
+            self._driver.probed(channel, 2.0 * rtt_s)
+        else:
+            self._driver.probed(channel, self._probe(probe_chunks) * chunks / probe_chunks)
         if self._on_ready is not None:
             self._on_ready()
             self._on_ready = None

@@ -64,10 +64,10 @@ class _Blob:
 class Exchange:
     """One exchange on one peer. It goes on answering after it is over."""
 
-    def __init__(self, me: PeerId, n: int, number: int, gone: frozenset[PeerId]) -> None:
+    def __init__(self, me: PeerId, n: int, number: int) -> None:
         self._me, self.number = me, number
         self._others = frozenset(range(n)) - {me}
-        self._expected = set(self._others - gone)
+        self._expected = set(self._others)
         self._blobs: dict[PeerId, _Blob] = {}
         self._acked: set[PeerId] = set()
         self._tell: Tell | None = None
@@ -78,6 +78,10 @@ class Exchange:
     def under_way(self) -> bool:
         """Whether this peer waits for its end."""
         return self._tell is not None and not self.over
+
+    def without(self, absent: frozenset[PeerId]) -> None:
+        """Wait for none of these; what they tell all the same, in time, counts."""
+        self._expected -= absent
 
     def step(self, now_s: float, event: AnyEvent) -> list[Effect]:
         """Take one event; ``Met`` comes once, after ``Tell``."""
@@ -134,7 +138,8 @@ class Exchange:
         told = np.zeros((1, CHUNK_BYTES), np.uint8)
         answer = whole(run.peer, self._key(TOLD), told, np.zeros(1, np.float32), np.zeros(1, np.uint64))
         effects: list[Effect] = [Send(answer, now_s + _PAUSE_MAX_S)]
-        if self.over and run.peer not in self._acked:  # one that comes late needs to be told, too
+        late = self.over or run.peer not in self._expected
+        if self._tell is not None and late and run.peer not in self._acked:  # it needs to be told, too
             effects.append(self._told(run.peer, now_s + _PAUSE_MAX_S))
         return effects
 

@@ -61,6 +61,7 @@ class ScatterGather:
         self._waiting: set[PeerId] = set()
         self._came: set[PeerId] = set()
         self._missed: set[PeerId] = set()
+        self._reduced: dict[PeerId, int] = {}
         self._repair = Repairer(spec) if spec.repair_s is not None else None
         self._expired = False
 
@@ -158,6 +159,10 @@ class ScatterGather:
         elif stage == GATHER and block in self._gathered and self._state <= _GATHERING:
             incoming = self._gathered[block]
             self._store(run, incoming, layout.starts[block] + run.first)
+            if incoming.left == 0:  # the average is here, from whomever this peer takes for its owner
+                self._open.discard((self.spec.owners[block], GATHER, block))
+            if self._state == _SCATTERING and self._open and len(run.heard):
+                self._go_on_without(run)
         else:
             return []
         self._came.add(run.peer)
@@ -202,6 +207,24 @@ class ScatterGather:
         if incoming.closed:
             self._open.discard(entry)
         return []
+
+    def _go_on_without(self, run: Run) -> None:
+        """Most owners have reduced without a peer: it gave nothing, so wait no longer for it either.
+
+        Each peer's deadline comes from its own measurements. By this rule what counts is the middle one of
+        the crew: a peer that would wait much longer does not hold up those that have gone on.
+        """
+        if run.peer not in self._reduced:
+            self._reduced[run.peer] = int(np.bitwise_or.reduce(run.heard))
+        if 2 * len(self._reduced) < len(self._waiting):
+            return
+        for peer in {entry[0] for entry in self._open}:
+            others = self._waiting - {peer}
+            without = sum(not self._reduced.get(other, -1) >> peer & 1 for other in others)
+            if 2 * without > len(others):
+                self._open = {entry for entry in self._open if entry[0] != peer}
+                self._missed.add(peer)
+                self._expired = True
 
     # -- From stage to stage
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
 FORMAT = 1
 """Version of ``results.json``."""
+
+_WIDE = 150  # columns of a terminal from which on tables show ranges
+_RANGE = re.compile(r" \([^()]* to [^()]*\)")
 
 Progress = Callable[[int, int, str], None]
 """Called with how many parts of the work are done, how many there are, and what was done last."""
@@ -134,7 +139,7 @@ class Report:
             table.add_row(r.quantity, r.wanted, r.found, r.allowed, mark)
         console.print(table)
         for shown in self.tables:
-            console.print(_rich(shown))
+            console.print(_rich(shown, ranges=console.width >= _WIDE))
         for note in self.notes:
             console.print(f"· {note}", style="dim", highlight=False)
         failed = sum(not r.ok for r in self.rows)
@@ -189,12 +194,18 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _rich(shown: Table) -> RichTable:
-    table = RichTable(title=shown.title, title_justify="left", header_style="bold")
+def _rich(shown: Table, ranges: bool) -> RichTable:
+    """For a terminal; ``ranges``: there is room for what stands in brackets behind a number."""
+    table = RichTable(
+        title=shown.title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for i, column in enumerate(shown.columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        if i == 0:
+            table.add_column(column, min_width=16)
+        else:
+            table.add_column(column, justify="right", overflow="fold")
     for cells in shown.rows:
-        table.add_row(*cells)
+        table.add_row(*(cell if ranges else _RANGE.sub("", cell) for cell in cells))
     return table
 
 

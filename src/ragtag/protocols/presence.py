@@ -1,0 +1,120 @@
+"""Who is there, as one peer sees it: who was heard, who has fallen silent, who has left.
+
+A round does not wait for a peer that was not heard in the round before; after ``GONE_AFTER`` silent
+rounds its blocks go to others. Anything heard brings it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ragtag.core.types import Effect, Noted, PeerId
+
+GONE_AFTER = 2
+"""Silent rounds after which a peer owns no blocks."""
+ALONE_MAX = 2
+"""Rounds in a row in which a peer that hears less than half of the others takes itself for early."""
+
+
+class Presence:
+    """What peer ``me`` of ``n`` knows of the others."""
+
+    def __init__(self, me: PeerId, n: int) -> None:
+        self._me = me
+        self._silent = dict.fromkeys((p for p in range(n) if p != me), 0)
+        self._left: set[PeerId] = set()
+        self.heard: set[PeerId] = set()
+        """Those of whom something came since the last round ended."""
+        self._alone = 0
+        self._changes = 0  # of who is silent or has left; counted after each
+        self._live: tuple[int, frozenset[PeerId]] = (-1, frozenset())
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._silent
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """The peers that own blocks now: this one, and those not silent for long."""
+        counted, live = self._live  # asked for at every sample that a trainer draws, from another thread
+        if counted != self._changes:
+            counted = self._changes
+            there = {p for p, rounds in self._silent.items() if rounds < GONE_AFTER}
+            live = frozenset({self._me} | there - self._left)
+            self._live = counted, live
+        return live
+
+    @property
+    def waiting(self) -> frozenset[PeerId]:
+        """The peers that a round waits for."""
+        return frozenset(p for p, rounds in self._silent.items() if rounds == 0) - self._left
+
+    @property
+    def gone(self) -> frozenset[PeerId]:
+        """The peers that have left."""
+        return frozenset(self._left)
+
+    @property
+    def absent(self) -> frozenset[PeerId]:
+        """The peers that have left or are silent: a meeting does not wait for them."""
+        return frozenset(p for p, rounds in self._silent.items() if rounds > 0) | self._left
+
+    def silent_rounds(self, peer: PeerId) -> int:
+        """How many rounds in a row nothing has come from a peer."""
+        return self._silent[peer]
+
+    def joined(self, peer: PeerId) -> list[Effect]:
+        """A peer is there (again)."""
+        self._left.discard(peer)
+        self._changes += 1
+        return self.hear(peer)
+
+    def leave(self, peer: PeerId) -> None:
+        """A peer has left for good."""
+        self._left.add(peer)
+        self._changes += 1
+
+    def hear(self, peer: PeerId) -> list[Effect]:
+        """Something came from a peer."""
+        if peer not in self._silent:
+            return []
+        self.heard.add(peer)
+        was, self._silent[peer] = self._silent[peer], 0
+        if not was:
+            return []
+        self._changes += 1
+        return [Noted("heard again", peer, f"after {was} silent rounds")]
+
+    def miss(self, peers: Iterable[PeerId]) -> list[Effect]:
+        """After a meeting: rounds do not wait for who told nothing in all its time, until it is heard."""
+        effects: list[Effect] = []
+        for peer in peers:
+            if peer in self._left:
+                continue
+            if self._silent[peer] == 0:
+                effects.append(Noted("silent", peer, "told nothing when peers met"))
+            # it keeps its blocks for now: who met sooner has begun, and would deal them differently
+            self._silent[peer] = max(self._silent[peer], 1)
+            self.heard.discard(peer)  # what it said before it fell silent
+            self._changes += 1
+        return effects
+
+    def count_silence(self, owed: dict[PeerId, bool]) -> list[Effect]:
+        """After a round: who owed a message, and was not heard, early or late, in this round or another."""
+        effects: list[Effect] = []
+        silent = [peer for peer, came in owed.items() if not came and peer not in self.heard | self._left]
+        waited = [peer for peer in owed if self._silent[peer] == 0]
+        alone = len(waited) > 2 and 2 * sum(self._silent[peer] == 0 for peer in silent) > len(waited)
+        self._alone = self._alone + 1 if alone else 0
+        if 0 < self._alone <= ALONE_MAX:
+            # more likely this peer is early than most have fallen silent at once
+            owed = {peer: came or self._silent[peer] == 0 for peer, came in owed.items()}
+        for peer, came in owed.items():
+            if came or peer in self.heard:
+                self._silent[peer] = 0
+            elif peer not in self._left:
+                self._silent[peer] += 1
+                if self._silent[peer] == 1:
+                    effects.append(Noted("silent", peer))
+        self.heard.clear()
+        self._changes += 1
+        return effects

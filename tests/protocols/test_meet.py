@@ -1,0 +1,146 @@
+"""Peers meet: everyone hears everyone, who is absent is waited for once, who comes late is told."""
+
+from __future__ import annotations
+
+import heapq
+
+import pytest
+
+from ragtag.core.types import Arm, Arrived, Expired, Left, Met, Run, Send, Tell
+from ragtag.protocols.meet import BLOB_MAX, from_rows, to_rows
+from ragtag.protocols.node import Node
+
+LATENCY_S = 0.01
+
+
+class Lobby:
+    """Nodes that only meet, in virtual time; ``absent`` ones neither hear nor speak until they start."""
+
+    def __init__(self, n: int, absent: set[int] | None = None) -> None:
+        self.nodes = [Node(peer, n, 0) for peer in range(n)]
+        self.absent = absent or set()
+        self.met: dict[int, list[tuple[float, Met]]] = {peer: [] for peer in range(n)}
+        self.now_s = 0.0
+        self._heap: list[tuple[float, int, int, object]] = []
+        self._order = 0
+
+    def push(self, at_s: float, peer: int, event: object) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (at_s, self._order, peer, event))
+
+    def tell(self, peer: int, number: int, deadline_s: float, blob: bytes | None = None) -> None:
+        self.push(self.now_s, peer, Tell(number, blob or b"peer %d" % peer, self.now_s + deadline_s))
+
+    def run(self, until_s: float = 100.0) -> None:
+        while self._heap and self._heap[0][0] <= until_s:
+            self.now_s, _, peer, event = heapq.heappop(self._heap)
+            if peer in self.absent:
+                continue
+            for effect in self.nodes[peer].step(self.now_s, event):  # type: ignore[arg-type]
+                if isinstance(effect, Send):
+                    run = effect.run
+                    came = Run(
+                        peer,
+                        run.key,
+                        run.first,
+                        run.total,
+                        run.payload,
+                        run.weight,
+                        run.heard,
+                        None,
+                        run.ended,
+                    )
+                    self.push(self.now_s + LATENCY_S, run.peer, Arrived((came,)))
+                elif isinstance(effect, Arm):
+                    self.push(effect.at_s, peer, Expired(effect.timer))
+                elif isinstance(effect, Met):
+                    self.met[peer].append((self.now_s, effect))
+
+
+def test_everyone_hears_everyone_within_a_round_trip_of_the_last() -> None:
+    lobby = Lobby(3)
+    for peer in range(3):
+        lobby.tell(peer, 0, 5.0)
+    lobby.run()
+    for peer in range(3):
+        ((at_s, met),) = lobby.met[peer]
+        assert at_s <= 2 * LATENCY_S + 1e-9
+        assert met.blobs == {p: b"peer %d" % p for p in range(3) if p != peer}
+        assert met.missing == ()
+
+
+def test_who_is_absent_is_waited_for_once_and_not_at_the_next_meeting() -> None:
+    lobby = Lobby(4, absent={3})
+    for peer in range(3):
+        lobby.tell(peer, 0, 5.0)
+    lobby.run()
+    assert [met.missing for peer in range(3) for _, met in lobby.met[peer]] == [(3,)] * 3
+    assert all(lobby.met[peer][0][0] == pytest.approx(5.0) for peer in range(3))
+    for peer in range(3):
+        lobby.tell(peer, 1, 5.0)
+    began_s = lobby.now_s
+    lobby.run()
+    for peer in range(3):
+        at_s, met = lobby.met[peer][1]
+        assert at_s - began_s <= 2 * LATENCY_S + 1e-9
+        assert met.missing == (3,)
+
+
+def test_it_is_not_waited_for_though_a_faster_peer_has_begun_the_next_meeting() -> None:
+    lobby = Lobby(3, absent={2})
+    lobby.tell(0, 0, 4.0)
+    lobby.tell(1, 0, 5.0)
+    lobby.push(4.5, 0, Tell(1, b"early", 9.5))  # reaches peer 1 before its own first meeting is over
+    lobby.push(6.0, 1, Tell(1, b"later", 11.0))
+    lobby.run()
+    assert lobby.met[1][1][0] == pytest.approx(6.0, abs=3 * LATENCY_S)
+
+
+def test_who_comes_late_hears_all_who_have_met() -> None:
+    lobby = Lobby(3, absent={2})
+    for number in (0, 1):
+        for peer in (0, 1):
+            lobby.tell(peer, number, 2.0)
+        lobby.run()
+    lobby.absent.clear()
+    for number in (0, 1):
+        lobby.tell(2, number, 50.0)
+        began_s = lobby.now_s
+        lobby.run()
+        at_s, met = lobby.met[2][number]
+        assert met.blobs == {0: b"peer 0", 1: b"peer 1"}
+        assert at_s - began_s <= 2 * LATENCY_S + 1e-9
+
+
+def test_one_that_comes_in_the_middle_of_a_meeting_it_is_not_expected_at_is_heard() -> None:
+    lobby = Lobby(4, absent={2, 3})
+    for peer in (0, 1):
+        lobby.tell(peer, 0, 2.0)
+    lobby.run()
+    lobby.absent.discard(2)
+    lobby.tell(0, 1, 5.0)  # waits for peer 1, which takes its time
+    lobby.tell(2, 1, 5.0)
+    lobby.push(lobby.now_s + 1.0, 1, Tell(1, b"slow", lobby.now_s + 6.0))
+    lobby.run()
+    assert set(lobby.met[0][1][1].blobs) == {1, 2}
+    assert set(lobby.met[2][0][1].blobs) == {0, 1}
+
+
+def test_who_has_left_is_not_waited_for() -> None:
+    lobby = Lobby(3, absent={2})
+    for peer in (0, 1):
+        lobby.tell(peer, 0, 5.0)
+        lobby.push(0.5, peer, Left(2))
+    lobby.run()
+    assert all(lobby.met[peer][0][0] == pytest.approx(0.5) for peer in (0, 1))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1083, 1084, 1085, 5000])
+def test_a_blob_of_any_size_comes_back(size: int) -> None:
+    blob = bytes(i % 251 for i in range(size))
+    assert from_rows(to_rows(blob)) == blob
+
+
+def test_more_than_can_be_told_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"at most {BLOB_MAX}"):
+        to_rows(bytes(BLOB_MAX + 1))

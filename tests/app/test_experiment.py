@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.experiment import METHODS, ExperimentError, RoundFigures, Setup, simulate
+from ragtag.app.report import build_report, report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.core.faultspec import parse_faults
@@ -62,6 +63,43 @@ def test_a_crash_and_a_freeze_leave_their_marks_in_figures_and_trace(tmp_path: P
     assert max(r.t for r in rounds if r.peer == 2) < 0.5
     assert [r.peer for r in records if isinstance(r, trace.Leave)] == [0, 1, 3]
     assert json.loads(json.dumps(result.to_json()))["setup"]["faults"].startswith("loss=0.05")
+
+
+def test_faults_stand_in_the_trace_when_they_happen_and_in_the_report(tmp_path: Path) -> None:
+    crew, late = tmp_path / "crew.jsonl", []
+
+    def look(figures: RoundFigures) -> None:
+        """What a view that follows the file knows by now."""
+        decoder = trace.Decoder()
+        records = [decoder.decode(line, n) for n, line in enumerate(crew.read_bytes().splitlines())]
+        assert isinstance(records[0], trace.Run)
+        assert [r.t for r in records] == sorted(r.t for r in records)
+        known = {r.name for r in records if isinstance(r, trace.Fault)}
+        begun = {"loss"} | {name for name, t in (("freeze", 0.3), ("kill", 0.5)) if t <= figures.ended_s}
+        assert begun <= known
+        late.append(figures.ended_s > 0.5)
+
+    faults = parse_faults("loss=0.05,freeze=1@0.3+0.1,kill=2@0.5,kill=3@99")
+    simulate(Setup(peers=4, values=2_000, rounds=10, faults=faults, check=True), tmp_path, on_round=look)
+    assert set(late) == {False, True}
+    said = report_json(tmp_path)
+    assert [(f["name"], f["peer"], f["from_s"]) for f in said["faults"]] == [
+        ("loss", -1, 0.0),
+        ("freeze", 1, 0.3),
+        ("kill", 2, 0.5),
+    ]
+    page = build_report(tmp_path).read_text("utf-8")
+    assert all(words in page for words in ("peer 1 frozen 100 ms", "peer 2 killed", "loss 5 %"))
+
+
+def test_healing_leaves_no_records(tmp_path: Path) -> None:
+    setup = Setup(peers=4, values=2_000, rounds=6, faults=parse_faults("freeze=1@0.2+5"), check=True)
+    result = simulate(setup, tmp_path)
+    last = [{r.peer: r for r in read_run(tmp_path).records()}[peer] for peer in range(4)]
+    left = [record for record in last if isinstance(record, trace.Leave)]
+    assert len(left) == 4
+    assert {record.t for record in left} == {result.virtual_s}
+    assert sum(record.bytes_sent for record in left) == result.bytes_sent
 
 
 def test_a_run_in_which_all_crash_ends(tmp_path: Path) -> None:

@@ -1,0 +1,24 @@
+"""How a process learns its place in a crew: from ``ragtag run``, from torchrun, or not at all.
+
+``ragtag run`` tells its peers everything in ``RAGTAG_*`` variables. torchrun tells rank, size and where a
+store is, through which the peers tell each other their addresses.
+"""
+
+from ragtag.app.environment.addresses import Address, format_address, parse_address
+from ragtag.app.environment.place import VARIABLES, Place, PlaceError, Rendezvous
+from ragtag.app.environment.read import place_from_environment
+from ragtag.app.environment.tell import announce_ready, exchange_addresses, reachable_host
+
+__all__ = [
+    "VARIABLES",
+    "Address",
+    "Place",
+    "PlaceError",
+    "Rendezvous",
+    "announce_ready",
+    "exchange_addresses",
+    "format_address",
+    "parse_address",
+    "place_from_environment",
+    "reachable_host",
+]

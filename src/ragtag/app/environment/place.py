@@ -1,0 +1,75 @@
+"""A process's place in a crew, and the variables that name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ragtag.app.environment.addresses import Address, format_address
+from ragtag.core.faults import Faults
+from ragtag.core.faultspec import format_faults
+from ragtag.core.types import PeerId
+
+_NAMES = ("RANK", "SIZE", "CREW", "SEED", "RUN", "STARTED", "PEERS", "FD", "READY_FD", "FAULTS")
+VARIABLES = tuple(f"RAGTAG_{name}" for name in _NAMES)
+"""What `ragtag run` sets in the environment of its peers."""
+
+
+class PlaceError(ValueError):
+    """The environment says something impossible about this process's place in a crew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where torchrun's key-value store is.
+
+    hosted: whether this process is to host it (torchrun's agent does not). prefix: of this crew's keys.
+    """
+
+    host: str
+    port: int
+    hosted: bool
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process's place in a crew.
+
+    rank, size: this peer's number, and how many there are. crew: the crew's name, the same on all peers.
+    run_folder: where to write the trace; ``None``: nowhere. started_unix_s: when the run began, so that all
+    traces count from one moment; ``None``: count from when this peer joins.
+    peers: everyone's address by number; ``None``: not known yet (``exchange_addresses`` tells).
+    socket_fd: a bound UDP socket that this process inherited. ready_fd: a pipe on which the launcher waits
+    to hear that this peer has joined (``announce_ready``). rendezvous: torchrun's store.
+    one_machine: whether all peers run on this machine.
+    """
+
+    rank: PeerId
+    size: int
+    crew: str
+    seed: int = 0
+    run_folder: Path | None = None
+    started_unix_s: float | None = None
+    peers: tuple[Address, ...] | None = None
+    socket_fd: int | None = None
+    ready_fd: int | None = None
+    rendezvous: Rendezvous | None = None
+    one_machine: bool = True
+    faults: Faults = field(default_factory=Faults)
+
+    def variables(self) -> dict[str, str]:
+        """The ``RAGTAG_*`` variables from which ``place_from_environment`` reads this place again."""
+        found: dict[str, object | None] = {
+            "RAGTAG_RANK": self.rank,
+            "RAGTAG_SIZE": self.size,
+            "RAGTAG_CREW": self.crew,
+            "RAGTAG_SEED": self.seed,
+            "RAGTAG_RUN": self.run_folder,
+            "RAGTAG_STARTED": self.started_unix_s,
+            "RAGTAG_PEERS": None if self.peers is None else ",".join(map(format_address, self.peers)),
+            "RAGTAG_FD": self.socket_fd,
+            "RAGTAG_READY_FD": self.ready_fd,
+            "RAGTAG_FAULTS": format_faults(self.faults) or None,
+        }
+        return {name: str(value) for name, value in found.items() if value is not None}

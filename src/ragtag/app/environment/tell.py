@@ -1,0 +1,102 @@
+"""Peers tell each other where they are, and their launcher that they are ready."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ragtag.app.environment.addresses import Address, format_address, parse_address
+from ragtag.app.environment.place import Place, PlaceError, Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store as TorchStore
+
+
+def reachable_host(place: Place) -> str:
+    """The host under which the other peers reach this process.
+
+    On one machine that is loopback; else the address of the interface that leads to torchrun's store (a
+    connected UDP socket knows it; nothing is sent).
+    """
+    if place.rendezvous is None or place.one_machine:
+        return "127.0.0.1"
+    host, port = place.rendezvous.host, place.rendezvous.port
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+_stores: list[TorchStore] = []  # a hosted store lives as long as its process: others may still be reading
+
+
+def exchange_addresses(place: Place, my_address: Address, deadline_s: float) -> list[Address]:
+    """Tell the others this peer's UDP address and learn theirs, by number.
+
+    Without a rendezvous the addresses are known (``place.peers``) or there is only this peer.
+    ``deadline_s``: seconds from now.
+
+    Raises:
+        TimeoutError: naming the peers that did not tell theirs in time, or the store that did not answer.
+        PlaceError: what the store holds for a peer is no address.
+    """
+    if place.rendezvous is None:
+        return [my_address] if place.peers is None else list(place.peers)
+    import torch.distributed  # noqa: F401  (takes seconds, in which nobody is waited for)
+
+    until_s = time.monotonic() + deadline_s
+    store = _connect(place.rendezvous, deadline_s)
+    _stores.append(store)
+    store.set(f"address/{place.rank}", format_address(my_address))
+    keys = [f"address/{peer}" for peer in range(place.size)]
+    try:
+        store.wait(keys, timedelta(seconds=max(0.001, until_s - time.monotonic())))
+    except RuntimeError:  # torch's DistStoreError is one
+        silent = ", ".join(str(peer) for peer, key in enumerate(keys) if not store.check([key]))
+        raise TimeoutError(
+            f"no address from peer {silent} of {place.size} within {deadline_s:g} s; has it started?"
+        ) from None
+    try:
+        found = [parse_address(store.get(key).decode("ascii", "replace")) for key in keys]
+    except ValueError as error:
+        raise PlaceError(f"in torchrun's store: {error}") from None
+    store.set(f"read/{place.rank}", "yes")
+    if place.rendezvous.hosted:  # stay until all have read; one that does not is missed by its peers later
+        left_s = max(0.001, until_s - time.monotonic())
+        with suppress(RuntimeError):
+            store.wait([f"read/{peer}" for peer in range(place.size)], timedelta(seconds=left_s))
+    return found
+
+
+def _connect(rendezvous: Rendezvous, deadline_s: float) -> TorchStore:
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public all the same
+
+    try:
+        store = TCPStore(
+            rendezvous.host,
+            rendezvous.port,
+            is_master=rendezvous.hosted,
+            timeout=timedelta(seconds=deadline_s),
+            wait_for_workers=False,
+            multi_tenant=True,  # a later init_process_group in this process shares the server
+        )
+    except RuntimeError as error:
+        where = format_address((rendezvous.host, rendezvous.port))
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TimeoutError(f"torchrun's store at {where} did not answer: {first_line}") from None
+    return PrefixStore(rendezvous.prefix, store)
+
+
+def announce_ready(place: Place) -> None:
+    """Tell the launcher that this peer has joined: once all have, the times of faults begin to count.
+
+    Does nothing where no launcher listens.
+    """
+    if place.ready_fd is None:
+        return
+    with suppress(OSError):  # the launcher has gone: nobody to tell
+        os.write(place.ready_fd, b"%d\n" % place.rank)

@@ -356,7 +356,7 @@ def test_close_does_not_wait_for_the_dead() -> None:
         crew.drivers[0].close(0.3)
         assert time.monotonic() - begun_s < 5.0
         assert not crew.drivers[0].alive
-        with pytest.raises(DriverFailed, match="has ended: closed"):
+        with pytest.raises(DriverFailed, match="has ended: it was closed"):
             future.result(PATIENCE_S)
         crew.drivers[0].close(0.3)  # twice does no harm
 

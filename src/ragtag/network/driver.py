@@ -11,10 +11,8 @@ import contextlib
 import heapq
 import math
 import select
-import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -46,17 +44,16 @@ from ragtag.network.flow import Flow
 from ragtag.network.frame import Framer
 from ragtag.network.inbox import Inbox
 from ragtag.network.inject import Injector
+from ragtag.network.mailbox import DriverFailed, Mailbox
 from ragtag.network.outbox import Outbox
 from ragtag.network.udp import Address, Endpoint
 from ragtag.protocols.node import Channel, Node
 
+__all__ = ["Driver", "DriverFailed", "Traffic"]
+
 _BYES = 3
 _LOOK_S = 1e-3  # how often a closing driver looks whether its queue is empty
 _PASSES_MAX = 64  # reads in a row before timers are looked at although more is to be read
-
-
-class DriverFailed(RuntimeError):
-    """The driver's thread has ended on an error; nothing is averaged any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +102,23 @@ class Driver:
         self._origin_s = time.monotonic()
         self._timers: list[tuple[float, int, Timer | _Held]] = []
         self._timer_count = 0
-        self._calls: deque[tuple[Callable[[float], None], Future[Any] | None]] = deque()
+        self._mailbox = Mailbox()
         self._averages: dict[int, Future[Outcome]] = {}
         self._meetings: dict[int, Future[Met]] = {}
-        self._failure: BaseException | None = None
-        self._closing = False
         self._passes = 0
         self._outbox = Outbox(endpoint, self._framer, self._injector, self._flows)
         self._inbox = Inbox(endpoint, self._framer, self._flows, self._outbox, node)
         self._watched = select.POLLIN
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
         self._poll = select.poll()
         self._poll.register(endpoint.fileno(), select.POLLIN)
-        self._poll.register(self._wake_in.fileno(), select.POLLIN)
+        self._poll.register(self._mailbox.fileno(), select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=f"ragtag-{node.me}", daemon=True)
 
     # -- From other threads
 
     def start(self) -> None:
         """Start the thread."""
+        self._mailbox.closed = False
         self._thread.start()
 
     def now_s(self) -> float:
@@ -148,7 +141,7 @@ class Driver:
                 self._averages.pop(event.channel, None)
                 future.set_exception(error)
 
-        self._call(begin, future)
+        self._mailbox.put(begin, future)
         return future
 
     def meet(self, number: int, blob: bytes, deadline_s: float) -> Future[Met]:
@@ -166,7 +159,7 @@ class Driver:
                 self._meetings.pop(number, None)
                 future.set_exception(error)
 
-        self._call(begin, future)
+        self._mailbox.put(begin, future)
         return future
 
     def _tell_measurements(self, now_s: float) -> None:
@@ -187,16 +180,16 @@ class Driver:
             self._framer.schemas[number] = schema
             future.set_result(None)
 
-        self._call(open_channel, future)
+        self._mailbox.put(open_channel, future)
         return future
 
     def probed(self, number: int, probe_s: float) -> None:
         """Tell the node how long a channel's first round may take."""
-        self._call(lambda now_s: self.node.probed(number, probe_s, now_s), None)
+        self._mailbox.put(lambda now_s: self.node.probed(number, probe_s, now_s), None)
 
     def leave(self, peer: PeerId) -> None:
         """Take a peer as gone for good."""
-        self._call(lambda now_s: self._step(now_s, Left(peer)), None)
+        self._mailbox.put(lambda now_s: self._step(now_s, Left(peer)), None)
 
     def traffic(self) -> Traffic:
         """What has been sent and received (a snapshot)."""
@@ -252,11 +245,11 @@ class Driver:
             if self._injector.held.heap and now_s < until_s:
                 return  # an injected delay keeps the good-bye back
             self._deferred_close = None
-            self._closing = True
+            self._mailbox.closed = True
 
         self._close_at_s = until_s
         with contextlib.suppress(DriverFailed):  # it has ended meanwhile
-            self._call(end, None)
+            self._mailbox.put(end, None)
         self._thread.join(deadline_s + 1.0)
         self._release()
 
@@ -265,48 +258,25 @@ class Driver:
 
     def _release(self) -> None:
         if not self._thread.is_alive():
-            for closing in (self.endpoint, self._wake_in, self._wake_out):
-                closing.close()
-
-    def _call(self, function: Callable[[float], None], future: Future[Any] | None) -> None:
-        if self._failure is not None or self._closing or not self._thread.is_alive():
-            error = DriverFailed(f"the driver has ended: {self._failure or 'it was closed'}")
-            if future is not None:
-                future.set_exception(error)
-                return
-            raise error
-        self._calls.append((function, future))
-        if self._closing:  # meanwhile
-            self._drop_calls()
-            return
-        with contextlib.suppress(OSError):  # full: the thread is about to wake anyway; closed: it has ended
-            self._wake_out.send(b"x")
+            self.endpoint.close()
+            self._mailbox.release()
 
     # -- The thread
 
     def _run(self) -> None:
         try:
-            while not self._closing:
+            while not self._mailbox.closed:
                 self._turn()
         except BaseException as error:
-            self._failure = error
+            self._mailbox.failure = error
             raise
         finally:
-            self._closing = True
-            failed = DriverFailed(f"the driver of peer {self.node.me} has ended: {self._failure or 'closed'}")
+            self._mailbox.end()
+            failed = self._mailbox.error(f"the driver of peer {self.node.me}")
             futures: list[Future[Any]] = [*self._averages.values(), *self._meetings.values()]
             for future in futures:
                 if not future.done():
                     future.set_exception(failed)
-            self._drop_calls()
-
-    def _drop_calls(self) -> None:
-        """What was asked for too late fails, rather than wait for a thread that has ended."""
-        with contextlib.suppress(IndexError):  # both threads may be here
-            while True:
-                _, future = self._calls.popleft()
-                if future is not None and not future.done():
-                    future.set_exception(DriverFailed(f"the driver has ended: {self._failure or 'closed'}"))
 
     def _turn(self) -> None:
         """One turn: wait, take what came, run timers, send what may be sent."""
@@ -318,10 +288,9 @@ class Driver:
         ready = self._poll.poll(self._timeout_ms(self.now_s()))
         now_s = self.now_s()
         for fd, _ in ready:
-            if fd == self._wake_in.fileno():
-                self._wake_in.recv(4096)
-        while self._calls:
-            self._calls.popleft()[0](now_s)
+            if fd == self._mailbox.fileno():
+                self._mailbox.woken()
+        self._mailbox.run(now_s)
         drained = self._receive(now_s)
         self._passes = 0 if drained else self._passes + 1
         if drained or self._passes >= _PASSES_MAX:
@@ -333,7 +302,7 @@ class Driver:
 
     def _timeout_ms(self, now_s: float) -> float:
         """How long to wait for the socket: not at all while something can be sent."""
-        if self._calls:
+        if len(self._mailbox):
             return 0
         due_s = min(self._outbox.due_s(now_s), self._timers[0][0] if self._timers else math.inf)
         if self._deferred_close is not None:

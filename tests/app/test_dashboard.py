@@ -110,6 +110,18 @@ def test_a_peer_that_fails_is_told_once_and_ends() -> None:
     assert peers.over
 
 
+def test_a_peer_that_leaves_with_an_error_has_failed_and_the_error_is_told_when_it_comes() -> None:
+    peers = Peers(2)
+    peers.feed(step(1.0, 1))
+    peers.feed(trace.Leave(t=2.0, peer=1, failed=True))
+    peers.feed(trace.Note(t=2.0, peer=0, what="left", other=1))
+    assert peers.state(1) == "failed"
+    peers.feed(trace.Error(t=2.2, peer=1, what="ValueError: no"))
+    assert [text for _, text in peers.events] == ["peer 1: ValueError: no"]
+    peers.feed(trace.Leave(t=9.0, peer=0))
+    assert peers.over
+
+
 def test_a_peer_that_goes_on_after_an_error_has_not_failed() -> None:
     peers = Peers(1)
     peers.feed(trace.Error(t=2.0, peer=0, what="a warning, as it turned out"))

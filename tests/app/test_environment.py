@@ -23,6 +23,7 @@ from ragtag.app.environment import (
     parse_address,
     place_from_environment,
     reachable_host,
+    read_announcements,
 )
 from ragtag.core.faults import Faults, Loss
 
@@ -170,6 +171,29 @@ def test_the_launcher_is_told_that_a_peer_has_joined() -> None:
         os.close(read)
         os.close(write)
     announce_ready(Place(0, 1, "c"))  # no launcher: nothing to tell
+
+
+def test_the_launcher_is_told_by_what_a_peer_averages() -> None:
+    read, write = os.pipe()
+    try:
+        announce_ready(Place(3, 4, "c", ready_fd=write), "rps+repair")
+        announce_ready(Place(0, 4, "c", ready_fd=write), "ring")
+        assert read_announcements(os.read(read, 100)) == [(3, "rps+repair"), (0, "ring")]
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"x\n", b"-1\n", b"12345\n", b"1 \x1b[2J\n", b"\xb2\n"])
+def test_what_is_no_announcement_is_left_out(data: bytes) -> None:
+    assert read_announcements(data + b"7\n") == [(7, "")]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_announcements_or_left_out(data: bytes) -> None:
+    for number, method in read_announcements(data):
+        assert 0 <= number < 10_000
+        assert len(method) <= 40
 
 
 EXCHANGE = """

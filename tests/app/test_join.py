@@ -21,6 +21,7 @@ from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.join import JoinError, join, read_hello
 from ragtag.app.launch import launch
 from ragtag.app.launch_events import Ended, Event, Line
+from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.core.types import Met
@@ -147,7 +148,38 @@ def test_a_crew_of_one_writes_its_trace(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(records[3], trace.Error)
     assert records[3].what == "RuntimeError: no more fish"
     assert isinstance(records[4], trace.Leave)
-    assert (records[4].steps, records[4].samples) == (2, 64)
+    assert (records[4].steps, records[4].samples, records[4].failed) == (2, 64, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [(SystemExit(0), ""), (SystemExit(), ""), (KeyboardInterrupt(), ""), (SystemExit(3), "SystemExit: 3")],
+)
+def test_what_is_no_failure_is_not_recorded_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, what: str
+) -> None:
+    place = Place(0, 1, CREW, run_folder=tmp_path, peers=(("127.0.0.1", 4000),))
+    for name, value in place.variables().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(type(error)), ragtag.join():
+        raise error
+    records = list(read_run(tmp_path).records())
+    assert [record.what for record in records if isinstance(record, trace.Error)] == ([what] if what else [])
+    assert [record.failed for record in records if isinstance(record, trace.Leave)] == [bool(what)]
+
+
+def test_where_a_launcher_listens_an_error_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    place = Place(0, 1, CREW, run_folder=tmp_path, peers=(("127.0.0.1", 4000),), ready_fd=write)
+    for name, value in place.variables().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match="no more fish"), ragtag.join():
+        raise RuntimeError("no more fish")
+    os.close(read)
+    os.close(write)
+    assert [type(record) for record in read_run(tmp_path).records()] == [trace.Join, trace.Leave]
 
 
 # -- The others
@@ -329,12 +361,22 @@ def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_p
     assert lines(events, 0)[-2] == "0b1001"
     assert lines(events, 0)[-1].startswith("weights ")
     assert lines(events, 0)[-1] == lines(events, 3)[-1]
-    records = list(read_run(run).records())
-    errors = {record.peer: record.what for record in records if isinstance(record, trace.Error)}
-    assert set(errors) == {1, 2}
-    assert errors[2] == "RuntimeError: the otter is asleep"
-    left = {record.peer: record.steps for record in records if isinstance(record, trace.Leave)}
-    assert set(left) == {0, 1, 2, 3}
+    run_trace = read_run(run)
+    records = list(run_trace.records())
+    errors = [record for record in records if isinstance(record, trace.Error)]
+    assert sorted(record.peer for record in errors) == [1, 2]  # each once, by the launcher
+    (asleep,) = [record for record in errors if record.peer == 2]
+    assert asleep.what == "RuntimeError: the otter is asleep"
+    assert asleep.detail == ends[2].error
+    left = {record.peer: record.failed for record in records if isinstance(record, trace.Leave)}
+    assert left == {0: False, 1: True, 2: True, 3: False}
+    assert run_trace.run is not None
+    assert run_trace.run.method == "allreduce"
+    said = report_json(run)
+    assert {p["peer"]: p["state"] for p in said["per_peer"]} == {
+        0: "ended", 1: "failed", 2: "failed", 3: "ended",
+    }  # fmt: skip
+    assert (said["method"], said["errors"], said["damage"]) == ("allreduce", 2, [])
 
 
 @pytest.mark.slow  # in one process: test_transport

@@ -15,10 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ragtag.app.launch import LaunchError, launch
 from ragtag.app.launch_events import Ended, Event, Injected, LaunchResult, Line, Ready, Said
+from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.core.faultspec import parse_faults
@@ -291,6 +293,34 @@ if me == 1:
     assert records[1].until_t == pytest.approx(records[1].t + 0.3)
     assert records == [e.record for e in events if isinstance(e, Injected)]
     assert not run_trace.damage.messages()
+
+
+def test_the_run_record_comes_again_once_a_peer_says_by_what_it_averages(
+    script: Path, tmp_path: Path
+) -> None:
+    text = """
+from ragtag.app.environment import announce_ready, place_from_environment
+announce_ready(place_from_environment(), "ring")
+"""
+    _, events = run(script, text, 2, run_folder=tmp_path / "run", env={"PYTHONPATH": str(SRC)}, seed=4)
+    assert not [e for e in events if isinstance(e, Line)]
+    found = read_run(tmp_path / "run")
+    first, again = [r for r in found.records() if isinstance(r, trace.Run)]
+    assert (first.t, first.method, again.method) == (0.0, "", "ring")
+    assert again == msgspec.structs.replace(first, t=again.t, method="ring")
+    assert found.run == again
+    assert report_json(tmp_path / "run")["damage"] == []  # it is one run
+
+
+def test_a_method_that_is_given_stands_and_one_peer_averages_with_nobody(
+    script: Path, tmp_path: Path
+) -> None:
+    given = trace.Run(t=0.0, world="live", name="x", seed=0, peers=0, method="rps")
+    run(script, "join()", 1, run_folder=tmp_path / "given", run=given)
+    run(script, "join()", 1, run_folder=tmp_path / "alone")
+    for name, method in (("given", "rps"), ("alone", "none")):
+        (record,) = [r for r in read_run(tmp_path / name).records() if isinstance(r, trace.Run)]
+        assert record.method == method
 
 
 def test_without_a_crew_no_fault_is_injected_and_it_is_said(script: Path) -> None:

@@ -303,6 +303,14 @@ def test_an_error_told_by_the_peer_and_by_its_launcher_is_one(tmp_path: Path) ->
     assert "Traceback ..." in Page(build_report(tmp_path).read_text("utf-8")).text
 
 
+def test_a_peer_that_left_with_an_error_has_failed(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / peer_file(0)) as writer:
+        writer.write(trace.Join(t=0.0, peer=0))
+        writer.write(trace.Leave(t=5.0, peer=0, failed=True))
+    said = report_json(tmp_path)
+    assert (said["per_peer"][0]["state"], said["lost"], said["finished"]) == ("failed", [0], False)
+
+
 def test_a_peer_without_a_word_is_lost(tmp_path: Path) -> None:
     write_run(tmp_path, Story(rounds=20, killed=None))
     path = tmp_path / peer_file(1)

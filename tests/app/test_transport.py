@@ -130,15 +130,18 @@ def test_three_peers_train_a_model_and_hold_the_same_bits() -> None:
 
 def test_ready_is_said_once_when_the_first_channel_is() -> None:
     with Crew(2) as crew:
-        said: list[int] = []
-        of = {p: DriverTransport(d, PATIENCE_S, lambda p=p: said.append(p)) for p, d in crew.drivers.items()}
+        said: list[tuple[int, str]] = []
+        of = {
+            p: DriverTransport(d, PATIENCE_S, lambda method, p=p: said.append((p, method)))
+            for p, d in crew.drivers.items()
+        }
         schema, other = schema_of(4), schema_of(500, name="other")
 
         def two_channels(transport: DriverTransport) -> list[int]:
             transport.configure(0, schema, direct, fp32)
-            seen = said.count(transport.me)
+            seen = said.count((transport.me, direct.name))
             transport.configure(1, other, direct, fp32)
-            return [seen, said.count(transport.me)]
+            return [seen, said.count((transport.me, direct.name))]
 
         assert all_at_once(of, two_channels) == {0: [1, 1], 1: [1, 1]}
 

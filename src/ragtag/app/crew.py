@@ -24,6 +24,9 @@ from ragtag.training.deal import Indices
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.split import Split
 
+LEAVE_S = 5.0
+"""How long leaving may take."""
+
 
 class Crew:
     """The peers that train one model together, as one of them sees it.
@@ -184,8 +187,11 @@ class Crew:
 
     # -- The end
 
-    def leave(self, deadline_s: float = 5.0) -> None:
+    def leave(self, deadline_s: float = LEAVE_S) -> None:
         """Send what is still queued, tell the others, and end. Calling it twice does no harm."""
+        self._leave(deadline_s, failed=False)
+
+    def _leave(self, deadline_s: float, failed: bool) -> None:
         if self._left:
             return
         self._left = True
@@ -204,6 +210,7 @@ class Crew:
                     bytes_sent=sent,
                     bytes_received=received,
                     datagrams_lost=lost,
+                    failed=failed,
                 )
             )
             self._writer.close()
@@ -214,8 +221,14 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if error is not None and self._writer is not None:
-            self._writer.write(
-                trace.Error(t=self.now_s(), peer=self.rank, what=f"{type(error).__name__}: {error}")
-            )
-        self.leave()
+        failed = _is_failure(error)
+        if failed and self._place.ready_fd is None:  # else the launcher records it, with its traceback
+            self.record(trace.Error(t=self.now_s(), peer=self.rank, what=f"{type(error).__name__}: {error}"))
+        self._leave(LEAVE_S, failed)
+
+
+def _is_failure(error: BaseException | None) -> bool:
+    """Whether it ends a peer badly: being asked to stop does not, and no more does ``sys.exit(0)``."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return error is not None and not isinstance(error, KeyboardInterrupt)

@@ -91,7 +91,7 @@ class Dashboard:
     def _head(self, width: int) -> RenderableType:
         title = Text(self.title or "Ragtag", style="bold", no_wrap=True, overflow="ellipsis")
         facts = [f"{len(self.peers.rows)} peers", clock(round(self.peers.now_s, 1))]
-        if self.peers.run is not None:
+        if self.peers.run is not None and self.peers.run.method:
             facts.insert(0, plain(self.peers.run.method))
         if (accuracy := self.peers.accuracy) is not None:
             facts.append(f"accuracy {accuracy:.1%}")

@@ -159,10 +159,12 @@ class Peers:
             self._up.add(record.peer)
             self._notice(record.peer)
         elif isinstance(record, trace.Leave):
-            row.left = True
+            row.left = not record.failed
             row.step = max(row.step, record.steps)
             row.sent = max(row.sent, record.bytes_sent)
             row.received = max(row.received, record.bytes_received)
+            if record.failed:  # what failed is told by the launcher, once the process has ended
+                row.failed_t, row.shown_state = record.t, "failed"
             self._end(record.peer)
 
     def _error(self, error: trace.Error) -> None:

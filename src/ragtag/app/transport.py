@@ -93,11 +93,13 @@ class SoloTransport:
 class DriverTransport:
     """A crew over a driver.
 
-    deadline_s: how long peers wait for each other to configure a channel. on_ready: called once the first
-    channel is ready to be averaged on.
+    deadline_s: how long peers wait for each other to configure a channel. on_ready: called with the
+    name of the method once the first channel is ready to be averaged on.
     """
 
-    def __init__(self, driver: Driver, deadline_s: float, on_ready: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, driver: Driver, deadline_s: float, on_ready: Callable[[str], None] | None = None
+    ) -> None:
         self._driver, self._deadline_s, self._on_ready = driver, deadline_s, on_ready
         self.me, self.n = driver.node.me, driver.node.n
         self._meetings = 0
@@ -131,7 +133,7 @@ class DriverTransport:
         else:
             self._driver.probed(channel, self._probe(probe_chunks) * chunks / probe_chunks)
         if self._on_ready is not None:
-            self._on_ready()
+            self._on_ready(method.name)
             self._on_ready = None
 
     def start(

@@ -159,13 +159,14 @@ class Result(Base, frozen=True, kw_only=True, tag="result"):
 
 
 class Leave(Base, frozen=True, kw_only=True, tag="leave"):
-    """A peer ends as planned; all counts since the start."""
+    """A peer ends; all counts since the start. failed: not as planned, an error has ended it."""
 
     steps: Count = 0
     samples: Count = 0
     bytes_sent: Count = 0
     bytes_received: Count = 0
     datagrams_lost: Count = 0
+    failed: bool = False
 
 
 class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):

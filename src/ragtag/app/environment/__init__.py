@@ -7,7 +7,7 @@ store is, through which the peers tell each other their addresses.
 from ragtag.app.environment.addresses import Address, format_address, parse_address
 from ragtag.app.environment.place import VARIABLES, Place, PlaceError, Rendezvous
 from ragtag.app.environment.read import place_from_environment
-from ragtag.app.environment.tell import announce_ready, exchange_addresses, reachable_host
+from ragtag.app.environment.tell import announce_ready, exchange_addresses, reachable_host, read_announcements
 
 __all__ = [
     "VARIABLES",
@@ -21,4 +21,5 @@ __all__ = [
     "parse_address",
     "place_from_environment",
     "reachable_host",
+    "read_announcements",
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ragtag.app.environment.addresses import Address, format_address, parse_address
 from ragtag.app.environment.place import Place, PlaceError, Rendezvous
+from ragtag.core.types import PeerId
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as TorchStore
@@ -91,12 +92,22 @@ def _connect(rendezvous: Rendezvous, deadline_s: float) -> TorchStore:
     return PrefixStore(rendezvous.prefix, store)
 
 
-def announce_ready(place: Place) -> None:
+def announce_ready(place: Place, method: str = "") -> None:
     """Tell the launcher that this peer has joined: once all have, the times of faults begin to count.
 
-    Does nothing where no launcher listens.
+    method: what it averages by, for the trace. Does nothing where no launcher listens.
     """
     if place.ready_fd is None:
         return
     with suppress(OSError):  # the launcher has gone: nobody to tell
-        os.write(place.ready_fd, b"%d\n" % place.rank)
+        os.write(place.ready_fd, f"{place.rank} {method}".strip().encode() + b"\n")
+
+
+def read_announcements(data: bytes) -> list[tuple[PeerId, str]]:
+    """Who has said ``announce_ready``, and by what method it averages; what else came is left out."""
+    found = []
+    for line in data.splitlines():
+        number, _, method = line.decode("ascii", "replace").partition(" ")
+        if number.isdecimal() and len(number) <= 4 and len(method) <= 40 and method.isprintable():
+            found.append((int(number), method))
+    return found

@@ -120,7 +120,9 @@ class Collector:
         self._item(Item(record.t, record.what, record.peer, record.detail, True, {record.peer}))
 
     def _leave(self, peer: Peer, record: trace.Leave) -> None:
-        peer.left = True
+        peer.left = not record.failed
+        if record.failed:  # what failed is told by an error's own record
+            peer.error_t = record.t
         peer.steps = max(peer.steps, record.steps)
         peer.samples = max(peer.samples, record.samples)
         peer.bytes_sent = max(peer.bytes_sent, record.bytes_sent)

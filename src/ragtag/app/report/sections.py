@@ -17,9 +17,10 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 def header(summary: Summary) -> str:
     """What was run, and what it came to."""
     run, count = summary.run, len(summary.peers)
-    facts = [f"{count} peers"]
+    facts = [f"{count} peers" if count != 1 else "1 peer"]
     if run is not None:
-        facts = [f"{run.world} run", f"method {run.method}", f"{count} peers", f"seed {run.seed}"]
+        method = [f"method {run.method}"] if run.method else []
+        facts = [f"{run.world} run", *method, *facts, f"seed {run.seed}"]
         if run.started_unix_s > 0:
             when = datetime.datetime.fromtimestamp(min(run.started_unix_s, 2e11), datetime.UTC)
             facts.append(f"started {when:%Y-%m-%d %H:%M} UTC")

@@ -9,7 +9,7 @@ import numpy as np
 from ragtag.app.report.collect import Collector
 from ragtag.app.report.data import ALL, KILLS, Extent, Peer, Summary
 from ragtag.app.report.series import Bins, Dots
-from ragtag.app.tracefile import RunTrace
+from ragtag.app.tracefile import RunTrace, run_key
 from ragtag.core import trace
 
 COLUMNS = 240
@@ -26,11 +26,12 @@ def measure(run: RunTrace) -> Extent:
     peers: set[int] = set(range(run.run.peers)) if run.run is not None else set()
     steps: Counter[int] = Counter()
     rounds: Counter[int] = Counter()
+    runs: set[object] = set()
     for record in run.records():
         extent.t1 = max(extent.t1, record.t)
         extent.t0 = min(extent.t0, record.t)
         if isinstance(record, trace.Run):
-            extent.runs += 1
+            runs.add(run_key(record))
         elif isinstance(record, trace.Step):
             steps[record.peer] += 1
         elif isinstance(record, trace.Round):
@@ -39,6 +40,7 @@ def measure(run: RunTrace) -> Extent:
             extent.killed_t[record.peer] = record.t
         if record.peer >= 0:
             peers.add(record.peer)
+    extent.runs = len(runs)
     extent.peers = sorted(peers)
     extent.steps_most = max(steps.values(), default=0)
     extent.rounds_most = max(rounds.values(), default=0)

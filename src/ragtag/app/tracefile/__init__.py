@@ -4,7 +4,7 @@ from ragtag.app.tracefile.damage import Damage
 from ragtag.app.tracefile.follow import Follower
 from ragtag.app.tracefile.lines import BLOCK_BYTES, LineReader
 from ragtag.app.tracefile.names import CREW_FILE, peer_file, trace_files
-from ragtag.app.tracefile.read import RunTrace, read_run
+from ragtag.app.tracefile.read import RunTrace, read_run, run_key
 from ragtag.app.tracefile.writer import TraceWriter
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "TraceWriter",
     "peer_file",
     "read_run",
+    "run_key",
     "trace_files",
 ]

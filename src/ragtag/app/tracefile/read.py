@@ -23,7 +23,8 @@ REORDER = 64
 class RunTrace:
     """The trace of one run; each call of ``records`` reads it again from the files.
 
-    run: the first ``run`` record, where there is one. damage: what the last full reading found.
+    run: the run's record as it was last written, where there is one. damage: what the last full reading
+    found.
     """
 
     folder: Path
@@ -52,8 +53,9 @@ def read_run(folder: Path | str) -> RunTrace:
     run = RunTrace(folder, files)
     for path in files:  # the crew's file comes first, and its first record should be the run's
         first = islice(_records(path, Damage()), REORDER)
-        run.run = next((record for record in first if isinstance(record, trace.Run)), None)
-        if run.run is not None:
+        runs = [record for record in first if isinstance(record, trace.Run)]
+        if runs:
+            run.run = [record for record in runs if run_key(record) == run_key(runs[0])][-1]
             break
     if run.run is not None and run.run.version > trace.VERSION:
         raise ValueError(
@@ -61,6 +63,11 @@ def read_run(folder: Path | str) -> RunTrace:
             f" {trace.VERSION}; update Ragtag to read it"
         )
     return run
+
+
+def run_key(run: trace.Run) -> tuple[object, ...]:
+    """What tells runs apart: of two records with the same, the later one replaces the earlier one."""
+    return run.started_unix_s, run.name, run.seed, run.peers
 
 
 def time_of(record: trace.Record) -> float:

@@ -1,0 +1,121 @@
+"""What is to be launched, and what every peer is told of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ragtag.app.environment import VARIABLES, Address, Place
+from ragtag.core import trace
+from ragtag.core.faults import Faults
+from ragtag.core.faultspec import check_peers, format_faults
+from ragtag.core.types import PEERS_MAX
+
+OnError = Literal["continue", "stop"]
+
+
+class LaunchError(ValueError):
+    """What was asked for cannot be started; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is to be launched; see ``launch``. started_unix_s: when the run began."""
+
+    n: int
+    argv: tuple[str, ...]
+    crew: str
+    started_unix_s: float
+    run_folder: Path | None
+    seed: int
+    faults: Faults
+    on_error: OnError
+    env: dict[str, str]
+    grace_s: float
+
+    def environment(self, say: Callable[[str], None]) -> dict[str, str]:
+        """What all peers have in their environment; what is chosen for them is said."""
+        base = dict(os.environ) | self.env
+        for name in VARIABLES:  # of a crew that this process itself may be a peer of
+            base.pop(name, None)
+        base.setdefault("PYTHONUNBUFFERED", "1")
+        if "OMP_NUM_THREADS" not in base:
+            threads = max(1, cores() // self.n)
+            base["OMP_NUM_THREADS"] = str(threads)
+            say(f"OMP_NUM_THREADS={threads} in each peer ({self.n} peers, {cores()} cores); set it otherwise")
+        return base
+
+    def places(
+        self, addresses: Sequence[Address], socket_fds: Sequence[int], ready_fd: int
+    ) -> Iterator[Place]:
+        """Each peer's place, by number."""
+        for number, socket_fd in enumerate(socket_fds):
+            yield Place(
+                rank=number,
+                size=self.n,
+                crew=self.crew,
+                seed=self.seed,
+                run_folder=self.run_folder.absolute() if self.run_folder is not None else None,
+                started_unix_s=self.started_unix_s,
+                peers=tuple(addresses),
+                socket_fd=socket_fd,
+                ready_fd=ready_fd,
+                faults=self.faults,
+            )
+
+    def run_record(self, given: trace.Run | None) -> trace.Run:
+        """The record that opens the trace: what is ``given``, and what is known here."""
+        of = given or trace.Run(t=0.0, world="live", name="", seed=0, peers=0, method="")
+        script = self.argv[1] if self.argv[0] == "-m" else self.argv[0]
+        return trace.Run(
+            t=0.0,
+            world="live",
+            name=of.name or Path(script).stem,
+            seed=self.seed,
+            peers=self.n,
+            method=of.method or ("none" if self.n == 1 else ""),  # else the script's peers tell
+            config={"faults": format_faults(self.faults), "on_error": self.on_error, **of.config},
+            started_unix_s=self.started_unix_s,
+            steps_planned=of.steps_planned,
+            planned_s=of.planned_s,
+            command=of.command or " ".join(["python", *self.argv]),
+        )
+
+
+def check_launch(n: int, argv: Sequence[str], faults: Faults) -> None:
+    """Look for what makes a launch impossible, before anything is started or written.
+
+    Raises:
+        LaunchError: the number of peers, the script or a fault's peer.
+    """
+    if not 1 <= n <= PEERS_MAX:
+        raise LaunchError(f"{n} peers: one crew averages 1 to {PEERS_MAX} peers directly")
+    try:
+        check_peers(faults, n)
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
+    _check_script(argv)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _check_script(argv: Sequence[str]) -> None:
+    if not argv:
+        raise LaunchError("nothing to run: give a Python script, or -m and a module")
+    if argv[0].startswith("-"):
+        if len(argv) < 2:
+            raise LaunchError(f"{argv[0]} what? Give a module after -m")
+        return
+    path = Path(argv[0])
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        raise LaunchError(f"{path} is a folder; give a Python script")
+    if not path.exists():
+        raise LaunchError(f"there is no script {path}")

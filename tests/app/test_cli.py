@@ -95,7 +95,7 @@ def test_faults_are_listed_on_demand() -> None:
         (["simulate", "--size", "big"], "a size of 'big'; write how many values"),
         (["simulate", "--loss", "2"], "loss is 2.0; a probability lies between 0 and 1"),
         (["simulate", "--loss", "0.1", "--faults", "loss=0.2"], "more than once"),
-        (["reproduce", "cold-fusion"], "no recipe is called 'cold-fusion'; there are: rps"),
+        (["reproduce", "cold-fusion"], "no recipe is called 'cold-fusion'; there are: "),
         (["reproduce", "rps", "--data", "nowhere.tar"], "there is no archive nowhere.tar"),
         (["report", "nowhere"], "no trace to read: nowhere is not a folder"),
         (["report", "nowhere", "--json"], "no trace to read: nowhere is not a folder"),

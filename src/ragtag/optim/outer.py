@@ -54,6 +54,5 @@ class Nesterov:
             raise ValueError("outer step: the average is not finite; keep the model and go on")
         mu, lr = np.float32(self.momentum), np.float32(self.learning_rate)
         moved = model - average
-        grown: Vector = mu * momentum + moved
-        following: Vector = model - lr * (moved + mu * grown)
-        return following, grown
+        grown = np.asarray(mu * momentum + moved, np.float32)
+        return np.asarray(model - lr * (moved + mu * grown), np.float32), grown

@@ -1,0 +1,100 @@
+"""What the recipes about time train: fully connected nets on handwritten digits, and a pool of samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from ragtag.core import seed as random
+from ragtag.recipes.rps_tasks import digits
+
+Indices = NDArray[np.int64]
+
+
+@lru_cache(maxsize=1)
+def _data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    task = digits()
+    return task.train_x.flatten(1), task.train_y, task.test_x.flatten(1), task.test_y
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """A classifier of digits with ReLU layers of the widths ``hidden`` (none: multinomial logistic
+    regression). A model is one float32 vector of ``size`` values."""
+
+    hidden: tuple[int, ...] = (64,)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Weight and bias of each layer, from the input on."""
+        widths = (64, *self.hidden, 10)
+        return [shape for into, out in pairwise(widths) for shape in ((out, into), (out,))]
+
+    @property
+    def size(self) -> int:
+        """How many values a model has."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def initial(self, seed: int) -> Tensor:
+        """A model to begin with: uniform, variance 2 / fan_in (He et al., ICCV 2015); biases 0."""
+        parts = []
+        for i, shape in enumerate(self.shapes):
+            if len(shape) == 1:
+                parts.append(np.zeros(shape, np.float32))
+                continue
+            draws = random.generator(seed, "initial weights", i).uniform(-1.0, 1.0, shape)
+            parts.append((draws * math.sqrt(6.0 / shape[1])).astype(np.float32).ravel())
+        return torch.from_numpy(np.concatenate(parts))
+
+    def logits(self, model: Tensor, x: Tensor) -> Tensor:
+        """``[N, 10]`` of inputs ``[N, 64]``."""
+        shapes = self.shapes
+        parts = torch.split(model, [math.prod(shape) for shape in shapes])
+        for i in range(0, len(shapes), 2):
+            x = F.linear(x if i == 0 else F.relu(x), parts[i].view(shapes[i]), parts[i + 1])
+        return x
+
+    def gradient(self, model: Tensor, indices: Indices, weights: NDArray[np.float32]) -> Tensor:
+        """The sum over training samples of weight times gradient of the loss, shape of the model."""
+        x, y, _, _ = _data()
+        at = torch.from_numpy(indices)
+        leaf = model.detach().requires_grad_()
+        losses = F.cross_entropy(self.logits(leaf, x[at]), y[at], reduction="none")
+        (found,) = torch.autograd.grad(losses @ torch.from_numpy(weights), leaf)
+        return found
+
+    @torch.no_grad()
+    def look(self, model: Tensor) -> tuple[float, float]:
+        """Training loss, and accuracy on the samples held out."""
+        x, y, test_x, test_y = _data()
+        loss = float(F.cross_entropy(self.logits(model, x), y))
+        accuracy = float((self.logits(model, test_x).argmax(1) == test_y).float().mean())
+        return loss if math.isfinite(loss) else math.inf, accuracy
+
+
+def train_size() -> int:
+    """How many samples there are to train on."""
+    return len(_data()[1])
+
+
+class Pool:
+    """Samples handed out as peers ask, each once an epoch, in a new order each time through."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size, self._rng = size, random.generator(seed, "pool")
+        self._left: Indices = np.zeros(0, np.int64)
+
+    def take(self, k: int) -> Indices:
+        """The next ``k`` samples."""
+        while len(self._left) < k:
+            self._left = np.concatenate([self._left, self._rng.permutation(self._size)])
+        taken, self._left = self._left[:k], self._left[k:]
+        return taken

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.types import MessageKey, Run
-from ragtag.network.flow import ENDINGS_MAX, QUEUE_MAX, Ending, Flow, Inbound, Outgoing
+from ragtag.network.flow import ENDINGS_MAX, PINGS, QUEUE_MAX, Ending, Flow, Inbound, Outgoing
 
 U32 = (1 << 32) - 1
 
@@ -42,6 +42,24 @@ def test_a_newer_process_begins_anew_and_an_older_one_is_not_heard() -> None:
     assert (inbound.highest, inbound.received, inbound.unanswered) == (0, 0, 0)
     assert inbound.new_ending(MessageKey(0, 0, 0, 0), 1), "the new process numbers its messages anew"
     assert not inbound.enter(100)
+
+
+# -- Silence
+
+
+def test_one_that_was_silent_for_long_is_asked_as_soon_as_it_is_heard() -> None:
+    """Else a peer that slept would stay cut off after it wakes, for as long as it was last waited for."""
+    flow = a_flow()
+    flow.pings, flow.ping_s = PINGS + 5, 99.0
+    flow.hear(10.0)
+    assert (flow.pings, flow.ping_s) == (0, 10.0)
+
+
+def test_hearing_a_peer_does_not_hasten_what_is_asked_at_the_measured_pace() -> None:
+    flow = a_flow()
+    flow.pings, flow.ping_s = PINGS, 99.0
+    flow.hear(10.0)
+    assert (flow.pings, flow.ping_s) == (PINGS, 99.0)
 
 
 # -- Numbers

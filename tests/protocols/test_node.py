@@ -137,6 +137,24 @@ def test_one_owner_that_goes_on_alone_cuts_nobody_off() -> None:
 
 
 @SCATTERING
+def test_a_line_cut_one_way_costs_no_deadline_in_every_round(method: Method) -> None:
+    """Peer 2 does not hear peer 3, deals its blocks to others, and sends it no copies; the rest hear both.
+
+    Were peer 3 to wait for those copies, each round would last as long as its deadline (1.5 s and more in
+    all, 5 s by all-reduce).
+    """
+    world = World(6, method, 40)
+    world.carry = lambda source, run: [] if (source, run.peer) == (3, 2) else [(0.0, run)]
+    world.rounds(40, values(6, 40))
+    for me in (0, 1, 4, 5):
+        last = world.outcomes[me][-1]
+        assert last.started_s + last.total_s < 1.2
+        share = [float(outcome.averaged.mean()) for outcome in world.outcomes[me]]
+        assert np.mean(share) > 0.9
+    assert {2, 3} <= set().union(*(heard(outcome) for outcome in world.outcomes[0][-5:]))
+
+
+@SCATTERING
 def test_a_round_ends_at_once_when_the_missing_peer_is_known_to_have_left(method: Method) -> None:
     world = World(3, method, 9, probe_s=10.0)
     world.dead[2] = 0.0

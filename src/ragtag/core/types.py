@@ -121,6 +121,7 @@ class Begin:
     """Begin one round: what a node tells the round's machine when its own peer asks for an average.
 
     waiting: the peers whose messages the round waits for; scatter_s, gather_s: for how long at most.
+    withheld: those of them whose copies it does not wait for (see ``Round.withheld``).
     """
 
     values: Floats
@@ -128,6 +129,7 @@ class Begin:
     waiting: frozenset[PeerId]
     scatter_s: float
     gather_s: float
+    withheld: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

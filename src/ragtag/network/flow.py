@@ -15,6 +15,8 @@ from ragtag.network.udp import Address
 QUEUE_MAX = 4096
 """Messages that wait for one peer; beyond, the oldest is dropped (its deadline is the nearest)."""
 ENDINGS_MAX = 4096
+PINGS = 6
+"""Requests for an answer at the measured pace; only a longer silence makes them rarer."""
 _U32 = 0xFFFFFFFF
 _HALF = 1 << 31
 _FORGET = 0.98  # half in 34 runs in order: some rounds
@@ -117,6 +119,11 @@ class Flow:
         self.pings = 0
         self.dropped_late = 0
         self._asked = 0
+
+    def hear(self, now_s: float) -> None:
+        """Something came from this peer: ask for the answer that is overdue now, not when patience ends."""
+        if self.pings > PINGS:
+            self.ping_s, self.pings = min(self.ping_s, now_s), 0
 
     def asks(self, n: int) -> bool:
         """Whether the last of the next ``n`` datagrams asks for an answer: four times in a window."""

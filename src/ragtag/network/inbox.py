@@ -60,17 +60,18 @@ class Inbox:
         seqs, stamps = headers["seq"], headers["stamp"]
         for run, a, b, epoch, asks in self._framer.runs(rows, headers):
             flow = self._flows.get(run.peer)
-            if flow is None or not self._enter(flow, epoch, taken):
+            if flow is None or not self._enter(now_s, flow, epoch, taken):
                 continue
             last_seq = int(seqs[b - 1])
             flow.inbound.count(now_s, int(seqs[a]), last_seq, b - a, int(stamps[b - 1]))
             flow.inbound.asked |= asks
             taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
 
-    def _enter(self, flow: Flow, epoch: int, taken: Taken) -> bool:
+    def _enter(self, now_s: float, flow: Flow, epoch: int, taken: Taken) -> bool:
         known = flow.inbound.epoch
         if not flow.inbound.enter(epoch):
             return False
+        flow.hear(now_s)
         if known != epoch and (known != -1 or flow.peer in self._node.gone):
             taken.people.append(Joined(flow.peer))  # leftovers of one that has left bring nobody back
             flow.pacer.restart()
@@ -78,7 +79,7 @@ class Inbox:
 
     def _take_short(self, now_s: float, short: Short, taken: Taken) -> None:
         flow = self._flows.get(short.sender)
-        if flow is None or not self._enter(flow, short.epoch, taken):
+        if flow is None or not self._enter(now_s, flow, short.epoch, taken):
             return
         if short.kind in (Kind.END, Kind.PING):
             flow.inbound.count(now_s, short.seq, short.seq, 1, short.stamp)

@@ -8,14 +8,13 @@ import numpy as np
 
 from ragtag.core.types import Bytes, Outcome, PeerId, Send
 from ragtag.core.wire import HEADER_BYTES, Kind
-from ragtag.network.flow import Ending, Flow, Outgoing
+from ragtag.network.flow import PINGS, Ending, Flow, Outgoing
 from ragtag.network.frame import Framer
 from ragtag.network.inject import Injector
 from ragtag.network.udp import SLAB_ROWS, Endpoint
 
 _SEND_ROWS = SLAB_ROWS // 2
 _ENDING_ROUNDS_MAX = 32
-_PINGS = 6
 _COPIES_MAX = 8
 _U32 = np.uint64(0xFFFFFFFF)
 
@@ -97,8 +96,7 @@ class Outbox:
                 for _ in range(flow.pacer.copies):
                     flow.pacer.sent += 1
                     self.short(flow, Kind.PING, now_s, seq=flow.pacer.sent)
-                # on a bad line some go unanswered; only a longer silence makes them rarer
-                flow.ping_s = now_s + max(1e-3, flow.pacer.rto_s) * 2 ** min(6, max(0, flow.pings - _PINGS))
+                flow.ping_s = now_s + max(1e-3, flow.pacer.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
                 flow.pings += 1
         while (due := self._injector.held.pop_due(now_s)) is not None:
             self._out(self._flows[due[0]], due[1])

@@ -115,6 +115,10 @@ class Ring:
         """Nothing: a ring waits for its neighbour or for its deadline."""
         return []
 
+    def withheld(self) -> frozenset[PeerId]:
+        """Nobody: peers agree on the ring, or it does not turn."""
+        return frozenset()
+
     def owed(self) -> dict[PeerId, bool]:
         """The peer before this one sends all that comes."""
         tables = [*self._scattered.values(), *self._gathered.values()]

@@ -64,6 +64,14 @@ class Round(Protocol):
         """A peer was heard in a later round: it is done with this one."""
         ...
 
+    def withheld(self) -> frozenset[PeerId]:
+        """The peers that were heard and yet sent this one none of the copies that it waited for.
+
+        They take another for the owner of its blocks, since they do not hear it: to wait for them again
+        would cost a deadline in each round for as long as that lasts.
+        """
+        ...
+
     def owed(self) -> dict[PeerId, bool]:
         """The peers that had something to send to this one, and whether anything of it has come."""
         ...

@@ -54,6 +54,7 @@ class Lane:
     active: int | None = None
     passed: set[PeerId] = field(default_factory=set)
     behind: bool = False
+    withheld: frozenset[PeerId] = frozenset()
     rounds: dict[int, Round] = field(default_factory=dict)
     spare: list[Floats] = field(default_factory=list)
     scatter: Deadline = field(init=False)
@@ -105,6 +106,7 @@ class Lane:
     def end(self, outcome: Outcome) -> None:
         """The round under way is over."""
         self.done, self.active = outcome.round, None
+        self.withheld = self.rounds[outcome.round].withheld()
         self.behind = bool(self.passed)
         self.passed.clear()
         for number in [r for r in self.rounds if r <= outcome.round - BEHIND]:

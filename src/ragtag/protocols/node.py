@@ -130,7 +130,7 @@ class Node:
         effects: list[Effect] = []
         if skipped > 0 and not new:
             effects.append(Noted("skipped", self.me, f"{skipped} rounds, to {number}"))
-        begin = Begin(ask.values, weight, self._presence.waiting, scatter_s, gather_s)
+        begin = Begin(ask.values, weight, self._presence.waiting, scatter_s, gather_s, lane.withheld)
         return self._settle(lane, effects + machine.step(now_s, begin))
 
     def _ready(self, ask: Average) -> Lane:

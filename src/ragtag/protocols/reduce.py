@@ -61,6 +61,7 @@ class ScatterGather:
         self._waiting: set[PeerId] = set()
         self._came: set[PeerId] = set()
         self._missed: set[PeerId] = set()
+        self._gave: set[PeerId] = set()
         self._reduced: dict[PeerId, int] = {}
         self._repair = Repairer(spec) if spec.repair_s is not None else None
         self._expired = False
@@ -85,6 +86,12 @@ class ScatterGather:
         self._open = {entry for entry in self._open if entry[0] != peer}
         self._waiting -= {peer}
         return self._advance(now_s)
+
+    def withheld(self) -> frozenset[PeerId]:
+        """Heard, and waited for, but of their copies nothing came."""
+        if not self._mine or self._state == _WAITING:
+            return frozenset()
+        return frozenset((set(self._waited_for) & self._came) - self._gave)
 
     def owed(self) -> dict[PeerId, bool]:
         """All peers owe an owner their copies; others are owed what owners send."""
@@ -115,7 +122,7 @@ class ScatterGather:
                 run = whole(owner, spec.key(SCATTER, block), payload, weights[:k], peers[:k])
                 effects.append(self._send(run, self._scatter_until_s))
         for block in self._mine:
-            for peer in self._waiting:
+            for peer in self._waiting - begin.withheld:
                 self._wait_for(peer, SCATTER, block, self._message(peer, SCATTER, block))
         effects.append(Arm(spec.timer("scatter"), self._scatter_until_s))
         if self._repair is not None:
@@ -153,6 +160,8 @@ class ScatterGather:
             return self._repair.answer(run, now_s + self._begun.gather_s)  # the other may have begun later
         if run.total != layout.sizes[block] or run.first + len(run.payload) > run.total:
             return []
+        if stage == SCATTER:
+            self._gave.add(run.peer)
         if stage == SCATTER and self.spec.owners[block] == self.spec.me and self._state <= _SCATTERING:
             incoming = self._message(run.peer, SCATTER, block)
             self._accumulate(run, incoming, layout.starts[block] + run.first)

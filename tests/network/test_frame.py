@@ -324,7 +324,7 @@ def test_a_weight_that_weighs_nothing_known_is_refused(weight: float) -> None:
     source, dest = framers()
     run = a_run(3)
     run.weight[1] = weight
-    kept, headers = dest.parse(rows_of(source, run))
+    _, headers = dest.parse(rows_of(source, run))
     assert headers["chunk"].tolist() == [0, 2]
     assert refusals(dest) == (1, 0, 0, 0, 0)
 

@@ -369,7 +369,7 @@ def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_p
     assert asleep.what == "RuntimeError: the otter is asleep"
     assert asleep.detail == ends[2].error
     left = {record.peer: record.failed for record in records if isinstance(record, trace.Leave)}
-    assert left == {0: False, 1: True, 2: True, 3: False}
+    assert left == {trace.CREW: False, 0: False, 1: True, 2: True, 3: False}
     assert run_trace.run is not None
     assert run_trace.run.method == "allreduce"
     said = report_json(run)

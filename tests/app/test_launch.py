@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import select
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from ragtag.app.dashboard import watch
 from ragtag.app.launch import LaunchError, launch
 from ragtag.app.launch_events import Ended, Event, Injected, LaunchResult, Line, Ready, Said
 from ragtag.app.report import report_json
@@ -203,7 +206,10 @@ def test_the_same_error_of_several_peers_comes_once_and_the_others_go_on(
     assert failed[1].same_as == failed[0].peer
     assert not [e for e in events if isinstance(e, Line) and e.error]  # only in Ended, not as lines too
     assert lines(events, 1) == ["lunch"]
-    errors = [r for r in read_run(tmp_path / "run").records() if isinstance(r, trace.Error)]
+    records = list(read_run(tmp_path / "run").records())
+    assert isinstance(records[-1], trace.Leave)  # the launcher has seen it to its end
+    assert records[-1].peer == trace.CREW
+    errors = [r for r in records if isinstance(r, trace.Error)]
     assert [(r.peer, r.what) for r in errors] == [
         (end.peer, "ValueError: no such thing as a free lunch") for end in failed
     ]
@@ -466,7 +472,27 @@ def test_a_second_interrupt_ends_all_at_once(crew: Launcher) -> None:
 def test_a_launcher_that_is_killed_leaves_no_orphans(crew: Launcher) -> None:
     crew.process.kill()
     assert crew.all_ended()  # the stopped one, the deaf one and their children
-    assert not read_run(crew.run_folder).damage.messages()
+    found = read_run(crew.run_folder)
+    assert not [r for r in found.records() if isinstance(r, trace.Leave)]
+    assert not found.damage.messages()
+
+
+def test_a_view_of_a_run_ends_when_its_launcher_is_killed(crew: Launcher) -> None:
+    out, waits = io.StringIO(), []
+
+    def wait(seconds: float) -> None:
+        """The launcher is killed while the view waits; its peers are killed by its guard."""
+        waits.append(seconds)
+        if len(waits) == 3:
+            crew.process.kill()
+            crew.process.wait(PATIENCE_S)
+            assert crew.all_ended()
+
+    last = watch(crew.run_folder, console=Console(file=out, width=80), wait=wait)
+    assert len(waits) == 4  # one more look, to be sure
+    assert last.abandoned
+    said = " ".join(out.getvalue().split())
+    assert f"nothing writes to {crew.run_folder} any more, and peer 0, 1, 2 had not ended" in said
 
 
 def test_a_launcher_whose_listener_fails_leaves_no_orphans(tmp_path: Path) -> None:

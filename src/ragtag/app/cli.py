@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragtag import __version__
+from ragtag.app.disk import explain
 
 P = ParamSpec("P")
 
@@ -69,7 +70,8 @@ def _plain_errors(command: Callable[P, None]) -> Callable[P, None]:
             if _settings["debug"]:
                 raise
             expected = isinstance(error, ValueError | OSError)
-            said = " ".join(str(error).split()) or type(error).__name__
+            text = explain(error) if isinstance(error, OSError) else str(error)
+            said = " ".join(text.split()) or type(error).__name__
             hint = "" if expected else f" ({type(error).__name__}; ragtag --debug shows where)"
             _fail(said + hint, 2 if expected else 1)
 
@@ -382,10 +384,11 @@ def report(
 def watch(
     run: Annotated[Path, typer.Argument(help="The folder that a run writes.", metavar="RUN")],
 ) -> None:
-    """Follow a run in the terminal until all its peers are done; Ctrl-C leaves the run alone."""
+    """Follow a run in the terminal until it is over; Ctrl-C leaves the run alone."""
     from ragtag.app.dashboard import watch as follow
 
-    follow(run)
+    if follow(run).abandoned:
+        raise typer.Exit(1)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich import box
@@ -19,7 +18,7 @@ from rich.text import Text
 from ragtag.app.peers import STATES, Peers, plain
 from ragtag.app.report.axes import clock, seconds
 from ragtag.app.report.html import bytes_text
-from ragtag.app.tracefile import Follower
+from ragtag.app.tracefile import Follower, trace_files
 from ragtag.core import trace
 
 WIDE = 112
@@ -27,6 +26,8 @@ WIDE = 112
 EVENTS_SHOWN = 3
 LINE_EVERY_S = 5.0
 """Without a terminal: a line about this often, in the run's time."""
+UNWRITTEN_LOOKS = 2
+"""So many looks in a row must find that nobody writes: a writer opens its file a moment before it says so."""
 STYLES = {
     "waiting": "dim",
     "training": "",
@@ -47,6 +48,8 @@ class Dashboard:
     def __init__(self, n_peers: int, title: str = "") -> None:
         self.title = plain(title)
         self.peers = Peers(n_peers)
+        self.abandoned = False
+        """Whether the run's processes have gone without a word."""
 
     def feed(self, record: trace.Record) -> None:
         """One more record; they may come a little out of time order."""
@@ -191,12 +194,14 @@ def watch(
 ) -> Dashboard:
     """Show a run as it goes, by following its trace files; returns the last state.
 
-    until: asked after every look at the files; the view ends once it says True, and in any case once every
-    peer is done or gone. What has been written by then is shown. Without a terminal, a line is printed every
-    ``LINE_EVERY_S`` of the run's time, and one for every event. wait: for tests; sleeps ``refresh_s``.
+    until: asked after every look at the files; the view ends once it says True, and in any case once the run
+    is over, or nobody writes its trace any more (its launcher was killed; ``Dashboard.abandoned``). What has
+    been written by then is shown. Without a terminal, a line is printed every ``LINE_EVERY_S`` of the run's
+    time, and one for every event. wait: for tests; sleeps ``refresh_s``.
 
     Raises:
         FileNotFoundError: there is no such folder.
+        OSError: the folder or a file in it cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -204,27 +209,69 @@ def watch(
             f"no run to watch: {folder} is not a folder; give the folder that a run writes"
         )
     console = console or Console()
-    pause = wait or threading.Event().wait
     follower, dashboard = Follower(folder), Dashboard(0, title)
-    screen = Live(console=console, auto_refresh=False) if console.is_terminal else None
-    plain = _PlainLines(console, dashboard)
-    opened: AbstractContextManager[object] = screen if screen is not None else nullcontext()
-    with opened:
-        while True:
-            ending = until is not None and until()  # asked first: what was written before is still read
-            while records := follower.poll():
-                for record in records:
-                    dashboard.feed(record)
-                if screen is None:
-                    plain.show()
-            if screen is not None:
-                screen.update(dashboard.render(), refresh=True)
-            if ending or dashboard.over:
-                break
-            pause(refresh_s)
-    if screen is None:
-        plain.show(last=True)
+    if not trace_files(folder):
+        console.print(Text(f"no trace in {folder} yet: waiting for a run to write one there", style="dim"))
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as screen:
+            _follow(follower, dashboard, until, wait, refresh_s, _Screen(screen, dashboard))
+    else:
+        _follow(follower, dashboard, until, wait, refresh_s, plain := _PlainLines(console, dashboard))
+        plain.end()
+    if dashboard.abandoned:
+        console.print(Text(_abandoned(folder, dashboard), style="bold red"), soft_wrap=True)
     return dashboard
+
+
+def _follow(
+    follower: Follower,
+    dashboard: Dashboard,
+    until: Callable[[], bool] | None,
+    wait: Callable[[float], object] | None,
+    refresh_s: float,
+    view: _Screen | _PlainLines,
+) -> None:
+    """Feed the dashboard from the files until there is a reason to end."""
+    pause = wait or threading.Event().wait
+    unwritten = 0
+    while True:
+        ending = until is not None and until()  # asked first: what was written before is still read
+        written = follower.is_written()  # and so is this
+        while records := follower.poll():
+            for record in records:
+                dashboard.feed(record)
+            view.fed()
+        view.all_read()
+        if ending or dashboard.peers.ended or (dashboard.over and not written):
+            return
+        unwritten = unwritten + 1 if written is False else 0
+        if unwritten >= UNWRITTEN_LOOKS:
+            dashboard.abandoned = True
+            return
+        pause(refresh_s)
+
+
+def _abandoned(folder: Path, dashboard: Dashboard) -> str:
+    rows = dashboard.peers.rows
+    open_ = [peer for peer, row in rows.items() if not (row.left or row.gone or row.failed_t is not None)]
+    who = f"peer {', '.join(map(str, open_))} had not ended" if open_ else "it does not say that it ended"
+    return (
+        f"the run has stopped: nothing writes to {folder} any more, and {who}; was it killed? "
+        f"`ragtag report {folder}` shows how far it came"
+    )
+
+
+class _Screen:
+    """The table, redrawn in place."""
+
+    def __init__(self, screen: Live, dashboard: Dashboard) -> None:
+        self._screen, self._dashboard = screen, dashboard
+
+    def fed(self) -> None:
+        pass  # more may be there: it is drawn once all is read
+
+    def all_read(self) -> None:
+        self._screen.update(self._dashboard.render(), refresh=True)
 
 
 class _PlainLines:
@@ -235,7 +282,16 @@ class _PlainLines:
         self._line_at_s = 0.0
         self._last_event: tuple[float, str] | None = None
 
-    def show(self, last: bool = False) -> None:
+    def fed(self) -> None:
+        self._show(last=False)
+
+    def all_read(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self._show(last=True)
+
+    def _show(self, last: bool) -> None:
         events = list(self._dashboard.peers.events)
         at = next((k for k in range(len(events) - 1, -1, -1) if events[k] is self._last_event), -1)
         for t, text in events[at + 1 :]:

@@ -52,6 +52,8 @@ class Peers:
         self.rows: dict[int, Row] = {peer: Row() for peer in range(n_peers)}
         self.run: trace.Run | None = None
         self.mean_accuracy: float | None = None
+        self.ended = False
+        """Whether the launcher or the world has seen the run to its end."""
         self._up = set(self.rows)
         self._thaw_s = math.inf
 
@@ -68,6 +70,8 @@ class Peers:
             self._error(record)
         elif isinstance(record, trace.Eval) and record.model == "mean":
             self.mean_accuracy = record.accuracy
+        elif isinstance(record, trace.Leave) and record.peer < 0:
+            self.ended = True
         elif record.peer >= 0:
             self._peer(self.row(record.peer), record)
         if self.now_s >= self._thaw_s:

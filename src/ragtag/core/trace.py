@@ -159,7 +159,10 @@ class Result(Base, frozen=True, kw_only=True, tag="result"):
 
 
 class Leave(Base, frozen=True, kw_only=True, tag="leave"):
-    """A peer ends; all counts since the start. failed: not as planned, an error has ended it."""
+    """A peer ends; all counts since the start. failed: not as planned, an error has ended it.
+
+    Of peer -1 (with no counts): the launcher or the world has seen the run to its end.
+    """
 
     steps: Count = 0
     samples: Count = 0

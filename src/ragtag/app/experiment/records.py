@@ -80,6 +80,7 @@ class Records:
                     datagrams_lost=of[peer].datagrams_lost,
                 )
             )
+        self._write(trace.Leave(t=end_s))
         self._writers = {}
 
     def _write(self, record: trace.Record) -> None:

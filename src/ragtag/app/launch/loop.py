@@ -83,6 +83,7 @@ class Launch:
             raise
         if self._setup.faults != Faults() and self._injector is None and self._ending is None:
             self._say("no fault was injected: their times count from when all peers have joined the crew")
+        self._write(trace.Leave(t=self._now_t()))
         ends = tuple(end for _, end in sorted(self._ends.items()))
         return LaunchResult(ends, self._setup.run_folder, self._now_t(), self._interrupted)
 

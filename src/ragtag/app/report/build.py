@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from html import escape
 from importlib import metadata
 from pathlib import Path
@@ -26,15 +27,14 @@ def build_report(run_folder: Path | str, out: Path | str | None = None) -> Path:
 
     Raises:
         FileNotFoundError: there is no trace in the folder.
-        ValueError: the trace is of a newer version.
+        ValueError: the trace is of a newer version, or holds no record.
+        OSError: the trace cannot be read, or the page cannot be written; a page of before stays as it is.
     """
     folder = Path(run_folder)
     path = folder / "report.html" if out is None else Path(out)
     page = render(summarise(read_run(folder)), folder.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(path)  # whoever has the old page open never reads half a new one
+    _write_whole(path, page)
     return path
 
 
@@ -43,9 +43,22 @@ def report_json(run_folder: Path | str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no trace in the folder.
-        ValueError: the trace is of a newer version.
+        ValueError: the trace is of a newer version, or holds no record.
+        OSError: the trace cannot be read.
     """
     return figures(summarise(read_run(run_folder)))
+
+
+def _write_whole(path: Path, page: str) -> None:
+    """Write the page or nothing: whoever has an old one open never reads half a new one."""
+    partial = path.with_name(path.name + ".part")
+    try:
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):  # what could not be written can perhaps not be removed either
+            partial.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def render(summary: Summary, folder: str) -> str:

@@ -21,13 +21,19 @@ STEPS_PER_POINT = 5
 
 
 def measure(run: RunTrace) -> Extent:
-    """The first pass over a trace."""
+    """The first pass over a trace.
+
+    Raises:
+        ValueError: it holds no record.
+    """
     extent = Extent()
     peers: set[int] = set(range(run.run.peers)) if run.run is not None else set()
     steps: Counter[int] = Counter()
     rounds: Counter[int] = Counter()
     runs: set[object] = set()
+    any_record = False
     for record in run.records():
+        any_record = True
         extent.t1 = max(extent.t1, record.t)
         extent.t0 = min(extent.t0, record.t)
         if isinstance(record, trace.Run):
@@ -40,11 +46,21 @@ def measure(run: RunTrace) -> Extent:
             extent.killed_t[record.peer] = record.t
         if record.peer >= 0:
             peers.add(record.peer)
+    if not any_record:
+        raise ValueError(_nothing(run))
     extent.runs = len(runs)
     extent.peers = sorted(peers)
     extent.steps_most = max(steps.values(), default=0)
     extent.rounds_most = max(rounds.values(), default=0)
     return extent
+
+
+def _nothing(run: RunTrace) -> str:
+    """Why there is nothing to report on."""
+    files = ", ".join(path.name for path in run.files[:3]) + (", ..." if len(run.files) > 3 else "")
+    damage = run.damage.messages()
+    why = f" ({damage[0]})" if damage else ": empty. Was the disk full, or has the run only begun?"
+    return f"no trace to read: no record in {files} of {run.folder}{why}"
 
 
 def summarise(run: RunTrace) -> Summary:

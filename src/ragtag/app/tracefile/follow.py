@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ragtag.app.tracefile.alive import is_written
 from ragtag.app.tracefile.damage import Damage
 from ragtag.app.tracefile.lines import LineReader
 from ragtag.app.tracefile.names import trace_files
@@ -19,6 +20,13 @@ class Follower:
         self.damage = Damage()
         self._readers: dict[Path, LineReader] = {}
         self._decoder = trace.Decoder()
+
+    def is_written(self) -> bool | None:
+        """Whether any process writes the trace; ``None``: there is none, or the file system cannot tell."""
+        found = [is_written(path) for path in trace_files(self.folder)]
+        if any(found):
+            return True
+        return None if None in found or not found else False
 
     def poll(self, blocks_max: int = 4) -> list[trace.Record]:
         """The records that have come, in time order; at most ``blocks_max`` blocks of each file at a time.

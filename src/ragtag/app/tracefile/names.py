@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
 from pathlib import Path
 
 CREW_FILE = "crew.jsonl"
@@ -13,7 +15,15 @@ def peer_file(peer: int) -> str:
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """The trace files that are in ``folder`` now, the crew's first, then the peers' by number."""
-    crew = folder / CREW_FILE
-    peers = sorted(folder.glob("peer-*.jsonl"), key=lambda path: (len(path.name), path.name))
-    return ([crew] if crew.is_file() else []) + [path for path in peers if path.is_file()]
+    """The trace files that are in ``folder`` now, the crew's first, then the peers' by number.
+
+    Raises:
+        OSError: there is a folder, but it cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            names = {entry.name for entry in entries if entry.is_file()}
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    peers = sorted(fnmatch.filter(names, "peer-*.jsonl"), key=lambda name: (len(name), name))
+    return [folder / name for name in ([CREW_FILE] if CREW_FILE in names else []) + peers]

@@ -15,15 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from ragtag.app.disk import advice
+from ragtag.app.tracefile.alive import hold
 from ragtag.core import trace
-
-_ADVICE = {
-    errno.ENOSPC: "the disk is full: make room, or put the run's folder on another disk",
-    errno.EDQUOT: "the disk quota is used up: make room, or put the run's folder on another disk",
-    errno.EIO: "the disk reports an error: check it, or put the run's folder on another disk",
-    errno.EFBIG: "the file may not grow further: raise the limit on file sizes (ulimit -f)",
-    errno.EROFS: "the file system is read-only: put the run's folder on another disk",
-}
 
 _log = logging.getLogger("ragtag.trace")
 
@@ -34,7 +28,8 @@ class TraceWriter:
     Each record is one ``write`` of one whole line, so a process that is killed leaves a whole trace, and
     nothing is held in memory. A line that the disk takes only in part is taken back, or ended so that only
     it is damaged. While the disk is full, records are dropped and counted in ``dropped``, and the
-    disk is tried again every ``retry_s``; what was dropped is then noted in the trace.
+    disk is tried again every ``retry_s``; what was dropped is then noted in the trace. As long as a writer is
+    open, readers can tell that the file is written (``alive``).
 
     on_trouble is called once each time that tracing stops, with a message that says what to do; by
     default it is logged as a warning. ``clock`` is for tests.
@@ -55,7 +50,7 @@ class TraceWriter:
         self._on_trouble = on_trouble or _log.warning
         self._retry_s, self._clock = retry_s, clock
         self._retry_at_s: float | None = None
-        self._torn = False
+        self._torn = self._held = False
         self._gap = 0
         self._fd = -1
         self._closed = False
@@ -120,9 +115,11 @@ class TraceWriter:
         self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        self._held = hold(self._fd)
 
     def _append(self, line: bytes) -> None:
         """Write a whole line or, as far as the file shows, nothing."""
+        self._held = self._held or hold(self._fd)
         data = b"\n" + line if self._torn else line
         wrote = 0
         try:
@@ -142,8 +139,8 @@ class TraceWriter:
 
     def _stop(self, reason: OSError) -> str:
         self._retry_at_s = self._clock() + self._retry_s
-        advice = _ADVICE.get(reason.errno or 0, f"{reason.strerror or reason}")
-        return f"tracing to {self.path} has stopped: {advice}. Training goes on; what is missed is counted."
+        why = advice(reason, "the run's folder")
+        return f"tracing to {self.path} has stopped: {why}. Training goes on; what is missed is counted."
 
     def _drop(self) -> None:
         self.dropped += 1

@@ -26,7 +26,7 @@ _SIGNLESS = np.uint32(0x7FFFFFFF)
 _INFINITE = np.uint32(0x7F800000)
 
 
-def _compile(function: _F) -> _F:
+def compile_(function: _F) -> _F:
     """Compiled at its first call, and kept on disk where numba finds a place to write to."""
     njit: Any = numba.njit
     try:
@@ -36,7 +36,7 @@ def _compile(function: _F) -> _F:
     return made
 
 
-@_compile
+@compile_
 def collect(bits: Bits, least: np.uint32, out: Indices) -> int:
     """Indices of what is at least ``least`` in magnitude, into ``out`` while it has room; their number."""
     n, room, d = 0, out.size, bits.size
@@ -60,7 +60,7 @@ def collect(bits: Bits, least: np.uint32, out: Indices) -> int:
     return n
 
 
-@_compile
+@compile_
 def largest(bits: Bits) -> np.uint32:
     """The largest magnitude, as bits: one read."""
     top, d = np.uint32(0), bits.size
@@ -74,7 +74,7 @@ def largest(bits: Bits) -> np.uint32:
     return top
 
 
-@_compile
+@compile_
 def add_select_clear(
     residual: Floats, gradient: Floats, least: np.float32, out: Indices, values: Floats
 ) -> tuple[int, int]:

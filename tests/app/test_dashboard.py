@@ -122,6 +122,20 @@ def test_a_peer_that_leaves_with_an_error_has_failed_and_the_error_is_told_when_
     assert peers.over
 
 
+def test_a_peer_that_leaves_is_told_of_once() -> None:
+    peers = Peers(3)
+    for peer in range(3):
+        peers.feed(step(1.0, peer))
+    for told_by in (1, 2):
+        peers.feed(trace.Note(t=2.0, peer=told_by, what="left", other=0))
+    assert peers.state(0) == "gone"
+    peers.feed(trace.Leave(t=2.1, peer=0))
+    peers.feed(trace.Leave(t=2.2, peer=1))
+    peers.feed(trace.Note(t=2.3, peer=2, what="left", other=1))
+    assert (peers.state(0), peers.state(1)) == ("done", "done")
+    assert [text for _, text in peers.events] == ["peer 0 has left", "peer 1 is done"]
+
+
 def test_a_peer_that_goes_on_after_an_error_has_not_failed() -> None:
     peers = Peers(1)
     peers.feed(trace.Error(t=2.0, peer=0, what="a warning, as it turned out"))
@@ -260,6 +274,7 @@ def test_watch_follows_a_run_to_its_end_without_a_terminal(tmp_path: Path) -> No
     figures = [line for line in lines if "training" in line and "loss" in line]
     assert 5 <= len(figures) <= 12  # a line every five seconds of fifty
     assert lines[-1].split()[-2] == "arrived" and "5 done, 1 gone" in lines[-1]
+    assert lines.count(lines[-1]) == 1
     assert "\x1b" not in out.getvalue()
 
 

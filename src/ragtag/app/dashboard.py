@@ -280,6 +280,7 @@ class _PlainLines:
     def __init__(self, console: Console, dashboard: Dashboard) -> None:
         self._console, self._dashboard = console, dashboard
         self._line_at_s = 0.0
+        self._last_line = ""
         self._last_event: tuple[float, str] | None = None
 
     def fed(self) -> None:
@@ -298,8 +299,10 @@ class _PlainLines:
             self._print(f"{clock(round(t, 1))}  {text}")
         if events:
             self._last_event = events[-1]
-        if last or self._dashboard.peers.now_s >= self._line_at_s:
-            self._print(self._dashboard.line())
+        line = self._dashboard.line()
+        if (last and line != self._last_line) or self._dashboard.peers.now_s >= self._line_at_s:
+            self._print(line)
+            self._last_line = line
             self._line_at_s = self._dashboard.peers.now_s + LINE_EVERY_S
 
     def _print(self, text: str) -> None:

@@ -16,6 +16,9 @@ RECENT = 50
 STATES = ("failed", "gone", "frozen", "silent", "waiting", "training", "done")
 """From the one that wants most attention to the one that wants least."""
 
+_NO_NEWS = {("frozen", "silent"), ("gone", "done")}
+"""Changes of state that go without saying."""
+
 
 @dataclass(slots=True)
 class Row:
@@ -205,13 +208,20 @@ class Peers:
                 other.frozen_until = None
             self._notice(note.other)
         elif other is not None and note.what == "left":
-            if not other.left:
-                other.gone = True
-                self._end(note.other)
+            self._left(note.other)
         else:
             detail = f": {note.detail}" if note.detail else ""
             about = f" ({_who(note.other)})" if note.other >= 0 and note.other != note.peer else ""
             self._say(note.t, f"{_who(note.peer)}: {note.what}{detail}{about}")
+
+    def _left(self, peer: int) -> None:
+        """Others were told that a peer leaves; its own record may be read a moment later, or not at all."""
+        row = self.row(peer)
+        if row.left or row.gone or row.failed_t is not None:
+            return
+        row.gone, row.shown_state = True, "gone"
+        self._up.discard(peer)
+        self._say(self.now_s, f"peer {peer} has left")
 
     def _end(self, peer: int) -> None:
         self._up.discard(peer)
@@ -233,7 +243,7 @@ class Peers:
             return
         if state == "training" and row.shown_state in ("silent", "frozen", "gone", "failed"):
             self._say(self.now_s, f"peer {peer} is back")
-        elif state not in ("training", "waiting") and (row.shown_state, state) != ("frozen", "silent"):
+        elif state not in ("training", "waiting") and (row.shown_state, state) not in _NO_NEWS:
             self._say(self.now_s, f"peer {peer} is {state}")
         row.shown_state = state
 

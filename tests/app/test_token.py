@@ -1,0 +1,123 @@
+"""Invitations: what was put in comes out; whatever else is given is refused, and said why."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragtag.app.token import Token, TokenError, _check, decode, encode, new_key
+
+TOKEN = Token((("10.0.0.7", 4711), ("::1", 4712)), "lab crew", bytes(range(32)), 2_000_000_000)
+HOSTS = st.sampled_from(["node-1.example.org", "10.0.0.7", "::1", "fe80::1%eth0"])
+TOKENS = st.builds(
+    Token,
+    st.lists(st.tuples(HOSTS, st.integers(1, 65535)), min_size=1, max_size=8).map(tuple),
+    st.text(min_size=1, max_size=16),
+    st.binary(min_size=32, max_size=32),
+    st.integers(0, 1 << 40),
+)
+
+
+@given(TOKENS)
+def test_what_goes_in_comes_out(token: Token) -> None:
+    text = encode(token)
+    assert decode(text) == token
+    assert text.isascii() and all(c.isalnum() or c == "-" for c in text)
+
+
+def test_copying_may_break_lines_and_change_case() -> None:
+    text = encode(TOKEN)
+    broken = "  " + text[:30].upper() + "\n   " + text[30:] + "\r\n"
+    assert decode(broken) == TOKEN
+
+
+@given(TOKENS, st.data())
+def test_a_single_slip_is_noticed(token: Token, data: st.DataObject) -> None:
+    text = encode(token)
+    at = data.draw(st.integers(text.index("-") + 1, len(text) - 1))
+    other = data.draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz234567".replace(text[at], "")))
+    try:
+        read = decode(text[:at] + other + text[at + 1 :])
+    except TokenError as error:
+        assert "mistyped" in str(error)
+    else:  # the last letter's spare bits mean nothing
+        assert read == token and at == len(text) - 1
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 9, 40])
+def test_a_cut_token_is_noticed(cut: int) -> None:
+    with pytest.raises(TokenError, match="incomplete or mistyped"):
+        decode(encode(TOKEN)[:-cut])
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_refused_with_a_reason(text: str) -> None:
+    with pytest.raises(TokenError, match=r"no token|mistyped|format"):
+        decode(text)
+
+
+@given(st.binary(max_size=60))
+def test_any_content_under_a_right_check_is_refused_or_read(body: bytes) -> None:
+    text = "ragtag1-" + base64.b32encode(body + _check(1, body)).decode().rstrip("=").lower()
+    with pytest.raises(TokenError, match=r"not made by|address"):
+        decode(text)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    body = msgspec.msgpack.encode([["nowhere"], "crew", bytes(32), 0])
+    text = "ragtag1-" + base64.b32encode(body + _check(1, body)).decode().rstrip("=").lower()
+    with pytest.raises(TokenError, match="write host:port"):
+        decode(text)
+
+
+def test_another_version_says_on_which_side_to_update() -> None:
+    text = encode(TOKEN)
+    with pytest.raises(TokenError, match=r"format 2.*here it is older"):
+        decode(text.replace("ragtag1-", "ragtag2-"))
+    with pytest.raises(TokenError, match=r"format 0.*there it is older"):
+        decode(text.replace("ragtag1-", "ragtag0-"))
+
+
+def test_an_invitation_ends() -> None:
+    text = encode(TOKEN)
+    assert decode(text, now_unix_s=2_000_000_000) == TOKEN
+    with pytest.raises(TokenError, match=r"'lab crew' ended 10 minutes ago; run `ragtag invite`"):
+        decode(text, now_unix_s=2_000_000_600)
+    for_ever = Token(TOKEN.addresses, TOKEN.crew, TOKEN.key)
+    assert decode(encode(for_ever), now_unix_s=1e12) == for_ever
+
+
+def test_another_crews_token_is_named() -> None:
+    TOKEN.require_crew("lab crew", TOKEN.key)
+    with pytest.raises(TokenError, match="for crew 'lab crew', not for 'other'"):
+        TOKEN.require_crew("other")
+    with pytest.raises(TokenError, match="an earlier crew called 'lab crew'"):
+        TOKEN.require_crew("lab crew", new_key())
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (Token((), "crew", bytes(32)), "1 to 8 addresses"),
+        (Token((("a", 1),) * 9, "crew", bytes(32)), "1 to 8 addresses"),
+        (Token((("a", 1),), "crew", bytes(31)), "31 bytes"),
+        (Token((("a", 1),), "", bytes(32)), "1 to 64 bytes"),
+        (Token((("a", 1),), "é" * 33, bytes(32)), "1 to 64 bytes"),
+        (Token((("a", 0),), "crew", bytes(32)), "port"),
+        (Token((("a", 1),), "crew", bytes(32), -1), "0 or a time"),
+    ],
+)
+def test_nothing_unreadable_is_written(token: Token, message: str) -> None:
+    with pytest.raises(TokenError, match=message):
+        encode(token)
+
+
+def test_the_key_is_not_shown() -> None:
+    key = new_key()
+    assert len(key) == 32 and key != new_key()
+    shown = repr(Token((("a", 1),), "crew", key))
+    assert repr(key) not in shown and key.hex() not in shown and "<secret>" in shown

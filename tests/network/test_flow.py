@@ -73,6 +73,17 @@ def test_what_came_is_counted_and_waits_for_an_answer() -> None:
     assert inbound.reorder_s == 0.0
 
 
+def test_a_copy_does_not_make_up_for_what_was_lost() -> None:
+    """Else the sender would take the mark that was lost for answered, and repeat it no more."""
+    inbound = Inbound()
+    inbound.count(1.0, 1, 10, 10, 0)
+    assert inbound.whole
+    inbound.count(1.1, 10, 10, 1, 0)  # again
+    inbound.count(1.2, 12, 12, 1, 0)  # 11 was lost
+    assert inbound.received == inbound.highest == 12
+    assert not inbound.whole
+
+
 def test_an_overtaken_datagram_shows_how_late_it_is() -> None:
     inbound = Inbound()
     inbound.count(1.0, 1, 10, 10, 0)

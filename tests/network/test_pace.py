@@ -65,16 +65,18 @@ def test_what_is_under_way_counts_against_the_window() -> None:
     assert pacer.in_flight == 30
 
 
-@pytest.mark.parametrize("p", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("p", [0.01, 0.02, 0.05, 0.1, 0.3])
 def test_a_lossy_path_carries_what_it_can_where_tcp_would_creep(p: float) -> None:
-    medians, pacers = [], []
-    for index in range(11):
+    medians, firsts, pacers = [], [], []
+    for index in range(21):
         draws = generator(2, "loss", int(1000 * p), index)
         pacers.append(pacer := Pacer())
         used = round_trips(pacer, 60, lambda k, draws=draws: int(draws.binomial(k, p)))
         medians.append(np.median(used[-20:]))
+        firsts.append(sum(used[:15]))
     tcp = 1.22 / p**0.5  # Mathis, Semke, Mahdavi, Ott, "The macroscopic behavior of TCP", 1997
     assert np.median(medians) == U16, "nothing but the receiver limits it"
+    assert np.quantile(firsts, 0.1) >= 5 * 15 * tcp, "chance is seldom taken for a full queue"
     assert min(medians) >= 5 * tcp, "where chance looked like a full queue at first, it still grows"
     assert np.median([pacer.loss for pacer in pacers]) == pytest.approx(p, abs=0.005)
 

@@ -66,6 +66,7 @@ class Inbound:
     unanswered: int = 0
     asked: bool = False
     stamp: int = 0
+    unordered: bool = False
     reorder_s: float = 0.0
     advanced_s: float = 0.0
     endings: OrderedDict[tuple[MessageKey, int], None] = field(default_factory=OrderedDict)
@@ -77,7 +78,7 @@ class Inbound:
         if epoch < self.epoch:
             return False
         self.epoch, self.highest, self.received = epoch, 0, 0
-        self.unanswered, self.asked, self.reorder_s = 0, False, 0.0
+        self.unanswered, self.asked, self.reorder_s, self.unordered = 0, False, 0.0, False
         self.endings.clear()
         return True
 
@@ -94,7 +95,16 @@ class Inbound:
             if self.reorder_s:  # one late copy must not hold up the ends of messages for ever
                 self.reorder_s = _FORGET * self.reorder_s if self.reorder_s > _IN_ORDER_S else 0.0
         else:
+            self.unordered = True
             self.reorder_s = max(self.reorder_s, now_s - self.advanced_s)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all up to the highest have certainly come.
+
+        Where some came late or twice, one that was lost may have been made up for by a copy of another.
+        """
+        return self.received == self.highest and not self.unordered
 
     def new_ending(self, key: MessageKey, number: int) -> bool:
         """Whether this end marker is new (its copies are not)."""

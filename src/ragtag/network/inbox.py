@@ -100,7 +100,7 @@ class Inbox:
         rtt_s = ((int(now_s * 1e6) - short.stamp) & 0xFFFFFFFF) * 1e-6
         flow.pacer.on_ack(now_s, highest, received, short.chunk, rtt_s)
         flow.ping_s, flow.pings = now_s + flow.pacer.rto_s, 0
-        if flow.endings and highest == received:  # nothing was lost so far: all marks up to here have come
+        if flow.endings and short.total and highest == received:  # all marks up to here have come
             for number in [n for n, ending in flow.endings.items() if ending.seq <= highest]:
                 del flow.endings[number]
 
@@ -108,7 +108,7 @@ class Inbox:
         """A marked last datagram: what is missing of its message will not come, unless it was overtaken."""
         inbound = flow.inbound
         new = inbound.new_ending(run.key, number)
-        if inbound.received != inbound.highest:  # else the answer to come says as much: nothing is missing
+        if not inbound.whole:  # else the answer to come says as much: nothing is missing
             self._outbox.emit(flow, self._framer.short(Kind.END_ACK, flow.peer, chunk=number), now_s)
         if new and inbound.reorder_s == 0.0:
             return run

@@ -206,8 +206,8 @@ class Outbox:
         inbound = flow.inbound
         inbound.unanswered, inbound.asked = 0, False
         ack = self._framer.short(
-            Kind.ACK, flow.peer, chunk=self.granted, received=inbound.received, seq=inbound.highest,
-            stamp=inbound.stamp,
+            Kind.ACK, flow.peer, chunk=self.granted, total=inbound.whole, received=inbound.received,
+            seq=inbound.highest, stamp=inbound.stamp,
         )  # fmt: skip
         self.emit(flow, ack, now_s)
 

@@ -2,9 +2,10 @@
 
 The receiver grants its share of its socket buffer, so that a crew that sends to one peer at once does
 not overflow it. Below that, a congestion window follows the path. A lossy link is not a full one: when
-losses rise, the window is halved for one round trip as a test. Losses that fall with it were ours, and the
-window stays; losses that do not are the path's own (its ambient loss), and the window is restored. So a
-link that drops one datagram in ten carries as much as it can, where TCP would creep. Round-trip estimates
+losses rise by more than chance would have it, the window is halved as a test, for as many round trips as it
+takes to tell. Losses that fall with it were ours, and the window stays; losses that do not are the path's own
+(its ambient loss), and the window is restored. So a link that drops one datagram in ten carries as much as it
+can, where TCP would creep. Round-trip estimates
 are RFC 6298's.
 """
 
@@ -18,7 +19,8 @@ WINDOW_FIRST = 64
 _WINDOW_MIN = 8
 _WINDOW_MAX = 1 << 16
 _EXCESS = 0.02  # BBRv2's loss threshold (draft-cardwell-iccrg-bbr-congestion-control)
-_OURS = 0.7  # a full queue loses at most 2/3 as much at half the load that doubling reaches
+_SIGMAS = 3.0  # losses above what chance explains
+_ENOUGH = 8.0  # losses of the path's own that a test waits for: none of them come once in 3,000 times
 _AMBIENT_MAX = 0.6
 _COPIES_MAX = 8
 _GRANULARITY_S = 1e-3
@@ -42,6 +44,8 @@ class Pacer:
     _mark_s: float = 0.0
     _slow_start: bool = True
     _tested: tuple[float, float] | None = None
+    _passed: int = 0
+    _lost: float = 0.0
     _unheard: int | None = None
 
     @property
@@ -111,24 +115,38 @@ class Pacer:
         """Once a round trip: grow, or find out whose losses these are."""
         passed = self.acked - self._mark_acked
         lost = max(0.0, 1.0 - (self.received - self._mark_received) / passed)
-        noise = 2.0 * (self.ambient * (1.0 - self.ambient) / passed) ** 0.5
+        usual = max(self.ambient, _EXCESS)
+        noise = _SIGMAS * (usual * (1.0 - usual) / passed) ** 0.5
+        # a doubled window that overflows loses a third and more; one that creeps, hardly more than chance
+        worth = _EXCESS + noise if self._slow_start else max(_EXCESS, noise)
         if self._tested is not None:
-            self._judge(lost)
-        elif lost > self.ambient + _EXCESS + noise:
-            self._tested = (self.window, lost)
+            self._judge(passed, lost)
+        elif lost > self.ambient + worth:
+            self._tested, self._passed, self._lost = (self.window, lost), 0, 0.0
             self.window = max(_WINDOW_MIN, self.window / 2)
         else:
             # only down: a window that creeps into a full queue would pass its own losses off as the path's
             self.ambient += 0.25 * min(0.0, lost - self.ambient)
-            self.window = min(_WINDOW_MAX, self.window * 2 if self._slow_start else self.window + _WINDOW_MIN)
+            # a twentieth at most: what overflows before it is noticed is lost
+            step = self.window if self._slow_start else min(_WINDOW_MIN, self.window / 20)
+            self.window = min(_WINDOW_MAX, self.window + step)
         self._mark_acked, self._mark_received, self._mark_s = self.acked, self.received, now_s
 
-    def _judge(self, lost: float) -> None:
+    def _judge(self, passed: int, lost: float) -> None:
+        """Whose losses were these, once enough has passed to tell.
+
+        A path loses the same share at half the load. A queue that lost a share L, at 1/(1-L) times what it
+        carries, loses 2L-1 at half of that, or nothing.
+        """
         assert self._tested is not None
         window, before = self._tested
+        self._passed, self._lost = self._passed + passed, self._lost + lost * passed
+        if before * self._passed < _ENOUGH:
+            return
         self._tested = None
-        if lost >= _OURS * before:
-            self.ambient = min(_AMBIENT_MAX, (lost + before) / 2)
+        share = self._lost / self._passed
+        if share >= (before + max(0.0, 2.0 * before - 1.0)) / 2:
+            self.ambient = min(_AMBIENT_MAX, share)
             self.window = window
         else:
             self._slow_start = False

@@ -1,0 +1,84 @@
+"""What the commands share: one line for an error, exit codes, examples, JSON, progress."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ragtag.app.disk import explain
+
+P = ParamSpec("P")
+
+_EXIT_CODES = """[bold]Exit codes[/bold]
+0    all is well
+1    a peer failed, a number missed its tolerance, or an error
+2    wrong usage
+130  interrupted"""
+
+settings = {"debug": False}
+
+
+def examples(*lines: str) -> str:
+    """An epilog: one example a line, and what the exit codes mean."""
+    shown = [f"[dim]$[/dim] [cyan]{escape(line)}[/cyan]" for line in lines]
+    return "\n".join(["[bold]Examples[/bold]", *shown]) + f"\n\n{_EXIT_CODES}"
+
+
+def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Errors become one line on standard error and an exit code; ``--debug`` shows the traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (typer.Exit, typer.Abort):
+            raise
+        except KeyboardInterrupt:
+            _fail("interrupted", 130)
+        except BrokenPipeError:
+            sys.stdout = None  # who read us has gone; nothing more to flush
+            raise typer.Exit(1) from None
+        except Exception as error:
+            if settings["debug"]:
+                raise
+            expected = isinstance(error, ValueError | OSError)
+            text = explain(error) if isinstance(error, OSError) else str(error)
+            said = " ".join(text.split()) or type(error).__name__
+            hint = "" if expected else f" ({type(error).__name__}; ragtag --debug shows where)"
+            _fail(said + hint, 2 if expected else 1)
+
+    return wrapped
+
+
+def _fail(text: str, code: int) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(text)}", soft_wrap=True, highlight=False)
+    raise typer.Exit(code) from None
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(value, indent=1, allow_nan=False, default=str))
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on standard error, in a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+
+        def tell(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=f"{title}: {escape(what)}")
+
+        yield tell

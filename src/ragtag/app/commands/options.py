@@ -1,0 +1,111 @@
+"""Arguments and options of the commands."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class OnError(StrEnum):
+    """What a peer that fails means to the others."""
+
+    continue_ = "continue"
+    stop = "stop"
+
+
+def _list_faults(text: str) -> str:
+    if text != "help":
+        return text
+    from ragtag.core.faultspec import SYNTAX
+
+    typer.echo("Faults, separated by commas; times count from the moment when all peers have joined:")
+    for how in SYNTAX.values():
+        typer.echo(f"  {how}")
+    raise typer.Exit
+
+
+# -- Of several commands
+
+Peers = Annotated[
+    int, typer.Option("--peers", "-n", min=1, max=64, metavar="N", help="How many peers, 1 to 64.")
+]
+RunFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-folder",
+        "-o",
+        metavar="FOLDER",
+        help="Where the trace goes.",
+        show_default="a new one under runs/",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and no more.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Names every random draw of the run.")]
+FaultsText = Annotated[
+    str,
+    typer.Option(
+        "--faults",
+        metavar="TEXT",
+        help="What goes wrong, as loss=0.1,freeze=3@10+4,kill=5@20; --faults help lists all.",
+        callback=_list_faults,
+    ),
+]
+Watch = Annotated[
+    bool | None,
+    typer.Option("--watch/--no-watch", help="Show the live table.", show_default="in a terminal"),
+]
+
+# -- Of `ragtag run`
+
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or with -m a module.")]
+ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on to the script.")]
+Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name.")]
+WhenOneFails = Annotated[
+    OnError, typer.Option("--on-error", help="When a peer fails, the others continue or stop.")
+]
+
+# -- Of `ragtag simulate`
+
+MethodName = Annotated[
+    str, typer.Option("--method", help="rps, rps+repair, allreduce or ring.", metavar="NAME")
+]
+Size = Annotated[
+    str, typer.Option("--size", metavar="COUNT", help="Values that each peer holds, as 250000, 100k or 1M.")
+]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Rounds of averaging.")]
+LossShare = Annotated[float | None, typer.Option("--loss", metavar="P", help="Share of datagrams lost.")]
+Latency = Annotated[
+    float | None, typer.Option("--latency", metavar="SECONDS", help="One-way delay in seconds.")
+]
+Compute = Annotated[
+    float, typer.Option("--compute", min=0.0, metavar="SECONDS", help="Mean seconds of a local step.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Hold invariants; heal the network at the end.")]
+
+# -- Of `ragtag reproduce`
+
+Paper = Annotated[str, typer.Argument(metavar="PAPER", help="Which paper: rps.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer steps and seeds: minutes.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="FILE", help="A tar archive of CIFAR-10 images, in place of handwritten digits."
+    ),
+]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for results and figures.")
+]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Repetitions, for the bands.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes side by side.")]
+
+# -- Of `ragtag report` and `ragtag watch`
+
+Run = Annotated[Path, typer.Argument(help="The folder of a run, live or simulated.", metavar="RUN")]
+OutPage = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", help="The page.", show_default="RUN/report.html"),
+]
+Open = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]

@@ -18,7 +18,7 @@ numpy reads and writes in place. All integers are little-endian.
 | 28 | u8 | channel | |
 | 29 | u8 | stage | |
 | 30 | u16 | block | |
-| 32, 36 | u32 | chunk, total | ACK: the window granted, in datagrams; 1 where all up to the highest have certainly come |
+| 32, 36 | u32 | chunk, total | ACK: the window granted, in datagrams; 1: all up to the highest have come |
 | 40 | u64 | heard | the chunk's contributors, a bit each |
 | 48 | f32 | weight | the chunk's weight in a mean |
 | 52 | u32 | seq | numbers a sender's datagrams to one peer; ACK: the highest seen |

@@ -29,6 +29,8 @@ from ragtag.core.types import (
 from ragtag.protocols.base import GATHER, NACK, SCATTER, Incoming, Spec, bit, scratch_of, whole
 from ragtag.protocols.repair import Repairer
 
+WITNESSES = 2
+"""Owners that must have gone on without a peer: one alone may have had bad luck (a mark that overtook data)."""
 _WAITING, _SCATTERING, _GATHERING, _DONE = range(4)
 
 
@@ -230,7 +232,7 @@ class ScatterGather:
         for peer in {entry[0] for entry in self._open}:
             others = self._waiting - {peer}
             without = sum(not self._reduced.get(other, -1) >> peer & 1 for other in others)
-            if 2 * without > len(others):
+            if without >= WITNESSES and 2 * without > len(others):
                 self._open = {entry for entry in self._open if entry[0] != peer}
                 self._missed.add(peer)
                 self._expired = True

@@ -30,7 +30,7 @@ from ragtag.protocols.base import GATHER, NACK, SCATTER, Incoming, Spec, bit, sc
 from ragtag.protocols.repair import Repairer
 
 WITNESSES = 2
-"""Owners that must have gone on without a peer: one alone may have had bad luck (a mark that overtook data)."""
+"""Owners that must have gone on without a peer: one may have had bad luck (a mark overtook data)."""
 _WAITING, _SCATTERING, _GATHERING, _DONE = range(4)
 
 

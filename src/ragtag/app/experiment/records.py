@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from ragtag.core.faultspec import format_faults
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.simulation.link import Traffic
 
+_log = logging.getLogger("ragtag.trace")
+
 
 class Records:
     """The trace files of a simulated run, or nothing.
@@ -29,8 +32,10 @@ class Records:
         self._to_come = deque(fault_records(setup.faults))
         if folder is None:
             return
+        trouble = _Trouble()
         for peer in range(trace.CREW, setup.peers):
-            self._writers[peer] = stack.enter_context(TraceWriter(folder / peer_file(peer)))
+            writer = TraceWriter(folder / peer_file(peer), trouble.tell)
+            self._writers[peer] = stack.enter_context(writer)
         self._writers[trace.CREW].write(_run_record(setup, command))
         for peer in range(setup.peers):
             rtt_s = 2 * (setup.faults.latency_s + setup.faults.jitter_s)
@@ -94,6 +99,18 @@ class Records:
             fault = self._to_come.popleft()
             if trace.CREW in self._writers:
                 self._writers[trace.CREW].write(fault)
+
+
+class _Trouble:
+    """All files lie on one disk: what keeps one of them from being written is told once."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def tell(self, text: str) -> None:
+        if not self._told:
+            _log.warning(text)
+        self._told = True
 
 
 def _run_record(setup: Setup, command: str) -> trace.Run:

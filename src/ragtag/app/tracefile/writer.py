@@ -140,7 +140,7 @@ class TraceWriter:
     def _stop(self, reason: OSError) -> str:
         self._retry_at_s = self._clock() + self._retry_s
         why = advice(reason, "the run's folder")
-        return f"tracing to {self.path} has stopped: {why}. Training goes on; what is missed is counted."
+        return f"tracing to {self.path} has stopped: {why}. The run goes on; what is missed is counted."
 
     def _drop(self) -> None:
         self.dropped += 1

@@ -1,0 +1,117 @@
+"""The demo's figures are those of its traces, and its verdicts those of its figures."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ragtag.app.demo import DemoError, DemoResult, Plan, RoundTimes, Times
+from ragtag.app.demo.judge import checks
+from ragtag.app.demo.result import round_times
+from ragtag.app.demo.show import show
+from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
+from ragtag.core import trace
+from ragtag.core.faults import Crash, Freeze, Loss
+
+
+def round_of(t: float, number: int, total_s: float = 0.1, peer: int = 0, arrived: float = 0.9) -> trace.Round:
+    return trace.Round(
+        t=t, peer=peer, round=number, scatter_s=0.0, gather_s=0.0, total_s=total_s, arrived=arrived
+    )
+
+
+def test_faults_come_at_their_parts_of_the_calm_run_and_the_death_after_the_thaw() -> None:
+    plan = Plan()
+    faults = plan.faults(20.0)
+    assert faults.loss == Loss(0.1)
+    assert faults.freezes == (Freeze(2, 6.0, 4.0),)
+    assert faults.crashes == (Crash(4, 15.0),)
+    assert plan.faults(2.0).crashes == (Crash(4, pytest.approx(6.6)),)
+    assert plan.survivors == (0, 1, 2, 3, 5)
+    assert plan.story == "10% of datagrams dropped, peer 2 frozen for 4 s, peer 4 killed"
+
+
+def test_round_times_leave_out_what_a_peer_slept_through_and_other_peers(tmp_path: Path) -> None:
+    ends = [1.0, 1.5, 2.1, 6.4, 6.9, 7.6]  # frozen from 2.5 to 6: the round that ended at 6.4
+    with TraceWriter(tmp_path / peer_file(0)) as writer:
+        for number, t in enumerate(ends):
+            writer.write(round_of(t, number, total_s=0.1 * (number + 1)))
+        writer.write(replace_channel(round_of(9.0, 0)))
+    with TraceWriter(tmp_path / peer_file(1)) as writer:
+        writer.write(round_of(50.0, 0, peer=1))
+    with TraceWriter(tmp_path / CREW_FILE) as writer:
+        writer.write(trace.Fault(t=2.5, peer=0, name="freeze", until_t=6.0))
+    times = round_times(tmp_path, (0,))
+    assert times.whole.n == 4
+    assert times.whole.median_s == pytest.approx(np.median([0.5, 0.6, 0.5, 0.7]))
+    assert times.whole.longest_s == pytest.approx(0.7)
+    assert times.averaging.n == 5
+    assert times.averaging.longest_s == pytest.approx(0.6)
+    assert times.arrived == pytest.approx(0.9)
+    with pytest.raises(DemoError, match="no rounds were traced"):
+        round_times(tmp_path, (2,))
+
+
+def replace_channel(record: trace.Round) -> trace.Round:
+    """As of the probe, whose rounds do not count."""
+    return trace.Round(
+        t=record.t, peer=0, round=0, scatter_s=0.0, gather_s=0.0, total_s=9.0, arrived=0.0, channel=254
+    )
+
+
+CALM = Times(100, 0.1, 0.15, 0.2)
+GOOD = DemoResult(
+    survivors=0.95,
+    survivors_lowest=0.94,
+    survivors_mean=0.96,
+    calm=0.955,
+    calm_mean=0.96,
+    alone=0.3,
+    all_data=0.97,
+    samples={"crew": 9, "calm": 10, "alone": 2, "all-data": 10},
+    round_times=RoundTimes(Times(100, 0.1, 0.2, 0.5), CALM, 0.9),
+    calm_round_times=RoundTimes(CALM, CALM, 1.0),
+    training_s={"crew": 30.0, "calm": 60.0},
+    report=Path("report.html"),
+    folder=Path(),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        ({}, None),
+        ({"survivors": 0.9449}, "survivors within 1 point of the calm run"),
+        (
+            {"round_times": RoundTimes(Times(9, 0.1, 0.2001, 0.5), CALM, 0.9)},
+            "95 % of rounds within 2 medians",
+        ),
+        ({"round_times": RoundTimes(Times(9, 0.1, 0.2, 0.5001), CALM, 0.9)}, "the longest within 5 medians"),
+        ({"training_s": {"crew": 90.1}}, "training within 90 s"),
+    ],
+)
+def test_each_promise_is_kept_or_named(change: dict[str, object], broken: str | None) -> None:
+    result = replace(GOOD, **change)  # type: ignore[arg-type]
+    found = checks(result)
+    assert [name for name, ok in found.items() if not ok] == ([broken] if broken else [])
+    result = replace(result, checks=found)
+    assert result.ok is (broken is None)
+    assert json.loads(json.dumps(result.to_json()))["ok"] is result.ok
+    out = io.StringIO()
+    show(Plan(), result, Console(file=out, width=120))
+    text = out.getvalue()
+    assert ("  no   " in text) is (broken is not None)
+    for words in (
+        "5 survivors of 6",
+        "95.5%",
+        "30.0%",
+        "97.0%",
+        "Report: report.html",
+    ):
+        assert words in text

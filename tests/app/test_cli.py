@@ -8,10 +8,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from ragtag import __version__
 from ragtag.app import cli
@@ -19,25 +17,10 @@ from ragtag.app.folders import new_run_folder
 from ragtag.app.simulate_view import VALUES_MAX, count
 from ragtag.app.tracefile import read_run
 from ragtag.recipes.base import Report, row
+from tests.app.command import error_of, invoke, runner
 
 SRC = Path(__file__).parents[2] / "src"
 COMMANDS = ("demo", "run", "simulate", "reproduce", "report", "watch")
-runner = CliRunner()
-
-
-def invoke(*args: str | Path) -> SimpleNamespace:
-    result = runner.invoke(cli.app, [str(arg) for arg in args], prog_name="ragtag", env={"COLUMNS": "110"})
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr)
-
-
-def error_of(result: SimpleNamespace) -> str:
-    """The one line that an error is; nothing else was printed."""
-    assert result.out == ""
-    lines = result.err.splitlines()
-    assert len(lines) == 1, result.err
-    assert lines[0].startswith("error: ")
-    return str(lines[0])
 
 
 @pytest.fixture

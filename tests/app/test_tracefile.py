@@ -6,11 +6,9 @@ import fcntl
 import logging
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,23 +31,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KB."""
-    at = tmp_path / "disk"
-    at.mkdir()
-    mount = shutil.which("mount")
-    if os.geteuid() != 0 or mount is None:
-        pytest.skip("needs root to mount a small file system")
-    made = subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(at)], capture_output=True)
-    if made.returncode:
-        pytest.skip(f"cannot mount here: {made.stderr.decode().strip()}")
-    try:
-        yield at
-    finally:
-        subprocess.run(["umount", "-l", str(at)], check=True)
 
 
 # -- Writing

@@ -1,0 +1,27 @@
+"""Calls the command as a person would, and reads what it printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from typer.testing import CliRunner
+
+from ragtag.app import cli
+
+runner = CliRunner()
+
+
+def invoke(*args: str | Path) -> SimpleNamespace:
+    result = runner.invoke(cli.app, [str(arg) for arg in args], prog_name="ragtag", env={"COLUMNS": "110"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+
+def error_of(result: SimpleNamespace) -> str:
+    """The one line that an error is; nothing else was printed."""
+    assert result.out == ""
+    lines = result.err.splitlines()
+    assert len(lines) == 1, result.err
+    assert lines[0].startswith("error: ")
+    return str(lines[0])

@@ -1,8 +1,7 @@
-"""The live view knows who is up, fits its screen, and follows the files of a run."""
+"""The live view fits its screen, and follows the files of a run to its end."""
 
 from __future__ import annotations
 
-import heapq
 import io
 import math
 from pathlib import Path
@@ -11,161 +10,12 @@ import pytest
 from rich.console import Console
 
 from ragtag.app.dashboard import UNWRITTEN_LOOKS, Dashboard, watch
-from ragtag.app.peers import Peers
-from ragtag.app.tracefile import CREW_FILE, Follower, TraceWriter, peer_file
+from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
 from ragtag.core import trace
-from tests.app.synthetic import Story, crew_records, peer_records, write_run
+from tests.app.synthetic import Story, write_run
+from tests.app.watching import fed, in_time, shown, states, step
 
 STORY = Story(rounds=100, round_s=0.5)
-
-
-def in_time(story: Story) -> list[trace.Record]:
-    parts = [list(crew_records(story)), *(list(peer_records(story, p)) for p in range(story.peers))]
-    return list(heapq.merge(*(sorted(part, key=lambda r: r.t) for part in parts), key=lambda r: r.t))
-
-
-def fed(story: Story, until_t: float = math.inf) -> Dashboard:
-    dashboard = Dashboard(0)
-    for record in in_time(story):
-        if record.t > until_t:
-            break
-        dashboard.feed(record)
-    return dashboard
-
-
-def shown(dashboard: Dashboard, width: int, height: int = 30) -> str:
-    out = io.StringIO()
-    Console(file=out, width=width, height=height, force_terminal=False).print(dashboard.render())
-    return out.getvalue()
-
-
-def states(peers: Peers) -> list[str]:
-    return [peers.state(peer) for peer in peers.rows]
-
-
-def step(t: float, peer: int, n: int = 1, loss: float = 1.0) -> trace.Step:
-    return trace.Step(t=t, peer=peer, step=n, samples=8 * n, loss=loss)
-
-
-# -- States
-
-
-def test_a_run_from_its_start_to_its_end() -> None:
-    frozen, killed = STORY.at(STORY.freeze_at), STORY.at(STORY.kill_at)
-    thaws = STORY.at(STORY.freeze_at + STORY.freeze_for)
-    assert states(fed(STORY, 0.3).peers) == ["waiting"] * 6
-    assert states(fed(STORY, frozen - 0.1).peers) == ["training"] * 6
-    assert fed(STORY, frozen + 1).peers.state(2) == "frozen"
-    assert states(fed(STORY, thaws + 2).peers) == ["training"] * 6
-    assert fed(STORY, killed + 1).peers.state(4) == "gone"
-    end = fed(STORY)
-    assert states(end.peers) == ["done"] * 4 + ["gone", "done"]
-    assert end.over and end.peers.progress == 1.0
-    said = [text for _, text in end.peers.events]
-    assert said[:4] == ["loss: 10% of datagrams", "peer 2 is frozen", "peer 2 is back", "peer 4 is gone"]
-
-
-def test_what_a_row_holds() -> None:
-    end = fed(STORY).peers
-    records = [r for r in in_time(STORY) if isinstance(r, trace.Round)]
-    assert [end.rows[p].missed for p in range(6)] == [sum(p in r.missed for r in records) for p in range(6)]
-    assert end.rows[0].step == STORY.rounds * STORY.steps_per_round
-    assert end.rows[0].round == STORY.rounds - 1
-    assert end.rows[0].sent == STORY.rounds * 650_000
-
-
-def test_most_of_the_others_must_find_a_peer_silent() -> None:
-    peers = Peers(5)
-    for peer in range(5):
-        peers.feed(trace.Join(t=0.0, peer=peer))
-    peers.feed(trace.Note(t=1.0, peer=0, what="silent", other=3))
-    assert peers.state(3) == "training"
-    peers.feed(trace.Note(t=1.1, peer=1, what="silent", other=3))
-    assert peers.state(3) == "silent"
-    peers.feed(trace.Note(t=2.0, peer=0, what="heard again", other=3))
-    assert peers.state(3) == "training"
-    assert [text for _, text in peers.events] == ["peer 3 is silent", "peer 3 is back"]
-
-
-def test_a_freeze_without_an_end_ends_when_the_peer_is_heard() -> None:
-    peers = Peers(2)
-    peers.feed(trace.Join(t=0.0, peer=1))
-    peers.feed(trace.Fault(t=1.0, peer=1, name="freeze"))
-    peers.feed(step(50.0, 0))
-    assert peers.state(1) == "frozen"
-    peers.feed(trace.Note(t=51.0, peer=0, what="heard again", other=1))
-    assert peers.state(1) == "training"
-
-
-def test_a_peer_that_fails_is_told_once_and_ends() -> None:
-    peers = Peers(2)
-    peers.feed(step(1.0, 0))
-    peers.feed(step(1.0, 1))
-    peers.feed(trace.Error(t=2.0, peer=1, what="ValueError: no"))
-    peers.feed(trace.Leave(t=2.1, peer=1))
-    peers.feed(trace.Error(t=2.2, peer=1, what="ValueError: no", detail="Traceback"))
-    assert peers.state(1) == "failed" and not peers.over
-    assert [text for _, text in peers.events] == ["peer 1: ValueError: no"]
-    peers.feed(trace.Leave(t=9.0, peer=0))
-    assert peers.over
-
-
-def test_a_peer_that_leaves_with_an_error_has_failed_and_the_error_is_told_when_it_comes() -> None:
-    peers = Peers(2)
-    peers.feed(step(1.0, 1))
-    peers.feed(trace.Leave(t=2.0, peer=1, failed=True))
-    peers.feed(trace.Note(t=2.0, peer=0, what="left", other=1))
-    assert peers.state(1) == "failed"
-    peers.feed(trace.Error(t=2.2, peer=1, what="ValueError: no"))
-    assert [text for _, text in peers.events] == ["peer 1: ValueError: no"]
-    peers.feed(trace.Leave(t=9.0, peer=0))
-    assert peers.over
-
-
-def test_a_peer_that_leaves_is_told_of_once() -> None:
-    peers = Peers(3)
-    for peer in range(3):
-        peers.feed(step(1.0, peer))
-    for told_by in (1, 2):
-        peers.feed(trace.Note(t=2.0, peer=told_by, what="left", other=0))
-    assert peers.state(0) == "gone"
-    peers.feed(trace.Leave(t=2.1, peer=0))
-    peers.feed(trace.Leave(t=2.2, peer=1))
-    peers.feed(trace.Note(t=2.3, peer=2, what="left", other=1))
-    assert (peers.state(0), peers.state(1)) == ("done", "done")
-    assert [text for _, text in peers.events] == ["peer 0 has left", "peer 1 is done"]
-
-
-def test_a_peer_that_goes_on_after_an_error_has_not_failed() -> None:
-    peers = Peers(1)
-    peers.feed(trace.Error(t=2.0, peer=0, what="a warning, as it turned out"))
-    peers.feed(step(1.9, 0))  # from before, read later
-    assert peers.state(0) == "failed"
-    peers.feed(step(2.5, 0))
-    assert peers.state(0) == "training"
-
-
-def test_a_killed_peer_may_join_again() -> None:
-    peers = Peers(1)
-    peers.feed(step(0.0, 0))
-    peers.feed(trace.Fault(t=1.0, peer=0, name="kill"))
-    assert peers.state(0) == "gone" and peers.over
-    peers.feed(trace.Join(t=2.0, peer=0))
-    assert peers.state(0) == "training" and not peers.over
-
-
-def test_progress_by_steps_by_time_and_unknown() -> None:
-    def run(**planned: float) -> Peers:
-        peers = Peers(0)
-        record = trace.Run(t=0.0, world="live", name="x", seed=0, peers=2, method="rps", **planned)  # type: ignore[arg-type]
-        peers.feed(record)
-        peers.feed(step(5.0, 0, 30))
-        peers.feed(step(5.0, 1, 10))
-        return peers
-
-    assert run(steps_planned=100).progress == pytest.approx(0.2)
-    assert run(planned_s=20.0).progress == pytest.approx(0.25)
-    assert run().progress is None
 
 
 # -- The screen
@@ -353,28 +203,3 @@ def test_watch_says_that_it_waits_for_a_trace(tmp_path: Path) -> None:
 def test_watch_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         watch(tmp_path / "nowhere")
-
-
-def test_a_follower_takes_whole_lines_and_new_files(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
-    assert follower.poll() == []
-    line = trace.encode(step(1.0, 0))
-    path = tmp_path / peer_file(0)
-    path.write_bytes(line + line[:10])
-    assert follower.poll() == [step(1.0, 0)]
-    assert follower.poll() == []
-    with path.open("ab") as file:
-        file.write(line[10:] + b"damage\n")
-    (tmp_path / CREW_FILE).write_bytes(trace.encode(trace.Fault(t=0.5, name="loss")))
-    assert follower.poll() == [trace.Fault(t=0.5, name="loss"), step(1.0, 0)]
-    assert follower.damage.lines == {peer_file(0): 1}
-
-
-def test_a_follower_reads_a_large_file_in_parts(tmp_path: Path) -> None:
-    line = trace.encode(step(1.0, 0))
-    (tmp_path / peer_file(0)).write_bytes(line * 20_000)
-    follower = Follower(tmp_path)
-    sizes = []
-    while records := follower.poll(blocks_max=1):
-        sizes.append(len(records))
-    assert sum(sizes) == 20_000 and len(sizes) > 3

@@ -1,0 +1,136 @@
+"""Peers tell each other where they are, and their launcher that they are ready."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragtag.app.environment import (
+    Place,
+    Rendezvous,
+    announce_ready,
+    exchange_addresses,
+    place_from_environment,
+    reachable_host,
+    read_announcements,
+)
+
+SRC = Path(__file__).parents[3] / "src"
+KNOWN = Place(1, 2, "brave-otter", peers=(("127.0.0.1", 4000), ("::1", 4001)))
+
+
+def test_addresses_that_are_known_are_not_asked_for() -> None:
+    assert exchange_addresses(KNOWN, ("127.0.0.1", 9), deadline_s=1) == list(KNOWN.peers or ())
+    alone = Place(0, 1, "alone")
+    assert exchange_addresses(alone, ("127.0.0.1", 9), deadline_s=1) == [("127.0.0.1", 9)]
+    assert reachable_host(alone) == "127.0.0.1"
+
+
+def test_on_several_machines_a_peer_is_reached_at_the_interface_that_leads_to_the_store() -> None:
+    place = Place(0, 2, "c", rendezvous=Rendezvous("127.0.0.1", 29500, False, "p"), one_machine=False)
+    assert reachable_host(place) == "127.0.0.1"  # the way to loopback is loopback
+
+
+def test_the_launcher_is_told_that_a_peer_has_joined() -> None:
+    read, write = os.pipe()
+    try:
+        announce_ready(Place(3, 4, "c", ready_fd=write))
+        assert os.read(read, 100) == b"3\n"
+    finally:
+        os.close(read)
+        os.close(write)
+    announce_ready(Place(0, 1, "c"))  # no launcher: nothing to tell
+
+
+def test_the_launcher_is_told_by_what_a_peer_averages() -> None:
+    read, write = os.pipe()
+    try:
+        announce_ready(Place(3, 4, "c", ready_fd=write), "rps+repair")
+        announce_ready(Place(0, 4, "c", ready_fd=write), "ring")
+        assert read_announcements(os.read(read, 100)) == [(3, "rps+repair"), (0, "ring")]
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"x\n", b"-1\n", b"12345\n", b"1 \x1b[2J\n", b"\xb2\n"])
+def test_what_is_no_announcement_is_left_out(data: bytes) -> None:
+    assert read_announcements(data + b"7\n") == [(7, "")]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_announcements_or_left_out(data: bytes) -> None:
+    for number, method in read_announcements(data):
+        assert 0 <= number < 10_000
+        assert len(method) <= 40
+
+
+EXCHANGE = """
+import sys
+from dataclasses import replace
+from ragtag.app.environment import exchange_addresses, place_from_environment
+place = place_from_environment()
+addresses = exchange_addresses(place, ("127.0.0.1", 5000 + place.rank), 60.0)
+sys.stdout.write(f"{place.rank} {addresses}" + chr(10))  # one write: the others write to the same pipe
+"""
+ALL_THREE = [("127.0.0.1", 5000), ("127.0.0.1", 5001), ("127.0.0.1", 5002)]
+
+
+def _env(**more: str) -> dict[str, str]:
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("RAGTAG_", "TORCHELASTIC"))}
+    return keep | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"} | more
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_peers_without_an_agent_exchange_addresses_through_rank_0s_store() -> None:
+    env = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+
+    def peer(rank: int) -> list[tuple[str, int]]:
+        place = place_from_environment(env | {"RANK": str(rank)})
+        assert place is not None
+        return exchange_addresses(place, ("127.0.0.1", 5000 + rank), deadline_s=20.0)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(peer, range(3), timeout=30)) == [ALL_THREE] * 3
+
+
+def test_peers_that_do_not_come_are_named() -> None:
+    place = Place(0, 3, "c", rendezvous=Rendezvous("127.0.0.1", _free_port(), True, "ragtag/c"))
+    with pytest.raises(TimeoutError, match=r"no address from peer 1, 2 of 3 within 0.2 s"):
+        exchange_addresses(place, ("127.0.0.1", 5), deadline_s=0.2)
+
+
+def test_a_store_that_does_not_answer_is_named() -> None:
+    place = Place(1, 2, "c", rendezvous=Rendezvous("127.0.0.1", port := _free_port(), False, "ragtag/c"))
+    with pytest.raises(TimeoutError, match=f"torchrun's store at 127.0.0.1:{port} did not answer"):
+        exchange_addresses(place, ("127.0.0.1", 5), deadline_s=0.5)
+
+
+def test_peers_started_by_torchrun_exchange_addresses_through_its_agents_store(tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(EXCHANGE)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+    ]
+    done = subprocess.run(command, env=_env(), capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {ALL_THREE[:2]}" for rank in range(2)]

@@ -1,0 +1,191 @@
+"""Peers as processes: their output, their errors, their faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ragtag.app.launch_events import Injected, Line, Ready, Said
+from ragtag.app.report import report_json
+from ragtag.app.tracefile import read_run
+from ragtag.core import trace
+from ragtag.core.faultspec import parse_faults
+from tests.app.launch.launched import PATIENCE_S, SRC, ends, lines, run
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "peer.py"
+
+
+# -- Output and errors
+
+
+def test_output_comes_line_by_line_with_its_peer_and_stream(script: Path) -> None:
+    _, events = run(script, "print('out', me); print('err', me, file=sys.stderr); print('end', end='')", 2)
+    for peer in (0, 1):
+        assert lines(events, peer) == [f"out {peer}", "end"]
+        assert lines(events, peer, error=True) == [f"err {peer}"]
+
+
+def test_a_line_of_a_megabyte_is_cut_and_comes_whole(script: Path) -> None:
+    _, events = run(script, "sys.stdout.write('x' * 1_000_000)", 1)
+    assert "".join(lines(events, 0)) == "x" * 1_000_000
+
+
+RAISES = """
+if me != 1:
+    raise ValueError("no such thing as a free lunch")
+print("lunch")
+"""
+
+
+def test_the_same_error_of_several_peers_comes_once_and_the_others_go_on(
+    script: Path, tmp_path: Path
+) -> None:
+    result, events = run(script, RAISES, 3, run_folder=tmp_path / "run")
+    failed = [end for end in ends(events) if end.failed]
+    assert (result.exit_code, result.failed) == (1, (0, 2))
+    assert sorted(end.peer for end in failed) == [0, 2]
+    assert failed[0].error.splitlines()[-1] == "ValueError: no such thing as a free lunch"
+    assert failed[0].same_as is None
+    assert failed[1].same_as == failed[0].peer
+    assert not [e for e in events if isinstance(e, Line) and e.error]  # only in Ended, not as lines too
+    assert lines(events, 1) == ["lunch"]
+    records = list(read_run(tmp_path / "run").records())
+    assert isinstance(records[-1], trace.Leave)  # the launcher has seen it to its end
+    assert records[-1].peer == trace.CREW
+    errors = [r for r in records if isinstance(r, trace.Error)]
+    assert [(r.peer, r.what) for r in errors] == [
+        (end.peer, "ValueError: no such thing as a free lunch") for end in failed
+    ]
+
+
+def test_on_error_stop_ends_the_others(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragtag.app.output.HOLD_S", 0.01)  # peers take longer to end than that
+    text = """
+import atexit, socket
+sock = socket.socket(fileno=int(os.environ["RAGTAG_FD"]))
+host, port = os.environ["RAGTAG_PEERS"].split(",")[0].split(":")
+if me == 0:
+    sock.settimeout(20)
+    sock.recv(1), sock.recv(1)  # the others run
+    raise ValueError("enough")
+atexit.register(time.sleep, 0.2)
+sock.sendto(b"x", (host, int(port)))
+time.sleep(60)
+"""
+    result, events = run(script, text, 3, on_error="stop")
+    assert [end.by for end in result.ends] == ["itself", "launcher", "launcher"]
+    assert (result.exit_code, result.failed) == (1, (0,))
+    for peer in (1, 2):
+        assert lines(events, peer, error=True) == []  # no tracebacks of KeyboardInterrupt
+    assert result.wall_s < PATIENCE_S
+
+
+def test_a_traceback_that_a_peer_survives_is_passed_on(script: Path) -> None:
+    result, events = run(
+        script, "import logging\ntry: 1/0\nexcept ZeroDivisionError: logging.exception('x')", 1
+    )
+    assert result.exit_code == 0
+    assert lines(events, 0, error=True)[-1] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("sys.exit(3)", "exit status 3"),
+        ("sys.exit('with words')", "exit status 1"),
+        ("import signal; os.kill(os.getpid(), signal.SIGABRT)", "ended by SIGABRT"),
+        ("os.kill(os.getpid(), 9)", "ended by SIGKILL"),
+    ],
+)
+def test_other_bad_ends_are_told(script: Path, text: str, how: str) -> None:
+    result, events = run(script, text, 1)
+    assert [end.how for end in ends(events)] == [how]
+    assert result.exit_code == 1
+
+
+def test_what_a_peer_has_started_ends_with_it(script: Path) -> None:
+    text = """
+import subprocess
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+"""
+    result, _ = run(script, text, 1)  # the child holds the pipes: the launcher would wait for it
+    assert result.wall_s < PATIENCE_S
+
+
+# -- Faults
+
+
+def test_a_peer_is_frozen_and_one_killed_once_all_have_joined(script: Path, tmp_path: Path) -> None:
+    text = """
+join()
+if me == 0:
+    before = time.monotonic()
+    longest, until = 0.0, before + 20
+    while longest < 0.2 and (now := time.monotonic()) < until:
+        longest, before = max(longest, now - before), now
+        time.sleep(0.005)
+    print(longest >= 0.2)
+if me == 1:
+    time.sleep(60)
+"""
+    faults = parse_faults("freeze=0@0.05+0.3,kill=1@0.1,loss=0.1")
+    result, events = run(script, text, 3, faults=faults, run_folder=tmp_path / "run", seed=9)
+    assert lines(events, 0) == ["True"]
+    assert (result.exit_code, result.ends[1].by, result.ends[1].status) == (0, "fault", -9)
+    ready = next(e for e in events if isinstance(e, Ready))
+    assert {0, 1} <= set(ready.peers)
+    run_trace = read_run(tmp_path / "run")
+    assert run_trace.run is not None
+    assert (run_trace.run.seed, run_trace.run.peers, run_trace.run.name) == (9, 3, "peer")
+    records = [r for r in run_trace.records() if isinstance(r, trace.Fault)]
+    assert [(r.name, r.peer) for r in records] == [("loss", -1), ("freeze", 0), ("kill", 1)]
+    assert records[1].until_t == pytest.approx(records[1].t + 0.3)
+    assert records == [e.record for e in events if isinstance(e, Injected)]
+    assert not run_trace.damage.messages()
+
+
+def test_the_run_record_comes_again_once_a_peer_says_by_what_it_averages(
+    script: Path, tmp_path: Path
+) -> None:
+    text = """
+from ragtag.app.environment import announce_ready, place_from_environment
+announce_ready(place_from_environment(), "ring")
+"""
+    _, events = run(script, text, 2, run_folder=tmp_path / "run", env={"PYTHONPATH": str(SRC)}, seed=4)
+    assert not [e for e in events if isinstance(e, Line)]
+    found = read_run(tmp_path / "run")
+    first, again = [r for r in found.records() if isinstance(r, trace.Run)]
+    assert (first.t, first.method, again.method) == (0.0, "", "ring")
+    assert again == msgspec.structs.replace(first, t=again.t, method="ring")
+    assert found.run == again
+    assert report_json(tmp_path / "run")["damage"] == []  # it is one run
+
+
+def test_a_method_that_is_given_stands_and_one_peer_averages_with_nobody(
+    script: Path, tmp_path: Path
+) -> None:
+    given = trace.Run(t=0.0, world="live", name="x", seed=0, peers=0, method="rps")
+    run(script, "join()", 1, run_folder=tmp_path / "given", run=given)
+    run(script, "join()", 1, run_folder=tmp_path / "alone")
+    for name, method in (("given", "rps"), ("alone", "none")):
+        (record,) = [r for r in read_run(tmp_path / name).records() if isinstance(r, trace.Run)]
+        assert record.method == method
+
+
+def test_without_a_crew_no_fault_is_injected_and_it_is_said(script: Path) -> None:
+    result, events = run(script, "", 2, faults=parse_faults("kill=0@0"))
+    assert result.exit_code == 0
+    assert [e.text for e in events if isinstance(e, Said)][-1].startswith("no fault was injected")
+
+
+def test_peers_that_ended_before_the_others_joined_are_not_waited_for(script: Path) -> None:
+    result, events = run(
+        script, "if me == 0: sys.exit(0)\njoin(); time.sleep(60)", 2, faults=parse_faults("kill=1@0")
+    )
+    assert result.ends[1].by == "fault"
+    assert [e.peers for e in events if isinstance(e, Ready)] == [(1,)]

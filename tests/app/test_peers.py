@@ -1,0 +1,130 @@
+"""The live view knows who is up."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragtag.app.peers import Peers
+from ragtag.core import trace
+from tests.app.synthetic import Story
+from tests.app.watching import fed, in_time, states, step
+
+STORY = Story(rounds=100, round_s=0.5)
+
+
+def test_a_run_from_its_start_to_its_end() -> None:
+    frozen, killed = STORY.at(STORY.freeze_at), STORY.at(STORY.kill_at)
+    thaws = STORY.at(STORY.freeze_at + STORY.freeze_for)
+    assert states(fed(STORY, 0.3).peers) == ["waiting"] * 6
+    assert states(fed(STORY, frozen - 0.1).peers) == ["training"] * 6
+    assert fed(STORY, frozen + 1).peers.state(2) == "frozen"
+    assert states(fed(STORY, thaws + 2).peers) == ["training"] * 6
+    assert fed(STORY, killed + 1).peers.state(4) == "gone"
+    end = fed(STORY)
+    assert states(end.peers) == ["done"] * 4 + ["gone", "done"]
+    assert end.over and end.peers.progress == 1.0
+    said = [text for _, text in end.peers.events]
+    assert said[:4] == ["loss: 10% of datagrams", "peer 2 is frozen", "peer 2 is back", "peer 4 is gone"]
+
+
+def test_what_a_row_holds() -> None:
+    end = fed(STORY).peers
+    records = [r for r in in_time(STORY) if isinstance(r, trace.Round)]
+    assert [end.rows[p].missed for p in range(6)] == [sum(p in r.missed for r in records) for p in range(6)]
+    assert end.rows[0].step == STORY.rounds * STORY.steps_per_round
+    assert end.rows[0].round == STORY.rounds - 1
+    assert end.rows[0].sent == STORY.rounds * 650_000
+
+
+def test_most_of_the_others_must_find_a_peer_silent() -> None:
+    peers = Peers(5)
+    for peer in range(5):
+        peers.feed(trace.Join(t=0.0, peer=peer))
+    peers.feed(trace.Note(t=1.0, peer=0, what="silent", other=3))
+    assert peers.state(3) == "training"
+    peers.feed(trace.Note(t=1.1, peer=1, what="silent", other=3))
+    assert peers.state(3) == "silent"
+    peers.feed(trace.Note(t=2.0, peer=0, what="heard again", other=3))
+    assert peers.state(3) == "training"
+    assert [text for _, text in peers.events] == ["peer 3 is silent", "peer 3 is back"]
+
+
+def test_a_freeze_without_an_end_ends_when_the_peer_is_heard() -> None:
+    peers = Peers(2)
+    peers.feed(trace.Join(t=0.0, peer=1))
+    peers.feed(trace.Fault(t=1.0, peer=1, name="freeze"))
+    peers.feed(step(50.0, 0))
+    assert peers.state(1) == "frozen"
+    peers.feed(trace.Note(t=51.0, peer=0, what="heard again", other=1))
+    assert peers.state(1) == "training"
+
+
+def test_a_peer_that_fails_is_told_once_and_ends() -> None:
+    peers = Peers(2)
+    peers.feed(step(1.0, 0))
+    peers.feed(step(1.0, 1))
+    peers.feed(trace.Error(t=2.0, peer=1, what="ValueError: no"))
+    peers.feed(trace.Leave(t=2.1, peer=1))
+    peers.feed(trace.Error(t=2.2, peer=1, what="ValueError: no", detail="Traceback"))
+    assert peers.state(1) == "failed" and not peers.over
+    assert [text for _, text in peers.events] == ["peer 1: ValueError: no"]
+    peers.feed(trace.Leave(t=9.0, peer=0))
+    assert peers.over
+
+
+def test_a_peer_that_leaves_with_an_error_has_failed_and_the_error_is_told_when_it_comes() -> None:
+    peers = Peers(2)
+    peers.feed(step(1.0, 1))
+    peers.feed(trace.Leave(t=2.0, peer=1, failed=True))
+    peers.feed(trace.Note(t=2.0, peer=0, what="left", other=1))
+    assert peers.state(1) == "failed"
+    peers.feed(trace.Error(t=2.2, peer=1, what="ValueError: no"))
+    assert [text for _, text in peers.events] == ["peer 1: ValueError: no"]
+    peers.feed(trace.Leave(t=9.0, peer=0))
+    assert peers.over
+
+
+def test_a_peer_that_leaves_is_told_of_once() -> None:
+    peers = Peers(3)
+    for peer in range(3):
+        peers.feed(step(1.0, peer))
+    for told_by in (1, 2):
+        peers.feed(trace.Note(t=2.0, peer=told_by, what="left", other=0))
+    assert peers.state(0) == "gone"
+    peers.feed(trace.Leave(t=2.1, peer=0))
+    peers.feed(trace.Leave(t=2.2, peer=1))
+    peers.feed(trace.Note(t=2.3, peer=2, what="left", other=1))
+    assert (peers.state(0), peers.state(1)) == ("done", "done")
+    assert [text for _, text in peers.events] == ["peer 0 has left", "peer 1 is done"]
+
+
+def test_a_peer_that_goes_on_after_an_error_has_not_failed() -> None:
+    peers = Peers(1)
+    peers.feed(trace.Error(t=2.0, peer=0, what="a warning, as it turned out"))
+    peers.feed(step(1.9, 0))  # from before, read later
+    assert peers.state(0) == "failed"
+    peers.feed(step(2.5, 0))
+    assert peers.state(0) == "training"
+
+
+def test_a_killed_peer_may_join_again() -> None:
+    peers = Peers(1)
+    peers.feed(step(0.0, 0))
+    peers.feed(trace.Fault(t=1.0, peer=0, name="kill"))
+    assert peers.state(0) == "gone" and peers.over
+    peers.feed(trace.Join(t=2.0, peer=0))
+    assert peers.state(0) == "training" and not peers.over
+
+
+def test_progress_by_steps_by_time_and_unknown() -> None:
+    def run(**planned: float) -> Peers:
+        peers = Peers(0)
+        record = trace.Run(t=0.0, world="live", name="x", seed=0, peers=2, method="rps", **planned)  # type: ignore[arg-type]
+        peers.feed(record)
+        peers.feed(step(5.0, 0, 30))
+        peers.feed(step(5.0, 1, 10))
+        return peers
+
+    assert run(steps_planned=100).progress == pytest.approx(0.2)
+    assert run(planned_s=20.0).progress == pytest.approx(0.25)
+    assert run().progress is None

@@ -1,19 +1,15 @@
-"""The live view fits its screen, and follows the files of a run to its end."""
+"""The live view fits its screen."""
 
 from __future__ import annotations
 
-import io
 import math
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from ragtag.app.dashboard import UNWRITTEN_LOOKS, Dashboard, watch
-from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
+from ragtag.app.dashboard import Dashboard
 from ragtag.core import trace
-from tests.app.synthetic import Story, write_run
-from tests.app.watching import fed, in_time, shown, states, step
+from tests.app.synthetic import Story
+from tests.app.watching import fed, shown, step
 
 STORY = Story(rounds=100, round_s=0.5)
 
@@ -84,122 +80,3 @@ def test_a_loss_that_is_not_finite_is_seen() -> None:
     dashboard = Dashboard(1)
     dashboard.feed(trace.Step(t=0.0, peer=0, step=1, samples=8, loss=None))
     assert "nan" in shown(dashboard, 80)
-
-
-# -- Following files
-
-
-class Writing:
-    """Writes a run bit by bit, each time the view waits."""
-
-    def __init__(self, folder: Path, story: Story, bits: int = 20) -> None:
-        self.records, self.bits, self.at = in_time(story), bits, 0
-        self.folder = folder
-        self.writers: dict[int, TraceWriter] = {}
-
-    def __call__(self, seconds: float) -> None:
-        assert seconds > 0
-        assert self.at < len(self.records), "the view waits after the end of the run"
-        until = min(len(self.records), self.at + -(-len(self.records) // self.bits))
-        for record in self.records[self.at : until]:
-            peer = -1 if isinstance(record, trace.Fault) else record.peer
-            writer = self.writers.get(peer)
-            if writer is None:
-                writer = self.writers[peer] = TraceWriter(self.folder / peer_file(peer))
-            writer.write(record)
-        self.at = until
-        if until == len(self.records):
-            for writer in self.writers.values():
-                writer.close()
-
-
-def test_watch_follows_a_run_to_its_end_without_a_terminal(tmp_path: Path) -> None:
-    out = io.StringIO()
-    story = Story(rounds=100, round_s=0.5)
-    last = watch(tmp_path, console=Console(file=out, width=80), wait=Writing(tmp_path, story))
-    assert states(last.peers) == states(fed(story).peers)
-    lines = out.getvalue().splitlines()
-    assert any("peer 2 is frozen" in line for line in lines)
-    assert any("peer 4 is gone" in line for line in lines)
-    figures = [line for line in lines if "training" in line and "loss" in line]
-    assert 5 <= len(figures) <= 12  # a line every five seconds of fifty
-    assert lines[-1].split()[-2] == "arrived" and "5 done, 1 gone" in lines[-1]
-    assert lines.count(lines[-1]) == 1
-    assert "\x1b" not in out.getvalue()
-
-
-def test_watch_redraws_a_table_on_a_terminal(tmp_path: Path) -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=120, height=30, force_terminal=True)
-    watch(tmp_path, console=console, wait=Writing(tmp_path, Story(rounds=40)))
-    assert out.getvalue().count("Round time") >= 10
-    assert "\x1b[" in out.getvalue()
-
-
-def test_watch_ends_when_it_is_told_and_shows_what_was_written_before(tmp_path: Path) -> None:
-    write_run(tmp_path, Story(rounds=40, finished=False))
-    out = io.StringIO()
-    last = watch(tmp_path, lambda: True, console=Console(file=out, width=80))
-    assert not last.over and last.peers.rows[0].round == 39
-    assert "5 training, 1 gone" in out.getvalue().splitlines()[-1]
-
-
-def test_watch_ends_where_nobody_writes_and_says_who_had_not_ended(tmp_path: Path) -> None:
-    write_run(tmp_path, Story(rounds=20, finished=False))
-    out, waits = io.StringIO(), []
-    last = watch(tmp_path, console=Console(file=out, width=80), wait=waits.append)
-    assert last.abandoned and len(waits) == UNWRITTEN_LOOKS - 1
-    said = " ".join(out.getvalue().split())
-    assert "any more, and peer 0, 1, 2, 3, 5 had not ended; was it killed?" in said
-    assert "5 training, 1 gone" in said
-
-
-def test_watch_waits_as_long_as_one_writer_lives_even_a_stopped_one(tmp_path: Path) -> None:
-    write_run(tmp_path, Story(rounds=20, finished=False))
-    writer = TraceWriter(tmp_path / peer_file(3))
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 50:
-            writer.close()
-
-    assert watch(tmp_path, console=Console(file=io.StringIO()), wait=wait).abandoned
-    assert len(waits) == 50 + UNWRITTEN_LOOKS - 1
-
-
-def test_watch_ends_with_the_launcher_whatever_the_peers_say(tmp_path: Path) -> None:
-    story = Story(rounds=20, finished=False)
-    write_run(tmp_path, story)
-    with TraceWriter(tmp_path / CREW_FILE) as writer:
-        writer.write(trace.Leave(t=story.until_t))
-        last = watch(tmp_path, console=Console(file=io.StringIO()), wait=pytest.fail)
-    assert last.peers.ended and not last.over and not last.abandoned
-
-
-def test_watch_waits_for_the_last_error_while_the_launcher_lives(tmp_path: Path) -> None:
-    write_run(tmp_path, Story(rounds=20, killed=None))
-    crew = TraceWriter(tmp_path / CREW_FILE)
-
-    def wait(seconds: float) -> None:
-        crew.write(trace.Error(t=99.0, peer=1, what="ValueError: at the very end"))
-        crew.write(trace.Leave(t=99.1))
-
-    out = io.StringIO()
-    last = watch(tmp_path, console=Console(file=out), wait=wait)
-    crew.close()
-    assert last.over and last.peers.state(1) == "failed"
-    assert "at the very end" in out.getvalue()
-
-
-def test_watch_says_that_it_waits_for_a_trace(tmp_path: Path) -> None:
-    out = io.StringIO()
-    story = Story(rounds=20)
-    last = watch(tmp_path, console=Console(file=out, width=80), wait=Writing(tmp_path, story))
-    assert "waiting for a run to write one there" in " ".join(out.getvalue().split())
-    assert last.over and not last.abandoned
-
-
-def test_watch_needs_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
-        watch(tmp_path / "nowhere")

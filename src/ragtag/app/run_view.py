@@ -100,7 +100,7 @@ def result_json(result: LaunchResult) -> dict[str, Any]:
 @contextmanager
 def watching(folder: Path, console: Console, title: str) -> Iterator[None]:
     """Show the live table of a run in a thread of its own; what goes wrong with it does not stop the run."""
-    from ragtag.app.dashboard import watch
+    from ragtag.app.watch import watch
 
     over = threading.Event()
 

@@ -15,6 +15,7 @@ from ragtag.core.faultspec import format_faults
 
 ROWS_MAX = 20
 VALUES_MAX = 1 << 30
+_COLUMNS = ("round", "peers", "arrived", "contributors", "disagreement", "median ms", "slowest ms", "at s")
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 
@@ -57,37 +58,8 @@ def run(setup: Setup, run_folder: Path) -> Result:
 def show(result: Result, console: Console) -> None:
     """A table of rounds, then the whole run in a few lines."""
     setup = result.setup
-    title = f"{setup.method}, {setup.peers} peers, {setup.values:,} values"
-    if faults := format_faults(setup.faults):
-        title += f", {faults}"
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for name in (
-        "round",
-        "peers",
-        "arrived",
-        "contributors",
-        "disagreement",
-        "median ms",
-        "slowest ms",
-        "at s",
-    ):
-        table.add_column(name, justify="right")
-    shown = _some(result.rounds)
-    for before, figures in zip([None, *shown], shown, strict=False):
-        if before is not None and figures.round > before.round + 1:
-            table.add_row(*["..."] * 8, style="dim")
-        table.add_row(
-            str(figures.round),
-            str(figures.peers),
-            f"{figures.arrived:.1%}",
-            f"{figures.contributors:.1f}",
-            f"{figures.disagreement:.4f}",
-            f"{figures.total_s * 1e3:.1f}",
-            f"{figures.slowest_s * 1e3:.1f}",
-            f"{figures.ended_s:.2f}",
-        )
-    console.print(table)
     median_s, p95_s, longest_s = result.round_s
+    console.print(_table(result))
     console.print(
         f"arrived {result.arrived:.2%}, steady disagreement {result.disagreement:.4f} of a step's variance"
     )
@@ -107,6 +79,31 @@ def show(result: Result, console: Console) -> None:
         console.print(f"invariants held; healed, all live peers heard all in round {result.healed_round}")
     if result.run_folder is not None:
         console.print(f"trace in {result.run_folder}; [cyan]ragtag report {result.run_folder}[/cyan]")
+
+
+def _table(result: Result) -> Table:
+    setup = result.setup
+    title = f"{setup.method}, {setup.peers} peers, {setup.values:,} values"
+    if faults := format_faults(setup.faults):
+        title += f", {faults}"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name in _COLUMNS:
+        table.add_column(name, justify="right")
+    shown = _some(result.rounds)
+    for before, figures in zip([None, *shown], shown, strict=False):
+        if before is not None and figures.round > before.round + 1:
+            table.add_row(*["..."] * len(_COLUMNS), style="dim")
+        table.add_row(
+            str(figures.round),
+            str(figures.peers),
+            f"{figures.arrived:.1%}",
+            f"{figures.contributors:.1f}",
+            f"{figures.disagreement:.4f}",
+            f"{figures.total_s * 1e3:.1f}",
+            f"{figures.slowest_s * 1e3:.1f}",
+            f"{figures.ended_s:.2f}",
+        )
+    return table
 
 
 def _some(rounds: tuple[RoundFigures, ...]) -> list[RoundFigures]:

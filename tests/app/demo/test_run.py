@@ -17,6 +17,7 @@ SMALL = Plan(peers=3, rounds=12, every=2, frozen=1, frozen_for_s=0.3, killed=2)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # eight processes import torch
 def test_a_small_demo_trains_through_a_death_and_leaves_a_report(tmp_path: Path) -> None:
     out = io.StringIO()
     result = run_demo(plan=SMALL, folder=tmp_path / "demo", console=Console(file=out), live=False)

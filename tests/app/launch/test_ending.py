@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragtag.app.dashboard import watch
 from ragtag.app.launch.ending import Ending
 from ragtag.app.peer_process import KILL_S
 from ragtag.app.tracefile import read_run
+from ragtag.app.watch import watch
 from ragtag.core import trace
 from tests.app.launch.launched import JOIN, PATIENCE_S, SRC
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from ragtag.app.dashboard import watch
 from ragtag.app.demo.plan import DemoError, Plan
 from ragtag.app.demo_peer import Ended, result_file
 from ragtag.app.launch import launch
 from ragtag.app.launch_events import Ended as PeerEnded
 from ragtag.app.launch_events import Event, LaunchResult, Line
+from ragtag.app.watch import watch
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 

@@ -99,6 +99,31 @@ def test_models_are_the_mean_of_models_after_local_steps(method: object) -> None
     assert torch.equal(flat(models[0]), flat(models[1]))
 
 
+@pytest.mark.parametrize(("codec", "share", "error"), [("bf16", 0.51, 2**-8), ("int8", 0.27, 1 / 60)])
+@pytest.mark.parametrize("method", [RPS(), AllReduce(ring=True)])
+def test_shorter_values_cost_fewer_bytes_and_little_accuracy(
+    method: object, codec: str, share: float, error: float
+) -> None:
+    def train(crew: FakeCrew, codec: str) -> list[torch.Tensor]:
+        def one(transport: FakeTransport) -> torch.Tensor:
+            model = nn.Linear(100, 60)
+            with torch.no_grad():
+                model.weight.copy_(torch.sin(torch.arange(6000.0) * (1 + transport.me)).view(60, 100))
+                model.bias.zero_()
+            optimizer = CrewOptimizer(sgd(model), transport, method=method, codec=codec)
+            optimizer.average()
+            return flat(model)
+
+        return run_peers(crew, one)
+
+    exact, short = FakeCrew(N), FakeCrew(N)
+    expected, came = train(exact, "fp32"), train(short, codec)
+    assert all(torch.equal(came[0], other) for other in came[1:]), "all hold the same bits"
+    assert (came[0] - expected[0]).abs().max() <= error
+    sent = [sum(run.payload.nbytes for run in crew.sent) for crew in (short, exact)]
+    assert sent[0] <= share * sent[1] + 2 * 1088 * N * N, "up to the padding of each block's last chunk"
+
+
 def test_momentum_stays_local() -> None:
     models = [net() for _ in range(N)]
 
@@ -405,6 +430,8 @@ def test_wrong_arguments_are_refused() -> None:
         CrewOptimizer(sgd(model), alone(), every=2, schedule=Patient([]))
     with pytest.raises(ValueError, match="average is 'both'"):
         CrewOptimizer(sgd(model), alone(), average="both")
+    with pytest.raises(ValueError, match="codec is 'fp8'; it is one of fp32, bf16, int8"):
+        CrewOptimizer(sgd(model), alone(), codec="fp8")
     with pytest.raises(ValueError, match="k is 0"):
         CrewOptimizer(sgd(model), alone(), every=0)
 

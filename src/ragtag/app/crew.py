@@ -92,7 +92,7 @@ class Crew:
 
         averager: ``ragtag.RPS()`` (the default) or ``ragtag.AllReduce()``. options: as for
         ``ragtag.training.optimizer.CrewOptimizer``: average="models" or "gradients", every=k, model=...,
-        buffers=..., weight=..., deadline_s=..., on_outcome=...
+        buffers=..., codec="fp32", "bf16" or "int8", weight=..., deadline_s=..., on_outcome=...
         """
         inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import fp32
+from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.types import Outcome
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Average, Compute, Progress, Schedule
@@ -41,6 +41,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
     buffers: average the model's floating-point buffers too (see ``modules.buffer_parts``).
+    codec: how values travel: "fp32" bit for bit, "bf16" at half the bytes (relative error 2^-9), "int8" at a
+        quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
     weight: how much this peer counts in a mean (a number, or a function called before each average).
     deadline_s: bounds each round; by default its bound comes from measurement.
     on_outcome: called with each round's outcome.
@@ -63,7 +65,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         model: torch.nn.Module | None = None,
         buffers: bool = True,
         weight: float | Callable[[], float] = 1.0,
-        codec: Codec = fp32,
+        codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         deadline_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
         channel: int = 0,
@@ -76,7 +78,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._adopting = True
         super().__init__(inner.param_groups, inner.defaults)
         self._adopting = False
-        self._transport, self._channel, self._codec = transport, channel, codec
+        self._transport, self._channel, self._codec = transport, channel, _codec(codec)
         self._method = RPS() if method is None else method
         self._mode = _mode(average, inner)
         self._schedule = _schedule(schedule, every)
@@ -259,6 +261,14 @@ def _mode(average: str, inner: torch.optim.Optimizer) -> Mode:
     if average == "gradients":
         return Gradients(inner)
     raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
+
+
+def _codec(codec: Codec | str) -> Codec:
+    if not isinstance(codec, str):
+        return codec
+    if codec not in DENSE:
+        raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
+    return DENSE[codec]
 
 
 def _schedule(schedule: Schedule | None, steps: int | None) -> Schedule:

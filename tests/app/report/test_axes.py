@@ -36,7 +36,12 @@ def test_durations_in_words(value: float, text: str) -> None:
     [
         (trace.Fault(t=0, name="loss", detail="loss=0.1"), "loss 10 %"),
         (trace.Fault(t=0, name="loss", detail="loss=odd"), "loss=odd"),
-        (trace.Fault(t=0, name="slow", detail="slow=2x3"), "slow=2x3"),
+        (trace.Fault(t=0, name="slow", detail="slow=2x3"), "slowed 3\N{MULTIPLICATION SIGN}"),
+        (trace.Fault(t=0, name="delay", detail="delay=0.01"), "delay 10 ms"),
+        (trace.Fault(t=0, name="jitter", detail="jitter=2"), "jitter 2 s"),
+        (trace.Fault(t=0, name="duplicate", detail="duplicate=0.02"), "duplicate 2 %"),
+        (trace.Fault(t=0, name="reorder", detail="reorder=0.5/0.1"), "reorder 50 %"),
+        (trace.Fault(t=0, name="oneway", detail="oneway=0>1"), "oneway=0>1"),
         (trace.Fault(t=0, name="partition", detail="0 1 | 2 3"), "partition: 0 1 | 2 3"),
         (trace.Fault(t=0, name="partition"), "partition"),
     ],

@@ -25,6 +25,26 @@ def test_a_run_that_goes_on_still(tmp_path: Path) -> None:
     assert {p["state"] for p in said["per_peer"]} == {"running"}
 
 
+def test_charts_begin_with_training_where_that_takes_long_to_begin(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / CREW_FILE) as writer:
+        writer.write(trace.Run(t=0.0, world="live", name="x", seed=1, peers=1, method="rps"))
+        writer.write(trace.Fault(t=2.0, name="loss", detail="loss=0.1"))
+    with TraceWriter(tmp_path / peer_file(0)) as writer:
+        for k in range(11):
+            writer.write(trace.Step(t=10.0 + k, peer=0, step=k + 1, samples=8, loss=1.0))
+    summary = summarise(read_run(tmp_path))
+    assert (summary.extent.t0, summary.extent.t1) == (pytest.approx(9.8), 20.0)
+    page = build_report(tmp_path).read_text("utf-8")
+    assert "the charts begin with training, after 9.8 s" in page
+    for svg in drawings(page):
+        left, right = map(float, (svg.get("data-x") or "").split(","))
+        (line,) = [p for p in svg.iter("path") if p.get("data-name") == "peer 0"]
+        first = float((line.get("d") or "M").split()[0].lstrip("M"))
+        assert left < first < left + 0.05 * (right - left)
+    write_run(tmp_path / "short", Story(rounds=100))  # training begins after a second
+    assert summarise(read_run(tmp_path / "short")).extent.t0 == 0.0
+
+
 def test_only_a_run_record(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / CREW_FILE) as writer:
         writer.write(trace.Run(t=0.0, world="simulated", name="nothing yet", seed=1, peers=3, method="rps"))

@@ -9,6 +9,8 @@ from html import escape
 
 from ragtag.app.report.data import FREEZES, KILLS
 from ragtag.core import trace
+from ragtag.core.faults import Faults, Loss
+from ragtag.core.faultspec import parse_faults
 
 CHAR = 6.4
 """Width of a character of the charts' text, roughly."""
@@ -107,14 +109,28 @@ class Mark:
 
 def fault_text(fault: trace.Fault) -> str:
     """A fault in words; a detail that is the fault as it was asked for ("loss=0.1") says it all."""
-    if fault.name == "loss" and fault.detail.startswith("loss="):
-        try:
-            return f"loss {percent(float(fault.detail[5:]))}"
-        except ValueError:
-            return fault.detail
-    if not fault.detail or fault.detail.startswith(f"{fault.name}="):
-        return fault.detail or fault.name
-    return f"{fault.name}: {fault.detail}"
+    if not fault.detail:
+        return fault.name
+    if not fault.detail.startswith(f"{fault.name}="):
+        return f"{fault.name}: {fault.detail}"
+    try:
+        faults = parse_faults(fault.detail)
+    except ValueError:
+        return fault.detail
+    return _in_words(fault.name, faults) or fault.detail
+
+
+def _in_words(name: str, faults: Faults) -> str:
+    """The only fault in ``faults``; empty where it is as well said as it was asked for."""
+    if name == "loss" and isinstance(faults.loss, Loss):
+        return f"loss {percent(faults.loss.p)}"
+    if name in ("delay", "jitter"):
+        return f"{name} {seconds(faults.latency_s if name == 'delay' else faults.jitter_s)}"
+    if name in ("duplicate", "reorder"):
+        return f"{name} {percent(faults.duplicate if name == 'duplicate' else faults.reorder)}"
+    if name == "slow" and len(faults.slow) == 1:
+        return f"slowed {faults.slow[0].factor:g}\N{MULTIPLICATION SIGN}"
+    return ""
 
 
 def marks_of(faults: Sequence[trace.Fault], t_end: float) -> list[Mark]:
@@ -189,7 +205,7 @@ def frame(
 ) -> Frame:
     """The place of a time chart: room above for fault labels, below for the axis."""
     narrow = width < 700
-    left = 46 if narrow else 58
+    left = 54 if narrow else 58
     time = Scale(t0, t1, left, width - right)
     _, lanes = place_labels(marks, time)
     top = 8 + lanes * LANE + (6 if lanes else 0)

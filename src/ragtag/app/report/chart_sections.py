@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ragtag.app.report import axes, charts, drawing, missed
-from ragtag.app.report.axes import Mark, seconds
+from ragtag.app.report.axes import Mark, clock, seconds
 from ragtag.app.report.data import Summary
 from ragtag.app.report.figures import round_times
 from ragtag.app.report.html import figure, legend
@@ -31,7 +31,7 @@ def all_charts(summary: Summary, marks: Sequence[Mark]) -> str:
         keys = [*named, ("mean", "mean of the peers' own")]
         keys += [("model", "the mean model")] if summary.mean_accuracy.count.any() else []
         caption = (
-            "Each peer's own model on the test data; the mean leaves out peers that are gone. The axis is"
+            "Each peer's own model on the test data; the mean is of those that looked together. The axis is"
         )
         caption += " logarithmic in the error, so that the last points stand apart."
         sections.append(figure("Accuracy", caption, legend(keys), both(charts.accuracy_chart)))
@@ -41,6 +41,10 @@ def all_charts(summary: Summary, marks: Sequence[Mark]) -> str:
         sections.append(figure("Training loss", caption, legend(keys), both(charts.loss_chart)))
     if summary.round_s.seen:
         sections += _round_figures(summary, both)
+    if sections and summary.extent.t0 > 0:
+        began = clock(round(summary.extent.t0, 1))
+        caption = f"Times count from the start of the run; the charts begin with training, after {began}."
+        sections.insert(0, f'<p class="cap">{caption}</p>')
     if sections and any(numbered(marks, summary, width) for width in (WIDE, NARROW)):
         sections.insert(0, '<p class="cap">Numbers above the charts stand for the faults listed below.</p>')
     return "\n".join(sections)

@@ -17,7 +17,7 @@ class Collector:
     def __init__(self, summary: Summary) -> None:
         self._to = summary
         self._row = {peer: at for at, peer in enumerate(summary.charted)}
-        self._latest: dict[int, float] = {}
+        self._looks: dict[int, trace.Eval] = {}
         self._strip = Bins([], summary.missed.shape[1], summary.extent.t0, summary.extent.t1)
 
     def take(self, record: trace.Record) -> None:
@@ -95,12 +95,20 @@ class Collector:
             peer.loss, peer.accuracy = record.loss, record.accuracy
             if record.accuracy is not None:
                 self._to.accuracy.add(record.peer, record.t, record.accuracy)
-                self._latest[record.peer] = record.accuracy
-                for gone in [p for p in self._latest if self._killed(p, record.t)]:
-                    del self._latest[gone]
-                if self._latest:
-                    mean = sum(self._latest.values()) / len(self._latest)
-                    self._to.own_mean.add(ALL, record.t, mean)
+                if record.peer in self._looks:
+                    self._mean_of_looks()
+                self._looks[record.peer] = record
+
+    def _mean_of_looks(self) -> None:
+        """The mean of peers that looked at the test data once each: who stood still or is gone has no part.
+
+        A mean of the latest look of each would mix peers that have just looked with those about to.
+        """
+        looks, self._looks = self._looks, {}
+        accuracies = [look.accuracy for look in looks.values() if look.accuracy is not None]
+        if accuracies:
+            t = sum(look.t for look in looks.values()) / len(looks)
+            self._to.own_mean.add(ALL, t, sum(accuracies) / len(accuracies))
 
     def _killed(self, peer: int, t: float) -> bool:
         """Whether a peer had been killed by ``t``, and has not joined again since."""
@@ -151,6 +159,7 @@ class Collector:
 
     def settle(self) -> None:
         """Say what became of each peer."""
+        self._mean_of_looks()
         frozen = {
             f.peer
             for f in self._to.faults

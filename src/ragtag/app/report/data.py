@@ -58,7 +58,7 @@ class Item:
 
 @dataclass(slots=True)
 class Extent:
-    """The first pass: how long the run is, and who takes part."""
+    """The first pass: how long the run is (``t1``), from when on it is drawn (``t0``), and who takes part."""
 
     t0: float = 0.0
     t1: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -16,6 +17,9 @@ COLUMNS = 240
 STRIP_COLUMNS = 150
 CHARTED_MAX = 64
 """Peers that are drawn; the figures are of all."""
+START_SHARE = 0.1
+"""Where nothing is to be drawn for more than this share of a run, its charts begin later."""
+MARGIN_SHARE = 0.02
 STEPS_PER_POINT = 5
 """A training loss is of one small batch: a point in the chart is the mean of about this many."""
 
@@ -31,11 +35,13 @@ def measure(run: RunTrace) -> Extent:
     steps: Counter[int] = Counter()
     rounds: Counter[int] = Counter()
     runs: set[object] = set()
-    any_record = False
+    any_record, first_t = False, math.inf
     for record in run.records():
         any_record = True
         extent.t1 = max(extent.t1, record.t)
         extent.t0 = min(extent.t0, record.t)
+        if isinstance(record, trace.Step | trace.Round | trace.Eval):
+            first_t = min(first_t, record.t)
         if isinstance(record, trace.Run):
             runs.add(run_key(record))
         elif isinstance(record, trace.Step):
@@ -48,6 +54,8 @@ def measure(run: RunTrace) -> Extent:
             peers.add(record.peer)
     if not any_record:
         raise ValueError(_nothing(run))
+    if START_SHARE * extent.t1 < first_t < extent.t1:  # processes start, and import what they need
+        extent.t0 = first_t - MARGIN_SHARE * (extent.t1 - first_t)
     extent.runs = len(runs)
     extent.peers = sorted(peers)
     extent.steps_most = max(steps.values(), default=0)

@@ -36,9 +36,9 @@ def test_a_net_is_torchs_own(hidden) -> None:
         into = out
     theirs = torch.nn.Sequential(*layers)
     torch.nn.utils.vector_to_parameters(model.clone(), theirs.parameters())
-    from ragtag.recipes.asynchronous_task import _data
+    from ragtag.recipes.asynchronous_task import digits_data
 
-    x, y, _, _ = _data()
+    x, y, _, _ = digits_data()
     some = np.array([1, 5, 9, 5])
     weights = np.array([0.5, 1.0, -1.0, 2.0], np.float32)
     loss = torch.nn.functional.cross_entropy(theirs(x[some]), y[some], reduction="none")

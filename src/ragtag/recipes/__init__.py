@@ -2,6 +2,8 @@
 
 RECIPES: dict[str, str] = {
     "grouping": "ragtag.recipes.grouping",
+    "moshpit": "ragtag.recipes.moshpit",
     "rps": "ragtag.recipes.rps",
+    "staleness": "ragtag.recipes.staleness",
 }
 """Name of a recipe to the module whose ``reproduce`` runs it."""

@@ -20,7 +20,8 @@ Indices = NDArray[np.int64]
 
 
 @lru_cache(maxsize=1)
-def _data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def digits_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training inputs ``[N, 64]`` and labels, and those held out."""
     task = digits()
     return task.train_x.flatten(1), task.train_y, task.test_x.flatten(1), task.test_y
 
@@ -64,7 +65,7 @@ class Net:
 
     def gradient(self, model: Tensor, indices: Indices, weights: NDArray[np.float32]) -> Tensor:
         """The sum over training samples of weight times gradient of the loss, shape of the model."""
-        x, y, _, _ = _data()
+        x, y, _, _ = digits_data()
         at = torch.from_numpy(indices)
         leaf = model.detach().requires_grad_()
         losses = F.cross_entropy(self.logits(leaf, x[at]), y[at], reduction="none")
@@ -74,7 +75,7 @@ class Net:
     @torch.no_grad()
     def look(self, model: Tensor) -> tuple[float, float]:
         """Training loss, and accuracy on the samples held out."""
-        x, y, test_x, test_y = _data()
+        x, y, test_x, test_y = digits_data()
         loss = float(F.cross_entropy(self.logits(model, x), y))
         accuracy = float((self.logits(model, test_x).argmax(1) == test_y).float().mean())
         return loss if math.isfinite(loss) else math.inf, accuracy
@@ -82,7 +83,7 @@ class Net:
 
 def train_size() -> int:
     """How many samples there are to train on."""
-    return len(_data()[1])
+    return len(digits_data()[1])
 
 
 class Pool:

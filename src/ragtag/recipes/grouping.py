@@ -25,6 +25,7 @@ NOTES = (
     "The paper is public as an abstract only; how groups are chosen is this project's.",
     "n-softsync is measured where n divides the number of learners: elsewhere floor(lambda/n) updates to a "
     "step are another n's, and the mean staleness is lambda / floor(lambda/n).",
+    "AD-PSGD is judged by the mean of all peers' models, which is better than each.",
     "Accuracy is the mean of the last fifth of the looks, on 360 samples held out. Bands are ranges over "
     "seeds, which name weights, batches and jitter.",
 )

@@ -140,6 +140,14 @@ def test_what_was_decoded_encodes_to_the_same(codec, table) -> None:
     assert np.isfinite(once).all() and np.array_equal(once, twice)
 
 
+@short
+def test_what_was_decoded_encodes_to_the_same_bytes(codec) -> None:
+    """Of ordinary values, whose scales use all their bits."""
+    table = table_of(codec, 200)
+    chunks = codec.encode(table)
+    assert codec.encode(decoded(codec, table)).tobytes() == chunks.tobytes()
+
+
 @each
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_not_hidden(codec, value) -> None:

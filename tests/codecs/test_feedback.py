@@ -31,7 +31,7 @@ def gradient(round_: int, d: int = D) -> np.ndarray:
     return heavy(d, round_)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     data=st.data(),
     selector=st.sampled_from([exact, sampled, randomly, chunked(512), gaussian, sidco_exponential, reused]),

@@ -110,7 +110,7 @@ def test_every_fragment_decodes_alone_and_in_any_order(path, values, indices) ->
 
 @pytest.mark.skipif(not fast.available(), reason="numba is not installed (ragtag[fast])")
 @pytest.mark.parametrize("values", VALUES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(made=selections())
 def test_both_paths_write_the_same_bytes(values, made) -> None:
     chosen, d = made
@@ -239,12 +239,23 @@ def test_forged_fragments(values, indices, data) -> None:
 
 
 @codings
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(noise=st.binary(min_size=CHUNK_BYTES - 2, max_size=CHUNK_BYTES - 2), d=SIZES)
 def test_noise_behind_a_good_beginning(values, indices, noise, d) -> None:
     form = Format(d, max(1, d // 100), values, indices)
     kind = 0xA0 | INDICES.index(indices) << 2 | VALUES.index(values)
     both_agree(np.frombuffer(bytes([kind, form.density]) + noise, np.uint8)[None], form)
+
+
+@paths
+@codings
+def test_an_index_just_beyond_the_vector(path, values, indices) -> None:
+    chosen = Selection(np.array([3, 70, 999]), np.ones(3, np.float32))
+    chunks = encode(chosen, Format(1000, 10, values, indices), 0, 0).chunks
+    with on(path):
+        assert not decode(chunks, Format(1000, 10, values)).refused
+        ((_, reason),) = decode(chunks, Format(999, 10, values)).refused
+    assert "beyond the vector" in reason or "reach 999 in a vector of 999" in reason
 
 
 @codings
@@ -259,7 +270,7 @@ def test_fragments_cut_short_at_any_length(values, indices) -> None:
     assert len(whole.indices)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(noise=st.binary(min_size=0, max_size=3 * CHUNK_BYTES))
 def test_pure_noise(noise) -> None:
     width = max(1, len(noise) // 3)

@@ -21,7 +21,7 @@ from ragtag.core.wire import CHUNK_BYTES
 
 Indices = NDArray[np.int64]
 
-HEADER_BYTES = 16
+HEADER_BYTES = 14
 ROOM = CHUNK_BYTES - HEADER_BYTES
 COUNT_MAX = (1 << 11) - 1
 RICE, BLOCKS = 0, 1

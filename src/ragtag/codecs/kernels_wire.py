@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ragtag.codecs.kernels import Indices, compile_
 from ragtag.core.types import Bools, Bytes, Floats
 
-_HEADER = 16
+_HEADER = 14
 _ROOM = 1088 - _HEADER
 _COUNT_MAX = 2047
 _SCALE_MAX = 0x7C00

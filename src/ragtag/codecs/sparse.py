@@ -9,8 +9,8 @@ A *fragment* fills one chunk (``ragtag.core.wire``), zeros behind what it needs.
 | 2 | u16 | count | entries (11 bits), Rice's parameter (5 bits) |
 | 4 | u32 | base | index of the first entry |
 | 8, 10 | u16 | sender, fragment | |
-| 12 | u32 | round | |
-| 16 | bf16 | scales | int8 only: one for every 256 entries |
+| 12 | u16 | round | its low bits |
+| 14 | bf16 | scales | int8 only: one for every 256 entries |
 | | | values | float32, bfloat16 or int8, one per entry |
 | | | indices | the others', after the base (``ragtag.codecs.indices``) |
 
@@ -57,7 +57,7 @@ HEADER = np.dtype(
         ("base", "<u4"),
         ("sender", "<u2"),
         ("fragment", "<u2"),
-        ("round", "<u4"),
+        ("round", "<u2"),
     ]
 )
 VALUES = ("fp32", "bf16", "int8")
@@ -141,7 +141,7 @@ def encode(chosen: Selection, form: Format, round_: int, sender: int) -> Encoded
     header["density"] = form.density
     header["count"] = np.diff(pieces.starts) | pieces.parameter << 11
     header["base"] = at[pieces.starts[:-1]]
-    header["sender"], header["fragment"], header["round"] = sender, np.arange(count), round_ & 0xFFFFFFFF
+    header["sender"], header["fragment"], header["round"] = sender, np.arange(count), round_ & 0xFFFF
     _write(chunks, at, values, pieces, coding, by_rice)
     return Encoded(chunks, pieces.starts)
 
@@ -252,7 +252,7 @@ def _reasons(
         (header["base"] >= form.d, lambda h: f"it begins at {h['base']} in a vector of {form.d}"),
     ]
     if round_ is not None:
-        checks.append((header["round"] != round_ & 0xFFFFFFFF, lambda h: f"it is of round {h['round']}"))
+        checks.append((header["round"] != round_ & 0xFFFF, lambda h: f"it is of round {h['round']}"))
     if sender is not None:
         checks.append((header["sender"] != sender, lambda h: f"it says that it is from peer {h['sender']}"))
     reasons = [""] * len(header)

@@ -64,12 +64,13 @@ class Pending:
     def _chosen(self, fragments: Iterable[int] | Bools | None) -> Bools:
         n = self.ticket.fragments
         if fragments is None:
-            return self.state == OPEN
+            return np.asarray(self.state == OPEN, np.bool_)
+        chosen = np.zeros(n, np.bool_)
         if isinstance(fragments, np.ndarray) and fragments.dtype == np.bool_:
             if len(fragments) != n:
                 raise TicketError(f"a bitmap of {len(fragments)} for a message of {n} fragments")
-            return np.array(fragments, np.bool_)
-        chosen = np.zeros(n, np.bool_)
+            chosen[:] = fragments
+            return chosen
         for fragment in fragments:
             if not 0 <= fragment < n:
                 raise TicketError(f"fragment {fragment} of a message of {n}")

@@ -109,8 +109,8 @@ def random_k(u: Floats, k: int, key: int) -> Selection:
 
 
 def chunked_top_k(u: Floats, k: int, chunk: int = CHUNK) -> Selection:
-    """The top ``k chunk / d`` (rounded up) of each ``chunk`` consecutive entries; of the last ones, as many
-    as their number asks for.
+    """The top ``k chunk / d`` (rounded, at least 1) of each ``chunk`` consecutive entries; of the last,
+    as many as their number asks for.
 
     What DeMo (Peng, Quesnelle, Kingma 2024) and SparseLoCo (Sarfi et al. 2025) send: every part of the model
     gets its share, and a GPU selects all chunks at once.
@@ -127,7 +127,7 @@ def chunked_top_k(u: Floats, k: int, chunk: int = CHUNK) -> Selection:
     whole = d // chunk * chunk
     parts = []
     if whole:
-        share = math.ceil(k * chunk / d)
+        share = _share(k, d, chunk)
         bits = magnitudes(u, slice(0, whole)).reshape(-1, chunk)
         least = np.partition(bits, chunk - share, axis=1)[:, chunk - share, None]
         above, ties = bits > least, bits == least
@@ -135,13 +135,17 @@ def chunked_top_k(u: Floats, k: int, chunk: int = CHUNK) -> Selection:
         above |= ties & (np.cumsum(ties, axis=1, dtype=np.int32) <= left)
         parts.append(np.flatnonzero(above))
     if whole < d:
-        rest = _top_k(u[whole:], math.ceil(k * (d - whole) / d))
+        rest = _top_k(u[whole:], _share(k, d, d - whole))
         parts.append(rest.indices + whole)
     return select_at(u, np.concatenate(parts))
 
 
 def _chunked_most(k: int, d: int, chunk: int) -> int:
-    return min(d, k + math.ceil(d / chunk))
+    return min(d, math.ceil(d / chunk) * _share(k, d, chunk))
+
+
+def _share(k: int, d: int, length: int) -> int:
+    return max(1, round(k * length / d))
 
 
 exact = Selector("top-k", stateless, lambda u, k, state, key: top_k(u, k), exactly)

@@ -11,7 +11,7 @@ every datagram is authenticated, bound to two processes, and taken once.
     member_wire    datagrams                           member_probe  who answers
     member_pace    round trips, allowances, health     member_entry  who is let in
     member_core    time, timers, chance                member_suspicion  how long a suspect has
-    member_gossip  what is told to whom
+    member_gossip  what is told to whom                member_row   what is kept of each
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ragtag.protocols.member_core import Core, Due
 from ragtag.protocols.member_entry import Door
 from ragtag.protocols.member_pace import Health
 from ragtag.protocols.member_probe import Prober
+from ragtag.protocols.member_row import Entry
 from ragtag.protocols.member_types import (
     Describe,
     Failed,
@@ -37,7 +38,7 @@ from ragtag.protocols.member_types import (
     Status,
     Stopped,
 )
-from ragtag.protocols.member_view import Entry, View
+from ragtag.protocols.member_view import View
 from ragtag.protocols.member_wire import (
     Ack,
     Ask,

@@ -18,8 +18,9 @@ import math
 from ragtag.protocols.member_core import Core
 from ragtag.protocols.member_pace import INITIAL_RTO_S, Allowance
 from ragtag.protocols.member_probe import Prober
+from ragtag.protocols.member_row import Entry
 from ragtag.protocols.member_types import Address, Entered, Failed, Join, Status
-from ragtag.protocols.member_view import Entry, View
+from ragtag.protocols.member_view import View
 from ragtag.protocols.member_wire import (
     Challenge,
     Introduce,

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 
 from ragtag.protocols.member_core import Core
 from ragtag.protocols.member_pace import INITIAL_RTO_S, Health
+from ragtag.protocols.member_row import Entry
 from ragtag.protocols.member_types import Status
-from ragtag.protocols.member_view import Entry, View
+from ragtag.protocols.member_view import View
 from ragtag.protocols.member_wire import Ack, Ask, Gossip, Message, Ping, Record, gossip_of
 
 VERDICT_RTOS = 4.0

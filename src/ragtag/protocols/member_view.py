@@ -7,7 +7,7 @@ members that exchange what they believe come to agree, in whatever order they he
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msgspec import Raw
 
@@ -15,24 +15,10 @@ from ragtag.core.wire import name_hash
 from ragtag.protocols.member_core import Core
 from ragtag.protocols.member_gossip import Rumours, page
 from ragtag.protocols.member_pace import Allowance, Health, ReplayWindow, RoundTrip
+from ragtag.protocols.member_row import Entry, fresh_entry, is_sound, member_of
 from ragtag.protocols.member_suspicion import Suspicion, confirmations_wanted, shortest_periods
-from ragtag.protocols.member_types import NAME_BYTES_MAX, Address, Changed, Failed, Member, Status
+from ragtag.protocols.member_types import Address, Changed, Failed, Member, Status
 from ragtag.protocols.member_wire import Challenge, Record, packed, record_of
-
-
-@dataclass(slots=True)
-class Entry:
-    """A name's row: what is believed of it, and what this peer measured of it."""
-
-    member: Member
-    raw: Raw
-    since_s: float
-    allowance: Allowance
-    updates: Allowance
-    newcomers: Allowance
-    rtt: RoundTrip
-    window: ReplayWindow
-    suspicion: Suspicion | None = None
 
 
 class View:
@@ -113,7 +99,7 @@ class View:
 
     def _hear_of_stranger(self, record: Record, teller: Entry | None) -> None:
         """Who is older than somebody forgotten may be that one: ask before believing."""
-        if not _is_sound(record, self.core.limits.metadata_bytes):
+        if not is_sound(record, self.core.limits.metadata_bytes):
             self.core.counts["unsound"] += 1
         elif teller is not None and not teller.newcomers.take(self.core.now_s):
             self.core.remark("flooding", teller.member.name, "tells of too many new members")
@@ -126,40 +112,31 @@ class View:
 
     def _add(self, record: Record) -> None:
         core, limits = self.core, self.core.limits
-        if not _is_sound(record, limits.metadata_bytes):
+        if not is_sound(record, limits.metadata_bytes):
             core.counts["unsound"] += 1
             return
         if len(self.live) >= limits.members_max:
             core.remark("crew full", record.name, f"{limits.members_max} members are the most")
             return
-        member = _member(record)
-        self.entries[record.name] = Entry(
-            member,
-            packed(record),
-            core.now_s,
-            Allowance(limits.datagrams_per_s_max),
-            Allowance(limits.updates_per_s_max),
-            Allowance(limits.newcomers_per_s_max),
-            RoundTrip(),
-            ReplayWindow(),
-        )
+        entry = fresh_entry(record, limits, core.now_s)
+        self.entries[record.name] = entry
         self._names[record.name] = None
-        self._enter(member, None)
+        self._enter(entry.member, None)
 
     def _replace(self, entry: Entry, record: Record) -> None:
         """A later process has the name: its machine was restarted."""
-        if not _is_sound(record, self.core.limits.metadata_bytes):
+        if not is_sound(record, self.core.limits.metadata_bytes):
             self.core.counts["unsound"] += 1
             return
         if not entry.updates.take(self.core.now_s):
             self.core.remark("flooding", record.name, "restarts too often")
             return
         entry.rtt, entry.window = RoundTrip(), ReplayWindow()
-        self._become(entry, _member(record))
+        self._become(entry, member_of(record))
 
     def _alive(self, entry: Entry, record: Record) -> None:
         """A higher incarnation: the member refutes, or tells new metadata."""
-        if not _is_sound(record, self.core.limits.metadata_bytes):
+        if not is_sound(record, self.core.limits.metadata_bytes):
             self.core.counts["unsound"] += 1
             return
         member = entry.member
@@ -170,7 +147,7 @@ class View:
             gone_s = self.core.now_s - entry.since_s
             self.core.remark("healed", record.name, f"it was thought dead for {gone_s:.3g} s")
             self.tell_of_graves()
-        self._become(entry, _member(record))
+        self._become(entry, member_of(record))
 
     def _hear_of_death(self, entry: Entry, record: Record) -> None:
         """Nobody dies of hearsay: there is the shortest time to refute, from when it was suspected here.
@@ -334,25 +311,3 @@ class View:
         accusers = tuple(entry.suspicion.accusers) if entry.suspicion is not None else ()
         entry.raw = packed(record_of(entry.member, accusers))
         self._rumours.news(entry.member.name)
-
-
-def _is_sound(record: Record, metadata_bytes: int) -> bool:
-    """Whether a record of a living member has what others need of it."""
-    return (
-        record.port > 0
-        and record.host != ""
-        and record.epoch > 0
-        and len(record.metadata) <= metadata_bytes
-        and len(record.name.encode()) <= NAME_BYTES_MAX
-    )
-
-
-def _member(record: Record) -> Member:
-    return Member(
-        record.name,
-        (record.host, record.port),
-        record.epoch,
-        record.incarnation,
-        Status(record.status),
-        record.metadata,
-    )

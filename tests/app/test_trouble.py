@@ -118,8 +118,10 @@ def test_a_report_that_may_not_be_written_there_can_be_written_elsewhere(open_fo
 def test_a_run_that_may_not_be_traced_does_not_begin(open_folder: Path, command: str) -> None:
     script = open_folder / "script.py"
     script.write_text("print('it runs')")
+    arguments = [script] if command == "run" else ["-n", "2", "--size", "10", "--rounds", "1"]
+    before = invoke(command, "--run-folder", open_folder / "before", *arguments)
+    assert before.code == 0  # and nobody, who may not read Python's own files, need import anything
     open_folder.chmod(0o555)
-    arguments = [script] if command == "run" else ["--rounds", "1"]
     with as_nobody():
         said = error_of(invoke(command, "--run-folder", open_folder / "new", *arguments))
     assert said == f"error: {open_folder / 'new'}: no permission: ask its owner, or choose another folder"

@@ -45,6 +45,52 @@ def test_charts_begin_with_training_where_that_takes_long_to_begin(tmp_path: Pat
     assert summarise(read_run(tmp_path / "short")).extent.t0 == 0.0
 
 
+def test_what_a_peer_says_twice_in_a_row_is_one_line(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / peer_file(0)) as writer:
+        for t, what in (
+            (1.0, "silent"),
+            (1.1, "heard again"),
+            (1.2, "silent"),
+            (1.3, "left"),
+            (1.31, "left"),
+        ):
+            writer.write(trace.Note(t=t, peer=0, what=what, other=1))
+    with TraceWriter(tmp_path / peer_file(2)) as writer:
+        writer.write(trace.Note(t=1.35, peer=2, what="left", other=1))
+        writer.write(trace.Note(t=9.0, peer=2, what="left", other=1))
+    items = summarise(read_run(tmp_path)).items
+    assert [(item.what, item.by) for item in items] == [
+        ("silent", {0}),
+        ("heard again", {0}),
+        ("silent", {0}),
+        ("left", {0, 2}),
+        ("left", {2}),
+    ]
+
+
+def test_charts_end_with_the_peers_and_not_with_their_launcher(tmp_path: Path) -> None:
+    story = Story(rounds=40)
+    write_run(tmp_path, story)
+    with TraceWriter(tmp_path / CREW_FILE) as writer:
+        writer.write(trace.Leave(t=60.0))
+    assert summarise(read_run(tmp_path)).extent.t1 == story.until_t
+    assert report_json(tmp_path)["duration_s"] == 60.0
+    assert "lasted 60 s" in Page(build_report(tmp_path).read_text("utf-8")).text
+
+
+@pytest.mark.parametrize(
+    ("largest_s", "said"), [(0.3, "3\N{MULTIPLICATION SIGN} median"), (21.0, "210\N{MULTIPLICATION SIGN}")]
+)
+def test_a_ratio_is_said_in_plain_digits(tmp_path: Path, largest_s: float, said: str) -> None:
+    with TraceWriter(tmp_path / peer_file(0)) as writer:
+        for k, total_s in enumerate([0.1] * 30 + [largest_s]):
+            round_ = trace.Round(
+                t=float(k), peer=0, round=k, scatter_s=0.0, gather_s=0.0, total_s=total_s, arrived=1.0
+            )
+            writer.write(round_)
+    assert said in Page(build_report(tmp_path).read_text("utf-8")).text
+
+
 def test_only_a_run_record(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / CREW_FILE) as writer:
         writer.write(trace.Run(t=0.0, world="simulated", name="nothing yet", seed=1, peers=3, method="rps"))

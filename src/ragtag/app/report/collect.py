@@ -145,11 +145,17 @@ class Collector:
 
     def _item(self, item: Item) -> None:
         items = self._to.items
+        meanwhile: set[int] = set()  # who has said something else of it since
         for earlier in items[:-65:-1]:  # peers notice the same thing within a moment of each other
-            if item.t - earlier.t > 2.0:
+            if item.t - earlier.t > 2.0 or item.error:
                 break
-            same = (earlier.what, earlier.about) == (item.what, item.about)
-            if same and not (earlier.error or item.error or earlier.by & item.by):
+            if earlier.about != item.about or earlier.error:
+                continue
+            if earlier.what != item.what:
+                meanwhile |= earlier.by
+            elif not (earlier.by & item.by) or (
+                earlier.detail == item.detail and not (meanwhile & item.by)
+            ):  # or the same one says the same again
                 earlier.by |= item.by
                 return
         if len(items) < ITEMS_MAX:

@@ -58,8 +58,9 @@ class Item:
 
 @dataclass(slots=True)
 class Extent:
-    """The first pass: how long the run is (``t1``), from when on it is drawn (``t0``), and who takes part."""
+    """The first pass: how long the run was, from when (``t0``) to when (``t1``) it is drawn, who is in it."""
 
+    lasted_s: float = 0.0
     t0: float = 0.0
     t1: float = 0.0
     peers: list[int] = field(default_factory=list)

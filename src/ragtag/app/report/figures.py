@@ -19,7 +19,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "seed": run.seed if run else None,
         "peers": len(summary.peers),
         "finished": summary.finished,
-        "duration_s": summary.extent.t1,
+        "duration_s": summary.extent.lasted_s,
         "accuracy": {
             "own": {str(p.number): p.accuracy for p in summary.peers.values()},
             "survivors_mean": sum(own) / len(own) if own else None,

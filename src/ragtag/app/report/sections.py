@@ -25,7 +25,7 @@ def header(summary: Summary) -> str:
             when = datetime.datetime.fromtimestamp(min(run.started_unix_s, 2e11), datetime.UTC)
             facts.append(f"started {when:%Y-%m-%d %H:%M} UTC")
     virtual = " of virtual time" if run is not None and run.world == "simulated" else ""
-    facts.append(f"lasted {clock(summary.extent.t1)}{virtual}")
+    facts.append(f"lasted {clock(summary.extent.lasted_s)}{virtual}")
     title = run.name if run is not None else "A run without its run record"
     state = (
         "" if summary.finished else '<p class="bad">This run has not ended as planned (or goes on still).</p>'
@@ -49,7 +49,7 @@ def _tiles(summary: Summary) -> str:
     if times["median"] is not None:
         ratios = [
             f"{name} {seconds(times[name])}"
-            + (f" ({times[f'{name}_over_median']:.2g}{TIMES} median)" if times["median"] else "")
+            + (f" ({_ratio(times[f'{name}_over_median'])} median)" if times["median"] else "")
             for name in ("p95", "max")
         ]
         tiles.append(("Round time, median", seconds(times["median"]), "; ".join(ratios)))
@@ -65,6 +65,10 @@ def _tiles(summary: Summary) -> str:
         for k, v, d in tiles
     )
     return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}{TIMES}" if value >= 10 else f"{value:.2g}{TIMES}"
 
 
 def damage(summary: Summary) -> str:

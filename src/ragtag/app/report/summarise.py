@@ -38,7 +38,9 @@ def measure(run: RunTrace) -> Extent:
     any_record, first_t = False, math.inf
     for record in run.records():
         any_record = True
-        extent.t1 = max(extent.t1, record.t)
+        extent.lasted_s = max(extent.lasted_s, record.t)
+        if record.peer >= 0 or isinstance(record, trace.Eval | trace.Fault):  # not the launcher's waiting
+            extent.t1 = max(extent.t1, record.t)
         extent.t0 = min(extent.t0, record.t)
         if isinstance(record, trace.Step | trace.Round | trace.Eval):
             first_t = min(first_t, record.t)

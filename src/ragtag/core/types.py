@@ -179,6 +179,7 @@ class Outcome:
     missed: peers that were waited for and did not deliver all their messages in time.
     scatter_s, gather_s: how long each stage took; total_s: the whole round.
     expired: whether a deadline ended the round (rather than arrivals).
+    members: in a group, bit ``i`` of ``heard`` stands for peer ``members[i]`` (empty: for peer ``i``).
     """
 
     channel: int
@@ -194,6 +195,7 @@ class Outcome:
     gather_s: float
     total_s: float
     expired: bool
+    members: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,379 @@
+"""Averaging in groups: matchmaking, then reduce-scatter and all-gather inside the group.
+
+Moshpit All-Reduce (source: ``grid``) with ``MoshpitKeys``, random groups with ``RandomKeys``. One ``Average``
+is one round. Whatever fails, it ends by deadlines that are measured, and the key moves on. Inside a group
+``reduce.ScatterGather`` does the work, its members numbered from 0; so a death in mid-round costs what the
+outcome says chunk by chunk (``heard``, ``averaged``), and nothing waits for the dead but one deadline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ragtag.core.deadline import Deadline
+from ragtag.core.seed import mix
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Average,
+    Begin,
+    Done,
+    Effect,
+    Expired,
+    MessageKey,
+    Noted,
+    Outcome,
+    PeerId,
+    Run,
+    Send,
+    Timer,
+)
+from ragtag.protocols import match
+from ragtag.protocols.base import NACK, SCATTER, Spec
+from ragtag.protocols.crowd import Crowd, Lane
+from ragtag.protocols.layout import layout_of
+from ragtag.protocols.match import ANNOUNCE, BEHIND, WAIT, Host, Roster
+from ragtag.protocols.moshpit import Keys, Place, View
+from ragtag.protocols.reduce import ScatterGather
+
+WAIT_MAX = 4.0
+"""A host that says it waits so many times longer than this peer itself would is not believed."""
+_BLOCK_BITS = 6
+_BLOCKS = 1 << _BLOCK_BITS
+
+
+class Group:
+    """One round inside a group: ``ScatterGather`` among members with local numbers."""
+
+    def __init__(self, me: PeerId, number: int, roster: Roster, lane: Lane, repair_s: float | None) -> None:
+        self.roster, self.tag = roster, roster.tag
+        self._lane, self._number = lane, number
+        self._local = {peer: i for i, peer in enumerate(roster.peers)}
+        k = len(roster.peers)
+        self.machine = ScatterGather(
+            Spec(
+                me=self._local[me],
+                channel=lane.channel,
+                round=number,
+                layout=layout_of(lane.n_chunks, k),
+                # owners rotate: fixed ones weigh more in the mean where chunks are lost (RPS, algorithm 1)
+                owners=tuple((j + number) % k for j in range(k)),
+                members=frozenset(range(k)),
+                codec=lane.codec,
+                repair_s=repair_s,
+            )
+        )
+
+    def begin(self, now_s: float, ask: Average, scatter_s: float, gather_s: float) -> list[Effect]:
+        """Scatter one's values, and wait for all other members."""
+        everyone = frozenset(range(len(self.roster.peers)))
+        return self._out(
+            self.machine.step(now_s, Begin(ask.values, ask.weight, everyone, scatter_s, gather_s))
+        )
+
+    def take(self, now_s: float, run: Run) -> list[Effect]:
+        """A run of this group's (its tag has been compared)."""
+        local = self._local.get(run.peer)
+        if local is None:
+            return []
+        key = run.key
+        inner = MessageKey(key.channel, key.round, key.stage, key.block & _BLOCKS - 1)
+        moved = Run(
+            local, inner, run.first, run.total, run.payload, run.weight, run.heard, run.mask, run.ended
+        )
+        return self._out(self.machine.step(now_s, Arrived((moved,))))
+
+    def expire(self, now_s: float, timer: Timer) -> list[Effect]:
+        """One of the group's timers."""
+        return self._out(self.machine.step(now_s, Expired(timer)))
+
+    def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """A member is gone."""
+        local = self._local.get(peer)
+        return [] if local is None else self._out(self.machine.passed(now_s, local))
+
+    def owed_something(self, missed: tuple[PeerId, ...]) -> bool:
+        """Whether anything came of those that were missed (else they are dead rather than slow)."""
+        owed = self.machine.owed()
+        return any(owed.get(self._local[peer]) for peer in missed)
+
+    def _out(self, effects: list[Effect]) -> list[Effect]:
+        peers = self.roster.peers
+        for i, effect in enumerate(effects):
+            if isinstance(effect, Send):
+                run, key = effect.run, effect.run.key
+                wire = MessageKey(key.channel, key.round, key.stage, self.tag << _BLOCK_BITS | key.block)
+                moved = Run(
+                    peers[run.peer],
+                    wire,
+                    run.first,
+                    run.total,
+                    run.payload,
+                    run.weight,
+                    run.heard,
+                    run.mask,
+                    run.ended,
+                )
+                effects[i] = Send(moved, effect.deadline_s)
+            elif isinstance(effect, Done):
+                effects[i] = Done(self._named(effect.outcome))
+        return effects
+
+    def _named(self, outcome: Outcome) -> Outcome:
+        peers = self.roster.peers
+        return replace(
+            outcome,
+            members=peers,
+            missed=tuple(sorted(peers[i] for i in outcome.missed)),
+            waited_for=tuple(sorted(peers[i] for i in outcome.waited_for)),
+        )
+
+
+@dataclass(slots=True)
+class _Search:
+    """Matchmaking under way. tries: announcements so far; answered: a host will send the roster."""
+
+    place: Place
+    hosts: tuple[PeerId, ...]
+    tries: int = 0
+    sent_s: float = 0.0
+    answered: bool = False
+    reminded: bool = False
+
+
+class GroupNode(Crowd):
+    """One peer that averages in groups, whoever else there is.
+
+    repair: what is lost inside a group is asked for again while its deadline allows.
+    """
+
+    def __init__(
+        self, me: PeerId, view: View, seed: int, keys: Keys, lane: Lane, *, repair: bool = False
+    ) -> None:
+        super().__init__(me, view, seed, lane)
+        self.keys = keys
+        self._repair = repair
+        self._answer = Deadline(lane.rtt_s)
+        self._wait = Deadline(lane.rtt_s)
+        self._scatter, self._gather = Deadline(lane.probe_s), Deadline(lane.probe_s)
+        self._host = Host(me, lane.channel, self._wait, self._answer)
+        self._search: _Search | None = None
+        self._group: Group | None = None
+        self._last: Group | None = None  # answers requests for repair after its round
+        self._budgets_s = (0.0, 0.0)
+        self._alone = False
+
+    def deadline_s(self) -> float:
+        """By when a round that begins now ends at the latest, counted from its beginning."""
+        answer_s = self._answer.budget_s() * self._answer.backoff_max
+        stages_s = max(self._scatter.budget_s(), answer_s) + max(self._gather.budget_s(), answer_s)
+        wait_s = WAIT_MAX * (self._wait.typical_s() + answer_s + stages_s)
+        return match.HOSTS * match.TRIES * answer_s + wait_s + 2 * answer_s + stages_s
+
+    def _busy_s(self) -> float:
+        """For how long others may be averaging in a group that has met without this peer."""
+        return self._scatter.budget_s() + self._gather.budget_s()
+
+    # -- Matchmaking
+
+    def _begin(self, now_s: float, ask: Average) -> list[Effect]:
+        assert self.active is not None
+        self._last, self._group = self._group, None
+        place = self.keys.place(self.active, self.view)
+        hosts = self.view.hosts(mix(place.key), match.HOSTS)
+        self._search = _Search(place, hosts)
+        # members hear of their group, and so begin, up to a round trip apart
+        self._scatter.floor_s = self._gather.floor_s = self._answer.budget_s()
+        return self._announce(now_s)
+
+    def _announce(self, now_s: float) -> list[Effect]:
+        """Ask a host; the next one after so many tries; nobody, when all have been asked."""
+        search = self._search
+        assert search is not None and self.active is not None
+        if search.tries >= match.TRIES * len(search.hosts):
+            return self._fail(now_s, "no host")
+        host = search.hosts[search.tries // match.TRIES]
+        place = search.place
+        ask = match.Ask(place.key, place.index, place.most, self._busy_s() if self._alone else 0.0)
+        if host == self.me:
+            search.answered = True
+            effects, roster = self._host.announce(now_s, self.me, self.active, ask)
+            if roster is not None:
+                return effects + self._form(now_s, roster)
+            until_s = now_s + self._host.wait_s() + ask.hold_s + self._answer.budget_s()
+            return [*effects, self._arm("roster", until_s)]  # in case it is forgotten among too many
+        search.tries += 1
+        search.sent_s = now_s
+        budget_s = self._answer.budget_s()
+        run = match.told(host, self.lane.key(self.active, ANNOUNCE), match.encode_announce(ask))
+        return [Send(run, now_s + budget_s), self._arm(f"answer/{search.tries}", now_s + budget_s)]
+
+    def _fail(self, now_s: float, why: str) -> list[Effect]:
+        assert self.active is not None
+        self._search = None
+        self.keys.moved(self.active, None)
+        return [Noted(why, self.me, f"round {self.active}"), *self.alone(now_s)]
+
+    def _skipped(self, number: int) -> None:
+        self._search = self._group = None
+        self.keys.moved(number, None)
+
+    def _control(self, now_s: float, run: Run) -> list[Effect]:
+        stage, number = run.key.stage, run.key.round
+        if stage == BEHIND:
+            return self._late(now_s) if number == self.active else self._catch_up(now_s)
+        if len(run.payload) != 1 or (run.mask is not None and not run.mask[0]):
+            return []  # lost on its way: only its end came
+        blob = run.payload[0].tobytes()
+        if stage == ANNOUNCE:
+            return self._announced(now_s, run, blob)
+        search = self._search
+        if search is None or number != self.active:
+            return []
+        if stage == WAIT:
+            answer = match.decode_wait(blob)
+            if answer is None or answer[0] != search.place.key or search.answered:
+                return []
+            search.answered = True
+            self._answer.completed(now_s - search.sent_s)
+            wait_s = min(answer[1], WAIT_MAX * (self._host.wait_s() + self._busy_s()))
+            return [self._arm("roster", now_s + wait_s + self._answer.budget_s())]
+        roster = match.decode_roster(blob)
+        if roster is None or roster.key != search.place.key or self.me not in roster.peers:
+            return []
+        if not search.answered:
+            self._answer.completed(now_s - search.sent_s)
+        return self._form(now_s, roster)
+
+    def _announced(self, now_s: float, run: Run, blob: bytes) -> list[Effect]:
+        number, ask = run.key.round, match.decode_announce(blob)
+        if ask is None or run.peer not in self.view:
+            return []
+        if number < self.done or (self.active is not None and number < self.active):
+            newest = self.active if self.active is not None else self.done + 1
+            behind = match.told(run.peer, self.lane.key(newest, BEHIND), b"\0")
+            return [Send(behind, now_s + self._answer.budget_s())]
+        effects, roster = self._host.announce(now_s, run.peer, number, ask)
+        if roster is not None and number == self.active:
+            return effects + self._form(now_s, roster)
+        return effects + self._catch_up(now_s)
+
+    def _late(self, now_s: float) -> list[Effect]:
+        """The group has met without this peer: better in time for the next round than waiting for nobody."""
+        if self._search is None:
+            return []
+        self._alone = True
+        return self._fail(now_s, "late")
+
+    def _catch_up(self, now_s: float) -> list[Effect]:
+        """Others are in a later round: give this one up, and look for a group of that one at once."""
+        if self._search is None or self._ask is None or self.active is None or self.highest <= self.active:
+            return []
+        if now_s - self.started_s > match.HOSTS * match.TRIES * self._answer.budget_s():
+            return self._fail(now_s, "too far behind")
+        ask = self._ask
+        self.keys.moved(self.active, None)
+        self.active = self.highest
+        return [Noted("skipped", self.me, f"to round {self.active}"), *self._begin(now_s, ask)]
+
+    # -- The group
+
+    def _form(self, now_s: float, roster: Roster) -> list[Effect]:
+        """The group is known: average in it."""
+        assert self.active is not None and self._ask is not None
+        if self._search is None:
+            return []
+        self._search = None
+        self._alone = len(roster.peers) < 2
+        if not self._alone:
+            self._wait.completed(roster.spread_s)
+        if len(roster.peers) < 2:
+            self.keys.moved(self.active, None)
+            return self.alone(now_s, expired=True)
+        repair_s = self._answer.typical_s() if self._repair else None
+        group = self._group = Group(self.me, self.active, roster, self.lane, repair_s)
+        self._budgets_s = self._scatter.budget_s(), self._gather.budget_s()
+        effects = self._settle(now_s, group.begin(now_s, self._ask, *self._budgets_s))
+        return effects + self._again(now_s)
+
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        key = run.key
+        if ANNOUNCE <= key.stage <= BEHIND:
+            return self._control(now_s, run)
+        if key.stage & ~NACK > SCATTER + 1:
+            return []
+        tag, group = key.block >> _BLOCK_BITS, self._group
+        if group is not None and key.round == group.machine.spec.round:
+            return self._settle(now_s, group.take(now_s, run)) if tag == group.tag else []
+        last = self._last
+        if last is not None and key.round == last.machine.spec.round and tag == last.tag:
+            return last.take(now_s, run)
+        if key.round > self.done:
+            self._keep(run)
+        return []
+
+    def _settle(self, now_s: float, effects: list[Effect]) -> list[Effect]:
+        """Look for the end of the round among a group's effects."""
+        for i, effect in enumerate(effects):
+            if isinstance(effect, Done):
+                outcome = replace(effect.outcome, started_s=self.started_s, total_s=now_s - self.started_s)
+                self._learn(effect.outcome)
+                group = self._group
+                assert group is not None
+                place = group.roster.peers.index(self.me)
+                self.keys.moved(outcome.round, group.roster.indices[place])
+                return effects[:i] + self._finish(now_s, outcome) + effects[i + 1 :]
+        return effects
+
+    def _learn(self, outcome: Outcome) -> None:
+        """How long a round took teaches how long the next may take; silence alone lengthens nothing."""
+        assert self._group is not None
+        if outcome.expired:
+            if self._group.owed_something(outcome.missed):
+                self._scatter.missed()
+                self._gather.missed()
+            return
+        scatter_s, gather_s = self._budgets_s
+        if outcome.scatter_s > 0:
+            self._scatter.completed(min(outcome.scatter_s, scatter_s))
+        if outcome.gather_s > 0:
+            self._gather.completed(min(outcome.gather_s, scatter_s + gather_s))
+
+    def _left(self, now_s: float, peer: PeerId) -> list[Effect]:
+        if self._group is None or self.active is None:
+            return []
+        return self._settle(now_s, self._group.passed(now_s, peer))
+
+    # -- Timers
+
+    def _expired(self, now_s: float, timer: Timer) -> list[Effect]:
+        kind = timer.name.partition("/")[0]
+        if kind == "host":
+            effects, roster = self._host.expire(now_s, timer)
+            return effects + (self._form(now_s, roster) if roster and timer.round == self.active else [])
+        if timer.round != self.active:
+            return []
+        if kind == "answer":
+            search = self._search
+            if search is None or search.answered or int(timer.name[7:]) != search.tries:
+                return []
+            self._answer.missed()
+            return self._announce(now_s)
+        if kind == "roster":
+            return self._remind(now_s)
+        return self._settle(now_s, self._group.expire(now_s, timer)) if self._group else []
+
+    def _remind(self, now_s: float) -> list[Effect]:
+        """The roster should be here: ask its host once more, as it may have been lost."""
+        search = self._search
+        if search is None:
+            return []
+        if search.reminded:
+            return self._fail(now_s, "no roster")
+        search.reminded = True
+        search.tries -= 1
+        effects = self._announce(now_s)
+        return [
+            *(e for e in effects if not isinstance(e, Arm)),
+            self._arm("roster", search.sent_s + self._answer.budget_s()),
+        ]

@@ -1,0 +1,162 @@
+"""Which group a peer averages in: Moshpit's keys, and random groups to compare with.
+
+The source is that of ``grid``. Beyond the paper: sides of the grid follow from the live number of peers; an
+index stays with its peer while nobody else in the group holds it, so that peers that miss a round find their
+cell free; a grid that is too empty is left for random groups until enough peers are there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ragtag.core import seed as random
+from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.protocols.grid import Cell, Grid, grid_of, shuffled, standing
+
+
+class View:
+    """The live peers, as one peer sees them; immutable, so that many peers may share one.
+
+    Each key has *hosts* where its peers meet: the peers that follow it on a ring of hashes (consistent
+    hashing: Karger et al., STOC 1997), so views that differ in one peer differ in few hosts.
+    """
+
+    __slots__ = ("_ring", "_standing", "peers")
+
+    def __init__(self, peers: Iterable[PeerId]) -> None:
+        self.peers = tuple(sorted(set(peers)))
+        if not self.peers:
+            raise ValueError("a view of no peers: it holds at least the peer itself")
+        keys = random.stream_keys(0, "ring", self.peers).tolist()
+        order = sorted(zip(keys, self.peers, strict=True))
+        self._ring = [key for key, _ in order]
+        self._standing = [peer for _, peer in order]
+
+    def __len__(self) -> int:
+        return len(self.peers)
+
+    def __contains__(self, peer: PeerId) -> bool:
+        at = bisect_left(self.peers, peer)
+        return at < len(self.peers) and self.peers[at] == peer
+
+    def rank(self, peer: PeerId) -> int:
+        """A peer's place among the live ones."""
+        return bisect_left(self.peers, peer)
+
+    def hosts(self, key: int, k: int) -> tuple[PeerId, ...]:
+        """The first ``k`` hosts of a key (all peers, where there are fewer)."""
+        n, at = len(self._ring), bisect_left(self._ring, key)
+        return tuple(self._standing[(at + i) % n] for i in range(min(k, n)))
+
+    def joined(self, peer: PeerId) -> View:
+        """The view with one peer more."""
+        return self if peer in self else View((*self.peers, peer))
+
+    def left(self, peer: PeerId) -> View:
+        """The view without a peer; the last one stays."""
+        if peer not in self or len(self.peers) == 1:
+            return self
+        return View(other for other in self.peers if other != peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer averages in a round: its group's key, the index it would have, and how many to expect."""
+
+    key: int
+    index: int
+    most: int
+
+
+class Keys(Protocol):
+    """How one peer chooses its group, round by round."""
+
+    def place(self, round_: int, view: View) -> Place:
+        """The peer's group in a round."""
+        ...
+
+    def moved(self, round_: int, index: int | None) -> None:
+        """The round is over: the peer had this index in its group (``None``: it met no group)."""
+        ...
+
+
+class RandomKeys:
+    """Groups of about ``group`` drawn anew each round: a permutation of the live peers, cut in pieces.
+
+    Paper, section 4.1: "averaging in random groups as a simpler version". There are ``n // group`` groups,
+    their sizes differ by at most one.
+    """
+
+    def __init__(self, me: PeerId, seed: int, group: int) -> None:
+        if not 2 <= group <= PEERS_MAX:
+            raise ValueError(f"groups of {group}: a group has 2 to {PEERS_MAX} peers")
+        self._me, self._seed, self._group = me, seed, group
+
+    def place(self, round_: int, view: View) -> Place:
+        """The piece of this round's permutation in which the peer stands."""
+        n = len(view)
+        groups = max(1, n // self._group, -(-n // PEERS_MAX))
+        at = shuffled(random.stream_key(self._seed, "random groups", round_), n)[view.rank(self._me)]
+        key = random.stream_key(self._seed, "random group", n, round_, at % groups)
+        return Place(key, at // groups, (n - at % groups - 1) // groups + 1)
+
+    def moved(self, round_: int, index: int | None) -> None:
+        """Nothing of a round is remembered."""
+
+
+class MoshpitKeys:
+    """Moshpit's keys on a grid that follows the live number of peers, or on one that is given."""
+
+    def __init__(self, me: PeerId, seed: int, group: int, grid: Grid | None = None) -> None:
+        self._me, self._seed, self._group, self._fixed = me, seed, group, grid
+        self._random = RandomKeys(me, seed, group)
+        self._grid: Grid | None = None
+        self._view: View | None = None
+        self._cell: Cell = ()
+        self.thin = False
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid that the peer stands on; ``None``: it has not begun."""
+        return self._grid
+
+    @property
+    def cell(self) -> Cell:
+        """The peer's cell."""
+        return self._cell
+
+    def place(self, round_: int, view: View) -> Place:
+        """The line through the peer's cell along this round's axis."""
+        n = len(view)
+        grid = self._fixed or grid_of(n, self._group)
+        if grid != self._grid or view is not self._view:
+            self._settle(grid, view)
+        self.thin = grid.thin(n) or n > grid.cells
+        if self.thin:
+            return self._random.place(round_, view)
+        axis, cell = grid.axis(round_), self._cell
+        expected = standing(grid, self._order_key(grid), n, axis).get(cell[:axis] + cell[axis + 1 :], 1)
+        return Place(grid.line(cell, axis, self._seed), cell[axis], expected)
+
+    def _settle(self, grid: Grid, view: View) -> None:
+        """Take a cell that nobody else takes, as long as views agree (groups part those who share one).
+
+        When peers come or go all settle anew, so that each knows how many to expect on every line.
+        """
+        self._grid, self._view = grid, view
+        order = shuffled(self._order_key(grid), grid.cells)
+        self._cell = grid.place(order[view.rank(self._me) % grid.cells])
+
+    def _order_key(self, grid: Grid) -> int:
+        return random.stream_key(self._seed, "cells", *grid.sides)
+
+    def moved(self, round_: int, index: int | None) -> None:
+        """Drop the oldest index, append the new one; whoever met nobody appends the one it drops."""
+        if index is None or self.thin or self._grid is None:
+            return
+        axis = self._grid.axis(round_)
+        if index < self._grid.sides[axis]:
+            self._cell = (*self._cell[:axis], index, *self._cell[axis + 1 :])

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+
+from ragtag.core.faults import Crash, Faults, Loss
+from ragtag.protocols.gossip import Gossip
+from ragtag.protocols.moshpit import View
+from tests.protocols.crowds import RTT_S, Crowds, Make, lane
+
+
+def gossip(ring: bool = False) -> Make:
+    return lambda me, view: Gossip(me, view, 0, lane(), ring=ring)
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 7, 16])
+def test_partners_are_each_others(n: int, ring: bool) -> None:
+    view = View(range(3, 3 + n))
+    peers = {me: gossip(ring)(me, view) for me in view.peers}
+    for round_ in range(6):
+        alone = 0
+        for me, peer in peers.items():
+            partner = peer.partner(round_)  # type: ignore[attr-defined]
+            alone += partner is None
+            assert partner is None or (partner != me and peers[partner].partner(round_) == me)  # type: ignore[attr-defined]
+        assert alone == n % 2
+
+
+def test_pairs_halve_the_variance_each_round_and_keep_the_mean() -> None:
+    crew = Crowds(64, gossip(), rounds=8).run()
+    assert crew.variance() == pytest.approx(2**-8, rel=0.3)
+    assert np.allclose(np.mean(crew.values, axis=0), crew.start.mean(axis=0), atol=1e-5)
+
+
+def test_a_ring_is_slow() -> None:
+    assert Crowds(64, gossip(ring=True), rounds=8).run().variance() > 0.05
+
+
+def test_two_neighbours_on_a_ring_of_two_meet_always() -> None:
+    assert Crowds(2, gossip(ring=True), rounds=2).run().variance() < 1e-12
+
+
+def test_losses_and_deaths_leave_nobody_waiting_and_are_said() -> None:
+    faults = Faults(loss=Loss(0.2), latency_s=RTT_S / 2, crashes=(Crash(3, 0.05),))
+    crew = Crowds(16, gossip(), rounds=10, faults=faults).run()
+    assert all(len(o) == 10 for p, o in crew.outcomes.items() if p != 3)
+    kept = [o for outcomes in crew.outcomes.values() for o in outcomes if not o.averaged.all()]
+    assert kept

@@ -1,0 +1,187 @@
+import numpy as np
+import pytest
+
+from ragtag.core.faults import Crash, Faults, Freeze, Loss, OneWay
+from ragtag.core.seed import mix
+from ragtag.core.types import Average, Left, Outcome
+from ragtag.protocols.grid import Grid
+from ragtag.protocols.groups import GroupNode
+from ragtag.protocols.moshpit import MoshpitKeys, RandomKeys, View
+from tests.protocols.crowds import RTT_S, Crowds, Make, lane
+
+
+def moshpit(group: int = 8, grid: Grid | None = None, *, n_chunks: int = 4, repair: bool = False) -> Make:
+    return lambda me, view: GroupNode(
+        me, view, 0, MoshpitKeys(me, 0, group, grid), lane(n_chunks), repair=repair
+    )
+
+
+def random_groups(group: int = 8) -> Make:
+    return lambda me, view: GroupNode(me, view, 0, RandomKeys(me, 0, group), lane())
+
+
+def whole(outcome: Outcome) -> bool:
+    return bool((outcome.heard == (1 << len(outcome.members)) - 1).all())
+
+
+@pytest.mark.parametrize(("n", "group"), [(16, 4), (64, 8), (125, 5), (60, 8), (5, 8), (100, 10)])
+def test_a_full_grid_averages_exactly_after_d_rounds(n: int, group: int) -> None:
+    crew = Crowds(n, moshpit(group), rounds=3).run()
+    grid = crew.nodes[0].inner.keys.grid  # type: ignore[attr-defined]
+    if grid.cells == n:
+        means = np.stack(crew.values)
+        assert np.allclose(means, crew.start.mean(axis=0), atol=1e-5)
+    assert all(len(outcomes) == 3 for outcomes in crew.outcomes.values())
+    assert crew.variance() < (1e-12 if grid.cells == n else 1e-3)
+
+
+def test_a_crew_of_one_and_of_two() -> None:
+    (outcomes,) = Crowds(1, moshpit(), rounds=2).run().outcomes.values()
+    assert [o.averaged.any() for o in outcomes] == [False, False]
+    crew = Crowds(2, moshpit(), rounds=1).run()
+    assert crew.variance() < 1e-12
+
+
+def test_random_groups_mix_and_differ_from_round_to_round() -> None:
+    crew = Crowds(64, random_groups(), rounds=4).run()
+    members = {o.members for o in crew.outcomes[0]}
+    assert len(members) == 4 and all(len(m) == 8 for m in members)
+    assert crew.variance() < 3e-3
+
+
+def test_weights_count() -> None:
+    crew = Crowds(4, moshpit(4), rounds=1, weight=float).run()
+    assert np.allclose(np.stack(crew.values), np.average(crew.start, axis=0, weights=range(4)), atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [0.02, 0.2])
+@pytest.mark.parametrize("repair", [False, True])
+def test_with_datagrams_lost_every_round_ends_in_time_and_means_are_what_they_say(
+    p: float, repair: bool
+) -> None:
+    faults = Faults(loss=Loss(p), latency_s=RTT_S / 2, jitter_s=0.001, duplicate=0.05, reorder=0.05)
+    crew = Crowds(
+        32, moshpit(8, n_chunks=9, repair=repair), rounds=6, n_chunks=9, faults=faults, seed=3
+    ).run()
+    assert all(len(outcomes) == 6 for outcomes in crew.outcomes.values())
+    assert crew.variance() < (0.05 if p < 0.1 else 0.2)
+    if p < 0.1:
+        met = np.mean([len(o.members) > 1 for outcomes in crew.outcomes.values() for o in outcomes])
+        assert met > 0.95
+
+
+def test_repair_asks_for_what_is_lost() -> None:
+    faults = Faults(loss=Loss(0.05), latency_s=RTT_S / 2)
+    shares = []
+    for repair in (False, True):
+        make = moshpit(8, n_chunks=40, repair=repair)
+        crew = Crowds(16, make, rounds=4, n_chunks=40, faults=faults, seed=1).run()
+        some = [o for outcomes in crew.outcomes.values() for o in outcomes if len(o.members) > 1]
+        shares.append(np.mean([o.heard == (1 << len(o.members)) - 1 for o in some]))
+    assert 1 - shares[1] < 0.5 * (1 - shares[0])
+
+
+def test_a_death_in_mid_round_costs_its_chunks_and_is_said() -> None:
+    # announce 0.01, roster 0.02, scatter 0.03: then the owner of one chunk in four is dead
+    faults = Faults(latency_s=RTT_S / 2, crashes=(Crash(3, 0.025),))
+    crew = Crowds(4, moshpit(4), rounds=1, faults=faults).run()
+    assert len(crew.outcomes[3]) == 0
+    for peer in (0, 1, 2):
+        (outcome,) = crew.outcomes[peer]
+        assert outcome.expired and outcome.missed == (3,)
+        assert outcome.averaged.sum() == 3 and len(set(outcome.heard.tolist())) == 2
+        assert np.array_equal(outcome.mean[~outcome.averaged], crew.start[peer][~outcome.averaged])
+        assert np.allclose(
+            outcome.mean[outcome.averaged], crew.start.mean(axis=0)[outcome.averaged], atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("at_s", [0.0, 0.005, 0.012, 0.018, 0.022, 0.028, 0.032])
+def test_a_death_at_any_moment_leaves_nobody_waiting_and_once_it_is_known_all_agree(at_s: float) -> None:
+    dead = (2, 7, 11)
+    faults = Faults(latency_s=RTT_S / 2, crashes=tuple(Crash(p, at_s) for p in dead))
+    crew = Crowds(16, moshpit(4), rounds=20, faults=faults)
+    alive = [p for p in range(16) if p not in dead]
+    for peer in alive:
+        for other in dead:  # membership finds out
+            crew.world.at(0.3, peer, Left(other))
+    crew.run()
+    assert all(len(crew.outcomes[p]) == 20 for p in alive)
+    assert np.var(np.stack([crew.values[p] for p in alive]), axis=0).mean() < 1e-3
+    late = [o for p in alive for o in crew.outcomes[p] if 8 <= o.round < 16]
+    assert np.mean([o.averaged.all() for o in late]) > 0.6  # some fall behind, and find back round by round
+    assert not {member for o in late for member in o.members} & set(dead)
+
+
+def test_the_next_host_is_asked_where_one_is_dead() -> None:
+    view = View(range(8))
+    key = MoshpitKeys(0, 0, 8).place(0, view).key
+    host = view.hosts(mix(key), 1)[0]
+    faults = Faults(latency_s=RTT_S / 2, crashes=(Crash(host, 0.0),))
+    crew = Crowds(8, moshpit(8), rounds=1, faults=faults).run()
+    for peer in set(range(8)) - {host}:
+        (outcome,) = crew.outcomes[peer]
+        assert len(outcome.members) == 7 and whole(outcome)
+
+
+def test_where_nobody_answers_the_round_fails_in_time_and_the_key_stays_with_the_cell() -> None:
+    cut = tuple(OneWay(0, other) for other in range(1, 16))
+    crew = Crowds(16, moshpit(4), rounds=3, faults=Faults(latency_s=RTT_S / 2, one_way=cut)).run()
+    assert len(crew.outcomes[0]) == 3
+    assert np.array_equal(crew.values[0], crew.start[0])
+    assert {note.what for peer, note in crew.notes if peer == 0} & {"no host", "no roster"}
+    others = [bool(o.averaged.all()) for p in range(1, 16) for o in crew.outcomes[p]]
+    assert np.mean(others) > 0.7
+
+
+def test_a_frozen_peer_comes_back_into_the_round_that_the_others_are_in() -> None:
+    faults = Faults(latency_s=RTT_S / 2, freezes=(Freeze(3, 0.03, 1.0),))
+    crew = Crowds(16, moshpit(4), rounds=30, faults=faults).run()
+    last = crew.outcomes[3][-1]
+    assert len(crew.outcomes[3]) == 30 and crew.outcomes[3][5].averaged.all()
+    assert last.round >= 30 and "skipped" in {note.what for peer, note in crew.notes if peer == 3}
+
+
+def test_peers_that_begin_at_different_times_meet_all_the_same() -> None:
+    crew = Crowds(16, moshpit(4), rounds=12, start_s=lambda peer: 0.002 * peer).run()
+    outcomes = [o for p in range(16) for o in crew.outcomes[p] if o.round < 10]
+    assert all(len(o.members) == 4 and whole(o) for o in outcomes)
+
+
+def test_a_peer_that_leaves_is_not_waited_for() -> None:
+    crew = Crowds(4, moshpit(4), rounds=1, faults=Faults(latency_s=RTT_S / 2, crashes=(Crash(3, 0.021),)))
+    for peer in range(3):
+        crew.world.at(0.031, peer, Left(3))
+    crew.run()
+    for peer in range(3):
+        (outcome,) = crew.outcomes[peer]
+        assert outcome.total_s < 0.05 and len(crew.nodes[peer].inner.view) == 3
+
+
+def test_skipping_gives_up_the_round_and_the_next_is_met() -> None:
+    node = moshpit(4)(0, View(range(4)))
+    node.step(0.0, Average(0, np.zeros((4, 272), np.float32), 1.0))
+    assert node.active == 0
+    node.skip()
+    assert node.active is None and node.done == 0
+    node.skip()
+    assert node.done == 1
+
+
+def test_nonsense_is_refused() -> None:
+    node = moshpit(4)(0, View(range(4)))
+    with pytest.raises(ValueError, match="contiguous float32"):
+        node.step(0.0, Average(0, np.zeros((3, 272), np.float32), 1.0))
+    with pytest.raises(KeyError, match="channel 5"):
+        node.step(0.0, Average(5, np.zeros((4, 272), np.float32), 1.0))
+    node.step(0.0, Average(0, np.zeros((4, 272), np.float32), 1.0))
+    with pytest.raises(RuntimeError, match="one at a time"):
+        node.step(0.0, Average(0, np.zeros((4, 272), np.float32), 1.0))
+    with pytest.raises(ValueError, match="own view"):
+        moshpit(4)(9, View(range(4)))
+
+
+def test_a_run_of_one_seed_is_the_same_every_time() -> None:
+    faults = Faults(loss=Loss(0.1), latency_s=RTT_S / 2, jitter_s=0.002)
+    digests = {Crowds(24, moshpit(5), rounds=3, faults=faults, seed=9).run().world.digest() for _ in range(2)}
+    assert len(digests) == 1

@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragtag.core.deadline import Deadline
+from ragtag.core.types import Arm, Send, Timer
+from ragtag.protocols import match
+from ragtag.protocols.match import BATCHES_MAX, Ask, Host, Roster
+
+
+def host() -> Host:
+    return Host(0, 0, Deadline(0.1), Deadline(0.1))
+
+
+@given(
+    st.integers(0, (1 << 64) - 1),
+    st.dictionaries(st.integers(0, (1 << 32) - 1), st.integers(0, 63), min_size=1, max_size=64),
+)
+def test_a_roster_survives_its_journey(key: int, wanted: dict[int, int]) -> None:
+    members = match.seats(wanted, 64)
+    roster = Roster(key, tuple(p for _, p in members), tuple(i for i, _ in members), 0.25)
+    blob = match.encode_roster(roster)
+    assert len(blob) <= 398 and match.decode_roster(blob) == roster
+    assert match.decode_roster(blob[:-1]) is None
+    assert sorted(roster.peers) == sorted(wanted) and len(set(roster.indices)) == len(wanted)
+    kept = sum(wanted[p] == i for i, p in members)
+    assert kept == len(set(wanted.values()))  # of those that want one index, one has it
+
+
+@given(st.binary(max_size=500))
+def test_nonsense_is_no_roster_nor_anything_else(blob: bytes) -> None:
+    for decode in (match.decode_roster, match.decode_announce, match.decode_wait):
+        decode(blob)  # whatever it is, it does not raise
+    roster = match.decode_roster(blob)
+    assert roster is None or len(set(roster.peers)) == len(roster.peers) == len(set(roster.indices))
+
+
+def test_groups_with_other_members_have_other_tags() -> None:
+    tags = {Roster(1, (0, peer), (0, 1)).tag for peer in range(1, 41)}
+    assert len(tags) > 30
+
+
+def test_a_full_group_is_closed_at_once() -> None:
+    h = host()
+    effects, roster = h.announce(0.0, 5, 3, Ask(9, 1, 2))
+    assert roster is None and any(isinstance(e, Arm) and e.at_s == pytest.approx(0.25) for e in effects)
+    effects, roster = h.announce(0.01, 6, 3, Ask(9, 0, 2))
+    rosters = [match.decode_roster(e.run.payload[0].tobytes()) for e in effects if isinstance(e, Send)]
+    assert roster is None and len(rosters) == 2  # the host itself is not in it
+    assert rosters[0] == rosters[1] and rosters[0] is not None and rosters[0].peers == (6, 5)
+    assert rosters[0].spread_s == pytest.approx(0.01, abs=1e-6)
+
+
+def test_a_group_that_is_not_full_is_closed_at_the_hosts_deadline_with_the_host_in_it() -> None:
+    h = host()
+    effects, _ = h.announce(0.0, 0, 3, Ask(9, 1, 4))
+    timer = next(e.timer for e in effects if isinstance(e, Arm))
+    h.announce(0.0, 6, 3, Ask(9, 1, 4))
+    effects, roster = h.expire(0.25, timer)
+    assert roster is not None and sorted(roster.peers) == [0, 6]
+    assert [e.run.peer for e in effects if isinstance(e, Send)] == [6]
+    assert h.expire(0.3, timer) == ([], None)
+    assert h.expire(0.3, Timer(0, 8, "host/9/1")) == ([], None)
+
+
+def test_whoever_asks_again_hears_the_same_and_whoever_is_late_is_sent_on() -> None:
+    h = host()
+    h.announce(0.0, 5, 3, Ask(9, 0, 2))
+    h.announce(0.0, 6, 3, Ask(9, 1, 2))
+    again, _ = h.announce(0.1, 5, 3, Ask(9, 0, 2))
+    assert [e.run.key.stage for e in again if isinstance(e, Send)] == [match.ROSTER]
+    late, roster = h.announce(0.1, 7, 3, Ask(9, 0, 3))
+    assert roster is None and [e.run.key.stage for e in late if isinstance(e, Send)] == [match.BEHIND]
+
+
+def test_a_host_that_comes_too_late_itself_is_alone() -> None:
+    h = host()
+    h.announce(0.0, 5, 3, Ask(9, 0, 2))
+    h.announce(0.0, 6, 3, Ask(9, 1, 2))
+    assert h.announce(0.1, 0, 3, Ask(9, 0, 3)) == ([], Roster(9, (0,), (0,)))
+
+
+def test_a_group_is_held_open_for_whoever_was_sent_on() -> None:
+    h = host()
+    effects, _ = h.announce(0.0, 5, 3, Ask(9, 0, 3))
+    timer = next(e.timer for e in effects if isinstance(e, Arm))
+    effects, _ = h.announce(0.1, 6, 3, Ask(9, 1, 3, 0.5))
+    assert [e.at_s for e in effects if isinstance(e, Arm)] == [pytest.approx(0.85)]
+    assert h.expire(0.25, timer) == ([], None)
+    effects, _ = h.expire(0.85, timer)
+    assert len([e for e in effects if isinstance(e, Send)]) == 2
+
+
+def test_what_a_host_remembers_is_bounded() -> None:
+    h = host()
+    for key in range(2 * BATCHES_MAX):
+        h.announce(0.0, 5, 3, Ask(key, 0, 4))
+    assert len(h._batches) <= BATCHES_MAX
+    closed = host()
+    for round_ in range(20):
+        closed.announce(0.0, 5, round_, Ask(1, 0, 1))
+    assert len(closed._batches) <= 4
+
+
+def test_a_told_message_carries_no_weight() -> None:
+    run = match.told(4, match.MessageKey(0, 1, match.WAIT, 0), match.encode_wait(7, 0.5))
+    assert run.weight.sum() == 0 and run.heard.sum() == 0 and run.ended
+    decoded = match.decode_wait(np.asarray(run.payload[0]).tobytes())
+    assert decoded is not None and decoded[0] == 7 and decoded[1] == pytest.approx(0.5, abs=2e-6)

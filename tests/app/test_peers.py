@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ragtag.app.experiment import RoundFigures, Setup, simulate
 from ragtag.app.peers import Peers
+from ragtag.app.tracefile import Follower
 from ragtag.core import trace
 from tests.app.synthetic import Story
 from tests.app.watching import fed, in_time, states, step
@@ -114,6 +118,19 @@ def test_a_killed_peer_may_join_again() -> None:
     assert peers.state(0) == "gone" and peers.over
     peers.feed(trace.Join(t=2.0, peer=0))
     assert peers.state(0) == "training" and not peers.over
+
+
+def test_a_simulated_run_goes_on_by_rounds(tmp_path: Path) -> None:
+    shares: list[float | None] = []
+
+    def look(figures: RoundFigures) -> None:
+        peers = Peers(0)
+        for record in Follower(tmp_path).poll():
+            peers.feed(record)
+        shares.append(peers.progress)
+
+    simulate(Setup(peers=3, values=100, rounds=4, compute_sigma=0.0), tmp_path, on_round=look)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_progress_by_steps_by_time_and_unknown() -> None:

@@ -139,7 +139,7 @@ class Dashboard:
         cells: list[RenderableType] = [
             str(peer),
             Text(state, style=STYLES[state]),
-            f"{row.step:,}",
+            f"{row.steps_done:,}",
             loss,
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",
             "-" if row.round is None else f"{row.round:,}",

@@ -42,6 +42,11 @@ class Row:
     received: int = 0
     shown_state: str = "waiting"
 
+    @property
+    def steps_done(self) -> int:
+        """Local steps; where no step is recorded, as in a simulated run, one for each round."""
+        return self.step or (0 if self.round is None else self.round + 1)
+
 
 class Peers:
     """The peers of a run; ``feed`` it records. Not thread-safe.
@@ -95,7 +100,7 @@ class Peers:
         if self.run is None:
             return None
         if self.run.steps_planned:
-            live = [row.step for row in self.rows.values() if not row.gone and row.failed_t is None]
+            live = [row.steps_done for row in self.rows.values() if not row.gone and row.failed_t is None]
             return min(1.0, sum(live) / max(1, len(live)) / self.run.steps_planned)
         if self.run.planned_s:
             return min(1.0, self.now_s / self.run.planned_s)

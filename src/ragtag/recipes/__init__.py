@@ -5,5 +5,6 @@ RECIPES: dict[str, str] = {
     "moshpit": "ragtag.recipes.moshpit",
     "rps": "ragtag.recipes.rps",
     "staleness": "ragtag.recipes.staleness",
+    "topk": "ragtag.recipes.topk",
 }
 """Name of a recipe to the module whose ``reproduce`` runs it."""

@@ -1,0 +1,93 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ragtag.recipes import RECIPES, moshpit, moshpit_compare, moshpit_plan
+from ragtag.recipes.moshpit_plan import Plan, Results, all_reduce_law, mixed
+from ragtag.recipes.moshpit_run import METHODS, Case, run
+
+
+def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:
+    line = moshpit_plan._line(16, (4, 4), 0.01, 7, 50, (40, 14), (9, 4), (6, 4))
+    calm = moshpit_plan._line(16, (4, 4), 0, 1, 50, (40, 14), (9, 4), (2, 2))
+    monkeypatch.setattr(moshpit_plan, "TABLE", (calm, line))
+    monkeypatch.setattr(moshpit_compare, "TABLE", (calm, line))
+    errors_at = Case("moshpit", 16, (4, 4), 0.01, rounds=5, until=0.0)
+    half, mixing, within = (8, (4, 4), 12.0), ((8, 4, 1),), ((16, (4, 4), 0.01),)
+    for module in (moshpit_plan, moshpit_compare):
+        monkeypatch.setattr(module, "ERRORS_AT", errors_at)
+        monkeypatch.setattr(module, "HALF_EMPTY", half)
+        monkeypatch.setattr(module, "MIXING", mixing)
+        monkeypatch.setattr(module, "WITHIN", within)
+    whole = Plan.of(quick=False, seeds=2)
+    few = {case: min(count, 2) for case, count in whole.seeds.items() if case.n <= 16}
+    monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: Plan(few)))
+    monkeypatch.setattr(moshpit.moshpit_figure, "ERRORS_AT", errors_at)
+    told = []
+    report = moshpit.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
+    assert told[-1][0] == told[-1][1] == len(told)
+    groups = {r.group for r in report.rows}
+    assert line.name in groups and "Peers die within the round" in groups and len(groups) == 6
+    names = " ".join(r.quantity for r in report.rows)
+    for part in (
+        "all-reduce",
+        "push-sum, to variance < 1e-4",
+        "8 peers, 2 groups, after 1 round",
+        "recognised",
+    ):
+        assert part in names
+    loaded = json.loads((tmp_path / "out/results.json").read_text("utf-8"))
+    assert len(loaded["data"]["runs"]) == len(few) and loaded["rows"][0]["source"]
+    assert (tmp_path / "out/index.html").read_text("utf-8").count("<svg") == 1
+
+
+def test_the_recipe_is_registered() -> None:
+    assert RECIPES["moshpit"] == "ragtag.recipes.moshpit"
+
+
+def test_plans_cover_the_table_and_quick_is_a_part_of_it() -> None:
+    full, quick = (Plan.of(quick=q, seeds=s) for q, s in ((False, 10), (True, 3)))
+    for line in moshpit_plan.TABLE:
+        assert all(moshpit_plan.table_case(line, method) in full.seeds for method in line.rounds)
+    assert set(quick.seeds) <= set(full.seeds)
+    for plan in (full, quick):
+        seeds = [(job.arguments[0], seed) for job in plan.jobs() for seed in job.arguments[1]]
+        assert len(seeds) == len(set(seeds)) == sum(plan.seeds.values())
+
+
+@pytest.mark.parametrize("wrong", [{"seeds": 0}, {"jobs": 0}])
+def test_nonsense_is_refused(tmp_path, wrong) -> None:
+    with pytest.raises(ValueError, match="1 or more"):
+        moshpit.reproduce(out=tmp_path, **wrong)
+    with pytest.raises(ValueError, match="takes no data"):
+        moshpit.reproduce(out=tmp_path, data=tmp_path)
+    with pytest.raises(ValueError, match="no method is called"):
+        run(Case("prayer", 4, (4,)), 0)
+
+
+def test_the_law_of_all_reduce() -> None:
+    assert all_reduce_law(10, 0.0, 50) == 1.0
+    assert all_reduce_law(1024, 0.001, 50) == pytest.approx(2.79, abs=0.01)
+    draws = np.random.default_rng(0).geometric(0.99**100, 100_000)
+    assert all_reduce_law(100, 0.01, 5) == pytest.approx(np.minimum(draws, 5).mean(), rel=0.01)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("within", [False, True])
+def test_every_method_ends_and_says_what_it_did(method: str, within: bool) -> None:
+    case = Case(method, 20, (5, 5), p=0.1, within=within, rounds=6, until=0.0)
+    found = run(case, seed=2)
+    assert len(found.variance) == 7 and found.variance[-1] < found.variance[0] * 1.01
+    assert found == run(case, seed=2)  # of one seed, all is the same
+
+
+def test_averages_over_seeds() -> None:
+    case = Case("random groups", 8, (4,), rounds=2, until=0.0)
+    runs = [run(case, seed) for seed in range(4)]
+    results = Results({case: runs})
+    assert results.mean(case) == np.mean([r.rounds for r in runs])
+    assert results.variance(case)[0] == pytest.approx(np.mean([r.variance[0] for r in runs]))
+    assert mixed(runs).factor[0] == pytest.approx(results.variance(case)[1] / results.variance(case)[0])
+    assert results.error(replace(case)) is not None

@@ -1,7 +1,7 @@
 """What the Moshpit paper says, held against the machines in a simulated world.
 
 "Moshpit SGD: Communication-Efficient Decentralized Training on Heterogeneous Unreliable Devices", Ryabinin,
-Gorbunov, Plokhotnyuk, Pekhimenko, NeurIPS 2021 (arXiv 2103.03239). Each test names the claim that it holds, in
+Gorbunov, Plokhotnyuk, Pekhimenko, NeurIPS 2021 (arXiv 2103.03239). Each test names its claim, in
 our words but for what stands in quotation marks.
 """
 

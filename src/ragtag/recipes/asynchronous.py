@@ -249,14 +249,14 @@ class Measured:
 
     def __init__(self) -> None:
         self._last: dict[int, list[float]] = defaultdict(list)
+        self._step_s: dict[int, float] = {}
 
     def add(self, update: Update) -> None:
         """A step has ended."""
-        self._last[update.peer] = [
-            *self._last[update.peer][1 - self.WINDOW :],
-            update.ended_s - update.began_s,
-        ]
+        last = [*self._last[update.peer][1 - self.WINDOW :], update.ended_s - update.began_s]
+        self._last[update.peer] = last
+        self._step_s[update.peer] = sorted(last)[len(last) // 2]
 
     def step_s(self) -> dict[int, float]:
         """Seconds per step of each peer that has ended one."""
-        return {peer: sorted(last)[len(last) // 2] for peer, last in self._last.items()}
+        return dict(self._step_s)

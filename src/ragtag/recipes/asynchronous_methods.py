@@ -58,21 +58,25 @@ class Paced:
         self._last_s: dict[int, float] = {}
         self._waiting: dict[int, tuple[Update, float]] = {}
         self._timers: set[int] = set()
+        self._live: frozenset[int] = frozenset()
 
     def start(self, crew: Crew) -> None:
         """All begin."""
         self._clocks = dict.fromkeys(range(crew.n), 0)
+        self._live = frozenset(self._clocks)
         self._last_s = dict.fromkeys(range(crew.n), 0.0)
         for peer in range(crew.n):
             crew.begin(peer)
 
     def computed(self, crew: Crew, update: Update) -> None:
-        """One more step taken: this peer decides, and those who wait decide again."""
+        """One more step taken: this peer decides; those who wait decide again when the slowest has moved."""
         crew.measured.add(update)
+        slowest = min(self._clocks.values())
         self._clocks[update.peer] += 1
         self._last_s[update.peer] = crew.now_s
         self._waiting[update.peer] = (update, crew.now_s)
-        for peer in sorted(self._waiting, key=lambda p: (self._waiting[p][1], p)):
+        moved = min(self._clocks.values()) > slowest
+        for peer in sorted(self._waiting, key=lambda p: (self._waiting[p][1], p)) if moved else [update.peer]:
             self._decide(crew, peer)
 
     def _decide(self, crew: Crew, peer: int) -> None:
@@ -83,7 +87,7 @@ class Paced:
                 step=self._clocks[peer],
                 since_average=1,
                 n=crew.n,
-                live=frozenset(self._clocks),
+                live=self._live,
                 waited_s=waited_s,
                 me=peer,
                 clocks=self._clocks,

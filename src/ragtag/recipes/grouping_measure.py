@@ -153,7 +153,7 @@ class Plan:
             )
         return Plan(
             seeds=tuple(range(seeds)),
-            delays=(0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0),
+            delays=(0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0),
             epochs=EPOCHS,
             rounds=400,
             splits=SPLITS,

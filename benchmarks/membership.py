@@ -18,21 +18,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ragtag.core.faults import Faults, Loss
 from ragtag.protocols.member_types import Status
 from ragtag.simulation.check import InvariantBroken
-from ragtag.simulation.member_trial import member_trial
+from ragtag.simulation.member_trial import MemberTrial, member_trial
 from ragtag.simulation.members import MemberWorld, changes, name_of
 
+Each = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]
 RESULTS = Path(__file__).parent / "results" / "membership.json"
 SIZES = (2, 4, 8, 16, 64)
 SETTLE_S = 15.0
@@ -60,19 +64,21 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ranked[min(len(ranked) - 1, max(0, -int(-q * len(ranked) // 1) - 1))]
 
 
-def quiet(n: int, minutes: float, seed: int, loss: float = 0.2) -> dict[str, Any]:
-    """A crew in which nobody dies, for ``minutes`` peer-minutes."""
+def quiet(
+    n: int, minutes: float, seed: int, until_unix_s: float = math.inf, loss: float = 0.2
+) -> dict[str, Any]:
+    """A crew in which nobody dies, for ``minutes`` peer-minutes, or as many as there is time for."""
     world = crew(n, loss, seed)
     from_s, sent, size = world.now_s, world.datagrams, world.bytes
     span_s = 60.0 * minutes / n
     false_deaths = suspicions = 0
-    while world.now_s < from_s + span_s:
+    while world.now_s < from_s + span_s and time.time() < until_unix_s:
         world.seen.clear()
         world.run(min(world.now_s + 30.0, from_s + span_s))
         for _, change in changes(world):
             false_deaths += change.member.status is Status.DEAD
             suspicions += change.member.status is Status.SUSPECT
-    peer_s = span_s * n
+    peer_s = (world.now_s - from_s) * n
     return {
         "peers": n,
         "loss": loss,
@@ -86,10 +92,14 @@ def quiet(n: int, minutes: float, seed: int, loss: float = 0.2) -> dict[str, Any
     }
 
 
-def deaths(n: int, loss: float, count: int, first_seed: int) -> dict[str, Any]:
-    """``count`` deaths, each in a crew of its own and at its own time."""
+def deaths(
+    n: int, loss: float, count: int, first_seed: int, until_unix_s: float = math.inf
+) -> dict[str, Any]:
+    """``count`` deaths (or as many as there is time for), each in a crew of its own and at its own time."""
     suspected, declared, by_all, periods = [], [], [], []
     for seed in range(first_seed, first_seed + count):
+        if periods and time.time() > until_unix_s:
+            break
         world = crew(n, loss, seed)
         period_s = max(life.machine.period_s for life in world.lives)
         world.run(world.now_s + period_s * (seed % 17) / 17)
@@ -112,7 +122,7 @@ def deaths(n: int, loss: float, count: int, first_seed: int) -> dict[str, Any]:
         declared.append(min(first[Status.DEAD], default=float("inf")))
         by_all.append(max([*first[Status.DEAD], *missing]))
         periods.append(period_s)
-    record: dict[str, Any] = {"peers": n, "loss": loss, "deaths": count, "first_seed": first_seed}
+    record: dict[str, Any] = {"peers": n, "loss": loss, "deaths": len(periods), "first_seed": first_seed}
     record["period_s"] = statistics.median(periods)
     for what, values in (("suspected", suspected), ("declared", declared), ("declared_by_all", by_all)):
         record[f"{what}_periods"] = {
@@ -123,20 +133,28 @@ def deaths(n: int, loss: float, count: int, first_seed: int) -> dict[str, Any]:
     return record
 
 
-def storms(count: int, first_seed: int) -> dict[str, Any]:
-    """Trials of as many seeds; those that fail, each with the command that shows it again."""
+def storm(seed: int, until_unix_s: float = math.inf) -> MemberTrial | dict[str, Any] | None:
+    """One seed's trial; where it fails, what broke, with the command that shows it again."""
+    if time.time() > until_unix_s:
+        return None
+    try:
+        return member_trial(seed)
+    except InvariantBroken as error:
+        print(f"storms: {error}", flush=True)
+        return {"seed": seed, "what": error.what, "replay": error.replay}
+
+
+def storms(count: int, first_seed: int, each: Each = map) -> dict[str, Any]:
+    """Trials of as many seeds, and those that fail."""
     failed, after_s, lives = [], [], 0
-    for seed in range(first_seed, first_seed + count):
-        try:
-            trial = member_trial(seed)
-        except InvariantBroken as error:
-            failed.append({"seed": seed, "what": error.what, "replay": error.replay})
-            print(f"storms: {error}", flush=True)
-        else:
+    for trial in each(storm, range(first_seed, first_seed + count)):
+        if isinstance(trial, dict):
+            failed.append(trial)
+        elif trial is not None:
             after_s.append(trial.agreed_after_s)
             lives += trial.lives
     return {
-        "seeds": count,
+        "seeds": len(after_s) + len(failed),
         "first_seed": first_seed,
         "processes": lives,
         "failed": failed,
@@ -179,9 +197,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=600.0, help="peer-minutes for each size of crew")
-    parser.add_argument("--deaths", type=int, default=200, help="deaths for each size and loss")
+    parser.add_argument(
+        "--deaths", type=int, default=200, help="for each size and loss (over 16 peers: a quarter)"
+    )
     parser.add_argument("--storms", type=int, default=1000, help="seeds")
     parser.add_argument("--from-seed", type=int, default=0)
+    parser.add_argument(
+        "--limit-s", type=float, default=math.inf, help="stop each part after so many seconds"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", choices=["quiet", "deaths", "storms"], action="append")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
@@ -191,17 +215,32 @@ def main() -> int:
     commands: dict[str, str] = {}
     seed = arguments.from_seed
     for part in parts:
-        started_s = time.process_time()
-        if part == "quiet":
-            results[part] = [quiet(n, arguments.minutes, seed + n) for n in arguments.sizes]
-        elif part == "deaths":
-            results[part] = [
-                deaths(n, loss, arguments.deaths, seed) for loss in (0.0, 0.2) for n in arguments.sizes
-            ]
-        else:
-            results[part] = storms(arguments.storms, seed)
+        started_s = time.perf_counter()
+        until_s = time.time() + arguments.limit_s
+        with ProcessPoolExecutor(arguments.jobs) as pool:
+            sizes = sorted(arguments.sizes, reverse=True)  # the long ones first
+            if part == "quiet":
+                n = len(sizes)
+                results[part] = list(
+                    pool.map(quiet, sizes, [arguments.minutes] * n, [seed] * n, [until_s] * n)
+                )
+            elif part == "deaths":
+                cases = [(n, loss) for n in sizes for loss in (0.0, 0.2)]
+                counts = [arguments.deaths // (4 if n > 16 else 1) for n, _ in cases]
+                ns, losses = zip(*cases, strict=True)
+                results[part] = list(
+                    pool.map(deaths, ns, losses, counts, [seed] * len(cases), [until_s] * len(cases))
+                )
+            else:
+                results[part] = storms(
+                    arguments.storms,
+                    seed,
+                    lambda call, seeds, pool=pool, until_s=until_s: pool.map(
+                        partial(call, until_unix_s=until_s), seeds, chunksize=5
+                    ),
+                )
         commands[part] = " ".join(["python", *sys.argv])
-        print(f"{part}: {time.process_time() - started_s:.0f} s of CPU time", flush=True)
+        print(f"{part}: {time.perf_counter() - started_s:.0f} s", flush=True)
     report(results)
     if arguments.only and arguments.output.exists():  # the other figures stay as they were
         old = json.loads(arguments.output.read_text(encoding="utf-8"))

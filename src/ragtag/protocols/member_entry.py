@@ -83,7 +83,7 @@ class Door:
             return
         self.ask_next()
         if self._refused is not None:
-            pause_s = self._refused_for_s / 10
+            pause_s = max(self.prober.default_rto_s, self._refused_for_s / 10)
         elif self._heard:
             pause_s = self.prober.default_rto_s
         else:

@@ -7,8 +7,8 @@ SWIM, sections 3.1 and 4.3. One probe of a member whose answers take at most ``r
     2r    ping again, and ask three more
     4r    nobody had an answer: accuse it
 
-so that lost datagrams alone rarely accuse anybody (at 20 % loss, 4 probes in 10,000), while the verdict on a
-dead member is as fast as an answer through others can be.
+so that lost datagrams alone rarely accuse anybody, while the verdict on a dead member is as fast as an answer
+through others can be.
 """
 
 from __future__ import annotations

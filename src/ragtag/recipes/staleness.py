@@ -22,8 +22,8 @@ NOTES = (
     "Learning rates are held for all delays: .01 for SGD, Momentum and Adagrad, .001 for Adam and RMSProp. "
     "How much is lost depends on them: the last table has SGD at faster ones, where it suffers far "
     "more than at its own.",
-    "Optimisers are compared on nets of one and two hidden layers; with three (shown), Adagrad at this rate "
-    "suffers about as much as RMSProp.",
+    "Optimisers are compared on nets of one and two hidden layers; with three (full runs show it), Adagrad "
+    "suffers about as much as RMSProp at these rates.",
     "A run that does not reach the target counts with all the batches that it had: its slow-down is a lower "
     "bound (marked >).",
 )

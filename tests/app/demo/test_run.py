@@ -13,7 +13,17 @@ from ragtag.app.demo.processes import Processes
 from ragtag.app.report import report_json
 from ragtag.core.faults import Faults
 
-SMALL = Plan(peers=3, rounds=12, every=2, frozen=1, frozen_for_s=0.3, killed=2)
+SMALL = Plan(
+    peers=3,
+    rounds=20,
+    every=4,
+    frozen=1,
+    frozen_for_s=0.1,
+    killed=2,
+    settle_s=0.0,
+    frozen_at=0.1,
+    killed_at=0.3,
+)
 
 
 @pytest.mark.slow

@@ -13,7 +13,10 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the demo does. The faults come at these parts of the time that the calm run took to train."""
+    """What the demo does. The faults come at these parts of the time that the calm run took to train.
+
+    settle_s: so long after the freeze the death comes at the earliest.
+    """
 
     peers: int = 6
     rounds: int = 130
@@ -25,6 +28,7 @@ class Plan:
     frozen_for_s: float = 4.0
     killed: int = 4
     killed_at: float = 0.75
+    settle_s: float = 2.0
 
     def faults(self, calm_s: float) -> Faults:
         """All that goes wrong, where the calm run trained for ``calm_s``."""
@@ -32,7 +36,7 @@ class Plan:
         return Faults(
             loss=Loss(self.loss),
             freezes=(Freeze(self.frozen, self.frozen_at * calm_s, self.frozen_for_s),),
-            crashes=(Crash(self.killed, max(self.killed_at * calm_s, thawed_s + 2.0)),),
+            crashes=(Crash(self.killed, max(self.killed_at * calm_s, thawed_s + self.settle_s)),),
         )
 
     @property

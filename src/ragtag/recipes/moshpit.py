@@ -45,8 +45,9 @@ def reproduce(
 ) -> Report:
     """Run the table, compare it, and write ``index.html``, ``results.json`` and figures to ``out``.
 
-    quick: four lines of the table with 3 seeds. seeds: more than the reference's ten; fewer are not taken,
-    as what is compared are means of ten. jobs: processes side by side. progress: called as parts are done.
+    quick: four lines of the table with 3 seeds, all-reduce only where it does not vary. seeds: more than
+    the reference's ten; fewer are not taken, as what is compared are means of ten. jobs: processes side by
+    side. progress: called as parts are done.
 
     Raises:
         ValueError: ``seeds`` or ``jobs`` below 1; ``data`` is given: this recipe takes none.

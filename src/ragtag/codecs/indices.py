@@ -24,6 +24,7 @@ Indices = NDArray[np.int64]
 HEADER_BYTES = 14
 ROOM = CHUNK_BYTES - HEADER_BYTES
 COUNT_MAX = (1 << 11) - 1
+B_MAX = 31
 RICE, BLOCKS = 0, 1
 
 
@@ -62,6 +63,13 @@ def cut_rice(indices: Indices, sizes: Sizes) -> Pieces:
         if taken > 1:
             b = rice_parameter(int(gaps[: taken - 1].sum()), taken - 1)
             taken = _rice_fit(gaps, b, sizes)
+            for other in (
+                b - 1,
+                b + 1,
+            ):  # of clustered gaps, the mean says too much
+                more = _rice_fit(gaps, other, sizes) if 0 <= other <= B_MAX else 0
+                if more > taken:
+                    b, taken = other, more
         parameters.append(b)
         at += taken
         starts.append(at)

@@ -14,6 +14,7 @@ from ragtag.core.types import Bools, Bytes, Floats
 _HEADER = 14
 _ROOM = 1088 - _HEADER
 _COUNT_MAX = 2047
+_B_MAX = 31
 _SCALE_MAX = 0x7C00
 
 
@@ -52,6 +53,11 @@ def cut_rice(at: Indices, value: int, scale: int, starts: Indices, parameter: In
         if taken > 1:
             b = _parameter(at[start + taken - 1] - at[start] - (taken - 1), taken - 1)
             taken = _fit(at, start, b, value, scale)
+            middle = b
+            for other in (middle - 1, middle + 1):
+                more = _fit(at, start, other, value, scale) if 0 <= other <= _B_MAX else 0
+                if more > taken:
+                    b, taken = other, more
         parameter[n] = b
         n += 1
         start += taken

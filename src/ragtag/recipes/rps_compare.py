@@ -112,9 +112,10 @@ BOUNDS = {
     ("digits", True): Bounds(0.02, 0.03, 0.05, 1.0, 0.4, 10.0),
     ("digits", False): Bounds(0.04, 0.1, 0.2, 1.0, 0.4, 10.0),
     ("CIFAR-10", True): Bounds(0.03, 0.1, 0.1, 0.5, 0.1, 10.0),
-    ("CIFAR-10", False): Bounds(0.05, 0.1, 0.1, 0.5, 0.1, 10.0),
+    ("CIFAR-10", False): Bounds(0.05, 0.1, 0.1, 0.5, 0.1, 2.0),
 }
-"""By task, and whether the run is complete (quick ones end before the baseline has converged)."""
+"""By task, and whether the run is complete (quick ones end before the baseline has converged; the drift of
+gradient averaging grows with each step, and CIFAR-10's quick run takes a sixth of them)."""
 
 LOSS_TOLERANCE = {0.99: 0.03, 0.95: 0.03, 0.9: 0.03, 0.8: 0.06, 0.6: 0.1}
 ACCURACY_TOLERANCE = {0.99: 0.02, 0.95: 0.02, 0.9: 0.02, 0.8: 0.03, 0.6: 0.05}

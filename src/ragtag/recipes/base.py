@@ -177,6 +177,12 @@ class Report:
         (out / "index.html").write_text(_page(self), "utf-8")
 
 
+def require_counts(seeds: int, jobs: int) -> None:
+    """Raise ValueError where a recipe is asked for no seed, or for no process to run in."""
+    if seeds < 1 or jobs < 1:
+        raise ValueError(f"reproduce: seeds is {seeds} and jobs is {jobs}; both must be 1 or more")
+
+
 def number(x: float) -> str:
     """Three to four significant digits."""
     if x == 0 or not math.isfinite(x):

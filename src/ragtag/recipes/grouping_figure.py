@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragtag.recipes.asynchronous_figure import FAINT, PALETTE, band, canvas, style, svg
 from ragtag.recipes.base import Figure
+from ragtag.recipes.drawing import FAINT, PALETTE, band, canvas, style, svg
 from ragtag.recipes.grouping_compare import groups_at, relative_times
 from ragtag.recipes.grouping_measure import METHODS, PROGRESSIVE, SCENES, SYNC, N, Plan, Results
 

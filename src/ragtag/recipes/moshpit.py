@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ragtag.recipes import moshpit_compare, moshpit_figure
-from ragtag.recipes.base import Progress, Report
+from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
 from ragtag.recipes.moshpit_plan import Plan
 
@@ -52,8 +52,7 @@ def reproduce(
     Raises:
         ValueError: ``seeds`` or ``jobs`` below 1; ``data`` is given: this recipe takes none.
     """
-    if seeds < 1 or jobs < 1:
-        raise ValueError(f"reproduce: seeds is {seeds} and jobs is {jobs}; both must be 1 or more")
+    require_counts(seeds, jobs)
     if data is not None:
         raise ValueError(
             "reproduce moshpit takes no data: it averages numbers that it draws; leave --data out"

@@ -7,14 +7,12 @@ equality with all-reduce where nothing is lost, and training with models or grad
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from pathlib import Path
 
 from ragtag.recipes import rps_compare, rps_figure, rps_measure
-from ragtag.recipes.base import Progress, Report
+from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
-from ragtag.recipes.rps_cifar import decode
+from ragtag.recipes.rps_cifar import unpacked
 
 NOTES = (
     "The paper loses whole blocks; Ragtag's unit of loss is the datagram. The mixing matrix is measured "
@@ -47,15 +45,9 @@ def reproduce(
     Raises:
         ValueError, FileNotFoundError: ``seeds`` or ``jobs`` below 1; ``data`` is not such an archive.
     """
-    if seeds < 1 or jobs < 1:
-        raise ValueError(f"reproduce: seeds is {seeds} and jobs is {jobs}; both must be 1 or more")
+    require_counts(seeds, jobs)
     plan = rps_measure.Plan.of(quick=quick, digits=data is None, seeds=seeds)
-    out.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        arrays = None
-        if data is not None:
-            arrays = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out, prefix=".cifar-")))
-            decode(data, arrays)
+    with unpacked(data, out) as arrays:
         results = plan.sort(run_jobs(plan.jobs(arrays), jobs, progress))
     report = Report(
         name="rps",

@@ -5,9 +5,12 @@ Nothing is unpacked to disk: members are decoded in memory, whatever their names
 
 from __future__ import annotations
 
+import contextlib
 import io
 import lzma
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -49,6 +52,21 @@ def decode(archive: Path, into: Path) -> None:
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise ValueError(f"{archive}: not a whole tar archive ({error})") from error
     _write(archive, into, images)
+
+
+@contextlib.contextmanager
+def unpacked(archive: Path | None, out: Path) -> Iterator[Path | None]:
+    """A folder with the archive's arrays (see ``decode``), inside ``out`` for as long as it is needed.
+
+    ``None`` where there is no archive.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if archive is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(dir=out, prefix=".cifar-") as folder:
+        decode(archive, Path(folder))
+        yield Path(folder)
 
 
 def _place(member: tarfile.TarInfo) -> tuple[str, str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragtag.recipes.base import Figure
+from ragtag.recipes.drawing import FAINT, INK, TITLE, canvas, quiet, svg
 from ragtag.recipes.rps_theory import Closed, Doubles, Mixing
 from ragtag.recipes.rps_training import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
-INK, FAINT, GRID = "#1b1f24", "#57606a", "#e6e9ed"
 COLOURS = {1.0: INK, 0.99: "#3b4cc0", 0.95: "#1f8fb5", 0.9: "#2a9d5c", 0.8: "#e0902b", 0.6: "#cf3a3a"}
 """One colour for each rate of arrival, the same in all panels."""
 _CIRCLE: dict[str, Any] = {"fmt": "o", "markersize": 5, "markerfacecolor": "white"}
-_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "fontweight": "bold", "color": INK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +43,8 @@ def training(panels: Mapping[tuple[bool, str], Mapping[float, Sequence[Curve]]],
     """Training loss over steps: columns models and gradients, rows IID and label-sorted shards."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    canvas = _canvas(9.6, 7.4)
-    axes = canvas.subplots(2, 2, sharex=True, sharey=True)
+    drawn = canvas(9.6, 7.4)
+    axes = drawn.subplots(2, 2, sharex=True, sharey=True)
     named = []
     for (by_label, what), curves in panels.items():
         row, column = int(by_label), int(what == "gradients")
@@ -66,7 +63,7 @@ def training(panels: Mapping[tuple[bool, str], Mapping[float, Sequence[Curve]]],
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.yaxis.set_minor_formatter(NullFormatter())
-        _style(ax)
+        quiet(ax)
         named.append((ax, ends))
     for ax, ends in named:  # when all panels have their common scale
         _label_ends(ax, ends)
@@ -81,21 +78,21 @@ def training(panels: Mapping[tuple[bool, str], Mapping[float, Sequence[Curve]]],
         "training",
         f"{task}, 16 peers: training loss, mean over the peers' own models; {over}. Labels: share of "
         f"datagrams that arrive. Dashed: all-reduce without loss.",
-        _svg(canvas),
+        svg(drawn),
     )
 
 
 def mixing(by_loss: Mapping[float, Mixing], by_n: Mapping[int, Mixing], n: int, by_n_loss: float) -> Figure:
     """alpha1 and alpha2 over the rate of loss at 16 peers, and alpha2 over the number of peers."""
-    canvas = _canvas(9.6, 3.3)
-    left, middle, right = canvas.subplots(1, 3)
+    drawn = canvas(9.6, 3.3)
+    left, middle, right = drawn.subplots(1, 3)
     ps = np.linspace(0.002, 0.45, 120)
     for ax, name, colour in ((left, "alpha1", COLOURS[0.99]), (middle, "alpha2", COLOURS[0.6])):
         ax.plot(ps, [getattr(Closed(n, p), name) for p in ps], color=colour, linewidth=1.5)
         for p, found in by_loss.items():
             e = getattr(found, name)
             ax.errorbar(p, e.value, 2 * e.error, color=colour, **_CIRCLE)
-        ax.set_title(f"{name}, {n} peers", **_TITLE)
+        ax.set_title(f"{name}, {n} peers", **TITLE)
         ax.set_xlabel("loss p", color=FAINT)
         ax.set_xlim(0, 0.46)
         ax.set_ylim(0)
@@ -104,30 +101,14 @@ def mixing(by_loss: Mapping[float, Mixing], by_n: Mapping[int, Mixing], n: int, 
     for k, found in by_n.items():
         e = found.alpha2
         right.errorbar(k, e.value, 2 * e.error, color=COLOURS[0.9], **_CIRCLE)
-    right.set_title(f"alpha2 at p = {by_n_loss:g}: the 1/n law", **_TITLE)
+    right.set_title(f"alpha2 at p = {by_n_loss:g}: the 1/n law", **TITLE)
     right.set_xlabel("peers n", color=FAINT)
     right.set_xticks(ns, [f"{int(k)}" for k in ns])
     right.minorticks_off()
     for ax in (left, middle, right):
-        _style(ax)
+        quiet(ax)
     caption = "RPS's mixing matrix: lines are closed forms, circles what was measured (two standard errors)."
-    return Figure("mixing", caption, _svg(canvas))
-
-
-def _canvas(width: float, height: float) -> Canvas:
-    from matplotlib.figure import Figure as Canvas
-
-    return Canvas(figsize=(width, height), layout="constrained")
-
-
-def _style(ax: Axes) -> None:
-    ax.grid(axis="y", color=GRID, linewidth=0.8)
-    ax.set_axisbelow(True)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_color("#b8c0c8")
-    ax.tick_params(colors=FAINT, labelsize=9, which="both")
+    return Figure("mixing", caption, svg(drawn))
 
 
 def _label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
@@ -151,13 +132,3 @@ def _label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
             fontweight="bold",
             va="center",
         )
-
-
-def _svg(canvas: Canvas) -> str:
-    import matplotlib
-
-    buffer = io.StringIO()
-    # Words stay words, and the file does not depend on when it was made.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ragtag"}):
-        canvas.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()

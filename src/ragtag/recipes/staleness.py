@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ragtag.recipes import staleness_compare, staleness_figure
-from ragtag.recipes.base import Progress, Report
+from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
 from ragtag.recipes.staleness_measure import OPTIMISERS, WORKERS, Plan, Results
 
@@ -46,8 +46,7 @@ def reproduce(
     Raises:
         ValueError: ``seeds`` or ``jobs`` below 1; ``data`` is given (this recipe trains on digits only).
     """
-    if seeds < 1 or jobs < 1:
-        raise ValueError(f"reproduce: seeds is {seeds} and jobs is {jobs}; both must be 1 or more")
+    require_counts(seeds, jobs)
     if data is not None:
         raise ValueError("staleness trains on scikit-learn's digits only; leave --data out")
     plan = Plan.of(quick=quick, seeds=seeds)

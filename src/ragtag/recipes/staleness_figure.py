@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragtag.recipes.asynchronous_figure import FAINT, PALETTE, canvas, style, svg
 from ragtag.recipes.base import Figure
+from ragtag.recipes.drawing import FAINT, PALETTE, canvas, style, svg
 from ragtag.recipes.staleness_measure import (
     BY_WORKERS,
     COHERENT,

@@ -7,9 +7,7 @@ training of each; and, beyond the paper, what losing fragments costs with ticket
 
 from __future__ import annotations
 
-import contextlib
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ragtag.recipes.base import Progress, Report, Row, Table, number, row
+from ragtag.recipes.base import Progress, Report, Row, Table, number, require_counts, row
 from ragtag.recipes.jobs import Job, run_jobs
-from ragtag.recipes.rps_cifar import decode
+from ragtag.recipes.rps_cifar import unpacked
 from ragtag.recipes.topk_figure import measured, training
 from ragtag.recipes.topk_training import Setup, Trained, train
 
@@ -82,16 +80,10 @@ def reproduce(
     Raises:
         ValueError, FileNotFoundError: ``seeds`` or ``jobs`` below 1; ``data`` is not such an archive.
     """
-    if seeds < 1 or jobs < 1:
-        raise ValueError(f"reproduce: seeds is {seeds} and jobs is {jobs}; both must be 1 or more")
+    require_counts(seeds, jobs)
     task = "digits" if data is None else "CIFAR-10"
     plan = Plan(task, (0,) if quick else tuple(range(seeds)), 150 if quick else 1200, 8)
-    out.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        arrays = None
-        if data is not None:
-            arrays = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out, prefix=".cifar-")))
-            decode(data, arrays)
+    with unpacked(data, out) as arrays:
         calls = [Job(_name(s), train, (s, arrays)) for s in plan.setups()]
         runs: list[Trained] = run_jobs(calls, jobs, progress)
     report = Report(

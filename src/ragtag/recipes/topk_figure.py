@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ragtag.recipes.asynchronous_figure import FAINT, PALETTE, canvas, style, svg
 from ragtag.recipes.base import Figure
+from ragtag.recipes.drawing import FAINT, PALETTE, canvas, style, svg
 from ragtag.recipes.topk_training import BINS, Trained
 
 

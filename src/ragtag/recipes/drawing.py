@@ -1,4 +1,4 @@
-"""What the figures of the recipes about time share."""
+"""What the figures of all recipes share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PALETTE = (
     "#8a949e",
     "#2a9d5c",
 )
-_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "fontweight": "bold", "color": INK}
+TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "fontweight": "bold", "color": INK}
 
 
 def canvas(width: float, height: float) -> Canvas:
@@ -38,10 +38,15 @@ def canvas(width: float, height: float) -> Canvas:
 
 def style(ax: Axes, title: str, x: str, y: str = "") -> None:
     """Titles and quiet axes."""
-    ax.set_title(title, **_TITLE)
+    ax.set_title(title, **TITLE)
     ax.set_xlabel(x, color=FAINT)
     if y:
         ax.set_ylabel(y, color=INK)
+    quiet(ax)
+
+
+def quiet(ax: Axes) -> None:
+    """Axes that stand back behind the data."""
     ax.grid(axis="y", color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     for side in ("top", "right"):

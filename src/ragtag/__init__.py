@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ragtag.app.crew import Crew as Crew
     from ragtag.app.join import JoinError as JoinError
     from ragtag.app.join import join as join
+    from ragtag.core.errors import NotFinite as NotFinite
     from ragtag.core.schema import SchemaMismatch as SchemaMismatch
     from ragtag.training.averager import RPS as RPS
     from ragtag.training.averager import AllReduce as AllReduce
-    from ragtag.training.checks import NotFinite as NotFinite
     from ragtag.training.split import skewed_shards as skewed_shards
 
 _HOMES = {
@@ -30,7 +30,7 @@ _HOMES = {
     "SchemaMismatch": "ragtag.core.schema",
     "RPS": "ragtag.training.averager",
     "AllReduce": "ragtag.training.averager",
-    "NotFinite": "ragtag.training.checks",
+    "NotFinite": "ragtag.core.errors",
     "skewed_shards": "ragtag.training.split",
 }
 __all__ = ["__version__", *_HOMES]

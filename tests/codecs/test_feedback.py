@@ -14,11 +14,12 @@ from ragtag.codecs.feedback import TICKETS_MAX, ErrorFeedback
 from ragtag.codecs.gather import SparseSum
 from ragtag.codecs.options import Options
 from ragtag.codecs.reused import reused
-from ragtag.codecs.selection import NotFinite, Selection, Selector, exactly, stateless
+from ragtag.codecs.selection import Selection, Selector, exactly, stateless
 from ragtag.codecs.sparse import decode
 from ragtag.codecs.threshold import gaussian, sidco_exponential
 from ragtag.codecs.tickets import TicketError
 from ragtag.codecs.topk import chunked, exact, randomly, sampled
+from ragtag.core.errors import NotFinite
 from ragtag.core.seed import generator
 from tests.codecs.vectors import heavy
 

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from ragtag.codecs import fast
 from ragtag.codecs.reused import REUSED_MAX, add, add_select_clear, reused, reused_most
-from ragtag.codecs.selection import NotFinite, Selector, require_k
+from ragtag.codecs.selection import Selector, require_k
 from ragtag.codecs.threshold import (
     dgc_sampling,
     gaussian,
@@ -21,6 +21,7 @@ from ragtag.codecs.threshold import (
 )
 from ragtag.codecs.topk import chunked, chunked_top_k, exact, randomly, sampled, sampled_top_k, top_k
 from ragtag.codecs.topk_torch import sampled_top_k_tensor
+from ragtag.core.errors import NotFinite
 from tests.codecs.vectors import by_definition, heavy, kinds, vector
 
 SELECTORS = [

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Floats, Outcome
 from ragtag.schedules.base import Average, Decision, Progress, Wait
 from ragtag.training import optimizer as module
 from ragtag.training.averager import RPS, AllReduce
-from ragtag.training.checks import NotFinite
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 

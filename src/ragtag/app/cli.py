@@ -11,6 +11,9 @@ from ragtag import __version__
 from ragtag.app.commands import look, options, start
 from ragtag.app.commands.common import examples, plain_errors, print_json, progress, settings
 from ragtag.app.commands.simulate import simulate
+from ragtag.recipes import RECIPES
+
+Paper = Annotated[str, typer.Argument(metavar="PAPER", help=f"Which: {', '.join(sorted(RECIPES))}.")]
 
 app = typer.Typer(
     name="ragtag",
@@ -64,7 +67,7 @@ app.command(
 )
 @plain_errors
 def reproduce(
-    paper: options.Paper,
+    paper: Paper,
     quick: options.Quick = False,
     data: options.Data = None,
     out: options.OutFolder = None,
@@ -76,7 +79,6 @@ def reproduce(
     import importlib
 
     from ragtag.app.folders import new_run_folder
-    from ragtag.recipes import RECIPES
 
     if paper not in RECIPES:
         raise ValueError(f"no recipe is called {paper!r}; there are: {', '.join(sorted(RECIPES))}")

@@ -19,6 +19,7 @@ from ragtag.app.environment import (
     place_from_environment,
     reachable_host,
 )
+from ragtag.app.parties import outvoted_by
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.core import trace
@@ -177,22 +178,19 @@ def _refused(mine: _Hello, blobs: Mapping[PeerId, bytes]) -> dict[PeerId, str]:
 
     Raises JoinError where this peer is not of the larger party.
     """
-    parties: dict[_Hello | None, list[PeerId]] = {mine: []}
+    hellos: dict[PeerId, _Hello | None] = {}
     refused: dict[PeerId, str] = {}
     for peer, blob in blobs.items():
         try:
-            theirs = read_hello(blob)
+            theirs = hellos[peer] = read_hello(blob)
         except ValueError as error:
-            parties.setdefault(None, []).append(peer)
+            hellos[peer] = None
             refused[peer] = f"peer {peer} says no hello that can be read ({error}); is it Ragtag?"
             continue
-        parties.setdefault(theirs, []).append(peer)
         if theirs != mine:
             refused[peer] = _difference(peer, mine, theirs)
-    agreeing = 1 + len(parties.pop(mine))
-    largest = max(parties.values(), key=len, default=[])
-    if len(largest) >= agreeing:
-        raise JoinError(refused[largest[0]])
+    if larger := outvoted_by(mine, hellos):
+        raise JoinError(refused[larger[0]])
     return refused
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ragtag.app.parties import outvoted_by
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, SchemaMismatch
@@ -125,9 +126,8 @@ class DriverTransport:
         self._driver.configure(channel, lane, hash32).result(self._deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self._deadline_s)
         self._compare(schema)
-        if (
-            self._driver.node.heard_of(channel) >= 0
-        ):  # the crew averages already: nobody is left to probe with
+        if self._driver.node.heard_of(channel) >= 0:
+            # the crew averages already: nobody is left to probe with
             _log.info("this peer comes late; its first deadlines come from round trips alone")
             self._driver.probed(channel, 2.0 * rtt_s)
         else:
@@ -154,16 +154,10 @@ class DriverTransport:
             _log.warning("no model from peer %s yet; going on without", ", ".join(map(str, met.missing)))
         if not differing:
             return
-        agreeing = 1 + len(theirs) - len(differing)
-        parties: dict[int, list[PeerId]] = {}
-        for peer, other in differing.items():
-            parties.setdefault(other.hash32(), []).append(peer)
-        largest = max(parties.values(), key=len)
-        if len(largest) >= agreeing:
-            peer = largest[0]
+        if larger := outvoted_by(schema, theirs):
             raise SchemaMismatch(
-                f"peer {self.me} does not average what peer {', '.join(map(str, largest))} does: "
-                f"{schema.difference(theirs[peer])}. Build the same model, with the same averager, "
+                f"peer {self.me} does not average what peer {', '.join(map(str, larger))} does: "
+                f"{schema.difference(theirs[larger[0]])}. Build the same model, with the same averager, "
                 "on every peer"
             )
         for peer, other in differing.items():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragtag.codecs import fast
+from ragtag.core.errors import NotFinite
 from ragtag.core.types import Floats
 
 Bits = NDArray[np.uint32]
@@ -27,10 +28,6 @@ PASS = 1 << 17
 """Elements per pass: what numpy writes in between stays in the cache."""
 EXCESS_MAX = 64
 """A selection by threshold alone is cut to its largest entries beyond this many times k."""
-
-
-class NotFinite(FloatingPointError):
-    """NaN or infinity in a vector that was to be sparsified; the message says where the first one is."""
 
 
 class Selection(NamedTuple):

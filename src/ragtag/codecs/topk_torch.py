@@ -9,8 +9,9 @@ import math
 import torch
 from torch import Tensor
 
-from ragtag.codecs.selection import INFINITE, NotFinite, require_k
+from ragtag.codecs.selection import INFINITE, require_k
 from ragtag.codecs.topk import SAMPLE, sampled_top_k
+from ragtag.core.errors import NotFinite
 from ragtag.core.seed import uniform
 
 _SIGNLESS = 0x7FFFFFFF

@@ -206,9 +206,8 @@ class Framer:
         if not ok.all():
             self._refuse(headers_of(table), ok)
         tag = words[:, 1] == tags(table, self._key, words)
-        weight = (words[:, 6] & np.uint64(_U32)).astype("<u4").view("<f4")
-        fit = (weight >= 0) & (weight < np.inf)
         headers = words.view(HEADER)[:, 0]
+        fit = (headers["weight"] >= 0) & (headers["weight"] < np.inf)
         if tag.all() and ok.all() and fit.all():
             return table, headers
         self.refused.corrupt += int((ok & ~tag).sum())

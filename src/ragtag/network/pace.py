@@ -5,8 +5,7 @@ not overflow it. Below that, a congestion window follows the path. A lossy link 
 losses rise by more than chance would have it, the window is halved as a test, for as many round trips as it
 takes to tell. Losses that fall with it were ours, and the window stays; losses that do not are the path's own
 (its ambient loss), and the window is restored. So a link that drops one datagram in ten carries as much as it
-can, where TCP would creep. Round-trip estimates
-are RFC 6298's.
+can, where TCP would creep. Round-trip estimates are RFC 6298's.
 """
 
 from __future__ import annotations

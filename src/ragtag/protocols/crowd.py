@@ -32,12 +32,11 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols.base import spans_of, whole
+from ragtag.protocols.lane import JUMP_MAX
 from ragtag.protocols.moshpit import View
 
 EARLY_MAX = 256
 """Runs that are kept for a round, or a group, that this peer does not know yet."""
-ROUND_AHEAD_MAX = 1 << 24
-"""A round further ahead than this is not believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class Crowd(ABC):
         if run.peer == self.me or run.key.channel != self.lane.channel:
             return []
         number = run.key.round
-        if number > max(self.done, 0) + ROUND_AHEAD_MAX:
+        if number > max(self.done, 0) + JUMP_MAX:
             return []
         self.highest = max(self.highest, number)
         return self._take(now_s, run)

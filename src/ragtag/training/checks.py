@@ -6,11 +6,8 @@ import math
 
 import torch
 
+from ragtag.core.errors import NotFinite
 from ragtag.training.bucket import Bucket
-
-
-class NotFinite(FloatingPointError):
-    """NaN or infinity in what is to be averaged; the message names the first tensor that has any."""
 
 
 def require_finite(bucket: Bucket) -> None:

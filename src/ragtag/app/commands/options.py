@@ -87,9 +87,6 @@ Check = Annotated[bool, typer.Option("--check", help="Hold invariants; heal the 
 
 # -- Of `ragtag reproduce`
 
-Paper = Annotated[
-    str, typer.Argument(metavar="PAPER", help="Which: rps, moshpit, grouping, staleness or topk.")
-]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer steps and seeds: minutes.")]
 Data = Annotated[
     Path | None,

@@ -96,6 +96,13 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Visits:
+    """A peer may be talked with when peers meet, but does not average (yet): it is on its way in."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A peer is gone for good."""
 
@@ -149,7 +156,7 @@ class Measured:
     rtt_s: float
 
 
-Event = Tell | Measured | Start | Arrived | Expired | Joined | Left | Average | Begin
+Event = Tell | Measured | Start | Arrived | Expired | Joined | Visits | Left | Average | Begin
 
 
 @dataclass(slots=True, eq=False)

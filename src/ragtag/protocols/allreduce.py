@@ -24,7 +24,17 @@ from ragtag.core.types import (
     Run,
     Send,
 )
-from ragtag.protocols.base import GATHER, NACK, SCATTER, Incoming, Round, Spec, bit, scratch_of, whole
+from ragtag.protocols.base import (
+    GATHER,
+    NACK,
+    SCATTER,
+    Incoming,
+    Round,
+    Spec,
+    bit,
+    scratch_of,
+    whole,
+)
 from ragtag.protocols.layout import fixed_owners, layout_of
 from ragtag.protocols.method import Method, Setting
 from ragtag.protocols.reduce import ScatterGather
@@ -43,6 +53,7 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         members=members,
         codec=setting.codec,
         repair_s=setting.repair_s,
+        growth=setting.growth,
         scratch=setting.scratch,
     )
 
@@ -135,7 +146,7 @@ class Ring:
         return [arm, *self._repair.again(now_s, self._until_s), *self._advance(now_s)]
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
-        layout, (_, _, stage, block) = self.spec.layout, run.key
+        layout, stage, block = self.spec.layout, run.key.stage, self.spec.block(run.key)
         if stage & NACK:
             if run.peer != self._next or self._begun is None:
                 return []

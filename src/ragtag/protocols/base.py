@@ -26,11 +26,17 @@ from ragtag.protocols.layout import Layout
 
 SCATTER, GATHER, NACK = 0, 1, 0x80
 """Stages of a message key; a request for repair carries its stage's number plus NACK."""
+BLOCK_BITS = 6
+"""A key's block is numbered in so many bits; above them stands the layout's ``growth`` (``Spec``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One round, as the machines of all its peers must agree on it."""
+    """One round, as the machines of all its peers must agree on it.
+
+    growth: how many more blocks the vector is cut into than when the crew was founded. It travels in every
+    key, so that nobody takes a block of one cut for a block of another.
+    """
 
     me: PeerId
     channel: int
@@ -41,10 +47,15 @@ class Spec:
     codec: Codec
     repair_s: float | None = None
     scratch: Floats | None = None
+    growth: int = 0
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""
-        return MessageKey(self.channel, self.round, stage, block)
+        return MessageKey(self.channel, self.round, stage, self.growth << BLOCK_BITS | block)
+
+    def block(self, key: MessageKey) -> int:
+        """The block that a key names; below 0, or too high: none of this layout's."""
+        return key.block - (self.growth << BLOCK_BITS)
 
     def timer(self, name: str) -> Timer:
         """A timer of this round."""
@@ -52,8 +63,9 @@ class Spec:
 
 
 class Round(Protocol):
-    """A machine for one round; a node routes events to it."""
+    """A machine for one round; a node routes events to it, messages of its own growth only."""
 
+    spec: Spec
     outcome: Outcome | None
 
     def step(self, now_s: float, event: Event) -> list[Effect]:

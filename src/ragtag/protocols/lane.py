@@ -44,7 +44,7 @@ class Lane:
 
     done: the last round that is over; active: the one under way; highest: the newest that was heard of.
     passed: the peers that were seen to be ahead of the round under way; behind: whether this peer knows
-    itself to be.
+    itself to be. newcomer: the next average is the first one in a crew that averaged before.
     """
 
     channel: Channel
@@ -54,6 +54,7 @@ class Lane:
     active: int | None = None
     passed: set[PeerId] = field(default_factory=set)
     behind: bool = False
+    newcomer: bool = False
     withheld: frozenset[PeerId] = frozenset()
     rounds: dict[int, Round] = field(default_factory=dict)
     spare: list[Floats] = field(default_factory=list)
@@ -102,6 +103,11 @@ class Lane:
                 return False
             del self.rounds[ahead[0]]
         return True
+
+    def grown(self, number: int, growth: int) -> bool:
+        """Whether a round has a machine that was made when the crew was known to be smaller."""
+        machine = self.rounds.get(number)
+        return machine is not None and machine.spec.growth < growth
 
     def end(self, outcome: Outcome) -> None:
         """The round under way is over."""

@@ -23,6 +23,7 @@ from ragtag.core.types import (
     Send,
     Tell,
     Timer,
+    Visits,
 )
 from ragtag.core.types import Event as AnyEvent
 from ragtag.core.wire import CHUNK_BYTES
@@ -64,10 +65,10 @@ class _Blob:
 class Exchange:
     """One exchange on one peer. It goes on answering after it is over."""
 
-    def __init__(self, me: PeerId, n: int, number: int) -> None:
-        self._me, self.number = me, number
-        self._others = frozenset(range(n)) - {me}
-        self._expected = set(self._others)
+    def __init__(self, others: frozenset[PeerId], number: int) -> None:
+        self.number = number
+        self._others = set(others)
+        self._expected = set(others)
         self._blobs: dict[PeerId, _Blob] = {}
         self._acked: set[PeerId] = set()
         self._tell: Tell | None = None
@@ -102,8 +103,10 @@ class Exchange:
             effects += self._say(now_s)
         elif isinstance(event, Left):
             self._expected.discard(event.peer)
-        elif isinstance(event, Joined):  # another process: it has heard nothing, and may tell something else
-            self._expected.add(event.peer)
+        elif isinstance(event, Joined | Visits):  # a new process: it has heard nothing, and may tell another
+            self._others.add(event.peer)
+            if isinstance(event, Joined):
+                self._expected.add(event.peer)
             self._acked.discard(event.peer)
             self._blobs.pop(event.peer, None)
         return effects + self._meet(force=False)

@@ -16,6 +16,7 @@ class Setting:
     """What a method needs to make the machine of one round.
 
     live: the peers that own blocks, as far as this one knows; present: those that have not left for good.
+    growth: of ``n`` since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
     """
 
@@ -29,6 +30,7 @@ class Setting:
     n_chunks: int
     codec: Codec
     repair_s: float
+    growth: int = 0
     scratch: Floats | None = None
 
 

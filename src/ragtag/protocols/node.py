@@ -26,8 +26,9 @@ from ragtag.core.types import (
     Noted,
     PeerId,
     Tell,
+    Visits,
 )
-from ragtag.protocols.base import Round
+from ragtag.protocols.base import BLOCK_BITS, Round
 from ragtag.protocols.lane import HEADROOM, Channel, Lane
 from ragtag.protocols.meet import MEET, Exchange
 from ragtag.protocols.method import Setting
@@ -44,14 +45,21 @@ ROUND_MAX = (1 << 32) - 1
 
 
 class Node:
-    """The machine that a driver or a simulated world runs for one peer."""
+    """The machine that a driver or a simulated world runs for one peer.
 
-    def __init__(self, me: PeerId, n: int, seed: int) -> None:
+    n: how many places the crew has, taken or not; it grows when a peer comes for whom there is none.
+    founded: how many there were when the crew began, on all peers the same (``None``: ``n``).
+    """
+
+    def __init__(self, me: PeerId, n: int, seed: int, founded: int | None = None) -> None:
+        founded = n if founded is None else founded
         if not 1 <= n <= PEERS_MAX:
             raise ValueError(f"a crew of {n} peers: one crew averages 1 to {PEERS_MAX} peers directly")
         if not 0 <= me < n:
             raise ValueError(f"peer {me} of {n}: a peer's number lies between 0 and {n - 1}")
-        self.me, self.n, self._seed = me, n, seed
+        if not 1 <= founded <= n:
+            raise ValueError(f"a crew of {n} peers that began with {founded}: crews grow, from 1 on")
+        self.me, self.n, self.founded, self._seed = me, n, founded, seed
         self._lanes: dict[int, Lane] = {}
         self._presence = Presence(me, n)
         self._exchanges: dict[int, Exchange] = {}
@@ -82,6 +90,14 @@ class Node:
         """How many rounds in a row nothing has come from a peer."""
         return self._presence.silent_rounds(peer)
 
+    def resume(self, number: int, round_: int) -> None:
+        """A channel's next round comes after ``round_``: the crew has averaged before this peer came.
+
+        Its first average has weight 0: it takes the crew's values, and gives from then on.
+        """
+        lane = self._lanes[number]
+        lane.done, lane.newcomer = max(lane.done, round_), True
+
     def heard_of(self, number: int) -> int:
         """The newest round of a channel that anything has come of; -1: none."""
         return self._lanes[number].highest
@@ -108,9 +124,13 @@ class Node:
             self._rtt_s[event.peer] = event.rtt_s
             return []
         if isinstance(event, Joined):
+            self._grow(event.peer + 1)
             for exchange in self._exchanges.values():
                 exchange.step(now_s, event)
             return self._presence.joined(event.peer)
+        if isinstance(event, Visits):
+            self._presence.visit(event.peer)
+            return [e for x in self._exchanges.values() for e in x.step(now_s, event)]
         if isinstance(event, Left):
             return self._leave(now_s, event)
         return []
@@ -126,7 +146,8 @@ class Node:
         machine = self._machine(lane, ask.channel, number)
         scatter_s, gather_s = lane.begin(number, now_s, ask.deadline_s, self._rtt_s.values())
         lane.behind |= skipped > 0
-        weight = ask.weight if skipped <= CATCH_UP or new else 0.0
+        weight = ask.weight if (skipped <= CATCH_UP or new) and not lane.newcomer else 0.0
+        lane.newcomer = False
         effects: list[Effect] = []
         if skipped > 0 and not new:
             effects.append(Noted("skipped", self.me, f"{skipped} rounds, to {number}"))
@@ -160,6 +181,7 @@ class Node:
                 n_chunks=lane.channel.n_chunks,
                 codec=lane.channel.codec,
                 repair_s=max(self._rtt_s.values(), default=lane.channel.rtt_s),
+                growth=self.n - self.founded,
                 scratch=lane.spare.pop() if lane.spare else None,
             )
             return lane.channel.method.make(setting)
@@ -213,7 +235,7 @@ class Node:
             if len(self._exchanges) >= EXCHANGES_MAX:
                 idle = [other for other, known in self._exchanges.items() if not known.under_way]
                 del self._exchanges[min(idle or self._exchanges)]
-            exchange = self._exchanges[number] = Exchange(self.me, self.n, number)
+            exchange = self._exchanges[number] = Exchange(self._presence.others, number)
         return exchange
 
     def _deliver(self, now_s: float, channel: int, number: int, event: Arrived) -> list[Effect]:
@@ -222,6 +244,16 @@ class Node:
         lane = self._lanes.get(channel)
         if lane is None:
             return []
+        machine = lane.rounds.get(number)
+        growth = self.n - self.founded if machine is None else machine.spec.growth
+        for run in event.runs:
+            if run.key.block >> BLOCK_BITS != growth:
+                return self._deliver_apart(now_s, channel, number, event)
+        return self._deliver_alike(now_s, lane, number, event)
+
+    def _deliver_alike(self, now_s: float, lane: Lane, number: int, event: Arrived) -> list[Effect]:
+        """Runs of one round, whose senders cut the vector as this peer does."""
+        channel = event.runs[0].key.channel
         if number == lane.active:  # most are of the round under way
             effects = lane.rounds[number].step(now_s, event)
             return self._settle(lane, effects) if effects else effects
@@ -236,6 +268,35 @@ class Node:
             ahead = [run.peer for run in event.runs if run.peer not in lane.passed]
             return effects + self._pass(now_s, lane, ahead)
         return effects
+
+    def _deliver_apart(self, now_s: float, channel: int, number: int, event: Arrived) -> list[Effect]:
+        """Some senders cut the vector otherwise: one of them, or this peer, knows of newcomers already.
+
+        Their chunks mean other values here, so this round goes on without them; whoever knows of fewer
+        newcomers goes by the larger number from its next round on, so that one round is spoilt at most.
+        """
+        lane = self._lanes[channel]
+        growths = {id(run): run.key.block >> BLOCK_BITS for run in event.runs}
+        believed = [g for g in growths.values() if self.founded + g <= PEERS_MAX]
+        self._grow(self.founded + max(believed, default=0))
+        if number != lane.active and number > lane.done and lane.grown(number, self.n - self.founded):
+            del lane.rounds[number]  # early runs of those that knew of fewer; none of them is waited for more
+        machine = lane.rounds.get(number)
+        growth = self.n - self.founded if machine is None else machine.spec.growth
+        alike = [run for run in event.runs if growths[id(run)] == growth]
+        apart = [run.peer for run in event.runs if growths[id(run)] in believed and run not in alike]
+        effects: list[Effect] = []
+        if number == lane.active:
+            for peer in apart:
+                if lane.active == number:
+                    effects += self._settle(lane, lane.rounds[number].passed(now_s, peer))
+        return effects + (self._deliver_alike(now_s, lane, number, Arrived(alike)) if alike else [])
+
+    def _grow(self, n: int) -> None:
+        """The crew has ``n`` places at least."""
+        if n > self.n:
+            self.n = n
+            self._presence.grow(n)
 
     def _pass(self, now_s: float, lane: Lane, peers: list[PeerId]) -> list[Effect]:
         """Peers are ahead of this one's round and send no more of it: end it soon, and catch up.

@@ -58,6 +58,22 @@ class Presence:
         """The peers that have left or are silent: a meeting does not wait for them."""
         return frozenset(p for p, rounds in self._silent.items() if rounds > 0) | self._left
 
+    @property
+    def others(self) -> frozenset[PeerId]:
+        """All peers that may be heard, wherever they stand."""
+        return frozenset(self._silent)
+
+    def grow(self, n: int) -> None:
+        """The crew has ``n`` places: whoever stands in a new one is not waited for before it is heard."""
+        for peer in range(n):
+            if peer != self._me:
+                self._silent.setdefault(peer, GONE_AFTER)
+
+    def visit(self, peer: PeerId) -> None:
+        """A peer is on its way in: it is answered, and takes no part."""
+        self._silent.setdefault(peer, GONE_AFTER)
+        self.leave(peer)
+
     def silent_rounds(self, peer: PeerId) -> int:
         """How many rounds in a row nothing has come from a peer."""
         return self._silent[peer]

@@ -152,9 +152,9 @@ class ScatterGather:
     # -- Arrivals
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
-        stage, block = run.key.stage, run.key.block
+        stage, block = run.key.stage, self.spec.block(run.key)
         layout = self.spec.layout
-        if block >= layout.n_blocks or run.peer not in self.spec.members or run.peer == self.spec.me:
+        if not 0 <= block < layout.n_blocks or run.peer not in self.spec.members or run.peer == self.spec.me:
             return []
         if stage & NACK:
             if self._repair is None or self._state == _WAITING:

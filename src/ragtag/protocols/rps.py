@@ -25,6 +25,7 @@ def _make(setting: Setting, repair: bool) -> Round:
             members=frozenset(range(setting.n)),
             codec=setting.codec,
             repair_s=setting.repair_s if repair else None,
+            growth=setting.growth,
             scratch=setting.scratch,
         )
     )

@@ -54,6 +54,15 @@ app.command(
 )(start.run)
 app.command(
     epilog=examples(
+        "ragtag invite", "ragtag invite runs/train-20260101-120000", "ragtag invite --listen 192.0.2.7:4433"
+    )
+)(start.invite)
+app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples("ragtag join TOKEN train.py --lr 0.1", "ragtag join -n 2 TOKEN -m my_package.train"),
+)(start.join)
+app.command(
+    epilog=examples(
         "ragtag simulate -n 16 --loss 0.1 --latency 0.02",
         "ragtag simulate -n 64 --size 10k --rounds 100 --method allreduce",
         "ragtag simulate -n 8 --faults burst=0.01/0.3,freeze=3@1+2,kill=5@3 --check",

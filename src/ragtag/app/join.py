@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -13,23 +14,27 @@ import msgspec
 from ragtag import __version__
 from ragtag.app.crew import Crew
 from ragtag.app.environment import (
+    Address,
     Place,
     announce_ready,
     exchange_addresses,
     place_from_environment,
     reachable_host,
 )
+from ragtag.app.membership import Entrance, NotLetIn, invited, launched, seated, wildcard
 from ragtag.app.parties import outvoted_by
+from ragtag.app.token import TokenError, decode
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.core import trace
-from ragtag.core.types import Noted, PeerId
+from ragtag.core.types import Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION, Identity
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint
 from ragtag.protocols.node import Node
 
 _log = logging.getLogger("ragtag")
+_EARLY_MAX = 256  # notes that wait until there is a crew to write them
 
 
 class JoinError(RuntimeError):
@@ -46,15 +51,16 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 def join(*, deadline_s: float = 120.0) -> Crew:
-    """Join the crew that this process was started for: by ``ragtag run``, or by torchrun.
+    """Join the crew that this process was started for: by ``ragtag run``, ``ragtag join`` or torchrun.
 
-    Started by neither, the process is a crew of one, and the same script trains alone.
+    Started by none of them, the process is a crew of one, and the same script trains alone.
 
     deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
     machine). Who is not there by then is left out until it is heard.
 
     Raises:
-        JoinError: nobody else came, or a peer belongs to another version or another crew.
+        JoinError: nobody else came, a peer belongs to another version or another crew, or an invitation lets
+            nobody in (any more).
         ragtag.app.environment.PlaceError: the environment contradicts itself.
         ragtag.network.udp.PortInUse: the address to listen on is taken.
     """
@@ -62,6 +68,10 @@ def join(*, deadline_s: float = 120.0) -> Crew:
     if place is None:
         return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.time())
     origin_s = time.time() if place.started_unix_s is None else place.started_unix_s
+    if place.token is not None or place.size > 1:
+        import torch._dynamo  # noqa: F401  (any optimizer imports it, for seconds, and the crew would wait)
+    if place.token is not None:
+        return _accept(place, place.token, origin_s, deadline_s)
     writer = TraceWriter(place.run_folder / peer_file(place.rank)) if place.run_folder is not None else None
     if place.size == 1:
         crew = Crew(place, SoloTransport(place.seed), None, writer, origin_s)
@@ -80,39 +90,107 @@ def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s:
     """Meet the others over a driver."""
     endpoint = _endpoint(place)
     try:
-        host, port = reachable_host(place), endpoint.address[1]
-        addresses = exchange_addresses(place, (host, port), deadline_s)
+        data = reachable_host(place), endpoint.address[1]
+        addresses = exchange_addresses(place, data, deadline_s)
     except TimeoutError as error:
         endpoint.close()
         raise JoinError(str(error)) from None
     except BaseException:
         endpoint.close()
         raise
+    entrance = launched(place, data) if place.key is not None else None
+    node = Node(place.rank, place.size, place.seed)
+    return _meet(
+        _Way(place, writer, origin_s, deadline_s), node, endpoint, dict(enumerate(addresses)), entrance
+    )
+
+
+def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
+    """Join by an invitation: membership first, which tells who else is there and which number is free."""
+    try:
+        token = decode(text, time.time())
+    except TokenError as error:
+        raise JoinError(str(error)) from None
+    endpoint = _endpoint(place) if place.socket_fd is not None else Endpoint((wildcard(token), 0))
+    try:
+        entrance = invited(place, token, endpoint.address[1], 0, deadline_s)
+    except NotLetIn as error:
+        endpoint.close()
+        raise JoinError(str(error)) from None
+    except BaseException:
+        endpoint.close()
+        raise
+    with ExitStack() as undo:
+        undo.callback(endpoint.close)
+        undo.callback(entrance.agent.close)
+        number, place = place.rank, seated(place, token, entrance)
+        writer = None
+        if place.run_folder is not None:
+            writer = TraceWriter(place.run_folder / peer_file(place.rank))
+            undo.callback(writer.close)
+        node = Node(entrance.seat, entrance.n(), place.seed, place.size)
+        for peer, holder in entrance.agent.roster.seats.items():
+            if holder.live and not holder.card.averaging:
+                node.step(0.0, Visits(peer))
+        for peer in set(range(node.n)) - {node.me} - entrance.known.keys():
+            node.step(0.0, Left(peer))
+        way = _Way(place, writer, origin_s, deadline_s, number)
+        crew = _meet(way, node, endpoint, entrance.known, entrance)
+        undo.pop_all()
+    return crew
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a peer joins. number: what its launcher calls it (``None``: by its rank)."""
+
+    place: Place
+    writer: TraceWriter | None
+    origin_s: float
+    deadline_s: float
+    number: int | None = None
+
+
+def _meet(
+    way: _Way, node: Node, endpoint: Endpoint, peers: Mapping[PeerId, Address], entrance: Entrance | None
+) -> Crew:
+    """Start the driver, and greet the others."""
+    place, deadline_s = way.place, way.deadline_s
     crews: list[Crew] = []
+    early: list[tuple[float, Noted]] = []
 
     def on_note(now_s: float, note: Noted) -> None:
         for crew in crews:
             crew.note(note)
+        if not crews and len(early) < _EARLY_MAX:
+            early.append((now_s, note))
 
     driver = Driver(
-        Node(place.rank, place.size, place.seed),
+        node,
         endpoint,
         Identity(place.crew, place.rank),
-        dict(enumerate(addresses)),
+        peers,
         faults=place.faults,
         seed=place.seed,
         on_note=on_note,
+        agent=None if entrance is None else entrance.agent,
     )
     driver.start()
     try:
-        met = _greet(place, driver, deadline_s)
+        met = _greet(place, driver, deadline_s) if len(node.live) > 1 or place.size > 1 else 0
     except BaseException:
         driver.close(0.0)
         raise
-    transport = DriverTransport(driver, deadline_s, on_ready=partial(announce_ready, place))
-    crew = Crew(place, transport, driver, writer, origin_s)
+    ready = place if way.number is None else replace(place, rank=way.number)
+    transport = DriverTransport(
+        driver, deadline_s, on_ready=partial(announce_ready, ready), entrance=entrance
+    )
+    crew = Crew(place, transport, driver, way.writer, way.origin_s)
     crews.append(crew)
+    for _, note in early:
+        crew.note(note)
     rtts = driver.rtt_s().values()
+    host, port = peers.get(place.rank, endpoint.address)
     crew.record(
         trace.Join(
             t=crew.now_s(),
@@ -149,13 +227,14 @@ def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
     for peer, why in refused.items():
         _log.warning("peer %d is refused: %s", peer, why)
         driver.leave(peer)
-    missing = _names(met.missing)
-    if met.missing and driver.other_versions:
+    absent = tuple(peer for peer in met.missing if peer not in driver.node.gone)
+    missing = _names(absent)
+    if absent and driver.other_versions:
         message = (
             f"peer {missing} of crew {place.crew!r} speaks another wire format than version {VERSION}; "
             f"install the same version of Ragtag ({__version__} here) on every peer"
         )
-        if len(met.missing) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
+        if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
             raise JoinError(message)
         _log.warning("%s", message)
     if not met.blobs:
@@ -164,12 +243,8 @@ def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
             f"{deadline_s:g} s; are they started, with the same crew name, and does the firewall let UDP "
             "through?"
         )
-    if met.missing:
-        _log.warning(
-            "peer %s did not answer within %g s; going on without",
-            ", ".join(map(str, met.missing)),
-            deadline_s,
-        )
+    if absent:
+        _log.warning("peer %s did not answer within %g s; going on without", missing, deadline_s)
     return len(met.blobs) - len(refused)
 
 

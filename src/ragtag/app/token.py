@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import os
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -24,6 +26,7 @@ VERSION = 1
 KEY_BYTES = 32
 ADDRESSES_MAX = 8
 CREW_BYTES_MAX = 64
+TOKEN_FILE = "crew.token"
 _PREFIX = "ragtag"
 _CHECK_BYTES = 4
 _TEXT_MAX = 8192
@@ -138,6 +141,31 @@ def decode(text: str, now_unix_s: float | None = None) -> Token:
         )
     addresses = tuple(_address(address) for address in content.addresses)
     return Token(addresses, content.crew, content.key, content.ends_unix_s)
+
+
+def keep_token(folder: Path, token: str | None) -> None:
+    """Keep a crew's invitation in its run's folder, for this user's eyes only."""
+    if token is None:
+        return
+    path = folder / TOKEN_FILE
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+
+
+def kept_token(folder: Path) -> str:
+    """The invitation to a run's crew.
+
+    Raises:
+        TokenError: the folder has none.
+    """
+    try:
+        return (folder / TOKEN_FILE).read_text(encoding="utf-8", errors="replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        raise TokenError(
+            f"{folder} holds no invitation; give the folder of a run of two peers or more, made by "
+            "`ragtag run` or `ragtag join`"
+        ) from None
 
 
 def _bytes(letters: str) -> bytes:

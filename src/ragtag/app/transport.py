@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
+from ragtag.app.membership import Entrance
 from ragtag.app.parties import outvoted_by
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
@@ -28,6 +30,10 @@ _AGREED = 1 << 16  # numbers the second meeting, of those that agree
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
 
 _log = logging.getLogger("ragtag")
+
+
+class SeatLost(RuntimeError):
+    """This peer was taken for dead, and its place was given to another one."""
 
 
 class Pending(Protocol):
@@ -95,15 +101,26 @@ class DriverTransport:
     """A crew over a driver.
 
     deadline_s: how long peers wait for each other to configure a channel. on_ready: called with the
-    name of the method once the first channel is ready to be averaged on.
+    name of the method once the first channel is ready to be averaged on. entrance: where membership tells who
+    there is.
     """
 
     def __init__(
-        self, driver: Driver, deadline_s: float, on_ready: Callable[[str], None] | None = None
+        self,
+        driver: Driver,
+        deadline_s: float,
+        on_ready: Callable[[str], None] | None = None,
+        entrance: Entrance | None = None,
     ) -> None:
         self._driver, self._deadline_s, self._on_ready = driver, deadline_s, on_ready
-        self.me, self.n = driver.node.me, driver.node.n
+        self._entrance = entrance
+        self.me = driver.node.me
         self._meetings = 0
+
+    @property
+    def n(self) -> int:
+        """How many places the crew has, taken or not; it may grow."""
+        return self._driver.node.n
 
     @property
     def live(self) -> frozenset[PeerId]:
@@ -126,7 +143,10 @@ class DriverTransport:
         self._driver.configure(channel, lane, hash32).result(self._deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self._deadline_s)
         self._compare(schema)
-        if self._driver.node.heard_of(channel) >= 0:
+        if self._entrance is not None and self._entrance.late:
+            self._driver.probed(channel, 2.0 * rtt_s)
+            self._take_part(channel, self._entrance, -1)
+        elif self._driver.node.heard_of(channel) >= 0:
             # the crew averages already: nobody is left to probe with
             _log.info("this peer comes late; its first deadlines come from round trips alone")
             self._driver.probed(channel, 2.0 * rtt_s)
@@ -139,8 +159,22 @@ class DriverTransport:
     def start(
         self, channel: int, values: Floats, weight: float, deadline_s: float | None = None
     ) -> DriverPending:
-        """Begin the channel's next round."""
+        """Begin the channel's next round. Raises SeatLost where another peer has this one's place."""
+        if self._driver.lost_seat:
+            raise SeatLost(
+                f"this peer averages no more: {self._driver.lost_seat}. It was out of reach for so long "
+                "that it was declared dead; start it again to join anew"
+            )
         return DriverPending(self._driver.average(Average(channel, values, weight, deadline_s)), self._driver)
+
+    def _take_part(self, channel: int, entrance: Entrance, round_: int) -> None:
+        """Tell the crew that this peer averages from now on; go on once something newer is heard of it."""
+        card = msgspec.structs.replace(entrance.card, averaging=True)
+        told = self._driver.resume(channel, round_, card)
+        try:
+            told.result(self._deadline_s)
+        except TimeoutError:
+            _log.warning("nothing was heard of the crew's rounds within %g s; going on", self._deadline_s)
 
     def _compare(self, schema: Schema) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
@@ -150,8 +184,9 @@ class DriverTransport:
         )
         theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
         differing = {peer: other for peer, other in theirs.items() if other != schema}
-        if met.missing:
-            _log.warning("no model from peer %s yet; going on without", ", ".join(map(str, met.missing)))
+        missing = [peer for peer in met.missing if peer not in self._driver.node.gone]
+        if missing:
+            _log.warning("no model from peer %s yet; going on without", ", ".join(map(str, missing)))
         if not differing:
             return
         if larger := outvoted_by(schema, theirs):

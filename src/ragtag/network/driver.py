@@ -40,14 +40,17 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.core.wire import DATAGRAM_BYTES, Identity
+from ragtag.network.agent import Agent
 from ragtag.network.flow import Flow
 from ragtag.network.frame import Framer
 from ragtag.network.inbox import Inbox
 from ragtag.network.inject import Injector
 from ragtag.network.mailbox import DriverFailed, Mailbox
 from ragtag.network.outbox import Outbox
+from ragtag.network.people import People
 from ragtag.network.udp import Address, Endpoint
 from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.roster import Card, Holder
 
 __all__ = ["Driver", "DriverFailed", "Traffic"]
 
@@ -79,6 +82,7 @@ class Driver:
     """Runs ``node`` over ``endpoint`` in a thread of its own.
 
     peers: every other peer's address. on_note: called in the driver's thread with (now_s, note).
+    agent: tells who comes and goes, turned by this driver from now on (``None``: peers do not change).
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Driver:
         seed: int = 0,
         on_note: Callable[[float, Noted], None] | None = None,
         recording: Recording | None = None,
+        agent: Agent | None = None,
     ) -> None:
         self.node, self.endpoint = node, endpoint
         self._framer = Framer(identity, int(time.time() * 10) & 0xFFFFFFFF)
@@ -99,7 +104,7 @@ class Driver:
         self._injector = Injector(faults or Faults(), seed, node.me)
         self._on_note = on_note
         self._recording = recording
-        self._origin_s = time.monotonic()
+        self._origin_s = time.monotonic() if agent is None else agent.origin_s
         self._timers: list[tuple[float, int, Timer | _Held]] = []
         self._timer_count = 0
         self._mailbox = Mailbox()
@@ -107,11 +112,20 @@ class Driver:
         self._meetings: dict[int, Future[Met]] = {}
         self._passes = 0
         self._outbox = Outbox(endpoint, self._framer, self._injector, self._flows)
-        self._inbox = Inbox(endpoint, self._framer, self._flows, self._outbox, node)
+        self._inbox = Inbox(endpoint, self._framer, self._flows, self._outbox, node, agent is not None)
+        self._people: People | None = None
+        if agent is not None:
+            self._people = People(node.me, agent, self._flows, self._injector)
+            for peer, holder in agent.roster.seats.items():
+                if peer in self._flows:
+                    self._flows[peer].process = holder.epoch
+        self._heard: dict[int, Future[None]] = {}
         self._watched = select.POLLIN
         self._poll = select.poll()
         self._poll.register(endpoint.fileno(), select.POLLIN)
         self._poll.register(self._mailbox.fileno(), select.POLLIN)
+        if agent is not None:
+            self._poll.register(agent.fileno(), select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=f"ragtag-{node.me}", daemon=True)
 
     # -- From other threads
@@ -187,6 +201,38 @@ class Driver:
         """Tell the node how long a channel's first round may take."""
         self._mailbox.put(lambda now_s: self.node.probed(number, probe_s, now_s), None)
 
+    def resume(self, number: int, round_: int, card: Card) -> Future[None]:
+        """Take part on a channel whose last round was ``round_``, and tell the crew so by ``card``.
+
+        The result comes once something newer is heard of it: the others know of this peer.
+        """
+        future: Future[None] = Future()
+
+        def begin(now_s: float) -> None:
+            self.node.resume(number, round_)
+            self._heard[number] = future
+            if self._people is not None:
+                self._people.agent.describe(now_s, card)
+
+        self._mailbox.put(begin, future)
+        return future
+
+    def describe(self, card: Card) -> None:
+        """Tell the crew this of oneself."""
+        people = self._people
+        if people is not None:
+            self._mailbox.put(lambda now_s: people.agent.describe(now_s, card), None)
+
+    @property
+    def seats(self) -> dict[PeerId, Holder]:
+        """Who holds which seat, as membership tells (empty: without membership)."""
+        return {} if self._people is None else dict(self._people.agent.roster.seats)
+
+    @property
+    def lost_seat(self) -> str:
+        """Why this peer may average no more; empty: it may."""
+        return "" if self._people is None else self._people.lost_seat
+
     def leave(self, peer: PeerId) -> None:
         """Take a peer as gone for good."""
         self._mailbox.put(lambda now_s: self._step(now_s, Left(peer)), None)
@@ -239,11 +285,16 @@ class Driver:
             self._deferred_close = end
             if not self._outbox.idle and now_s < until_s:
                 return
+            agent = None if self._people is None else self._people.agent
             if not said:
                 self._outbox.bye(now_s, _BYES)
+                if agent is not None:
+                    agent.leave(now_s)
             said = True
             if self._injector.held.heap and now_s < until_s:
                 return  # an injected delay keeps the good-bye back
+            if agent is not None and not agent.over and now_s < until_s:
+                return  # it says good-bye a few times, round trips apart
             self._deferred_close = None
             self._mailbox.closed = True
 
@@ -260,6 +311,8 @@ class Driver:
         if not self._thread.is_alive():
             self.endpoint.close()
             self._mailbox.release()
+            if self._people is not None:
+                self._people.agent.close()
 
     # -- The thread
 
@@ -273,7 +326,11 @@ class Driver:
         finally:
             self._mailbox.end()
             failed = self._mailbox.error(f"the driver of peer {self.node.me}")
-            futures: list[Future[Any]] = [*self._averages.values(), *self._meetings.values()]
+            futures: list[Future[Any]] = [
+                *self._averages.values(),
+                *self._meetings.values(),
+                *self._heard.values(),
+            ]
             for future in futures:
                 if not future.done():
                     future.set_exception(failed)
@@ -291,6 +348,8 @@ class Driver:
             if fd == self._mailbox.fileno():
                 self._mailbox.woken()
         self._mailbox.run(now_s)
+        if self._people is not None:
+            self._look_around(now_s)
         drained = self._receive(now_s)
         self._passes = 0 if drained else self._passes + 1
         if drained or self._passes >= _PASSES_MAX:
@@ -305,6 +364,8 @@ class Driver:
         if len(self._mailbox):
             return 0
         due_s = min(self._outbox.due_s(now_s), self._timers[0][0] if self._timers else math.inf)
+        if self._people is not None:
+            due_s = min(due_s, self._people.agent.due_s)
         if self._deferred_close is not None:
             due_s = min(due_s, self._close_at_s, now_s + _LOOK_S)
         return min(1.0, max(0.0, due_s - now_s)) * 1e3
@@ -324,7 +385,18 @@ class Driver:
             self._set_timer(at_s, _Held(ending))
         if taken.runs:
             self._step(now_s, Arrived(taken.runs))
+            for number in [n for n in self._heard if self.node.newer(n)]:
+                self._heard.pop(number).set_result(None)
         return taken.drained
+
+    def _look_around(self, now_s: float) -> None:
+        """Who has come or gone."""
+        assert self._people is not None
+        for news in self._people.turn(now_s):
+            if isinstance(news, Noted):
+                self._apply(now_s, news)
+            else:
+                self._step(now_s, news)
 
     # -- Events and effects
 

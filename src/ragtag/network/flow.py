@@ -117,10 +117,15 @@ class Inbound:
 
 
 class Flow:
-    """All that concerns one peer."""
+    """All that concerns one peer.
+
+    process: which process it is, where membership has told (0: not yet). mute: it is gone for now; nothing is
+    sent to it, and what is known of it is kept.
+    """
 
     def __init__(self, peer: PeerId, address: Address) -> None:
         self.peer, self.address = peer, address
+        self.process, self.mute = 0, False
         self.pacer = Pacer()
         self.queue: deque[Outgoing] = deque()
         self.endings: dict[int, Ending] = {}

@@ -28,13 +28,19 @@ class Taken:
 
 
 class Inbox:
-    """The way in over one socket."""
+    """The way in over one socket. members: who comes is told by membership, not by a datagram."""
 
     def __init__(
-        self, endpoint: Endpoint, framer: Framer, flows: dict[PeerId, Flow], outbox: Outbox, node: Node
+        self,
+        endpoint: Endpoint,
+        framer: Framer,
+        flows: dict[PeerId, Flow],
+        outbox: Outbox,
+        node: Node,
+        members: bool = False,
     ) -> None:
         self._endpoint, self._framer, self._flows = endpoint, framer, flows
-        self._outbox, self._node = outbox, node
+        self._outbox, self._node, self._members = outbox, node, members
         self.received = 0
 
     def receive(self, now_s: float) -> Taken:
@@ -73,8 +79,9 @@ class Inbox:
             return False
         flow.hear(now_s)
         if known != epoch and (known != -1 or flow.peer in self._node.gone):
-            taken.people.append(Joined(flow.peer))  # leftovers of one that has left bring nobody back
             flow.pacer.restart()
+            if not self._members:  # leftovers of one that has left bring nobody back
+                taken.people.append(Joined(flow.peer))
         return True
 
     def _take_short(self, now_s: float, short: Short, taken: Taken) -> None:

@@ -22,16 +22,21 @@ _U32 = np.uint64(0xFFFFFFFF)
 class Outbox:
     """The way out over one socket, with the faults that are injected on it.
 
-    blocked: the socket's buffer is full; granted: how many datagrams each peer may have on its way here.
+    blocked: the socket's buffer is full.
     """
 
     def __init__(
         self, endpoint: Endpoint, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]
     ) -> None:
         self._endpoint, self._framer, self._injector, self._flows = endpoint, framer, injector, flows
-        self.granted = max(2, endpoint.capacity // max(1, len(flows)))
+        self._capacity = endpoint.capacity
         self.blocked = False
         self.sent = self.sent_bytes = 0
+
+    @property
+    def granted(self) -> int:
+        """How many datagrams each peer may have on its way here: the socket's buffer, shared."""
+        return max(2, self._capacity // max(1, len(self._flows)))
 
     @property
     def idle(self) -> bool:
@@ -71,7 +76,7 @@ class Outbox:
         """Queue a run for its peer, with the losses that are injected on its way."""
         run = effect.run
         flow = self._flows.get(run.peer)
-        if flow is None:
+        if flow is None or flow.mute:
             return
         k = len(run.payload)
         chunks = (
@@ -99,7 +104,8 @@ class Outbox:
                 flow.ping_s = now_s + max(1e-3, flow.pacer.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
                 flow.pings += 1
         while (due := self._injector.held.pop_due(now_s)) is not None:
-            self._out(self._flows[due[0]], due[1])
+            if due[0] in self._flows:
+                self._out(self._flows[due[0]], due[1])
 
     def _send_some(self, now_s: float, flow: Flow) -> bool:
         """Send the next datagrams of a flow's first message; False: the socket takes no more."""

@@ -102,6 +102,11 @@ class Node:
         """The newest round of a channel that anything has come of; -1: none."""
         return self._lanes[number].highest
 
+    def newer(self, number: int) -> bool:
+        """Whether anything was heard of a round of a channel that comes after this peer's last one."""
+        lane = self._lanes[number]
+        return lane.highest > lane.done
+
     def budgets_s(self, number: int) -> tuple[float, float]:
         """How long the next round may scatter, and gather."""
         return self._lanes[number].budgets_s(self._rtt_s.values())
@@ -327,6 +332,8 @@ class Node:
     def _hear_of(self, peer: PeerId, channel: int, number: int) -> list[Effect]:
         """Something came from a peer. What is of rounds long done shows that it lives, but is behind."""
         lane = self._lanes.get(channel)
+        if lane is None and peer in self.gone:
+            return []  # on its way in: it only talks
         return self._presence.hear(peer) if lane is None or number >= lane.done else []
 
     def _miss(self, effects: list[Effect]) -> list[Effect]:

@@ -67,6 +67,42 @@ WhenOneFails = Annotated[
     OnError, typer.Option("--on-error", help="When a peer fails, the others continue or stop.")
 ]
 
+Listen = Annotated[
+    str,
+    typer.Option(
+        "--listen",
+        metavar="HOST",
+        help="This machine's address, for peers of others; else only this machine's.",
+    ),
+]
+
+# -- Of `ragtag invite` and `ragtag join`
+
+TokenText = Annotated[
+    str,
+    typer.Argument(metavar="TOKEN", help="What ragtag invite printed, or a run's folder on this machine."),
+]
+PeersHere = Annotated[
+    int,
+    typer.Option("--peers", "-n", min=1, max=64, metavar="N", help="How many peers of this machine join."),
+]
+RunToJoin = Annotated[
+    Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run on this machine.")
+]
+ListenAt = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="HOST[:PORT]",
+        help="Where the first peer, on this machine, is to be reached.",
+        show_default="this machine's address, a free port",
+    ),
+]
+CrewName = Annotated[str | None, typer.Option("--crew", metavar="NAME", help="The new crew's name.")]
+Minutes = Annotated[
+    int | None, typer.Option("--minutes", min=1, metavar="N", help="The token ends after so many minutes.")
+]
+
 # -- Of `ragtag simulate`
 
 MethodName = Annotated[

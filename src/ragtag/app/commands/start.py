@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Literal
 
 import typer
 from rich.console import Console
@@ -49,35 +50,117 @@ def run(
     seed: options.Seed = 0,
     run_folder: options.RunFolder = None,
     watch: options.Watch = None,
+    listen: options.Listen = "127.0.0.1",
     as_json: options.Json = False,
 ) -> None:
     """Start N peers of a script on this machine.
 
     The script joins its crew with [bold]ragtag.join()[/bold]. Each line that a
     peer prints comes with its number; an error that several peers share is
-    shown once.
+    shown once. Others can join while it runs: [bold]ragtag invite[/bold] prints
+    what they need.
     """
+    argv = [*(["-m"] if module else []), script, *(args or [])]
+    _launch(
+        argv, script if module else Path(script).stem, peers, on_error.value, faults, seed, run_folder, watch,
+        as_json, listen, None,
+    )  # fmt: skip
+
+
+@plain_errors
+def join(
+    token: options.TokenText,
+    script: options.Script,
+    args: options.ScriptArgs = None,
+    peers: options.PeersHere = 1,
+    module: options.Module = False,
+    on_error: options.WhenOneFails = options.OnError.continue_,
+    faults: options.FaultsText = "",
+    run_folder: options.RunFolder = None,
+    watch: options.Watch = None,
+    as_json: options.Json = False,
+) -> None:
+    """Join a crew by its invitation, with one peer (or N) of a script on this machine.
+
+    The token is what [bold]ragtag invite[/bold] printed. The first one to join, on
+    the machine that the token names, begins the crew.
+    """
+    import time
+
+    from ragtag.app.token import decode, kept_token
+
+    text = kept_token(Path(token)) if Path(token).is_dir() else token
+    decode(text, time.time())  # before anything is started
+    argv = [*(["-m"] if module else []), script, *(args or [])]
+    _launch(
+        argv, script if module else Path(script).stem, peers, on_error.value, faults, 0, run_folder, watch,
+        as_json, "", text,
+    )  # fmt: skip
+
+
+@plain_errors
+def invite(
+    run_folder: options.RunToJoin = None,
+    listen: options.ListenAt = None,
+    crew: options.CrewName = None,
+    minutes: options.Minutes = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print a token: all that another machine needs to join a crew.
+
+    With RUN, the crew of that run, which must be running. Without, a new crew:
+    the first peer to join, on this machine, begins it. Whoever has the token is
+    in the crew: it is as secret as the crew should be.
+    """
+    from ragtag.app.invite import invitation_to, new_invitation, shown
+
+    token = (
+        invitation_to(run_folder, minutes)
+        if run_folder is not None
+        else new_invitation(listen, crew, minutes)
+    )
+    if as_json:
+        print_json(token.to_json())
+    else:
+        shown(token, Console(highlight=False), Console(stderr=True, highlight=False))
+
+
+def _launch(
+    argv: list[str],
+    name: str,
+    peers: int,
+    on_error: Literal["continue", "stop"],
+    faults: str,
+    seed: int,
+    run_folder: Path | None,
+    watch: bool | None,
+    as_json: bool,
+    listen: str,
+    token: str | None,
+) -> None:
+    """What ``run`` and ``join`` share."""
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.run_view import RunView, result_json, summary, watching
     from ragtag.core.faultspec import parse_faults
 
-    argv = [*(["-m"] if module else []), script, *(args or [])]
     parsed = parse_faults(faults)
     check_launch(peers, argv, parsed)  # before a folder is made
     out = Console(stderr=as_json, highlight=False)
     err = out if out.is_terminal else Console(stderr=True, highlight=False)
-    folder = _folder(run_folder, script if module else Path(script).stem)
+    folder = _folder(run_folder, name)
     live = out.is_terminal if watch is None else watch
-    view = RunView(out, err, watched=live, on_error=on_error.value)
-    with watching(folder, out, script) if live else nullcontext():
+    view = RunView(out, err, watched=live, on_error=on_error)
+    with watching(folder, out, name) if live else nullcontext():
         result = launch(
             peers,
             argv,
             run_folder=folder,
             seed=seed,
             faults=parsed,
-            on_error=on_error.value,
+            on_error=on_error,
             on_event=view.show,
+            host=listen or "127.0.0.1",
+            token=token,
         )
     if as_json:
         print_json(result_json(result))

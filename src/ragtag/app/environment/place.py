@@ -10,7 +10,10 @@ from ragtag.core.faults import Faults
 from ragtag.core.faultspec import format_faults
 from ragtag.core.types import PeerId
 
-_NAMES = ("RANK", "SIZE", "CREW", "SEED", "RUN", "STARTED", "PEERS", "FD", "READY_FD", "FAULTS")
+_NAMES = (
+    *("RANK", "SIZE", "CREW", "SEED", "RUN", "STARTED", "PEERS", "FD", "READY_FD", "FAULTS"),
+    *("KEY", "MEMBERS", "MEMBER_FD", "TOKEN", "NAME"),
+)
 VARIABLES = tuple(f"RAGTAG_{name}" for name in _NAMES)
 """What `ragtag run` sets in the environment of its peers."""
 
@@ -43,6 +46,10 @@ class Place:
     socket_fd: a bound UDP socket that this process inherited. ready_fd: a pipe on which the launcher waits
     to hear that this peer has joined (``announce_ready``). rendezvous: torchrun's store.
     one_machine: whether all peers run on this machine.
+    key: the crew's, 32 bytes; ``None``: no membership, peers do not change. members: where everyone's
+    membership listens, by number. member_fd: a socket for it that this process inherited.
+    token: an invitation to a crew that this process joins; ``rank`` is then its number on this machine, until
+    it has a seat. name: in the membership.
     """
 
     rank: PeerId
@@ -57,6 +64,11 @@ class Place:
     rendezvous: Rendezvous | None = None
     one_machine: bool = True
     faults: Faults = field(default_factory=Faults)
+    key: bytes | None = field(default=None, repr=False)
+    members: tuple[Address, ...] | None = None
+    member_fd: int | None = None
+    token: str | None = field(default=None, repr=False)
+    name: str | None = None
 
     def variables(self) -> dict[str, str]:
         """The ``RAGTAG_*`` variables from which ``place_from_environment`` reads this place again."""
@@ -71,5 +83,10 @@ class Place:
             "RAGTAG_FD": self.socket_fd,
             "RAGTAG_READY_FD": self.ready_fd,
             "RAGTAG_FAULTS": format_faults(self.faults) or None,
+            "RAGTAG_KEY": None if self.key is None else self.key.hex(),
+            "RAGTAG_MEMBERS": None if self.members is None else ",".join(map(format_address, self.members)),
+            "RAGTAG_MEMBER_FD": self.member_fd,
+            "RAGTAG_TOKEN": self.token,
+            "RAGTAG_NAME": self.name,
         }
         return {name: str(value) for name, value in found.items() if value is not None}

@@ -7,26 +7,46 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ragtag.app.environment.addresses import parse_address
+from ragtag.app.environment.addresses import Address, parse_address
 from ragtag.app.environment.place import Place, PlaceError, Rendezvous
 from ragtag.core.faultspec import check_peers, parse_faults
 from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.protocols.member_types import KEY_BYTES
 
 
 def place_from_environment(env: Mapping[str, str] | None = None) -> Place | None:
     """This process's place in a crew, or ``None`` where nothing started it as a peer.
 
-    ``env`` is ``os.environ`` unless given. ``ragtag run`` takes precedence over torchrun.
+    ``env`` is ``os.environ`` unless given. ``ragtag join`` takes precedence over ``ragtag run``, and that
+    over torchrun.
 
     Raises:
         PlaceError: variables are missing, not numbers, or contradict each other.
     """
     env = os.environ if env is None else env
+    if "RAGTAG_TOKEN" in env:
+        return _from_token(env)
     if "RAGTAG_RANK" in env or "RAGTAG_SIZE" in env:
         return _from_ragtag(env)
     if "RANK" in env or "WORLD_SIZE" in env:
         return _from_torchrun(env)
     return None
+
+
+def _from_token(env: Mapping[str, str]) -> Place:
+    """A place in a crew that is joined by an invitation; what it is joins find out."""
+    rank = _integer(env, "RAGTAG_RANK") or 0
+    place = Place(
+        rank=rank,
+        size=1,
+        crew=env.get("RAGTAG_CREW", ""),
+        socket_fd=_integer(env, "RAGTAG_FD"),
+        ready_fd=_integer(env, "RAGTAG_READY_FD"),
+        member_fd=_integer(env, "RAGTAG_MEMBER_FD"),
+        token=env["RAGTAG_TOKEN"],
+        name=env.get("RAGTAG_NAME"),
+    )
+    return _with_settings(place, env)
 
 
 def _from_ragtag(env: Mapping[str, str]) -> Place:
@@ -47,7 +67,13 @@ def _from_ragtag(env: Mapping[str, str]) -> Place:
         socket_fd=_integer(env, "RAGTAG_FD"),
         ready_fd=_integer(env, "RAGTAG_READY_FD"),
         one_machine=all(host.startswith("127.") or host == "::1" for host, _ in peers),
+        key=_key(env),
+        members=_members(env, size),
+        member_fd=_integer(env, "RAGTAG_MEMBER_FD"),
+        name=env.get("RAGTAG_NAME"),
     )
+    if (place.key is None) != (place.members is None):
+        raise PlaceError("RAGTAG_KEY and RAGTAG_MEMBERS belong together; `ragtag run` sets both or neither")
     return _with_settings(place, env)
 
 
@@ -108,6 +134,32 @@ def _integer(env: Mapping[str, str], name: str) -> int | None:
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise PlaceError(f"{name} is {text[:40]!r}; it must be an integer of 0 or more")
     return int(text)
+
+
+def _key(env: Mapping[str, str]) -> bytes | None:
+    text = env.get("RAGTAG_KEY")
+    if text is None:
+        return None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise PlaceError(f"RAGTAG_KEY must be {2 * KEY_BYTES} hexadecimal digits")
+    return key
+
+
+def _members(env: Mapping[str, str], size: int) -> tuple[Address, ...] | None:
+    text = env.get("RAGTAG_MEMBERS")
+    if text is None:
+        return None
+    try:
+        members = tuple(parse_address(item) for item in text.split(","))
+    except ValueError as error:
+        raise PlaceError(f"RAGTAG_MEMBERS: {error}") from None
+    if len(members) != size:
+        raise PlaceError(f"RAGTAG_MEMBERS has {len(members)} addresses for the {size} peers of RAGTAG_SIZE")
+    return members
 
 
 def _rank_and_size(env: Mapping[str, str], rank_name: str, size_name: str) -> tuple[PeerId, int]:

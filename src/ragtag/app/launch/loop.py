@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
+from ragtag.app.disk import explain
 from ragtag.app.environment import read_announcements
 from ragtag.app.guard import Guard
 from ragtag.app.launch.ending import Ending
@@ -27,6 +28,7 @@ from ragtag.app.output import SeenErrors, interrupted, last_line
 from ragtag.app.peer_process import KILL_S, READ_BYTES, PeerProcess, Stream
 from ragtag.app.process_faults import Act, ProcessFaults
 from ragtag.app.signals import Signals
+from ragtag.app.token import keep_token
 from ragtag.app.tracefile import CREW_FILE, TraceWriter
 from ragtag.core import trace
 from ragtag.core.faults import Faults
@@ -59,7 +61,8 @@ class Launch:
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._signals = stack.enter_context(Signals())
         self._selector.register(self._signals.fd, selectors.EVENT_READ, "signals")
-        self._sockets = [stack.enter_context(_bound()) for _ in range(setup.n)]
+        self._sockets = [stack.enter_context(_bound(setup.host)) for _ in range(setup.n)]
+        self._member_sockets = [stack.enter_context(_bound(setup.host)) for _ in range(setup.n)]
         self._ready_read, self._ready_write = os.pipe()
         stack.callback(os.close, self._ready_read)
         stack.callback(os.close, self._ready_write)
@@ -69,6 +72,10 @@ class Launch:
         if setup.run_folder is not None:
             self._trace = stack.enter_context(TraceWriter(setup.run_folder / CREW_FILE, self._say))
             self._trace.write(self._record)
+            try:
+                keep_token(setup.run_folder, setup.invitation(self._member_sockets))
+            except OSError as error:  # as for the trace: what is not written stops no run
+                self._say(f"no invitation to this crew could be kept: {explain(error)}")
         self._guard = Guard()
         stack.callback(self._guard.close)
 
@@ -91,10 +98,9 @@ class Launch:
 
     def _start(self) -> None:
         base = self._setup.environment(self._say)
-        addresses = [sock.getsockname()[:2] for sock in self._sockets]
-        socket_fds = [sock.fileno() for sock in self._sockets]
-        for place in self._setup.places(addresses, socket_fds, self._ready_write):
-            fds = (socket_fds[place.rank], self._ready_write)
+        for place in self._setup.places(self._sockets, self._member_sockets, self._ready_write):
+            sockets = self._sockets[place.rank], self._member_sockets[place.rank]
+            fds = (*(sock.fileno() for sock in sockets), self._ready_write)
             self._start_one(place.rank, base | place.variables(), fds)
 
     def _start_one(self, number: PeerId, env: dict[str, str], fds: tuple[int, ...]) -> None:
@@ -253,10 +259,10 @@ class Launch:
             self._trace.write(record)
 
 
-def _bound() -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+def _bound(host: str) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        sock.bind(("127.0.0.1", 0))
+        sock.bind((host, 0))
     except OSError:
         sock.close()
         raise

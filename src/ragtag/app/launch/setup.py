@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from ragtag.app.environment import VARIABLES, Address, Place
+from ragtag.app.token import ADDRESSES_MAX, Token, encode, new_key
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers, format_faults
@@ -23,7 +25,7 @@ class LaunchError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is to be launched; see ``launch``. started_unix_s: when the run began."""
+    """What is to be launched; see ``launch``. started_unix_s: when the run began; key: the crew's."""
 
     n: int
     argv: tuple[str, ...]
@@ -35,6 +37,9 @@ class Setup:
     on_error: OnError
     env: dict[str, str]
     grace_s: float
+    host: str = "127.0.0.1"
+    token: str | None = None
+    key: bytes = field(default_factory=new_key, repr=False)
 
     def environment(self, say: Callable[[str], None]) -> dict[str, str]:
         """What all peers have in their environment; what is chosen for them is said."""
@@ -49,22 +54,35 @@ class Setup:
         return base
 
     def places(
-        self, addresses: Sequence[Address], socket_fds: Sequence[int], ready_fd: int
+        self, sockets: Sequence[socket.socket], member_sockets: Sequence[socket.socket], ready_fd: int
     ) -> Iterator[Place]:
         """Each peer's place, by number."""
-        for number, socket_fd in enumerate(socket_fds):
-            yield Place(
+        peers, members = _addresses(sockets), _addresses(member_sockets)
+        for number, (data, member) in enumerate(zip(sockets, member_sockets, strict=True)):
+            place = Place(
                 rank=number,
                 size=self.n,
                 crew=self.crew,
                 seed=self.seed,
                 run_folder=self.run_folder.absolute() if self.run_folder is not None else None,
                 started_unix_s=self.started_unix_s,
-                peers=tuple(addresses),
-                socket_fd=socket_fd,
+                socket_fd=data.fileno(),
+                member_fd=member.fileno(),
                 ready_fd=ready_fd,
                 faults=self.faults,
+                token=self.token,
             )
+            if self.token is None and self.n > 1:
+                place = replace(place, peers=peers, members=members, key=self.key)
+            elif self.token is None:
+                place = replace(place, peers=peers)
+            yield place
+
+    def invitation(self, member_sockets: Sequence[socket.socket]) -> str | None:
+        """A token for this crew; ``None``: its peers were invited themselves, or there is but one."""
+        if self.token is not None or self.n == 1:
+            return self.token
+        return encode(Token(_addresses(member_sockets)[:ADDRESSES_MAX], self.crew, self.key))
 
     def run_record(self, given: trace.Run | None) -> trace.Run:
         """The record that opens the trace: what is ``given``, and what is known here."""
@@ -83,6 +101,10 @@ class Setup:
             planned_s=of.planned_s,
             command=of.command or " ".join(["python", *self.argv]),
         )
+
+
+def _addresses(sockets: Sequence[socket.socket]) -> tuple[Address, ...]:
+    return tuple(sock.getsockname()[:2] for sock in sockets)
 
 
 def check_launch(n: int, argv: Sequence[str], faults: Faults) -> None:

@@ -29,6 +29,8 @@ def launch(
     on_event: Callable[[Event], None] | None = None,
     run: trace.Run | None = None,
     grace_s: float = 5.0,
+    host: str = "127.0.0.1",
+    token: str | None = None,
 ) -> LaunchResult:
     """Run ``python *argv`` as ``n`` peers of one crew and return once all have ended.
 
@@ -40,6 +42,8 @@ def launch(
     on_event: told of everything, in this thread; without it, nothing is printed.
     run: the record that opens the trace; name, seed, peers and start are filled in.
     grace_s: how long peers may take to end after SIGINT, and again after SIGTERM, before SIGKILL.
+    host: the address of this machine on which peers listen; with loopback nobody comes from elsewhere.
+    token: an invitation; the peers join that crew instead of being one of their own.
 
     SIGINT, SIGTERM and SIGHUP end all peers within bounded time; a second one kills them at once.
 
@@ -63,6 +67,8 @@ def launch(
         on_error,
         dict(env or {}),
         grace_s,
+        host,
+        token,
     )
     with ExitStack() as stack:
         return Launch(setup, on_event or _ignore, run, stack).run()

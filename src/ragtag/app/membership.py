@@ -1,0 +1,202 @@
+"""A peer's way into its crew's membership: by its launcher's word, or by an invitation."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from ragtag.app.environment import Address, Place
+from ragtag.app.token import Token
+from ragtag.core.types import PeerId
+from ragtag.core.wire import VERSION
+from ragtag.network.agent import Agent, Told
+from ragtag.protocols.member import Membership
+from ragtag.protocols.member_types import Changed, Identity
+from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
+
+FOREVER_S = 1e9
+"""A launched peer knocks at its crew's addresses for as long as it lives."""
+
+
+class NotLetIn(RuntimeError):
+    """Membership could not be entered; the message says why and what to do."""
+
+
+@dataclass(slots=True)
+class Entrance:
+    """A peer that is in the membership, with its seat.
+
+    card: what it tells of itself. late: whether others average already, so that it takes part only once it
+    has what they have. known: the others' data addresses, by seat.
+    """
+
+    agent: Agent
+    card: Card
+    late: bool
+    known: dict[PeerId, Address]
+
+    @property
+    def seat(self) -> PeerId:
+        """This peer's number."""
+        return self.card.seat
+
+    def n(self) -> int:
+        """How many seats the crew has, as far as this peer knows."""
+        live = [peer for peer, holder in self.agent.roster.seats.items() if holder.live]
+        return max(self.card.founded, self.seat + 1, *(peer + 1 for peer in live))
+
+
+def launched(place: Place, data: Address, state_port: int = 0) -> Entrance:
+    """Membership of a peer that a launcher has given a seat to; it enters while the crew already meets."""
+    assert place.key is not None
+    assert place.members is not None
+    card = Card(VERSION, place.rank, 0, True, *data, state_port, place.size, place.seed)
+    sock = _socket(place.member_fd, place.members[place.rank])
+    name = place.name or f"peer-{place.rank}"
+    agent = _agent(name, place.members[place.rank], place.key, card, sock)
+    agent.roster.claim(card)
+    others = [address for peer, address in enumerate(place.members) if peer != place.rank]
+    agent.join(agent.now_s(), others, FOREVER_S)
+    return Entrance(agent, card, False, {})
+
+
+def member_socket(token: Token, member_fd: int | None = None) -> tuple[socket.socket, Address, list[Address]]:
+    """A socket for a newcomer's membership, the address that others reach it at, and whom it asks.
+
+    A token's own addresses are taken where they are this machine's and free: the first one to join listens
+    where the others ask.
+    """
+    if member_fd is not None:
+        sock = _socket(member_fd, None)
+        bound: Address = sock.getsockname()[:2]
+        return sock, (reachable(token, bound[0]), bound[1]), [a for a in token.addresses if a != bound]
+    for address in token.addresses:
+        try:
+            sock = _socket(None, address)
+        except OSError:
+            continue  # another machine's, or taken
+        return sock, address, [other for other in token.addresses if other != address]
+    sock = _socket(None, (wildcard(token), 0))
+    return sock, (reachable(token), sock.getsockname()[1]), list(token.addresses)
+
+
+def wildcard(token: Token) -> str:
+    """What a newcomer binds to: loopback, if the crew is on this machine only."""
+    return "127.0.0.1" if all(host.startswith("127.") for host, _ in token.addresses) else "0.0.0.0"
+
+
+def reachable(token: Token, host: str = "0.0.0.0") -> str:
+    """Under which host others reach this machine: the interface that leads to the crew (nothing is sent)."""
+    if host != "0.0.0.0":
+        return host
+    if wildcard(token) == "127.0.0.1":
+        return "127.0.0.1"
+    family, kind, _, _, target = socket.getaddrinfo(*token.addresses[0], type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def invited(place: Place, token: Token, data_port: int, state_port: int, deadline_s: float) -> Entrance:
+    """Enter a crew by its token, and take a seat.
+
+    Raises:
+        NotLetIn: nobody answered, the name is taken, another crew or version answered, no seat is free.
+    """
+    sock, address, entries = member_socket(token, place.member_fd)
+    host = address[0]
+    card = Card(VERSION, NO_SEAT, 0, False, host, data_port, state_port, 1, place.seed)
+    name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
+    agent = _agent(name, address, token.key, card, sock)
+    try:
+        agent.join(agent.now_s(), entries, deadline_s)
+        if not entries:
+            return _found(agent, card)
+        return _take_seat(agent, card, deadline_s)
+    except BaseException:
+        agent.close()
+        raise
+
+
+def _found(agent: Agent, card: Card) -> Entrance:
+    """The first one: the crew begins here."""
+    card = msgspec.structs.replace(card, seat=0, averaging=True)
+    agent.describe(agent.now_s(), card)
+    return Entrance(agent, card, False, {})
+
+
+def _take_seat(agent: Agent, card: Card, deadline_s: float) -> Entrance:
+    until_s = agent.now_s() + deadline_s
+    _turn(agent, lambda: agent.entered, deadline_s)
+    if not agent.entered:
+        raise NotLetIn(agent.failure or f"no member let this peer in within {deadline_s:g} s")
+    _turn(agent, lambda: False, 2 * agent.machine.period_s)  # the rest of a long list of members
+    while agent.now_s() < until_s:
+        holders = [holder for holder in agent.roster.seats.values() if holder.live]
+        if holders:
+            first = min(holders, key=lambda holder: holder.epoch).card
+            card = msgspec.structs.replace(card, founded=first.founded, seed=first.seed)
+        try:
+            seat, term = agent.roster.free()
+        except RuntimeError as error:
+            raise NotLetIn(str(error)) from None
+        card = msgspec.structs.replace(card, seat=seat, term=term, averaging=not holders)
+        agent.describe(agent.now_s(), card)
+        periods = 2 + math.log2(1 + len(agent.machine.live()))  # as long as news takes to reach all
+        _turn(agent, lambda: bool(agent.roster.contested()), periods * agent.machine.period_s)
+        if not agent.roster.contested():
+            seats = agent.roster.seats
+            known = {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
+            late = any(h.live and h.card.averaging for h in seats.values())
+            return Entrance(agent, card, late, known)
+    raise NotLetIn(f"no seat could be taken within {deadline_s:g} s: others claimed the same ones each time")
+
+
+def _turn(agent: Agent, done: Callable[[], bool], for_s: float) -> None:
+    """Turn the agent; what changes goes to the roster (nobody averages here yet)."""
+
+    def take(told: Told) -> None:
+        if isinstance(told, Changed):
+            agent.roster.changed(told.member, told.was)
+
+    agent.run_until(done, for_s, take)
+
+
+def _agent(name: str, address: Address, key: bytes, card: Card, sock: socket.socket) -> Agent:
+    epoch = (int(time.time() * 1e6) << 8 | secrets.randbits(8)) & ((1 << 62) - 1)
+    identity = Identity(name, address, epoch, key, encode_card(card), seed=secrets.randbits(62))
+    return Agent(Membership(identity), Roster(name, epoch), sock)
+
+
+def _socket(fd: int | None, address: Address | None) -> socket.socket:
+    if fd is not None:
+        return socket.socket(fileno=os.dup(fd))
+    assert address is not None
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def seated(place: Place, token: Token, entrance: Entrance) -> Place:
+    """The place that an invited peer has, now that it has a seat."""
+    return replace(
+        place,
+        rank=entrance.seat,
+        size=entrance.card.founded,
+        crew=token.crew,
+        seed=entrance.card.seed,
+        key=token.key,
+        one_machine=wildcard(token) == "127.0.0.1",
+    )

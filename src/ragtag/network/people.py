@@ -1,0 +1,99 @@
+"""From membership to averaging: who is reached where, and what the node is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ragtag.core.types import Joined, Left, Noted, PeerId, Visits
+from ragtag.network.agent import Agent, Told
+from ragtag.network.flow import Flow
+from ragtag.network.inject import Injector
+from ragtag.protocols.member_types import Address, Changed, Failed
+from ragtag.protocols.roster import Reach, Unseated
+
+News = Joined | Left | Visits | Noted
+
+
+class People:
+    """Applies what an agent tells to a driver's flows.
+
+    lost_seat: why this peer may average no more (empty: it may).
+    """
+
+    def __init__(self, me: PeerId, agent: Agent, flows: dict[PeerId, Flow], injector: Injector) -> None:
+        self.agent, self._flows, self._me = agent, flows, me
+        self._injector = injector
+        self._inside = set(flows)  # whom the node takes for peers that average
+        self.lost_seat = ""
+        agent.lost = self._lost
+
+    def turn(self, now_s: float) -> Iterator[News]:
+        """What the node and the trace are to be told now."""
+        for told in self.agent.turn(now_s):
+            yield from self.take(told)
+
+    def take(self, told: Told) -> Iterator[News]:
+        """One thing that membership tells."""
+        roster = self.agent.roster
+        if isinstance(told, Changed):
+            for effect in roster.changed(told.member, told.was):
+                if isinstance(effect, Reach):
+                    self._reach(effect)
+                elif isinstance(effect, Unseated):
+                    self.lost_seat = effect.reason
+                    yield Noted("lost its seat", self._me, effect.reason)
+                elif isinstance(effect, Noted):
+                    yield effect
+                else:
+                    yield from self._place(effect)
+        elif isinstance(told, Failed):
+            self.lost_seat = told.reason
+            yield Noted("no member any more", self._me, told.reason)
+        else:
+            yield Noted(told.what, roster.seat_of(told.name), f"{told.name} {told.detail}".strip())
+
+    def _place(self, effect: Joined | Left | Visits) -> Iterator[News]:
+        """Where a peer stands now. One that the node counts on already is not told of as if it were new."""
+        peer = effect.peer
+        self._mute(peer, isinstance(effect, Left))
+        known = peer in self._inside
+        if isinstance(effect, Joined):
+            self._inside.add(peer)
+        else:
+            self._inside.discard(peer)
+        if not (known and isinstance(effect, Joined)):
+            yield effect
+
+    def _reach(self, reach: Reach) -> None:
+        """A process takes data at an address; where it is another one than before, all begins anew."""
+        flow = self._flows.get(reach.peer)
+        if flow is not None and flow.process in (0, reach.epoch):
+            flow.process, flow.address = reach.epoch, reach.address
+            return
+        flow = self._flows[reach.peer] = Flow(reach.peer, reach.address)
+        flow.process = reach.epoch
+        self._inside.discard(reach.peer)
+
+    def _mute(self, peer: PeerId, mute: bool) -> None:
+        flow = self._flows.get(peer)
+        if flow is not None:
+            flow.mute = mute
+            if mute:
+                flow.queue.clear()
+                flow.endings.clear()
+
+    def _lost(self, address: Address, now_s: float) -> bool:
+        """Faults that are injected between two peers hold for their membership's datagrams, too."""
+        faults = self._injector.faults
+        if faults.loss is None and not faults.one_way and not faults.partitions:
+            return False
+        peer = self._peer_at(address)
+        if peer < 0:
+            return False
+        return self._injector.answer_lost(peer) or self._injector.cut(peer, now_s)
+
+    def _peer_at(self, address: Address) -> PeerId:
+        for member in self.agent.machine.members().values():
+            if member.address == address:
+                return self.agent.roster.seat_of(member.name)
+        return -1

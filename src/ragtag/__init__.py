@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ragtag.core.schema import SchemaMismatch as SchemaMismatch
     from ragtag.training.averager import RPS as RPS
     from ragtag.training.averager import AllReduce as AllReduce
+    from ragtag.training.averager import Moshpit as Moshpit
+    from ragtag.training.averager import RandomGroups as RandomGroups
     from ragtag.training.split import skewed_shards as skewed_shards
 
 _HOMES = {
@@ -30,6 +32,8 @@ _HOMES = {
     "SchemaMismatch": "ragtag.core.schema",
     "RPS": "ragtag.training.averager",
     "AllReduce": "ragtag.training.averager",
+    "Moshpit": "ragtag.training.averager",
+    "RandomGroups": "ragtag.training.averager",
     "NotFinite": "ragtag.core.errors",
     "skewed_shards": "ragtag.training.split",
 }

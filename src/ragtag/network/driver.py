@@ -210,9 +210,12 @@ class Driver:
 
         def begin(now_s: float) -> None:
             self.node.resume(number, round_)
-            self._heard[number] = future
             if self._people is not None:
                 self._people.agent.describe(now_s, card)
+            if self.node.newer(number):
+                future.set_result(None)
+            else:
+                self._heard[number] = future
 
         self._mailbox.put(begin, future)
         return future

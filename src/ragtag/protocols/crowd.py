@@ -44,6 +44,7 @@ class Lane:
     """What a crowd's machine averages, and how long things may take at first.
 
     probe_s: measured time of one exchange of the whole vector; rtt_s: measured round trip, with its margin.
+    reuse: use the memory of an outcome's mean again once the round after the next begins.
     """
 
     channel: int
@@ -51,6 +52,7 @@ class Lane:
     n_chunks: int
     probe_s: float
     rtt_s: float
+    reuse: bool = False
 
     def key(self, round_: int, stage: int, block: int = 0) -> MessageKey:
         """A message's key."""
@@ -94,6 +96,11 @@ class Crowd(ABC):
             return self._left(now_s, event.peer)
         return []
 
+    def probed(self, probe_s: float) -> None:
+        """One exchange of the whole vector takes this long: where deadlines begin."""
+        self.lane = replace(self.lane, probe_s=probe_s)
+        self._restart()
+
     def skip(self) -> None:
         """This peer misses a round: the one under way is given up, or the next one is not begun.
 
@@ -104,6 +111,9 @@ class Crowd(ABC):
         self._skipped(number)
 
     # -- What a machine adds
+
+    def _restart(self) -> None:  # noqa: B027  (most have nothing to do)
+        """Deadlines begin anew from the lane's probe."""
 
     @abstractmethod
     def _begin(self, now_s: float, ask: Average) -> list[Effect]: ...

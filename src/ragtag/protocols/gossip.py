@@ -25,7 +25,7 @@ class Gossip(Crowd):
     def __init__(self, me: PeerId, view: View, seed: int, lane: Lane, *, ring: bool = False) -> None:
         super().__init__(me, view, seed, lane)
         self._ring = ring
-        self._wait = Deadline(lane.probe_s, floor_s=lane.rtt_s)
+        self._restart()
         self._partner: PeerId | None = None
         self._theirs: Vector | None = None
 
@@ -41,6 +41,9 @@ class Gossip(Crowd):
             at = places(key, n)[rank] ^ 1
             other = shuffled(key, n)[at] if at < n else n
         return self.view.peers[other] if 0 <= other < n else None
+
+    def _restart(self) -> None:
+        self._wait = Deadline(self.lane.probe_s, floor_s=self.lane.rtt_s)
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         assert self.active is not None

@@ -8,6 +8,7 @@ outcome says chunk by chunk (``heard``, ``averaged``), and nothing waits for the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ragtag.core.deadline import Deadline
@@ -20,6 +21,7 @@ from ragtag.core.types import (
     Done,
     Effect,
     Expired,
+    Floats,
     MessageKey,
     Noted,
     Outcome,
@@ -31,9 +33,11 @@ from ragtag.core.types import (
 from ragtag.protocols import match
 from ragtag.protocols.base import NACK, SCATTER, Spec
 from ragtag.protocols.crowd import Crowd, Lane
+from ragtag.protocols.grid import grid_of
 from ragtag.protocols.layout import layout_of
 from ragtag.protocols.match import ANNOUNCE, BEHIND, WAIT, Host, Roster
-from ragtag.protocols.moshpit import Keys, Place, View
+from ragtag.protocols.method import CrowdSetting, Method, no_round
+from ragtag.protocols.moshpit import Keys, MoshpitKeys, Place, RandomKeys, View
 from ragtag.protocols.reduce import ScatterGather
 
 WAIT_MAX = 4.0
@@ -45,7 +49,15 @@ _BLOCKS = 1 << _BLOCK_BITS
 class Group:
     """One round inside a group: ``ScatterGather`` among members with local numbers."""
 
-    def __init__(self, me: PeerId, number: int, roster: Roster, lane: Lane, repair_s: float | None) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        number: int,
+        roster: Roster,
+        lane: Lane,
+        repair_s: float | None,
+        scratch: Floats | None = None,
+    ) -> None:
         self.roster, self.tag = roster, roster.tag
         self._lane, self._number = lane, number
         self._local = {peer: i for i, peer in enumerate(roster.peers)}
@@ -61,6 +73,7 @@ class Group:
                 members=frozenset(range(k)),
                 codec=lane.codec,
                 repair_s=repair_s,
+                scratch=scratch,
             )
         )
 
@@ -155,13 +168,17 @@ class GroupNode(Crowd):
         self._repair = repair
         self._answer = Deadline(lane.rtt_s)
         self._wait = Deadline(lane.rtt_s)
-        self._scatter, self._gather = Deadline(lane.probe_s), Deadline(lane.probe_s)
+        self._restart()
+        self._spare: Floats | None = None
         self._host = Host(me, lane.channel, self._wait, self._answer)
         self._search: _Search | None = None
         self._group: Group | None = None
         self._last: Group | None = None  # answers requests for repair after its round
         self._budgets_s = (0.0, 0.0)
         self._alone = False
+
+    def _restart(self) -> None:
+        self._scatter, self._gather = Deadline(self.lane.probe_s), Deadline(self.lane.probe_s)
 
     def deadline_s(self) -> float:
         """By when a round that begins now ends at the latest, counted from its beginning."""
@@ -178,6 +195,9 @@ class GroupNode(Crowd):
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         assert self.active is not None
+        old = self._last.machine.outcome if self._last is not None else None
+        if self.lane.reuse and old is not None:
+            self._spare = old.mean
         self._last, self._group = self._group, None
         place = self.keys.place(self.active, self.view)
         hosts = self.view.hosts(mix(place.key), match.HOSTS)
@@ -291,7 +311,8 @@ class GroupNode(Crowd):
             self.keys.moved(self.active, None)
             return self.alone(now_s, expired=True)
         repair_s = self._answer.typical_s() if self._repair else None
-        group = self._group = Group(self.me, self.active, roster, self.lane, repair_s)
+        scratch, self._spare = self._spare, None
+        group = self._group = Group(self.me, self.active, roster, self.lane, repair_s, scratch)
         self._budgets_s = self._scatter.budget_s(), self._gather.budget_s()
         effects = self._settle(now_s, group.begin(now_s, self._ask, *self._budgets_s))
         return effects + self._again(now_s)
@@ -377,3 +398,33 @@ class GroupNode(Crowd):
             *(e for e in effects if not isinstance(e, Arm)),
             self._arm("roster", search.sent_s + self._answer.budget_s()),
         ]
+
+
+def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool) -> Method:
+    """A method that averages in groups; ``keys(me, seed)`` says how a peer chooses its own."""
+
+    def crowd(setting: CrowdSetting) -> GroupNode:
+        lane = Lane(
+            setting.channel,
+            setting.codec,
+            setting.n_chunks,
+            setting.probe_s,
+            setting.rtt_s,
+            setting.reuse,
+        )
+        view = View(setting.peers)
+        return GroupNode(setting.me, view, setting.seed, keys(setting.me, setting.seed), lane, repair=repair)
+
+    return Method(name, no_round, crowd=crowd)
+
+
+def moshpit(group: int, repair: bool = True) -> Method:
+    """Moshpit All-Reduce in groups of at most ``group``. Raises ValueError for groups not of 2 to 64."""
+    grid_of(1, group)
+    return in_groups(f"moshpit/{group}", lambda me, seed: MoshpitKeys(me, seed, group), repair)
+
+
+def random_groups(group: int, repair: bool = True) -> Method:
+    """Groups of about ``group`` drawn anew each round. Raises ValueError for groups not of 2 to 64."""
+    grid_of(1, group)
+    return in_groups(f"random-groups/{group}", lambda me, seed: RandomKeys(me, seed, group), repair)

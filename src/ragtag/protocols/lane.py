@@ -44,7 +44,7 @@ class Lane:
 
     done: the last round that is over; active: the one under way; highest: the newest that was heard of.
     passed: the peers that were seen to be ahead of the round under way; behind: whether this peer knows
-    itself to be. newcomer: the next average is the first one in a crew that averaged before.
+    itself to be.
     """
 
     channel: Channel
@@ -54,7 +54,6 @@ class Lane:
     active: int | None = None
     passed: set[PeerId] = field(default_factory=set)
     behind: bool = False
-    newcomer: bool = False
     withheld: frozenset[PeerId] = frozenset()
     rounds: dict[int, Round] = field(default_factory=dict)
     spare: list[Floats] = field(default_factory=list)

@@ -22,6 +22,7 @@ import numpy as np
 from ragtag.core.deadline import Deadline
 from ragtag.core.seed import mix
 from ragtag.core.types import PEERS_MAX, Arm, Effect, MessageKey, PeerId, Run, Send, Timer
+from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.base import whole
 
 ANNOUNCE, WAIT, ROSTER, BEHIND = 2, 3, 4, 5
@@ -62,7 +63,7 @@ class Roster:
 
 def told(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
     """A message of one chunk with no values in it."""
-    payload = np.frombuffer(blob, np.uint8)[None, :]
+    payload = np.frombuffer(blob.ljust(CHUNK_BYTES, b"\0"), np.uint8)[None, :]
     return whole(peer, key, payload, np.zeros(1, np.float32), np.zeros(1, np.uint64))
 
 

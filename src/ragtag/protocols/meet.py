@@ -33,6 +33,8 @@ MEET = 255
 """The channel of exchanges."""
 BLOB_MAX = 1 << 20
 TELL, TOLD = 0, 1
+EXCHANGES_MAX = 32
+"""Exchanges that are kept, to go on answering."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 1.0
 
 
@@ -162,3 +164,24 @@ class Exchange:
 
     def _timer(self, name: str) -> Timer:
         return Timer(MEET, self.number, name)
+
+
+class Meetings:
+    """All exchanges of a peer, bounded: the oldest that nobody waits for is forgotten first."""
+
+    def __init__(self) -> None:
+        self._exchanges: dict[int, Exchange] = {}
+
+    def of(self, number: int, others: frozenset[PeerId]) -> Exchange:
+        """The exchange with this number; with ``others``, where it is new."""
+        exchange = self._exchanges.get(number)
+        if exchange is None:
+            if len(self._exchanges) >= EXCHANGES_MAX:
+                idle = [other for other, known in self._exchanges.items() if not known.under_way]
+                del self._exchanges[min(idle or self._exchanges)]
+            exchange = self._exchanges[number] = Exchange(others, number)
+        return exchange
+
+    def tell(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
+        """Who comes and goes concerns all of them."""
+        return [effect for exchange in self._exchanges.values() for effect in exchange.step(now_s, event)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ragtag.codecs.base import Codec
-from ragtag.core.types import Floats, PeerId
+from ragtag.core.types import Effect, Event, Floats, PeerId
 from ragtag.protocols.base import Round
 
 
@@ -34,13 +34,58 @@ class Setting:
     scratch: Floats | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CrowdSetting:
+    """What a method needs to make one peer's part in a crowd, for all rounds of a channel.
+
+    peers: who is there, with this one. probe_s, rtt_s: measured times of one exchange of the whole vector,
+    and of a round trip. reuse: as for ``lane.Channel``.
+    """
+
+    me: PeerId
+    peers: frozenset[PeerId]
+    seed: int
+    channel: int
+    codec: Codec
+    n_chunks: int
+    probe_s: float
+    rtt_s: float
+    reuse: bool = False
+
+
+class Many(Protocol):
+    """One peer's part in a crowd that averages in groups: rounds, matchmaking and deadlines are its own.
+
+    done: the last round that is over; highest: the newest that was heard of; active: the one under way.
+    """
+
+    done: int
+    highest: int
+    active: int | None
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take one event; ``Average`` begins its next round, ``Done`` ends it."""
+        ...
+
+    def probed(self, probe_s: float) -> None:
+        """One exchange of the whole vector takes this long."""
+        ...
+
+
 class Method(NamedTuple):
     """How a channel's rounds are done.
 
     patience: how many times the measured budget a round may take. Lossy methods take 1; a method
     that repairs what is lost stands by longer, as its name promises.
+    crowd: for methods that average in groups, in place of ``make``.
     """
 
     name: str
     make: Callable[[Setting], Round]
     patience: float = 1.0
+    crowd: Callable[[CrowdSetting], Many] | None = None
+
+
+def no_round(setting: Setting) -> Round:
+    """In place of ``make``, for a method whose crowd numbers its rounds itself."""
+    raise RuntimeError(f"channel {setting.channel} averages in groups; its crowd makes the rounds")

@@ -30,14 +30,12 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.base import BLOCK_BITS, Round
 from ragtag.protocols.lane import HEADROOM, Channel, Lane
-from ragtag.protocols.meet import MEET, Exchange
-from ragtag.protocols.method import Setting
+from ragtag.protocols.meet import MEET, Exchange, Meetings
+from ragtag.protocols.method import CrowdSetting, Many, Setting
 from ragtag.protocols.presence import GONE_AFTER, Presence
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 
-EXCHANGES_MAX = 32
-"""Exchanges that are kept, to go on answering; the oldest is forgotten first."""
 CATCH_UP = 8
 """A peer that skipped more rounds than this adds weight 0 to its first average: it takes, and gives later."""
 ROUND_MAX = (1 << 32) - 1
@@ -62,17 +60,37 @@ class Node:
         self.me, self.n, self.founded, self._seed = me, n, founded, seed
         self._lanes: dict[int, Lane] = {}
         self._presence = Presence(me, n)
-        self._exchanges: dict[int, Exchange] = {}
+        self._meetings = Meetings()
+        self._crowds: dict[int, Many] = {}
+        self._newcomer_to: set[int] = set()
         self._rtt_s: dict[PeerId, float] = {}
 
     def configure(self, number: int, channel: Channel, now_s: float = 0.0) -> None:
         """Open a channel, ready from ``now_s`` on. All peers of the crew configure it alike."""
         if channel.n_chunks < 1:
             raise ValueError("a channel of no values: there is nothing to average")
-        self._lanes[number] = Lane(channel, ready_s=now_s)
+        if channel.method.crowd is None:
+            self._lanes[number] = Lane(channel, ready_s=now_s)
+            return
+        self._crowds[number] = channel.method.crowd(
+            CrowdSetting(
+                me=self.me,
+                peers=frozenset(range(self.n)) - self.gone,
+                seed=self._seed,
+                channel=number,
+                codec=channel.codec,
+                n_chunks=channel.n_chunks,
+                probe_s=channel.probe_s,
+                rtt_s=channel.rtt_s,
+                reuse=channel.reuse,
+            )
+        )
 
     def probed(self, number: int, probe_s: float, now_s: float) -> None:
         """Set how long a channel's first round may take, now that it has been measured."""
+        if number in self._crowds:
+            self._crowds[number].probed(probe_s)
+            return
         lane = self._lanes[number]
         lane.probed(replace(lane.channel, probe_s=probe_s), now_s)
 
@@ -95,17 +113,24 @@ class Node:
 
         Its first average has weight 0: it takes the crew's values, and gives from then on.
         """
-        lane = self._lanes[number]
-        lane.done, lane.newcomer = max(lane.done, round_), True
+        self._newcomer_to.add(number)
+        channel = self._channel(number)
+        channel.done = max(channel.done, round_)
 
     def heard_of(self, number: int) -> int:
         """The newest round of a channel that anything has come of; -1: none."""
-        return self._lanes[number].highest
+        return self._channel(number).highest
 
     def newer(self, number: int) -> bool:
-        """Whether anything was heard of a round of a channel that comes after this peer's last one."""
-        lane = self._lanes[number]
-        return lane.highest > lane.done
+        """Whether others are known to be past this peer's last round of a channel, so that it can follow.
+
+        In a crowd that shows when it looks for a group.
+        """
+        channel = self._channel(number)
+        return number in self._crowds or channel.highest > channel.done
+
+    def _channel(self, number: int) -> Lane | Many:
+        return self._crowds[number] if number in self._crowds else self._lanes[number]
 
     def budgets_s(self, number: int) -> tuple[float, float]:
         """How long the next round may scatter, and gather."""
@@ -118,6 +143,8 @@ class Node:
         if isinstance(event, Expired):
             if event.timer.channel == MEET:
                 return self._miss(self._exchange(event.timer.round).step(now_s, event))
+            if event.timer.channel in self._crowds:
+                return self._crowds[event.timer.channel].step(now_s, event)
             return self._route(now_s, event.timer.channel, event.timer.round, event)
         if isinstance(event, Average):
             return self._average(now_s, event)
@@ -130,19 +157,25 @@ class Node:
             return []
         if isinstance(event, Joined):
             self._grow(event.peer + 1)
-            for exchange in self._exchanges.values():
-                exchange.step(now_s, event)
-            return self._presence.joined(event.peer)
+            self._meetings.tell(now_s, event)
+            return self._presence.joined(event.peer) + self._tell_crowds(now_s, event)
         if isinstance(event, Visits):
             self._presence.visit(event.peer)
-            return [e for x in self._exchanges.values() for e in x.step(now_s, event)]
+            return self._meetings.tell(now_s, event)
         if isinstance(event, Left):
             return self._leave(now_s, event)
         return []
 
     # -- Rounds
 
+    def _tell_crowds(self, now_s: float, event: Joined | Left) -> list[Effect]:
+        return [effect for crowd in self._crowds.values() for effect in crowd.step(now_s, event)]
+
     def _average(self, now_s: float, ask: Average) -> list[Effect]:
+        newcomer = ask.channel in self._newcomer_to
+        self._newcomer_to.discard(ask.channel)
+        if ask.channel in self._crowds:
+            return self._crowds[ask.channel].step(now_s, replace(ask, weight=0.0) if newcomer else ask)
         lane = self._ready(ask)
         number = lane.next()
         if number > ROUND_MAX:
@@ -151,8 +184,7 @@ class Node:
         machine = self._machine(lane, ask.channel, number)
         scatter_s, gather_s = lane.begin(number, now_s, ask.deadline_s, self._rtt_s.values())
         lane.behind |= skipped > 0
-        weight = ask.weight if (skipped <= CATCH_UP or new) and not lane.newcomer else 0.0
-        lane.newcomer = False
+        weight = ask.weight if (skipped <= CATCH_UP or new) and not newcomer else 0.0
         effects: list[Effect] = []
         if skipped > 0 and not new:
             effects.append(Noted("skipped", self.me, f"{skipped} rounds, to {number}"))
@@ -235,17 +267,13 @@ class Node:
         return effects
 
     def _exchange(self, number: int) -> Exchange:
-        exchange = self._exchanges.get(number)
-        if exchange is None:
-            if len(self._exchanges) >= EXCHANGES_MAX:
-                idle = [other for other, known in self._exchanges.items() if not known.under_way]
-                del self._exchanges[min(idle or self._exchanges)]
-            exchange = self._exchanges[number] = Exchange(self._presence.others, number)
-        return exchange
+        return self._meetings.of(number, self._presence.others)
 
     def _deliver(self, now_s: float, channel: int, number: int, event: Arrived) -> list[Effect]:
         if channel == MEET:
             return self._exchange(number).step(now_s, event)
+        if channel in self._crowds:
+            return self._crowds[channel].step(now_s, event)
         lane = self._lanes.get(channel)
         if lane is None:
             return []
@@ -341,12 +369,12 @@ class Node:
         return effects + self._presence.miss(p for e in effects if isinstance(e, Met) for p in e.missing)
 
     def _leave(self, now_s: float, event: Left) -> list[Effect]:
+        if event.peer in self.gone:
+            return []
         self._presence.leave(event.peer)
         self._rtt_s.pop(event.peer, None)
         effects: list[Effect] = [Noted("left", event.peer)]
         for number, lane in self._lanes.items():
             if lane.active is not None:
                 effects += self._route(now_s, number, lane.active, event)
-        for exchange in self._exchanges.values():
-            effects += exchange.step(now_s, event)
-        return effects
+        return effects + self._meetings.tell(now_s, event) + self._tell_crowds(now_s, event)

@@ -52,12 +52,15 @@ class PushSum(Crowd):
     def __init__(self, me: PeerId, view: View, seed: int, lane: Lane, *, exponential: bool = False) -> None:
         super().__init__(me, view, seed, lane)
         self._exponential = exponential
-        self._wait = Deadline(lane.probe_s, floor_s=lane.rtt_s)
+        self._restart()
         self._sum: Floats = np.zeros((lane.n_chunks, lane.codec.elements), np.float32)
         self._weight: Floats = np.zeros(lane.n_chunks, np.float32)
         self._seen: dict[tuple[int, PeerId], Incoming] = {}
         self._open: set[PeerId] = set()
         self._heard: dict[PeerId, None] = {}
+
+    def _restart(self) -> None:
+        self._wait = Deadline(self.lane.probe_s, floor_s=self.lane.rtt_s)
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         assert self.active is not None

@@ -25,7 +25,7 @@ class TreeAllReduce(Crowd):
 
     def __init__(self, me: PeerId, view: View, seed: int, lane: Lane) -> None:
         super().__init__(me, view, seed, lane)
-        self._hop = Deadline(lane.probe_s, floor_s=lane.rtt_s)
+        self._restart()
         self._parent: PeerId | None = None
         self._children: tuple[PeerId, ...] = ()
         self._levels = 0
@@ -44,6 +44,9 @@ class TreeAllReduce(Crowd):
         self._children = tuple(peers[(child - round_) % n] for child in standing if child < n)
         self._levels = n.bit_length() - 1  # edges from the root to the deepest peer
         return self._levels - ((at + 1).bit_length() - 1)
+
+    def _restart(self) -> None:
+        self._hop = Deadline(self.lane.probe_s, floor_s=self.lane.rtt_s)
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         assert self.active is not None

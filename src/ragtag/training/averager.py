@@ -10,7 +10,7 @@ from typing import Protocol
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
 from ragtag.core.types import Floats, Outcome
-from ragtag.protocols import allreduce, rps
+from ragtag.protocols import allreduce, groups, rps
 from ragtag.protocols.method import Method
 
 
@@ -76,3 +76,17 @@ def AllReduce(ring: bool = False) -> Method:
     ring: pass partial sums around a ring rather than straight to each block's owner.
     """
     return allreduce.ring if ring else allreduce.direct
+
+
+def Moshpit(group: int = 8, repair: bool = True) -> Method:
+    """Average in groups that change each round, on a grid that follows who is there (NeurIPS 2021).
+
+    group: peers in a group at most, 2 to 64; a crew of M^d peers in groups of M is as one after d rounds.
+    repair: ask again for what is missing in a group while its deadline allows.
+    """
+    return groups.moshpit(group, repair)
+
+
+def RandomGroups(group: int = 8, repair: bool = True) -> Method:
+    """Average in groups of about ``group`` peers, 2 to 64, that are drawn anew each round."""
+    return groups.random_groups(group, repair)

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -250,19 +251,31 @@ def test_restores_in_place_where_the_bucket_shares_memory_and_autograd_sees_it()
         loss.backward()
 
 
+class Kept:
+    """Hands out and takes over the very object."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"deep": [1, {"in": self.value}]}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        self.value = state["deep"][1]["in"]
+
+
 def test_a_snapshot_is_a_copy_both_ways() -> None:
     model = net(1)
     optimizer = crew(adam(model), model)
-    ema = torch.optim.swa_utils.AveragedModel(net(3))
+    kept = Kept(torch.zeros(3))
     train(model, optimizer, 0, 2)
-    snapshot = capture(optimizer, {"ema": ema})
+    snapshot = capture(optimizer, {"kept": kept})
     first = snapshot.to_bytes()
-    train(model, optimizer, 2, 4)
-    assert snapshot.to_bytes() == first
-    restore(snapshot, optimizer, {"ema": ema})
-    train(model, optimizer, 2, 4)
-    ema.update_parameters(model)
-    assert snapshot.to_bytes() == first
+    for _ in range(2):
+        train(model, optimizer, 2, 4)
+        kept.value.add_(1)
+        assert snapshot.to_bytes() == first
+        restore(snapshot, optimizer, {"kept": kept})
 
 
 def test_channels_last_keeps_its_memory_order() -> None:
@@ -340,6 +353,14 @@ def test_a_model_not_yet_known_is_asked_for() -> None:
     assert same(dict(model.state_dict()), dict(other.state_dict()))
 
 
+def test_a_compiled_model_has_the_names_of_the_plain_one() -> None:
+    model, other = net(1), net(2)
+    compiled = torch.compile(model)
+    snapshot = capture(crew(sgd(compiled), compiled))  # type: ignore[arg-type]
+    restore(snapshot, crew(sgd(other), other))
+    assert same(dict(model.state_dict()), dict(other.state_dict()))
+
+
 # -- What does not fit
 
 
@@ -407,32 +428,22 @@ def test_extras_must_be_the_same_and_plain_data() -> None:
     with pytest.raises(TypeError, match=r"extra 'x' is a int, which has no state_dict\(\)"):
         capture(optimizer, {"x": 3})  # type: ignore[dict-item]
 
-    class Holder:
-        def __init__(self, value: Any) -> None:
-            self.value = value
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"deep": [1, {"in": self.value}]}
-
-        def load_state_dict(self, state: dict[str, Any], /) -> None:
-            self.value = state["deep"][1]["in"]
-
-    for value, kind in ((lambda: 0, "function"), (Holder(1), "Holder"), ({1, 2}, "set"), (b"x", "bytes")):
+    for value, kind in ((lambda: 0, "function"), (Kept(1), "Kept"), ({1, 2}, "set"), (b"x", "bytes")):
         with pytest.raises(TypeError, match=rf"extra 'h'\['deep'\]\[1\]\['in'\] is a .*{kind}"):
-            capture(optimizer, {"h": Holder(value)})
+            capture(optimizer, {"h": Kept(value)})
     with pytest.raises(TypeError, match="keys are str or int"):
-        capture(optimizer, {"h": Holder({1.5: 2})})
+        capture(optimizer, {"h": Kept({1.5: 2})})
     for tensor in (
         torch.eye(2).to_sparse(),
         torch.empty(2, device="meta"),
         torch.zeros(2, dtype=torch.complex128),
     ):
         with pytest.raises(TypeError, match="extra 'h'"):
-            capture(optimizer, {"h": Holder(tensor)})
+            capture(optimizer, {"h": Kept(tensor)})
     looped: list[Any] = []
     looped.append(looped)
     with pytest.raises(TypeError, match="holds itself"):
-        capture(optimizer, {"h": Holder(looped)})
+        capture(optimizer, {"h": Kept(looped)})
 
 
 # -- The bytes
@@ -462,6 +473,7 @@ def test_chunks_of_one_layout_may_come_from_different_donors() -> None:
     front = Snapshot.from_bytes(a[: layout.front_bytes] + b[layout.front_bytes :])
     assert (front.step, front.extra["lr"]["last_epoch"]) == (2, 2)
     assert same(dict(front.model), dict(Snapshot.from_bytes(b).model))
+    assert layout_of(a[: layout.front_bytes]) == layout
     assert layout_of(capture(peer(1, 2)[1]).to_bytes()).digest != layout.digest
 
 
@@ -504,6 +516,11 @@ def test_every_tree_comes_back(tree: Any) -> None:
     back = Snapshot.from_bytes(snapshot_of(copy_tree(tree, "tree")).to_bytes())
     assert same(back.extra["x"], tree)
     assert (back.step, back.round, back.since) == (3, 4, 1)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    tree = copy_tree([np.float64(1.5), np.int32(-3), np.bool_(True), np.float32(0.5), np.str_("x")], "tree")
+    assert same(tree, [1.5, -3, True, 0.5, "x"])
 
 
 def test_names_that_meet_are_kept_apart() -> None:
@@ -598,6 +615,14 @@ def test_what_is_wrong_is_said() -> None:
     none["huge"] = {"dtype": "F32", "shape": [0, 1 << 40, 1 << 40], "data_offsets": [0, 0]}
     body = json.dumps(none).encode()
     assert "'huge' of F32" in why(len(body).to_bytes(8, "little") + body + WHOLE[8 + header :])
+
+
+def test_a_header_that_names_the_numbers_twice() -> None:
+    header = int.from_bytes(WHOLE[:8], "little")
+    other = b'"__numbers__":{"dtype":"F64","shape":[5],"data_offsets":[0,40]}'
+    plain = WHOLE[8 : 8 + header].rstrip()
+    for body in (plain[:-1] + b"," + other + b"}", b"{" + other + b"," + plain[1:]):
+        read_or_refuse(len(body).to_bytes(8, "little") + body + WHOLE[8 + header :])
 
 
 def test_forms_that_take_too_much_are_refused() -> None:

@@ -134,7 +134,7 @@ class Snapshot:
 
     @classmethod
     def _assemble(cls, entry: _Entry, tensors: dict[str, torch.Tensor]) -> Snapshot:
-        numbers = tensors.pop(_NUMBERS).numpy().tolist()
+        numbers = tensors.pop(_NUMBERS).tolist()
         model = {name.removeprefix(_MODEL): t for name, t in tensors.items() if name.startswith(_MODEL)}
         unpacker = Unpacker(numbers, {name: t for name, t in tensors.items() if not name.startswith(_MODEL)})
         if not isinstance(entry.form, list) or len(entry.form) != 6:
@@ -157,10 +157,13 @@ class Snapshot:
 
 
 def layout_of(data: bytes) -> Layout:
-    """How bytes are laid out; values are not looked at. Raises ValueError when they are no snapshot's."""
+    """How a snapshot's bytes are laid out. Their beginning is enough, as far as the header goes.
+
+    Raises ValueError when it is none.
+    """
     entries, _, begin = _read_header(data)
     return Layout(
-        len(data),
+        begin + max(tensor.data_offsets[1] for tensor in entries.values()),
         begin + entries[_NUMBERS].data_offsets[1],
         hashlib.blake2b(data[:begin], digest_size=16).digest(),
     )

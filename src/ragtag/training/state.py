@@ -50,7 +50,8 @@ def capture(
     model: nn.Module | None = None,
     round: int | None = None,
 ) -> Snapshot:
-    """Copy a peer's training state to the host.
+    """Copy a peer's training state to the host; to be called between steps. The copies are the caller's: they
+    may be turned into bytes in another thread.
 
     extra: more objects with state_dict and load_state_dict, by name.
     model: whose parameters these are; needed only where the optimizer was made without and the model has not

@@ -35,6 +35,10 @@ class Mode(Protocol):
         """The average is in place."""
         ...
 
+    def forget(self) -> None:
+        """Another state was restored: what was gathered before belongs to none."""
+        ...
+
 
 class Models:
     """Take the inner optimizer's step, then average parameters and buffers."""
@@ -60,6 +64,9 @@ class Models:
 
     def take(self, outcome: Outcome) -> None:
         """Nothing is left to do."""
+
+    def forget(self) -> None:
+        """Nothing is gathered."""
 
 
 class Gradients:
@@ -129,6 +136,10 @@ class Gradients:
                 parameter.grad.copy_(total)
         if any(parameter.grad is not None for parameter in self._parameters):
             self._inner.step()
+
+    def forget(self) -> None:
+        """Begin to gather anew."""
+        self._gathered = 0
 
     def _begin(self) -> None:
         if self._sums:

@@ -22,7 +22,7 @@ def name_parameters(groups: Sequence[dict[str, Any]], modules: Sequence[torch.nn
     known: dict[int, str] = {}
     for at, module in enumerate(modules):
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            known.setdefault(id(parameter), _clean(name, at, modules))
+            known.setdefault(id(parameter), clean_name(name, at, modules))
     for number, group in enumerate(groups):
         for at, parameter in enumerate(group["params"]):
             known.setdefault(id(parameter), f"parameter {at} of group {number}")
@@ -45,7 +45,7 @@ def buffer_parts(modules: Sequence[torch.nn.Module]) -> tuple[list[Part], list[s
                 if buffer is None or id(buffer) in seen or not buffer.is_floating_point():
                     continue
                 seen.add(id(buffer))
-                name = _clean(f"{prefix}.{key}" if prefix else key, at, modules)
+                name = clean_name(f"{prefix}.{key}" if prefix else key, at, modules)
                 if key in module._non_persistent_buffers_set or bool(buffer.isinf().any()):
                     left_out.append(name)
                 else:
@@ -66,7 +66,7 @@ class _BufferOf:
         return buffer
 
 
-def _clean(name: str, at: int, modules: Sequence[torch.nn.Module]) -> str:
+def clean_name(name: str, at: int, modules: Sequence[torch.nn.Module]) -> str:
     """A name without what torch.compile adds; numbered when there is more than one module."""
     name = name.replace("_orig_mod.", "")
     return f"{at}.{name}" if len(modules) > 1 else name

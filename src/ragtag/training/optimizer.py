@@ -105,6 +105,26 @@ class CrewOptimizer(torch.optim.Optimizer):
         return self._inner
 
     @property
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """The models whose parameters these are, as far as they have been given or seen at work."""
+        return self._modules if self._watch is None else tuple(self._watch.modules)
+
+    @property
+    def modules_known(self) -> bool:
+        """Whether ``modules`` is all there will be: averaging has begun, or the model was given."""
+        return self._replica is not None
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many steps were taken, and how many of them since the last average."""
+        return self._steps, self._since
+
+    def resume_at(self, steps: int, since: int) -> None:
+        """Go on as one who has come so far; gradients gathered here before are forgotten."""
+        self._steps, self._since = steps, since
+        self._mode.forget()
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's."""
         return self._inner.param_groups
@@ -243,6 +263,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             content=self._mode.content,
         )
         self.left_out = tuple(left_out)
+        self._modules = tuple(modules)
         if self._watch is not None:
             self._watch.end()
             self._watch = None

@@ -11,9 +11,9 @@ _SILENT = "did not answer; is its port open to this machine?"
 
 
 def dropped(donors: Iterable[Donor]) -> dict[str, str]:
-    """Who was given up, and why."""
-    why = {d.name: d.why for d in donors if d.stand in (Stand.OUT, Stand.AWAY)}
-    return why | {d.name: d.why or _SILENT for d in donors if d.stand is Stand.CONNECTING}
+    """Who was given up, or was lost and has given nothing since, and why."""
+    lost = (Stand.OUT, Stand.AWAY, Stand.CONNECTING)
+    return {d.name: d.why or _SILENT for d in donors if d.stand in lost or d.tries > 0}
 
 
 def reason(donors: Iterable[Donor], outcome: Outcome, asked_round: int | None, expired: bool) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ragtag.protocols.transfer_donor import Donor
 from ragtag.protocols.transfer_types import CHUNK_BYTES_MAX, CHUNKS_MAX, Need, Offer
 
+_ROUNDS_MAX = 1e6
 _LATE_SHARE = 0.9
 """Where asking takes more than a tenth of a round, the round under way is left out."""
 
@@ -21,15 +22,18 @@ def round_to_ask(now_s: float, told: Sequence[tuple[float, Donor]]) -> int:
     one and donors take one snapshot for all.
     """
     asking_s = max(donor.answer_s for _, donor in told)
-    newest = max(donor.round for _, donor in told)
 
-    def reached(at_s: float, donor: Donor) -> float:
-        rounds = (now_s - at_s + asking_s) / donor.round_s if donor.round_s > 0 else 0.0
-        return donor.round + min(rounds, 1e6)
+    def newest(at_s: float) -> float:
+        return max(donor.round + _rounds(at_s - told_s, donor) for told_s, donor in told)
 
-    first = max(0, math.floor(max(reached(*one) for one in told) + _LATE_SHARE) + 1)
-    step = 1 << max(0, first - newest - 1).bit_length()
+    first = max(0, math.floor(newest(now_s + asking_s) + _LATE_SHARE) + 1)
+    step = 1 << max(0, first - math.floor(newest(now_s)) - 1).bit_length()
     return -(-first // step) * step
+
+
+def _rounds(took_s: float, donor: Donor) -> float:
+    """How many rounds a donor does in so much time, as far as is known; bounded, whatever it says."""
+    return min(took_s / donor.round_s, _ROUNDS_MAX) if donor.round_s > 0 else 0.0
 
 
 def choose(offers: Sequence[Offer], asked: int) -> Offer | None:

@@ -29,6 +29,15 @@ def test_nothing_is_wanted_until_somebody_asks() -> None:
     assert given_ is not None and given_.offer.round == 5
 
 
+def test_what_nobody_wants_any_more_is_not_kept() -> None:
+    shelf = Shelf()
+    assert not put(shelf, 1)
+    shelf.ask("ann", 2)
+    shelf.leave("ann")
+    assert not put(shelf, 2)
+    assert shelf.n_snapshots == 0
+
+
 def test_asking_costs_the_trainer_less_than_a_microsecond() -> None:
     shelf = Shelf()
     assert min(timeit.repeat(lambda: shelf.wanted(7), number=10_000, repeat=20)) / 10_000 < 1e-6

@@ -18,12 +18,12 @@ from ragtag.protocols.transfer_wire import (
     Here,
     Message,
     Offering,
-    Sorry,
     Status,
     Verdict,
     Want,
     Wanted,
     WireError,
+    examined,
     greeting,
     hash_of,
     judged,
@@ -39,7 +39,6 @@ MESSAGES: list[Message] = [
     Here(-1, 0.0),
     Offering(1, 7, 70, (1 << 64) - 1, (1 << 64) - 1, 1000, 100),
     Gone(3),
-    Sorry("busy"),
 ]
 
 
@@ -74,33 +73,34 @@ def frames_of(data: bytes, *, chunk_bytes_max: int = 0) -> list[Frame]:
 def test_the_handshake_has_the_sizes_of_its_table() -> None:
     greeted, proved = shaken()
     assert (len(greeted), len(proved)) == (GREETING_BYTES, PROOF_BYTES)
-    assert len(verdict(KEY, greeted, proved)) == VERDICT_BYTES
+    assert len(verdict(KEY, greeted, proved, Verdict.WELCOME)) == VERDICT_BYTES
 
 
 def test_both_ends_know_each_other_by_the_key() -> None:
     greeted, proved = shaken()
-    assert judged(KEY, greeted, proved, verdict(KEY, greeted, proved)) is Verdict.WELCOME
-    busy = verdict(KEY, greeted, proved, Verdict.BUSY)
-    assert judged(KEY, greeted, proved, busy) is Verdict.BUSY
+    for room, code in ((True, Verdict.WELCOME), (False, Verdict.BUSY)):
+        assert examined(KEY, greeted, proved, room=room) is code
+        assert judged(KEY, greeted, proved, verdict(KEY, greeted, proved, code)) is code
 
 
 def test_a_newcomer_with_another_key_is_refused_and_learns_nothing() -> None:
     greeted, proved = shaken(OTHER_KEY)
-    answer = verdict(KEY, greeted, proved, Verdict.BUSY)
+    assert examined(KEY, greeted, proved) is Verdict.KEY
+    answer = verdict(KEY, greeted, proved, Verdict.KEY)
     assert judged(OTHER_KEY, greeted, proved, answer) is Verdict.KEY
     assert answer[8:] == bytes(32)
 
 
 def test_a_donor_with_another_key_is_not_believed() -> None:
     greeted, proved = shaken()
-    forged = bytearray(verdict(KEY, greeted, proved))
+    forged = bytearray(verdict(KEY, greeted, proved, Verdict.WELCOME))
     forged[-1] ^= 1
     assert judged(KEY, greeted, proved, bytes(forged)) is Verdict.KEY
 
 
 def test_a_recorded_proof_is_worth_nothing_with_another_nonce() -> None:
     _, proved = shaken()
-    assert verdict(KEY, greeting(b"e" * 32), proved)[4] == Verdict.KEY
+    assert examined(KEY, greeting(b"e" * 32), proved) is Verdict.KEY
 
 
 def test_other_programs_and_versions_are_named() -> None:
@@ -114,7 +114,7 @@ def test_other_programs_and_versions_are_named() -> None:
 
 @given(st.binary(min_size=PROOF_BYTES, max_size=PROOF_BYTES))
 def test_no_random_proof_is_welcome(proved: bytes) -> None:
-    assert verdict(KEY, greeting(b"d" * 32), proved)[4] == Verdict.KEY
+    assert examined(KEY, greeting(b"d" * 32), proved) is Verdict.KEY
 
 
 @given(st.binary(min_size=VERDICT_BYTES, max_size=VERDICT_BYTES))
@@ -215,6 +215,6 @@ def test_frames_that_no_peer_sends_end_before_their_body(length: int, kind: int,
 
 def test_a_sealed_message_that_makes_no_sense_is_refused() -> None:
     donor, newcomer = sessions()
-    (frame,) = frames_of(donor.seal(Sorry("x" * 900)))
+    (frame,) = frames_of(donor.seal(Want(0, 1 << 20)))
     with pytest.raises(WireError, match="makes no sense"):
         newcomer.open(frame)

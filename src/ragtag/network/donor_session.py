@@ -25,6 +25,7 @@ from ragtag.protocols.transfer_wire import (
     Want,
     Wanted,
     WireError,
+    examined,
     greeting,
     verdict,
 )
@@ -67,10 +68,7 @@ class _Stage(Enum):
 
 
 class DonorSession:
-    """A connection; its methods raise ``Closed`` when it is over.
-
-    round_s is asked of the server, ``welcome`` whether there is room for one more newcomer.
-    """
+    """A connection; its methods raise ``Closed`` when it is over."""
 
     def __init__(
         self, sock: socket.socket, key: bytes, shelf: Shelf, limits: DonorLimits, now_s: float
@@ -167,11 +165,10 @@ class DonorSession:
             raise Closed(f"sent {what}, which only donors send")
 
     def _prove(self, now_s: float, proved: bytes, room: bool) -> None:
-        code = Verdict.WELCOME if room else Verdict.BUSY
-        answer = verdict(self._key, self._greeting, proved, code)
-        self._out.append(memoryview(answer))
+        code = examined(self._key, self._greeting, proved, room=room)
+        self._out.append(memoryview(verdict(self._key, self._greeting, proved, code)))
         self._taken_s = self._heard_s = now_s
-        if answer == verdict(self._key, self._greeting, proved):
+        if code is Verdict.WELCOME:
             self._stage = _Stage.MEMBER
             self._session = Session(self._key, self._greeting, proved, donor=True)
         else:

@@ -22,7 +22,6 @@ from ragtag.protocols.transfer_wire import (
     Here,
     Message,
     Offering,
-    Sorry,
     Status,
     Verdict,
     Want,
@@ -223,8 +222,6 @@ class Link:
             events.append(Offered(self.name, self.offer))
         elif isinstance(message, Gone):
             raise _Ended("does not have its snapshot any more")
-        elif isinstance(message, Sorry):
-            raise _Ended(f"ended the connection: {message.why}")
         else:
             raise WireError(f"sent {type(message).__name__}, which only newcomers send")
 

@@ -69,7 +69,7 @@ class Shelf:
         return round_ >= self._wanted
 
     def put(self, round_: int, step: int, schema: int, layout_hash: int, blob: bytes) -> bool:
-        """Leave a snapshot; ``False``: all places are being read, or nobody serves them; it is not kept.
+        """Leave a snapshot; ``False``: it is not kept, as nobody wants it any more or all places are read.
 
         schema, layout_hash: 64 bits. The blob is kept as it is, and not copied.
 
@@ -86,12 +86,13 @@ class Shelf:
             raise ValueError(f"snapshot: the blob has {len(blob)} bytes; it must have 1 to {BLOB_BYTES_MAX}")
         offer = Offer(round_, step, schema, layout_hash, len(blob), chunk_bytes_for(len(blob)))
         with self._lock:
-            if not self._make_room():
+            readers = [reader for reader, wanted in self._wants.items() if wanted <= round_]
+            if not readers or not self._make_room():
                 return False
             self._count += 1
             snapshot = Snapshot(self._count, offer, memoryview(blob), self._now_s())
             self._snapshots.append(snapshot)
-            for reader in [reader for reader, wanted in self._wants.items() if wanted <= round_]:
+            for reader in readers:
                 del self._wants[reader]
                 self._given[reader] = snapshot
             self._review()

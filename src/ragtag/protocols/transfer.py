@@ -11,9 +11,9 @@ Whatever happens, it ends by its deadline.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
 from collections.abc import Sequence
 
+from ragtag.protocols.transfer_chunks import Chunks
 from ragtag.protocols.transfer_donor import PENDING, SHARE_OF_TIME, Donor, Stand
 from ragtag.protocols.transfer_reason import dropped, reason
 from ragtag.protocols.transfer_round import choose, objection, round_to_ask
@@ -39,7 +39,6 @@ from ragtag.protocols.transfer_types import (
     TransferEvent,
 )
 
-_HOLDERS_MAX = 2
 _LAGGARDS = 3.0
 """Donors that have not said how far they are are waited for so many times as long as the first took."""
 
@@ -60,11 +59,7 @@ class Transfer:
         self._asked_round: int | None = None
         self._asked_s = self._first_told_s = self._first_offer_s = math.inf
         self._offer: Offer | None = None
-        self._todo: deque[int] = deque()
-        self._have = bytearray()
-        self._came = self._wasted = 0
-        self._holders: dict[int, list[str]] = {}
-        self._rounds: Counter[int] = Counter()
+        self._chunks = Chunks()
         self._armed_s = math.inf
         self._over = False
         self._effects: list[TransferEffect] = []
@@ -108,7 +103,7 @@ class Transfer:
         if self._offer is not None:
             self._promote(now_s)
             self._ask_for_chunks(now_s)
-        if self._offer is not None and self._came == self._offer.n_chunks:
+        if self._chunks.complete:
             self._end(Finished(self._outcome(now_s)))
         elif now_s >= self._deadline_s or all(d.stand is Stand.OUT for d in self._donors.values()):
             outcome = self._outcome(now_s)
@@ -161,18 +156,9 @@ class Transfer:
     def _chunk(self, now_s: float, donor: Donor, event: Came) -> None:
         if self._offer is None or donor.offer is None or not donor.came(now_s, event.index):
             return
+        self._chunks.take(donor, donor.offer, event)
         if not event.intact:
-            self._wasted += event.n_bytes
-            self._release(donor.name, event.index)
             self._out(now_s, donor, "gave a damaged chunk", close=True)
-        elif self._have[event.index]:
-            self._wasted += event.n_bytes
-        else:
-            self._have[event.index] = 1
-            self._came += 1
-            donor.given += event.n_bytes
-            self._rounds[donor.offer.round] += 1
-            self._holders.pop(event.index, None)
 
     def _lose(self, now_s: float, donor: Donor, why: str, *, close: bool = False) -> None:
         """Tried again later."""
@@ -187,20 +173,11 @@ class Transfer:
 
     def _part(self, donor: Donor, why: str, close: bool) -> None:
         for index in donor.outstanding:
-            self._release(donor.name, index)
+            self._chunks.release(donor.name, index)
         donor.outstanding.clear()
         donor.offer, donor.pace, donor.why = None, None, why
         if close:
             self._effects.append(Drop(donor.name, why))
-
-    def _release(self, name: str, index: int) -> None:
-        """A chunk will not come from this donor: someone else must be asked, unless that is done already."""
-        holders = self._holders.get(index, [])
-        if name in holders:
-            holders.remove(name)
-            if not holders:
-                del self._holders[index]
-                self._todo.appendleft(index)
 
     # -- What follows
 
@@ -229,16 +206,14 @@ class Transfer:
         """Once all have offered, or two the round that was asked for, or it has been waited twice as long."""
         assert self._asked_round is not None
         offers = [donor.offer for donor in self._donors.values() if donor.offer is not None]
-        best = choose(offers, self._asked_round)
-        if best is None:
+        if (best := choose(offers, self._asked_round)) is None:
             return
         agreed = sum((offer.round, offer.layout) == (best.round, best.layout) for offer in offers)
         enough = agreed >= 2 and best.round == self._asked_round
         if not enough and self._standing(*PENDING) and now_s < self._enough_offers_s():
             return
         self._offer = best
-        self._todo = deque(range(best.n_chunks))
-        self._have = bytearray(best.n_chunks)
+        self._chunks.expect(best)
         for donor in self._donors.values():
             if donor.offer is not None and donor.offer.layout != best.layout:
                 self._out(now_s, donor, "has a state of another layout than most donors", close=True)
@@ -263,36 +238,18 @@ class Transfer:
     def _ask_for_chunks(self, now_s: float) -> None:
         """One chunk each in turn, the fastest first, so that a few chunks are spread over all."""
         giving = sorted(self._standing(Stand.GIVING), key=lambda donor: donor.typical_s or 0.0)
+        slowest_s = self._slowest_s()
         asked = True
         while asked:
             asked = False
             for donor in giving:
-                index = self._next_for(now_s, donor) if donor.room > 0 else None
+                if donor.room <= 0:
+                    continue
+                index = self._chunks.next_for(now_s, donor, self._donors, slowest_s)
                 if index is not None:
                     donor.asked(now_s, index)
-                    self._holders.setdefault(index, []).append(donor.name)
                     self._effects.append(Fetch(donor.name, index))
                     asked = True
-
-    def _next_for(self, now_s: float, donor: Donor) -> int | None:
-        while self._todo:
-            index = self._todo.popleft()
-            if not self._have[index]:
-                return index
-        return self._steal(now_s, donor)
-
-    def _steal(self, now_s: float, donor: Donor) -> int | None:
-        """The chunk that another will send last, if this donor is likely to send it sooner."""
-        slowest_s = self._slowest_s()
-        own_s = (donor.typical_s or 0.0) * (len(donor.outstanding) + 1)
-        best, longest_s = None, own_s
-        for index, holders in self._holders.items():
-            if len(holders) < _HOLDERS_MAX and donor.name not in holders:
-                remaining_s = self._donors[holders[0]].remaining_s(now_s, index, slowest_s)
-                measured = donor.pace is not None or math.isinf(remaining_s)
-                if remaining_s > longest_s and measured:
-                    best, longest_s = index, remaining_s
-        return best
 
     # -- Time
 
@@ -336,8 +293,8 @@ class Transfer:
             offer=self._offer,
             given={donor.name: donor.given for donor in donors if donor.given},
             dropped=dropped(donors),
-            rounds=dict(self._rounds),
-            came=self._came,
-            wasted_bytes=self._wasted,
+            rounds=dict(self._chunks.rounds),
+            came=self._chunks.came,
+            wasted_bytes=self._chunks.wasted_bytes,
             took_s=now_s - self._began_s,
         )

@@ -29,7 +29,6 @@ KEY_BYTES = NONCE_BYTES = HASH_BYTES = 32
 _GREETING = struct.Struct("<4sB3x32s")
 GREETING_BYTES = VERDICT_BYTES = _GREETING.size
 PROOF_BYTES = _GREETING.size + 32
-WHY_CHARS_MAX = 200
 
 
 class WireError(ValueError):
@@ -98,13 +97,7 @@ class Gone(Struct, array_like=True, tag=6, frozen=True):
     number: _U32
 
 
-class Sorry(Struct, array_like=True, tag=7, frozen=True):
-    """The donor ends the connection, and says why."""
-
-    why: Annotated[str, Meta(max_length=WHY_CHARS_MAX)]
-
-
-Message = Status | Wanted | Want | Here | Offering | Gone | Sorry
+Message = Status | Wanted | Want | Here | Offering | Gone
 
 
 def hash_of(data: bytes | memoryview) -> bytes:
@@ -138,16 +131,19 @@ def proof(key: bytes, greeted: bytes, nonce: bytes) -> bytes:
     return head + keyed(key, greeted + head, b"ragtag-x-proof")
 
 
-def verdict(key: bytes, greeted: bytes, proved: bytes, code: Verdict = Verdict.WELCOME) -> bytes:
-    """A donor's answer to a proof: a welcome (``code`` as it is) only for who has the key."""
-    head = proved[: _GREETING.size]
+def examined(key: bytes, greeted: bytes, proved: bytes, *, room: bool = True) -> Verdict:
+    """What a donor makes of a proof: a welcome only for who has the key, and where there is room."""
+    head, tag = proved[: _GREETING.size], proved[_GREETING.size :]
     magic, version, _ = _GREETING.unpack(head)
-    if magic != MAGIC or not compare_digest(
-        proved[_GREETING.size :], keyed(key, greeted + head, b"ragtag-x-proof")
-    ):
-        code = Verdict.KEY
-    elif version != VERSION:
-        code = Verdict.VERSION
+    if magic != MAGIC or not compare_digest(tag, keyed(key, greeted + head, b"ragtag-x-proof")):
+        return Verdict.KEY
+    if version != VERSION:
+        return Verdict.VERSION
+    return Verdict.WELCOME if room else Verdict.BUSY
+
+
+def verdict(key: bytes, greeted: bytes, proved: bytes, code: Verdict) -> bytes:
+    """A donor's answer to a proof; only a welcome shows that the donor has the key too."""
     tag = keyed(key, greeted + proved, b"ragtag-x-welc") if code is Verdict.WELCOME else bytes(32)
     return _GREETING.pack(MAGIC, code, tag)
 

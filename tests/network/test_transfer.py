@@ -83,7 +83,7 @@ class Mute(Stalling):
 def server_of(session: type[DonorSession]) -> type[DonorServer]:
     class Server(DonorServer):
         def _session(self, sock):  # type: ignore[no-untyped-def]
-            return session(sock, self._key, self._shelf, self.limits, time.monotonic())
+            return session(sock, self._key, self._shelf, self.limits, self._link, time.monotonic())
 
     return Server
 

@@ -173,6 +173,15 @@ def test_strangers_hold_few_connections_and_members_get_in(trainer: Trainer) -> 
             sock.close()
 
 
+def test_strangers_do_not_decide_how_much_is_written() -> None:
+    trainer = Trainer(0, 1000)
+    began_s = time.monotonic()
+    for _ in range(1000):
+        trainer.server._refuse("nowhere", "no key")
+    assert 1 <= len(trainer.notes) <= 1 + (time.monotonic() - began_s)
+    trainer.close()
+
+
 def test_where_there_is_no_room_a_newcomer_comes_again(trainer: Trainer) -> None:
     until(lambda: trainer.server.n_connections == 0, "all connections ended")
     held = [member(trainer)[0] for _ in range(LIMITS.members_max)]

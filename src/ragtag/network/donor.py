@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from ragtag.network.donor_budget import CpuBudget
+from ragtag.network.donor_budget import CpuBudget, LinkBudget
 from ragtag.network.donor_session import Closed, DonorLimits, DonorSession
 from ragtag.network.shelf import Shelf
 from ragtag.network.udp import Address, PortInUse
@@ -55,6 +55,7 @@ class DonorServer:
             raise ValueError(f"donor: the crew's key has {len(key)} bytes; it must have {KEY_BYTES}")
         self.limits = limits if limits is not None else DonorLimits()
         self._budget = CpuBudget(self.limits.cpu_share, self.limits.cpu_burst_s)
+        self._link = LinkBudget(self.limits.link_share)
         self._key, self._shelf = key, shelf
         self._note = on_note if on_note is not None else lambda what, address, detail: None
         self._listener = _listen(address)
@@ -69,6 +70,7 @@ class DonorServer:
         self._thread = threading.Thread(target=self._run, name="ragtag-donor", daemon=True)
         self._accept_s = self._sweep_s = 0.0
         self._looked_s, self._looked_round, self._round_s = -math.inf, -1, 0.0
+        self._refused, self._refused_s = 0, -math.inf
         self.failure: BaseException | None = None
         self.given_bytes = 0
         """To all newcomers."""
@@ -215,7 +217,7 @@ class DonorServer:
             self._sessions[sock] = self._session(sock)
 
     def _session(self, sock: socket.socket) -> DonorSession:
-        return DonorSession(sock, self._key, self._shelf, self.limits, time.monotonic())
+        return DonorSession(sock, self._key, self._shelf, self.limits, self._link, time.monotonic())
 
     def _drop(self, session: DonorSession, why: str) -> None:
         if session.watched:
@@ -228,7 +230,16 @@ class DonorServer:
         if session.member:
             self._note("newcomer", where, f"{why}; {session.given_bytes} bytes given")
         else:
-            self._note("refused", where, why)
+            self._refuse(where, why)
+
+    def _refuse(self, where: str, why: str) -> None:
+        """Noted once in a while: strangers decide how often they come, and not how much is written."""
+        self._refused += 1
+        now_s = time.monotonic()
+        if now_s - self._refused_s >= _LOOK_S:
+            more = f" ({self._refused - 1} others since the last note)" if self._refused > 1 else ""
+            self._note("refused", where, why + more)
+            self._refused, self._refused_s = 0, now_s
 
     def _end(self) -> None:
         for session in list(self._sessions.values()):

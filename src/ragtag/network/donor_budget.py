@@ -1,4 +1,4 @@
-"""What giving away a state may cost a donor: a share of one core, and of the path to each newcomer."""
+"""What giving away a state may cost a donor: a share of one core, and of its link to the newcomers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class CpuBudget:
 
 
 class LinkBudget:
-    """A share of the rate at which the path takes bytes, as the kernel measures it on each burst.
+    """A share of the rate at which paths take bytes, as the kernel measures it on each burst.
 
-    A chunk leaves as fast as the path takes it; after it the path is left alone until the mean is the share.
-    The highest of the last rates counts, as in BBR (Cardwell et al., ACM Queue 14(5), 2016): a burst that the
-    sender itself held up shows less than the path can do.
+    A chunk leaves as fast as its path takes it; after it the link is left alone until the mean is the share.
+    The highest of the last rates of all newcomers counts, as in BBR (Cardwell et al., ACM Queue 14(5), 2016):
+    a burst that the sender itself held up shows less than the path can do.
     """
 
     def __init__(self, share: float) -> None:

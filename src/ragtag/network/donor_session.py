@@ -42,7 +42,8 @@ class DonorLimits:
     strangers_max: connections that have not shown the key; the oldest gives way. members_max: newcomers
     served at once. handshake_s: to show the key. idle_s: without a word where one is due, or in one frame.
     chunk_s: to take one chunk. ask_s: to wait for a snapshot. keep_s: a snapshot that nobody reads is kept.
-    cpu_share: of one core, for all of it; cpu_burst_s: at once after a rest. link_share: of the path.
+    cpu_share: of one core, for all of it; cpu_burst_s: at once after a rest. link_share: of the rate of
+    the fastest path, for all newcomers together.
     """
 
     strangers_max: int = 16
@@ -68,10 +69,16 @@ class _Stage(Enum):
 
 
 class DonorSession:
-    """A connection; its methods raise ``Closed`` when it is over."""
+    """A connection; its methods raise ``Closed`` when it is over. link: what all newcomers share."""
 
     def __init__(
-        self, sock: socket.socket, key: bytes, shelf: Shelf, limits: DonorLimits, now_s: float
+        self,
+        sock: socket.socket,
+        key: bytes,
+        shelf: Shelf,
+        limits: DonorLimits,
+        link: LinkBudget,
+        now_s: float,
     ) -> None:
         self.sock = sock
         self._key, self._shelf, self._limits = key, shelf, limits
@@ -82,7 +89,7 @@ class DonorSession:
         self._out: deque[memoryview] = deque([memoryview(self._greeting)])
         self._wants: deque[Want] = deque()
         self._asked = False
-        self._link = LinkBudget(limits.link_share)
+        self._link = link
         self._chunk_bytes = 0  # of the chunk under way
         self.began_s = self._heard_s = self._taken_s = now_s
         self._frame_s = math.inf

@@ -84,8 +84,11 @@ def fetch_state(
 ) -> Fetched:
     """Get the state from several donors at once, in this thread, within ``deadline_s`` seconds.
 
-    key: the crew's. schema: of this peer's model. layout_hash_of: computes from the whole blob what donors
-    said of its structure. agreed_min: see ``transfer_types.Need``.
+    key: the crew's. donors: three to eight are a good number, since each one that is asked takes a snapshot.
+    schema: of this peer's model. layout_hash_of: computes from the whole blob what donors said of its
+    structure. on_note(what, donor, detail): ``asked``, ``agreed`` (on a round), ``lost``, ``dropped``.
+    agreed_min: see ``transfer_types.Need``. blob_bytes_max: a few times this peer's own state, so that a
+    donor gone mad cannot fill its memory.
 
     Raises:
         TransferError: no donor could complete it; the message says why and what to do.

@@ -1,0 +1,178 @@
+"""What a newcomer's fetch of the state costs a donor that trains, and how long it takes: 3 donors, loopback.
+
+    python benchmarks/transfer.py                         # 4 MB and 400 MB
+    python benchmarks/transfer.py --sizes 4e6 --fetches 3 # in small
+
+The first donor trains (a torch loop on one core, its donor thread on the same one); the other two, which only
+finish rounds, and the newcomer run on the other cores. Its steps while a fetch is under way are compared with
+those before and after, in the same run: without taking the snapshot (once per newcomer, the trainer's own
+work) and with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import secrets
+import statistics
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ragtag.network.donor import DonorServer
+from ragtag.network.donor_session import DonorLimits
+from ragtag.network.fetch import Donor, fetch_state
+from ragtag.network.shelf import Shelf
+
+SCHEMA, LAYOUT = 1, 1
+DEADLINE_S = 600.0
+ROUND_S = 0.02
+
+
+class Step(NamedTuple):
+    """One step of the training loop: when it began (monotonic, of all processes), how long, if it put."""
+
+    began_s: float
+    took_s: float
+    put: bool
+
+
+def donor(key: bytes, size: int, trains: bool, cores: list[int], pipe: Connection) -> None:
+    """One process: a trainer, and a donor thread beside it."""
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shelf = Shelf()
+    server = DonorServer(key, shelf)
+    server.start()
+    pipe.send(server.address)
+    state = bytes(size)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = torch.randn(256, 256)
+    steps: list[Step] = []
+    number = 0
+    while not pipe.poll():
+        began_s = time.monotonic()
+        if trains:
+            for _ in range(4):
+                optimizer.zero_grad()
+                (model(inputs) - inputs).square().mean().backward()
+                optimizer.step()
+        else:
+            time.sleep(ROUND_S)
+        wanted = shelf.wanted(number)
+        if wanted:
+            shelf.put(number, number, SCHEMA, LAYOUT, bytes(bytearray(state)))  # copies, as a trainer must
+        steps.append(Step(began_s, time.monotonic() - began_s, wanted))
+        number += 1
+    pipe.recv()
+    pipe.send((steps if trains else [], server.used_s, server.given_bytes))
+    server.close()
+
+
+def measure(size: int, fetches: int, pause_s: float) -> dict[str, Any]:
+    """One run: ``fetches`` fetches, and as much time in between."""
+    key = secrets.token_bytes(32)
+    context = multiprocessing.get_context("spawn")
+    cores = sorted(os.sched_getaffinity(0))
+    processes, pipes = [], []
+    for i in range(3):
+        ours, theirs = context.Pipe()
+        mine = cores[:1] if i == 0 else cores[1:] or cores
+        processes.append(context.Process(target=donor, args=(key, size, i == 0, mine, theirs)))
+        pipes.append(ours)
+        processes[-1].start()
+    os.sched_setaffinity(0, cores[1:] or cores)
+    donors = [Donor(f"donor-{i}", pipe.recv()) for i, pipe in enumerate(pipes)]
+    time.sleep(2 * pause_s)
+    spans, given, rounds = [], [], []
+    for _ in range(fetches):
+        began_s = time.monotonic()
+        fetched = fetch_state(key, donors, schema=SCHEMA, deadline_s=DEADLINE_S)
+        spans.append((began_s, time.monotonic()))
+        given.append(fetched.given.get("donor-0", 0))
+        rounds.append(len(fetched.rounds))
+        time.sleep(max(pause_s, spans[-1][1] - began_s))
+    for pipe in pipes:
+        pipe.send("stop")
+    told = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join(30)
+    os.sched_setaffinity(0, cores)
+    steps: list[Step] = told[0][0][10:]
+    during = [s for s in steps if any(a <= s.began_s and s.began_s + s.took_s <= b for a, b in spans)]
+    calm = [s for s in steps if all(s.began_s + s.took_s < a or s.began_s > b for a, b in spans)]
+    calm_s = statistics.mean(s.took_s for s in calm)
+    took = [b - a for a, b in spans]
+    return {
+        "bytes": size,
+        "fetch_s": {"median": statistics.median(took), "all": took},
+        "snapshots_of_one_round": sum(n == 1 for n in rounds),
+        "trainer_gave_bytes": statistics.mean(given),
+        "steps_calm": len(calm),
+        "steps_during": len(during),
+        "step_s_calm": calm_s,
+        "ratio_mean": statistics.mean(s.took_s for s in during if not s.put) / calm_s,
+        "ratio_mean_with_snapshots": statistics.mean(s.took_s for s in during) / calm_s,
+        "ratio_median": statistics.median(s.took_s for s in during if not s.put)
+        / statistics.median(s.took_s for s in calm),
+        "donor_cpu_share": told[0][1] / sum(took),
+    }
+
+
+def show(r: dict[str, Any], allowed: float) -> None:
+    """One size as text."""
+    print(f"{r['bytes'] / 1e6:g} MB from 3 donors: {r['fetch_s']['median']:.3f} s (median)")
+    print(
+        f"  the donor that trains: {r['steps_during']} steps meanwhile took {r['ratio_mean']:.3f} x a calm "
+        f"one ({r['step_s_calm'] * 1e3:.1f} ms), median {r['ratio_median']:.3f} x; with its snapshots "
+        f"{r['ratio_mean_with_snapshots']:.3f} x"
+    )
+    print(
+        f"  its donor thread used {r['donor_cpu_share']:.2%} of a core (allowed {allowed:.0%}), and gave "
+        f"{r['trainer_gave_bytes'] / r['bytes']:.0%} of the state"
+    )
+
+
+def main() -> None:
+    """Run all sizes and print ratios."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", type=lambda text: int(float(text)), nargs="+", default=[4_000_000, 400_000_000]
+    )
+    parser.add_argument("--fetches", type=int, default=0, help="per size (0: 40 of 4 MB, 5 of 400 MB)")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds between fetches, at least")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "transfer.json")
+    arguments = parser.parse_args()
+    limits = DonorLimits()
+    results = []
+    for size in arguments.sizes:
+        r = measure(size, arguments.fetches or max(5, min(40, 160_000_000 // size)), arguments.pause)
+        results.append(r)
+        show(r, limits.cpu_share)
+    figures = {
+        "command": "python benchmarks/transfer.py " + " ".join(sys.argv[1:]),
+        "machine": {
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+        },
+        "limits": {"cpu_share": limits.cpu_share, "link_share": limits.link_share},
+        "results": results,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

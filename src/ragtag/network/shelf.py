@@ -1,0 +1,183 @@
+"""Snapshots on their way from the trainer's thread to the donor's: at most two, none that nobody wants."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ragtag.protocols.transfer_types import BLOB_BYTES_MAX, Offer, chunk_bytes_for
+from ragtag.protocols.transfer_wire import hash_of
+
+SNAPSHOTS_MAX = 2
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """A blob, what is offered of it, and the hashes of the chunks that were read so far.
+
+    number: by which newcomers ask for it. left_s: when its last reader left.
+    """
+
+    number: int
+    offer: Offer
+    blob: memoryview
+    left_s: float
+    hashes: dict[int, bytes] = field(default_factory=dict)
+
+    def chunk(self, index: int) -> memoryview:
+        """The bytes of one chunk."""
+        first, until = self.offer.span(index)
+        return self.blob[first:until]
+
+    def hash(self, index: int) -> bytes:
+        """The hash of one chunk, computed when it is first read."""
+        if index not in self.hashes:
+            self.hashes[index] = hash_of(self.chunk(index))
+        return self.hashes[index]
+
+
+class Shelf:
+    """Where the trainer leaves snapshots for newcomers.
+
+    After every round the trainer calls ``wanted``, and ``put`` where that says so:
+
+        if shelf.wanted(round):
+            shelf.put(round, step, schema, layout_hash, blob)
+
+    A snapshot that is being read is never replaced: newcomers who come meanwhile read the newest there is.
+    """
+
+    def __init__(self) -> None:
+        self.round = -1
+        """The newest round of which the trainer has told."""
+        self._wanted: float = math.inf  # read without the lock: the trainer asks after every round
+        self._lock = threading.Lock()
+        self._snapshots: list[Snapshot] = []
+        self._wants: dict[object, int] = {}
+        self._given: dict[object, Snapshot] = {}
+        self._count = 0
+        self._on_put: Callable[[], None] = lambda: None
+        self._now_s: Callable[[], float] = lambda: 0.0
+
+    # -- The trainer's thread
+
+    def wanted(self, round_: int) -> bool:
+        """Whether a snapshot of the round just finished is wanted. Costs two attributes where it is not."""
+        self.round = round_
+        return round_ >= self._wanted
+
+    def put(self, round_: int, step: int, schema: int, layout_hash: int, blob: bytes) -> bool:
+        """Leave a snapshot; ``False``: it is not kept, as nobody wants it any more or all places are read.
+
+        schema, layout_hash: 64 bits. The blob is kept as it is, and not copied.
+
+        Raises:
+            ValueError: a number is out of its range, or the blob is empty or too large.
+        """
+        for name, value, bits in (("round", round_, 62), ("step", step, 62)):
+            if not 0 <= value < 1 << bits:
+                raise ValueError(f"snapshot: {name} is {value}; it must lie between 0 and 2**{bits} - 1")
+        for name, value in (("schema", schema), ("layout_hash", layout_hash)):
+            if not 0 <= value < 1 << 64:
+                raise ValueError(f"snapshot: {name} is {value}; it must have at most 64 bits")
+        if not 1 <= len(blob) <= BLOB_BYTES_MAX:
+            raise ValueError(f"snapshot: the blob has {len(blob)} bytes; it must have 1 to {BLOB_BYTES_MAX}")
+        offer = Offer(round_, step, schema, layout_hash, len(blob), chunk_bytes_for(len(blob)))
+        with self._lock:
+            readers = [reader for reader, wanted in self._wants.items() if wanted <= round_]
+            if not readers or not self._make_room():
+                return False
+            self._count += 1
+            snapshot = Snapshot(self._count, offer, memoryview(blob), self._now_s())
+            self._snapshots.append(snapshot)
+            for reader in readers:
+                del self._wants[reader]
+                self._given[reader] = snapshot
+            self._review()
+        self._on_put()
+        return True
+
+    # -- The donor's thread
+
+    def serve(self, on_put: Callable[[], None], now_s: Callable[[], float]) -> None:
+        """Someone serves this shelf: ``on_put`` is called (by the trainer's thread) after each put."""
+        self._on_put, self._now_s = on_put, now_s
+
+    def ask(self, reader: object, round_: int) -> Snapshot | None:
+        """What ``reader`` is to read: ``round_`` or the first after it; ``None``: see ``given`` after a put.
+
+        Where all places are being read, and none of them is new enough, it is the newest.
+        """
+        with self._lock:
+            self._leave(reader)
+            fit = [snapshot for snapshot in self._snapshots if snapshot.offer.round >= round_]
+            if fit:
+                self._given[reader] = min(fit, key=lambda snapshot: snapshot.offer.round)
+            elif not self._free():
+                self._given[reader] = max(self._snapshots, key=lambda snapshot: snapshot.offer.round)
+            else:
+                self._wants[reader] = round_
+            self._review()
+            return self._given.get(reader)
+
+    def given(self, reader: object) -> Snapshot | None:
+        """What ``reader`` reads."""
+        return self._given.get(reader)
+
+    def leave(self, reader: object) -> None:
+        """``reader`` wants nothing any more."""
+        with self._lock:
+            self._leave(reader)
+            self._review()
+
+    def sweep(self, keep_s: float) -> None:
+        """Forget what nobody has read for so long."""
+        with self._lock:
+            now_s, busy = self._now_s(), set(map(id, self._given.values()))
+            self._snapshots = [s for s in self._snapshots if id(s) in busy or now_s - s.left_s < keep_s]
+            self._review()
+
+    def end(self) -> None:
+        """Nobody serves this shelf any more: nothing is wanted or kept."""
+        with self._lock:
+            self._wants.clear()
+            self._given.clear()
+            self._snapshots.clear()
+            self._review()
+
+    @property
+    def n_snapshots(self) -> int:
+        """How many blobs are kept now."""
+        return len(self._snapshots)
+
+    # -- With the lock held
+
+    def _leave(self, reader: object) -> None:
+        self._wants.pop(reader, None)
+        snapshot = self._given.pop(reader, None)
+        if snapshot is not None:
+            snapshot.left_s = self._now_s()
+
+    def _free(self) -> bool:
+        """Whether there is a place for one more."""
+        busy = set(map(id, self._given.values()))
+        return len(self._snapshots) < SNAPSHOTS_MAX or any(id(s) not in busy for s in self._snapshots)
+
+    def _make_room(self) -> bool:
+        if not self._free():
+            return False
+        if len(self._snapshots) >= SNAPSHOTS_MAX:
+            busy = set(map(id, self._given.values()))
+            idle = [snapshot for snapshot in self._snapshots if id(snapshot) not in busy]
+            self._snapshots.remove(min(idle, key=lambda snapshot: snapshot.offer.round))
+        return True
+
+    def _review(self) -> None:
+        """Those who wait while all places are taken read the newest; the others' rounds are wanted."""
+        if self._wants and not self._free():
+            newest = max(self._snapshots, key=lambda snapshot: snapshot.offer.round)
+            self._given |= dict.fromkeys(self._wants, newest)
+            self._wants.clear()
+        self._wanted = min(self._wants.values(), default=math.inf)

@@ -1,0 +1,212 @@
+"""What the machine that fetches a state is told, what it answers, and what an offer is.
+
+A donor is a name; connections, keys and bytes are the driver's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+OUTSTANDING_MAX = 4
+"""Chunks that are asked of one donor at a time, at most."""
+CHUNKS_MAX = 1 << 14
+CHUNK_BYTES_MIN, CHUNK_BYTES_USUAL, CHUNK_BYTES_MAX = 1 << 16, 1 << 20, 1 << 24
+BLOB_BYTES_MAX = CHUNKS_MAX * CHUNK_BYTES_MAX
+
+
+def chunk_bytes_for(total_bytes: int) -> int:
+    """How a blob is cut: all donors cut blobs of one size alike.
+
+    A power of two: 256 chunks or more, so that a slow donor holds little back, as long as a chunk has
+    64 KB to 1 MB; larger ones only so that there are at most 16,384.
+    """
+    wanted = min(CHUNK_BYTES_USUAL, max(CHUNK_BYTES_MIN, -(-total_bytes // 256)))
+    return min(CHUNK_BYTES_MAX, _power(max(wanted, -(-total_bytes // CHUNKS_MAX))))
+
+
+def _power(least: int) -> int:
+    """The first power of two that is not below ``least`` (1 or more)."""
+    return 1 << (least - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One donor's snapshot.
+
+    round, step: after which it was taken. schema: the model's (``core.schema``). layout_hash: of the blob's
+    structure; blobs of one layout may be put together from chunks of several donors.
+    """
+
+    round: int
+    step: int
+    schema: int
+    layout_hash: int
+    total_bytes: int
+    chunk_bytes: int
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks of the blob; all but the last have ``chunk_bytes``."""
+        return -(-self.total_bytes // self.chunk_bytes)
+
+    @property
+    def layout(self) -> tuple[int, int, int]:
+        """What must be equal in offers whose chunks are put together."""
+        return self.layout_hash, self.total_bytes, self.chunk_bytes
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Where chunk ``index`` begins and ends in the blob."""
+        first = index * self.chunk_bytes
+        return first, min(first + self.chunk_bytes, self.total_bytes)
+
+
+# -- Events
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin; be done, or give up, by ``deadline_s`` (absolute)."""
+
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A donor is there, has finished ``round``, and takes ``round_s`` for one (0: not known yet)."""
+
+    donor: str
+    round: int
+    round_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A donor has a snapshot."""
+
+    donor: str
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """A chunk came; ``intact``: its bytes have the hash that its donor gave."""
+
+    donor: str
+    index: int
+    n_bytes: int
+    intact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection to a donor broke, or it is busy: it may be tried again."""
+
+    donor: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A donor cannot help: nobody listens there, it holds another key, it breaks the protocol."""
+
+    donor: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The time of an ``Arm`` has come."""
+
+
+TransferEvent = Start | Told | Offered | Came | Lost | Refused | Expired
+
+
+# -- Effects
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Connect to a donor and ask it how far it is."""
+
+    donor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask a donor for its snapshot of ``round``, or of the first after it."""
+
+    donor: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ask a donor for a chunk of what it has offered."""
+
+    donor: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the connection to a donor."""
+
+    donor: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Deliver ``Expired`` at ``at_s`` (absolute). Never taken back, only ignored."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it.
+
+    offer: the agreed snapshot (``None``: there was none). given: bytes that were used, by donor. dropped: who
+    was given up, and why. rounds: chunks by the round of their snapshot; more than one round where donors of
+    the agreed one were too few. came: chunks that are there. wasted_bytes: came twice, or damaged.
+    """
+
+    offer: Offer | None
+    given: Mapping[str, int]
+    dropped: Mapping[str, str]
+    rounds: Mapping[int, int]
+    came: int
+    wasted_bytes: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All chunks are there. Nothing follows."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """It cannot be done; the reason says why, and what to do. Nothing follows."""
+
+    reason: str
+    outcome: Outcome
+
+
+TransferEffect = Connect | Ask | Fetch | Drop | Arm | Finished | GaveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is looked for.
+
+    schema: of this peer's model. agreed_min: donors of another round are used where fewer than so many of the
+    agreed one are left. blob_bytes_max: no larger state is taken.
+    """
+
+    schema: int
+    agreed_min: int = 1
+    blob_bytes_max: int = field(default=BLOB_BYTES_MAX)

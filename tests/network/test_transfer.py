@@ -1,0 +1,349 @@
+"""Fetching the state over real sockets, from donors that die, stall, damage, or are no donors at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ragtag.network.donor import DonorServer
+from ragtag.network.donor_budget import CpuBudget, LinkBudget
+from ragtag.network.donor_session import DonorLimits, DonorSession
+from ragtag.network.fetch import Donor, Fetched, TransferError, fetch_state
+from ragtag.network.fetch_link import Link
+from ragtag.network.udp import PortInUse
+from ragtag.protocols.transfer_frame import Chunk
+from ragtag.protocols.transfer_types import Came, chunk_bytes_for
+from tests.network.transferring import (
+    KEY,
+    PATIENCE_S,
+    SCHEMA,
+    Trainer,
+    blob_of,
+    is_mosaic,
+    layout_of,
+    training,
+    until,
+)
+
+SIZE = 3_000_001
+SLOW = DonorLimits(cpu_share=0.01, link_share=1.0)
+"""So that there is time for what others do wrong."""
+LONG_S = 0.4
+"""Rounds so long that all donors have the same one before them when they are asked."""
+ROOT = Path(__file__).parents[2]
+
+
+def fetch(donors: list[Donor], **options: object) -> Fetched:
+    arguments = {"schema": SCHEMA, "deadline_s": PATIENCE_S, "layout_hash_of": layout_of} | options
+    return fetch_state(KEY, donors, **arguments)  # type: ignore[arg-type]
+
+
+def check(fetched: Fetched, trainers: list[Trainer], size: int = SIZE) -> None:
+    """It is complete, each chunk is one of a donor's, and it says what it is made of."""
+    assert len(fetched.blob) == size == sum(fetched.given.values())
+    assert is_mosaic(fetched.blob, trainers, list(fetched.rounds), chunk_bytes_for(size))
+    assert fetched.step == 10 * fetched.round
+
+
+class Damaging(DonorSession):
+    """Its second chunk is not what it says."""
+
+    def _data(self, snapshot, index):  # type: ignore[no-untyped-def]
+        data = super()._data(snapshot, index)
+        return memoryview(bytes(len(data))) if len(snapshot.hashes) > 1 else data
+
+
+class Stalling(DonorSession):
+    """In each connection it falls silent after a few chunks."""
+
+    chunks = 3
+
+    def _next_chunk(self, now_s):  # type: ignore[no-untyped-def]
+        if self.given_bytes >= self.chunks * chunk_bytes_for(SIZE):
+            self._wants.clear()
+        else:
+            super()._next_chunk(now_s)
+
+
+class Mute(Stalling):
+    """It offers its state, and gives nothing of it."""
+
+    chunks = 0
+
+
+def server_of(session: type[DonorSession]) -> type[DonorServer]:
+    class Server(DonorServer):
+        def _session(self, sock):  # type: ignore[no-untyped-def]
+            return session(sock, self._key, self._shelf, self.limits, self._link, time.monotonic())
+
+    return Server
+
+
+# -- Donors of all kinds
+
+
+def test_three_donors_share_the_work() -> None:
+    with training(*(Trainer(i, SIZE, limits=SLOW, round_s=LONG_S) for i in range(3))) as trainers:
+        fetched = fetch([trainer.donor for trainer in trainers])
+        check(fetched, trainers)
+        assert len(fetched.given) == 3
+        assert not fetched.dropped
+        assert all(len(trainer.puts) == 1 for trainer in trainers)
+
+
+def test_a_small_state_comes_from_one_donor_alone() -> None:
+    with training(Trainer(0, 5)) as trainers:
+        check(fetch([trainers[0].donor]), trainers, 5)
+
+
+def test_one_damages_one_stalls_and_the_state_is_whole() -> None:
+    bad = Trainer(1, SIZE, server=server_of(Damaging), round_s=LONG_S)
+    slow = Trainer(2, SIZE, server=server_of(Stalling), round_s=LONG_S)
+    with training(Trainer(0, SIZE, limits=SLOW, round_s=LONG_S), bad, slow) as trainers:
+        fetched = fetch([trainer.donor for trainer in trainers])
+        check(fetched, trainers)
+        assert fetched.dropped["peer-1"] == "gave a damaged chunk"
+        assert fetched.wasted_bytes > 0
+
+
+def test_one_that_stalls_is_dropped_and_named_where_all_wait_for_it() -> None:
+    told = pytest.raises(TransferError, match="stalled: no chunk came for")
+    with training(Trainer(0, SIZE, server=server_of(Mute))) as trainers, told:
+        fetch([trainers[0].donor], deadline_s=3.0)
+
+
+def test_the_only_one_that_stalls_again_and_again_is_asked_until_all_is_there() -> None:
+    with training(Trainer(0, 500_000, server=server_of(Stalling))) as trainers:
+        fetched = fetch([trainers[0].donor], deadline_s=20.0)
+        check(fetched, trainers, 500_000)
+        assert len(trainers[0].notes) >= 2
+
+
+@pytest.fixture
+def process() -> Iterator[tuple[subprocess.Popen[str], Donor]]:
+    """A donor in a process of its own."""
+    code = (
+        "import sys, tests.network.transferring as t\n"
+        f"trainer = t.Trainer(7, {SIZE}, round_s={LONG_S})\n"
+        "trainer.start()\n"
+        "print(trainer.server.address[1], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert child.stdout is not None
+    try:
+        yield child, Donor("doomed", ("127.0.0.1", int(child.stdout.readline())))
+    finally:
+        child.kill()
+        child.communicate(timeout=PATIENCE_S)
+
+
+def test_a_donor_is_killed_in_the_middle(
+    process: tuple[subprocess.Popen[str], Donor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, doomed = process
+    whole = Link._chunk
+    seen: list[int] = []
+
+    def kill(link: Link, chunk: Chunk) -> Came:
+        if link.name == doomed.name:
+            seen.append(chunk.index)
+            if len(seen) == 2:
+                child.kill()
+                child.wait(PATIENCE_S)
+        return whole(link, chunk)
+
+    monkeypatch.setattr(Link, "_chunk", kill)
+    with training(*(Trainer(i, SIZE, limits=SLOW, round_s=LONG_S) for i in range(2))) as trainers:
+        fetched = fetch([doomed, *(trainer.donor for trainer in trainers)])
+        check(fetched, [*trainers, Trainer(7, SIZE)])
+        assert 2 <= len(seen) < 46
+        assert fetched.given["doomed"] > 0
+        assert "doomed" in fetched.dropped
+
+
+def test_the_only_donor_is_killed_and_the_message_says_so(
+    process: tuple[subprocess.Popen[str], Donor],
+) -> None:
+    child, doomed = process
+    with pytest.raises(TransferError, match=r"doomed: nobody listens at .* that peer has ended"):
+        fetch([doomed], on_note=lambda what, *_: child.kill() if what == "agreed" else None)
+
+
+def test_two_newcomers_at_once_read_one_snapshot() -> None:
+    with training(*(Trainer(i, SIZE, round_s=0.2) for i in range(3))) as trainers:
+        donors = [trainer.donor for trainer in trainers]
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(lambda _: fetch(donors), range(2)))
+        for fetched in both:
+            check(fetched, trainers)
+        assert all(1 <= len(trainer.puts) <= 2 for trainer in trainers)
+
+
+def test_a_snapshot_that_is_replaced_in_between_is_asked_for_anew() -> None:
+    trainers = [Trainer(i, SIZE) for i in range(2)]
+    done = threading.Event()
+
+    def replace(what: str, donor: str, detail: str) -> None:
+        if what == "agreed" and not done.is_set():
+            done.set()
+            trainers[0].shelf.end()  # it has it no more
+
+    with training(*trainers):
+        fetched = fetch([trainer.donor for trainer in trainers], on_note=replace)
+        check(fetched, trainers)
+        assert done.is_set()
+
+
+def test_the_only_donor_whose_snapshot_is_replaced_gives_its_next_one() -> None:
+    trainer = Trainer(0, SIZE)
+    done = threading.Event()
+
+    def replace(what: str, donor: str, detail: str) -> None:
+        if what == "agreed" and not done.is_set():
+            done.set()
+            trainer.shelf.end()
+
+    with training(trainer):
+        fetched = fetch([trainer.donor], on_note=replace)
+        check(fetched, [trainer])
+        assert len(trainer.puts) == 2
+
+
+# -- Bad input
+
+
+def test_another_crews_key_is_refused_with_what_to_do() -> None:
+    with training(*(Trainer(i, 1000) for i in range(2))) as trainers:
+        donors = [trainer.donor for trainer in trainers]
+        with pytest.raises(
+            TransferError, match=r"peer-0, peer-1: does not have this peer's key.*ragtag invite"
+        ):
+            fetch_state(bytes(32), donors, schema=SCHEMA, deadline_s=PATIENCE_S)
+        until(lambda: all(t.server.n_connections == 0 for t in trainers), "connections closed")
+        assert trainers[0].notes and trainers[0].notes[0][0] == "refused"
+        assert not trainers[0].puts
+
+
+def test_another_model_is_named() -> None:
+    told = pytest.raises(TransferError, match="schema 0000000000000abc, here 0000000000000051")
+    with training(Trainer(0, 1000, schema=0xABC)) as trainers, told:
+        fetch([trainers[0].donor])
+
+
+def test_one_of_another_model_does_no_harm() -> None:
+    with training(Trainer(0, SIZE, schema=0xABC), Trainer(1, SIZE)) as trainers:
+        fetched = fetch([trainer.donor for trainer in trainers])
+        check(fetched, trainers[1:])
+        assert "another model" in fetched.dropped["peer-0"]
+
+
+def test_a_state_that_is_not_built_as_was_said_is_refused() -> None:
+    with training(Trainer(0, 1000)) as trainers, pytest.raises(TransferError, match="layout hash differs"):
+        fetch([trainers[0].donor], layout_hash_of=lambda blob: 1)
+
+
+def test_nobody_is_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    with pytest.raises(TransferError, match="nobody listens at"):
+        fetch([Donor("gone", address)])
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(TransferError, match="is no address"):
+        fetch([Donor("odd", ("127.0.0.1", 70_000))])
+
+
+def test_a_donor_that_does_not_answer_costs_no_more_than_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(TransferError, match="did not answer"):
+            fetch([Donor("silent", silent.getsockname())], deadline_s=0.2)
+        with training(Trainer(0, 1000)) as trainers:
+            fetched = fetch([Donor("silent", silent.getsockname()), trainers[0].donor])
+            assert "did not answer" in fetched.dropped["silent"]
+
+
+def test_training_that_stands_still_is_told() -> None:
+    with training(Trainer(0, 1000, round_s=PATIENCE_S)) as trainers:
+        trainers[0]._stop.set()
+        with pytest.raises(TransferError, match="is it still training"):
+            fetch([trainers[0].donor], deadline_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("key", "deadline_s", "error"), [(b"short", 1.0, "5 bytes"), (KEY, 0.0, "must be above 0")]
+)
+def test_arguments_are_checked(key: bytes, deadline_s: float, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        fetch_state(key, [Donor("a", ("127.0.0.1", 1))], schema=1, deadline_s=deadline_s)
+
+
+def test_a_port_in_use_is_named() -> None:
+    trainer = Trainer(0, 1000)
+    try:
+        with pytest.raises(PortInUse, match="choose another port"):
+            DonorServer(KEY, trainer.shelf, trainer.server.address)
+    finally:
+        trainer.close()
+
+
+# -- What it costs a donor
+
+
+def test_a_donor_uses_no_more_of_a_core_than_it_may() -> None:
+    limits = DonorLimits(cpu_share=0.1, cpu_burst_s=0.001, link_share=1.0)
+    size = 12_000_000
+    with training(Trainer(0, size, limits=limits)) as trainers:
+        fetched = fetch([trainers[0].donor])
+        server = trainers[0].server
+        check(fetched, trainers, size)
+        # what one turn uses may overdraw the budget, and is paid back before the next: hence the slack
+        assert server.used_s <= 0.1 * fetched.took_s + 0.001 + 0.02
+
+
+def test_the_budget_of_a_core_is_kept_whatever_the_pieces() -> None:
+    budget = CpuBudget(0.05, 0.01)
+    now_s = used_s = 0.0
+    for i in range(1000):
+        pause_s = budget.pause_s(now_s)
+        now_s += pause_s
+        piece_s = 0.001 * (1 + i % 3)
+        now_s += piece_s
+        used_s += piece_s
+        budget.spend(now_s, piece_s)
+        assert used_s <= 0.05 * now_s + 0.01 + 0.003 + 1e-9
+
+
+def test_the_budget_of_a_path_follows_its_rate() -> None:
+    link = LinkBudget(0.25)
+    link.sent(0.0, 1000, None)
+    assert link.free_s < 0
+    link.sent(1.0, 1000, 1e4)
+    assert link.free_s == pytest.approx(1.4)
+    link.sent(1.4, 1000, 2e3)  # held up by the sender itself: the path can do more
+    assert link.free_s == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, -1.0])
+def test_shares_are_checked(share: float) -> None:
+    with pytest.raises(ValueError, match="it must lie above 0"):
+        CpuBudget(share, 0.0)
+    with pytest.raises(ValueError, match="it must lie above 0"):
+        LinkBudget(share)
+
+
+def test_blobs_of_donors_differ() -> None:
+    assert blob_of(0, 1, 100) != blob_of(1, 1, 100) != blob_of(1, 2, 100)

@@ -1,0 +1,146 @@
+"""The shelf between trainer and donor: two snapshots at most, none that is read is replaced."""
+
+from __future__ import annotations
+
+import timeit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragtag.network.shelf import SNAPSHOTS_MAX, Shelf
+from ragtag.protocols.transfer_wire import hash_of
+
+
+def put(shelf: Shelf, round_: int, blob: bytes = b"state") -> bool:
+    return shelf.put(round_, 0, 1, 1, blob)
+
+
+def test_nothing_is_wanted_until_somebody_asks() -> None:
+    shelf = Shelf()
+    assert not shelf.wanted(3)
+    assert shelf.round == 3
+    assert shelf.ask("ann", 5) is None
+    assert not shelf.wanted(4)
+    assert shelf.wanted(5)
+    assert put(shelf, 5)
+    assert not shelf.wanted(6)
+    given_ = shelf.given("ann")
+    assert given_ is not None and given_.offer.round == 5
+
+
+def test_what_nobody_wants_any_more_is_not_kept() -> None:
+    shelf = Shelf()
+    assert not put(shelf, 1)
+    shelf.ask("ann", 2)
+    shelf.leave("ann")
+    assert not put(shelf, 2)
+    assert shelf.n_snapshots == 0
+
+
+def test_asking_costs_the_trainer_less_than_a_microsecond() -> None:
+    shelf = Shelf()
+    assert min(timeit.repeat(lambda: shelf.wanted(7), number=10_000, repeat=20)) / 10_000 < 1e-6
+
+
+def test_one_snapshot_serves_all_who_asked_for_its_round_or_an_earlier_one() -> None:
+    shelf = Shelf()
+    for reader, round_ in (("ann", 5), ("bob", 6), ("cleo", 9)):
+        assert shelf.ask(reader, round_) is None
+    put(shelf, 6)
+    ann, bob = shelf.given("ann"), shelf.given("bob")
+    assert ann is bob is not None
+    assert shelf.given("cleo") is None
+    assert shelf.wanted(9)
+    assert shelf.ask("dan", 6) is ann
+
+
+def test_what_is_read_is_not_replaced_and_who_comes_then_reads_the_newest() -> None:
+    shelf = Shelf()
+    for reader, round_ in (("ann", 1), ("bob", 2)):
+        shelf.ask(reader, round_)
+        put(shelf, round_)
+    newest = shelf.ask("cleo", 3)
+    assert newest is not None and newest.offer.round == 2
+    assert not shelf.wanted(3)
+    assert not put(shelf, 3)
+    shelf.leave("ann")
+    assert shelf.ask("dan", 3) is None
+    assert shelf.wanted(3) and put(shelf, 3)
+    dan = shelf.given("dan")
+    assert dan is not None and dan.offer.round == 3
+    assert shelf.n_snapshots == 2
+
+
+def test_what_nobody_reads_is_forgotten() -> None:
+    shelf = Shelf()
+    now_s = [0.0]
+    shelf.serve(lambda: None, lambda: now_s[0])
+    shelf.ask("ann", 1)
+    put(shelf, 1)
+    now_s[0] = 100.0
+    shelf.sweep(30.0)
+    assert shelf.n_snapshots == 1  # she reads it
+    shelf.leave("ann")
+    now_s[0] = 129.0
+    shelf.sweep(30.0)
+    assert shelf.n_snapshots == 1
+    now_s[0] = 130.0
+    shelf.sweep(30.0)
+    assert shelf.n_snapshots == 0
+
+
+def test_a_chunk_is_hashed_when_it_is_first_read() -> None:
+    shelf = Shelf()
+    shelf.ask("ann", 0)
+    put(shelf, 0, b"a" * 65_536 + b"b")
+    snapshot = shelf.given("ann")
+    assert snapshot is not None
+    assert snapshot.hash(1) == hash_of(b"b")
+    assert set(snapshot.hashes) == {1}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ask", "put", "leave", "sweep"]), st.integers(0, 5), st.integers(0, 9)),
+        max_size=60,
+    )
+)
+def test_whatever_is_asked_it_keeps_two_at_most_and_those_that_are_read(
+    calls: list[tuple[str, int, int]],
+) -> None:
+    shelf = Shelf()
+    now_s = [0.0]
+    shelf.serve(lambda: None, lambda: now_s[0])
+    for what, reader, number in calls:
+        now_s[0] += 1.0
+        before = {r: shelf.given(r) for r in range(6)}
+        if what == "ask":
+            shelf.ask(reader, number)
+        elif what == "put":
+            put(shelf, number)
+        elif what == "leave":
+            shelf.leave(reader)
+        else:
+            shelf.sweep(float(number))
+        assert shelf.n_snapshots <= SNAPSHOTS_MAX
+        for r in range(6):
+            if r != reader or what not in ("ask", "leave"):
+                assert before[r] is None or shelf.given(r) is before[r]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((-1, 0, 0, 0, b"x"), "round is -1"),
+        ((0, -1, 0, 0, b"x"), "step is -1"),
+        ((0, 0, 1 << 64, 0, b"x"), "schema"),
+        ((0, 0, 0, -1, b"x"), "layout_hash"),
+        ((0, 0, 0, 0, b""), "0 bytes"),
+    ],
+)
+def test_a_snapshot_that_nobody_could_read_is_refused(
+    arguments: tuple[int, int, int, int, bytes], error: str
+) -> None:
+    with pytest.raises(ValueError, match=error):
+        Shelf().put(*arguments)

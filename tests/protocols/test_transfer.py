@@ -1,0 +1,275 @@
+"""The newcomer's machine: any interleaving ends, counts each chunk once, and asks nobody for too much."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragtag.protocols.transfer import Transfer
+from ragtag.protocols.transfer_types import (
+    BLOB_BYTES_MAX,
+    CHUNK_BYTES_MAX,
+    CHUNKS_MAX,
+    OUTSTANDING_MAX,
+    Arm,
+    Ask,
+    Came,
+    Connect,
+    Drop,
+    Expired,
+    Fetch,
+    Finished,
+    GaveUp,
+    Lost,
+    Need,
+    Offer,
+    Offered,
+    Refused,
+    Start,
+    Told,
+    TransferEffect,
+    TransferEvent,
+    chunk_bytes_for,
+)
+from ragtag.simulation.transfer import Giver, TransferWorld
+
+NAMES = ("ann", "bob", "cleo")
+CHUNK = 1000
+OFFER = Offer(7, 70, 1, 1, 10 * CHUNK - 1, CHUNK)
+
+
+def world(givers: dict[str, Giver], **options: object) -> TransferWorld:
+    return TransferWorld(givers, total_bytes=4_000_000, chunk_bytes=65_536, **options)  # type: ignore[arg-type]
+
+
+def finished(ended: Finished | GaveUp) -> Finished:
+    assert isinstance(ended, Finished), ended
+    return ended
+
+
+# -- Any interleaving
+
+donors = st.sampled_from(NAMES)
+indices = st.integers(0, 12)
+offers = st.builds(
+    Offer,
+    st.integers(5, 9),
+    st.integers(0, 99),
+    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from([10 * CHUNK - 1, 10 * CHUNK - 1, 1, BLOB_BYTES_MAX]),
+    st.sampled_from([CHUNK, CHUNK, 1]),
+)
+events = st.one_of(
+    st.builds(Told, donors, st.integers(-1, 9), st.sampled_from([0.0, 1e-9, 0.1, 50.0])),
+    st.builds(Offered, donors, st.one_of(st.just(OFFER), offers)),
+    st.builds(Came, donors, indices, st.just(CHUNK), st.sampled_from([True, True, True, False])),
+    st.builds(Lost, donors, st.just("lost")),
+    st.builds(Refused, donors, st.just("refused")),
+    st.just(Expired()),
+)
+
+
+class Checked:
+    """Holds the machine to its rules, whatever it is told."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.machine = Transfer(NAMES, Need(1))
+        self.deadline_s = deadline_s
+        self.open: set[str] = set()
+        self.outstanding: dict[str, list[int]] = {name: [] for name in NAMES}
+        self.intact: set[int] = set()
+        self.ended: Finished | GaveUp | None = None
+        self.wakes_s: list[float] = []
+
+    def step(self, now_s: float, event: TransferEvent) -> None:
+        was_over = self.ended is not None
+        if isinstance(event, Lost | Refused):
+            self.open.discard(event.donor)
+            self.outstanding[event.donor] = []
+        elif isinstance(event, Came) and event.index in self.outstanding[event.donor]:
+            self.outstanding[event.donor].remove(event.index)
+            if event.intact:
+                self.intact.add(event.index)
+        elif isinstance(event, Expired):
+            self.wakes_s = [at_s for at_s in self.wakes_s if at_s > now_s]
+        effects = self.machine.step(now_s, event)
+        assert not (was_over and effects)
+        for effect in effects:
+            self._check(effect)
+
+    def _check(self, effect: TransferEffect) -> None:
+        assert self.ended is None, "something follows the end"
+        if isinstance(effect, Finished | GaveUp):
+            self.ended = effect
+        elif isinstance(effect, Arm):
+            self.wakes_s.append(effect.at_s)
+        elif isinstance(effect, Connect):
+            assert effect.donor not in self.open
+            self.open.add(effect.donor)
+        else:
+            assert effect.donor in self.open
+            if isinstance(effect, Drop):
+                self.open.remove(effect.donor)
+                self.outstanding[effect.donor] = []
+            elif isinstance(effect, Fetch):
+                asked = self.outstanding[effect.donor]
+                assert effect.index not in asked, "asked of one donor twice"
+                assert effect.index not in self.intact, "asked for what is there"
+                asked.append(effect.index)
+                assert len(asked) <= OUTSTANDING_MAX
+                holders = sum(effect.index in theirs for theirs in self.outstanding.values())
+                assert holders <= 2, "asked of too many"
+            else:
+                assert isinstance(effect, Ask)
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.3), events), max_size=80))
+def test_any_interleaving_ends_by_the_deadline(played: list[tuple[float, TransferEvent]]) -> None:
+    checked = Checked(10.0)
+    now_s = 0.0
+    checked.step(now_s, Start(10.0))
+    for pause_s, event in played:
+        now_s += pause_s
+        if isinstance(event, Expired):
+            now_s = min([now_s + 1.0, *checked.wakes_s])
+        checked.step(now_s, event)
+    assert checked.ended is not None or checked.wakes_s, "nothing would wake it"
+    checked.step(max(now_s, 10.0), Expired())
+    assert checked.ended is not None
+    outcome = checked.ended.outcome
+    assert outcome.came == sum(outcome.rounds.values()) <= len(checked.intact)
+    if isinstance(checked.ended, Finished):
+        assert outcome.offer is not None
+        assert checked.intact >= set(range(outcome.offer.n_chunks))
+
+
+givers = st.builds(
+    Giver,
+    rate_bytes_per_s=st.sampled_from([1e5, 1e6, 1e7, 1e9]),
+    rtt_s=st.sampled_from([1e-4, 0.01, 0.3]),
+    round=st.integers(0, 3),
+    round_s=st.sampled_from([0.002, 0.1, 1.0]),
+    dies_s=st.one_of(st.just(math.inf), st.floats(0, 3)),
+    returns_s=st.one_of(st.just(math.inf), st.floats(3, 5)),
+    stalls_s=st.one_of(st.just(math.inf), st.floats(0, 3)),
+    damages=st.one_of(st.just(math.inf), st.integers(0, 9)),
+    silent=st.sampled_from([False, False, False, True]),
+)
+
+
+@given(st.lists(givers, min_size=0, max_size=4))
+def test_with_one_good_donor_it_completes(others: list[Giver]) -> None:
+    crew = {"good": Giver(rate_bytes_per_s=1e6)} | {f"other {i}": giver for i, giver in enumerate(others)}
+    outcome = finished(world(crew).run(120.0)).outcome
+    assert sum(outcome.given.values()) == 4_000_000
+    for i, giver in enumerate(others):
+        if giver.damages == 0:
+            assert f"other {i}" not in outcome.given
+
+
+@given(st.lists(givers, min_size=1, max_size=4))
+def test_whatever_donors_do_it_ends_by_its_deadline(crew: list[Giver]) -> None:
+    ended = world({f"peer {i}": giver for i, giver in enumerate(crew)}).run(20.0)
+    assert ended.outcome.took_s <= 20.0
+    if isinstance(ended, GaveUp):
+        assert all(f"peer {i}" in ended.reason for i in range(len(crew)))
+
+
+# -- What it is made of
+
+
+def test_each_donor_gives_according_to_its_speed() -> None:
+    crew = {"fast": Giver(4e6), "slow": Giver(1e6)}
+    outcome = finished(world(crew).run(60.0)).outcome
+    assert 3.2 < outcome.given["fast"] / outcome.given["slow"] < 4.8
+    assert outcome.took_s < 1.25 * (4e6 / 5e6 + 0.3)
+
+
+def test_one_that_becomes_a_hundred_times_slower_does_not_hold_the_end_back() -> None:
+    crew = {"fast": Giver(4e6), "slow": Giver(4e4)}
+    outcome = finished(world(crew).run(600.0)).outcome
+    assert outcome.took_s < 1.25 * (4e6 / 4e6 + 0.3)
+    assert outcome.wasted_bytes <= OUTSTANDING_MAX * 65_536
+
+
+def test_a_donor_that_stalls_is_named() -> None:
+    crew = {"good": Giver(1e6), "bad": Giver(1e6, stalls_s=0.6)}
+    outcome = finished(world(crew).run(30.0)).outcome
+    assert outcome.dropped["bad"].startswith("stalled: no chunk came for")
+    assert outcome.took_s < 8.0
+
+
+def test_one_whose_connection_broke_is_connected_to_again_and_goes_on() -> None:
+    crew = {"only": Giver(1e6, dies_s=1.0, returns_s=1.001)}
+    seen = world(crew)
+    connections = []
+    seen.on_step = lambda now_s, event, effects: connections.extend(
+        effect for effect in effects if isinstance(effect, Connect)
+    )
+    outcome = finished(seen.run(60.0)).outcome
+    assert len(connections) == 2
+    assert outcome.given == {"only": 4_000_000}
+    assert outcome.wasted_bytes == 0
+
+
+def test_donors_of_the_agreed_round_suffice_others_are_not_used() -> None:
+    far = Giver(1e9, rtt_s=0.3, round_s=0.01)
+    crew = {"ann": Giver(1e6, round_s=0.01), "bob": Giver(1e6, round_s=0.01), "far": far}
+    outcome = finished(world(crew).run(60.0)).outcome
+    assert len(outcome.rounds) == 1
+    assert "far" not in outcome.given
+    eager = finished(world(crew, need=Need(1, agreed_min=3)).run(60.0)).outcome
+    assert len(eager.rounds) == 2
+    assert eager.given["far"] > 0
+
+
+def test_where_they_are_too_few_others_are_used_and_the_result_says_so() -> None:
+    far = Giver(1e6, rtt_s=0.3, round_s=0.01)
+    crew = {
+        "ann": Giver(1e6, round_s=0.01, dies_s=1.0),
+        "bob": Giver(1e6, round_s=0.01, dies_s=1.1),
+        "far": far,
+    }
+    outcome = finished(world(crew).run(60.0)).outcome
+    assert outcome.offer is not None
+    assert len(outcome.rounds) == 2
+    assert sum(outcome.rounds.values()) == outcome.offer.n_chunks
+
+
+def test_the_state_of_another_layout_is_not_mixed_in() -> None:
+    crew = {"ann": Giver(1e6), "bob": Giver(1e6), "odd": Giver(1e6, layout_hash=2)}
+    outcome = finished(world(crew).run(60.0)).outcome
+    assert set(outcome.given) == {"ann", "bob"}
+    assert "another layout" in outcome.dropped["odd"]
+
+
+def test_a_standstill_is_told() -> None:
+    ended = world({"ann": Giver(round_s=1e6)}).run(5.0)
+    assert isinstance(ended, GaveUp)
+    assert "is it still training?" in ended.reason
+
+
+def test_a_state_that_is_too_large_is_refused() -> None:
+    ended = world({"ann": Giver()}, need=Need(1, blob_bytes_max=1_000_000)).run(5.0)
+    assert isinstance(ended, GaveUp)
+    assert "at most 1000000 are taken" in ended.reason
+
+
+@pytest.mark.parametrize("names", [(), ("ann", "ann")])
+def test_donors_are_named_once(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="name each once"):
+        Transfer(names, Need(1))
+
+
+@given(st.integers(1, BLOB_BYTES_MAX))
+def test_any_blob_is_cut_into_chunks_within_the_limits(total_bytes: int) -> None:
+    chunk_bytes = chunk_bytes_for(total_bytes)
+    offer = Offer(0, 0, 0, 0, total_bytes, chunk_bytes)
+    assert chunk_bytes <= CHUNK_BYTES_MAX
+    assert offer.n_chunks <= CHUNKS_MAX
+    assert offer.span(0)[0] == 0
+    assert offer.span(offer.n_chunks - 1)[1] == total_bytes

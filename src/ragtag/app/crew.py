@@ -6,6 +6,7 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,18 +15,26 @@ import torch
 from torch.utils.data import DataLoader
 
 from ragtag.app.environment import Place
+from ragtag.app.state import Keeper
 from ragtag.app.tracefile import TraceWriter
 from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.core import trace
 from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
+from ragtag.network.shelf import Shelf
 from ragtag.protocols.method import Method
+from ragtag.protocols.node import CATCH_UP
+from ragtag.training.checkpoint import Found
 from ragtag.training.deal import Indices
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.split import Split
+from ragtag.training.state import Stateful
 
 LEAVE_S = 5.0
 """How long leaving may take."""
+FETCH_S = 600.0
+"""How long the crew's state may take to come; without it a peer goes on with what averages bring."""
 
 
 class Crew:
@@ -42,7 +51,14 @@ class Crew:
         driver: Driver | None,
         writer: TraceWriter | None,
         origin_s: float,
+        donor: DonorServer | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
+        self._donor = donor
+        self._keeper = Keeper(place.rank, place.seed, self.note)
+        if shelf is not None:
+            self._keeper.serve(shelf)
+        self._last_round: int | None = None
         self._place, self._transport, self._driver, self._writer = place, transport, driver, writer
         self._origin_s = origin_s
         self._steps = self._samples = 0
@@ -98,10 +114,73 @@ class Crew:
 
         def on_outcome(outcome: Outcome) -> None:
             self._record_round(outcome)
+            if self._keeper.optimizer is not None and outcome.channel == self._keeper.optimizer.channel:
+                self._look_back(outcome)
             if inner_hook is not None:
                 inner_hook(outcome)
 
-        return CrewOptimizer(optimizer, self._transport, method=averager, on_outcome=on_outcome, **options)
+        return CrewOptimizer(
+            optimizer,
+            self._transport,
+            method=averager,
+            on_outcome=on_outcome,
+            on_ready=self._enter,
+            **options,
+        )
+
+    def _enter(self, optimizer: CrewOptimizer) -> None:
+        """What is averaged is agreed on. A peer that comes late takes the crew's state over first."""
+        first = self._keeper.optimizer is None
+        self._keeper.take_in(optimizer)
+        transport = self._transport
+        if isinstance(transport, DriverTransport) and transport.late:
+            round_ = self._fetch() if first else None
+            transport.take_part(optimizer.channel, -1 if round_ is None else round_)
+
+    def _fetch(self) -> int | None:
+        if self._driver is None or self._place.key is None:
+            return None
+        return self._keeper.fetch(self._place.key, self._driver.seats, FETCH_S)
+
+    def _look_back(self, outcome: Outcome) -> None:
+        """After a round: give the state to whom waits for it; take it anew after having been away for long.
+
+        While the state is fetched the crew goes on, so that the next gap is this peer's own doing.
+        """
+        last, self._last_round = self._last_round, outcome.round
+        if last is not None and outcome.round - last > 1 + CATCH_UP and self._fetch() is not None:
+            self._last_round = None
+        self._keeper.offer(outcome.round)
+
+    def keep(self, **objects: Stateful) -> None:
+        """More that belongs to the training than model and optimizer: schedulers, a GradScaler, a sampler.
+
+        They go into checkpoints and to peers that come late; a peer that did, or that resumed, loads what was
+        found of them here. Each has state_dict and load_state_dict.
+        """
+        self._keeper.keep(**objects)
+
+    def save(self, folder: str | Path, keep: int = 3) -> Path:
+        """Write a checkpoint of this peer: model, optimizer, what was given to ``keep``; returns its path.
+
+        keep: how many of its own stay. It is on the disk, whole, when this returns. Any number of peers may
+        save into one folder. Raises OSError where it could not be written; earlier ones are as they were.
+        """
+        return self._keeper.save(Path(folder), keep)
+
+    def resume(self, folder: str | Path) -> Found | None:
+        """Load the newest whole checkpoint of any peer from a folder, to be called before the first step.
+
+        ``None``: there is none, or this peer came late and has the crew's state already, which is newer.
+        Damaged checkpoints are named in the log, the trace and the result, and passed over.
+
+        Raises:
+            ValueError: it is of another model or optimizer, naming the first difference; nothing has changed.
+            ragtag.training.checkpoint.NoWholeCheckpoint: all are damaged.
+        """
+        if isinstance(self._transport, DriverTransport) and self._transport.late:
+            return None
+        return self._keeper.resume(Path(folder))
 
     def split(
         self,
@@ -196,6 +275,8 @@ class Crew:
             return
         self._left = True
         lost = sent = received = 0
+        if self._donor is not None:
+            self._donor.close(deadline_s)
         if self._driver is not None:
             self._driver.close(deadline_s)
             traffic = self._driver.traffic()

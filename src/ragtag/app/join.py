@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -23,13 +23,16 @@ from ragtag.app.environment import (
 )
 from ragtag.app.membership import Entrance, NotLetIn, invited, launched, seated, wildcard
 from ragtag.app.parties import outvoted_by
+from ragtag.app.state import start_donor
 from ragtag.app.token import TokenError, decode
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.core import trace
 from ragtag.core.types import Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION, Identity
+from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
+from ragtag.network.shelf import Shelf
 from ragtag.network.udp import Endpoint
 from ragtag.protocols.node import Node
 
@@ -98,11 +101,16 @@ def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s:
     except BaseException:
         endpoint.close()
         raise
-    entrance = launched(place, data) if place.key is not None else None
     node = Node(place.rank, place.size, place.seed)
-    return _meet(
-        _Way(place, writer, origin_s, deadline_s), node, endpoint, dict(enumerate(addresses)), entrance
-    )
+    with ExitStack() as undo:
+        way = _Way(place, writer, origin_s, deadline_s)
+        entrance = None
+        if place.key is not None:
+            way.begin_giving(place.key, data[0], undo)
+            entrance = launched(place, data, way.state_port)
+        crew = _meet(way, node, endpoint, dict(enumerate(addresses)), entrance)
+        undo.pop_all()
+    return crew
 
 
 def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
@@ -112,35 +120,31 @@ def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew
     except TokenError as error:
         raise JoinError(str(error)) from None
     endpoint = _endpoint(place) if place.socket_fd is not None else Endpoint((wildcard(token), 0))
-    try:
-        entrance = invited(place, token, endpoint.address[1], 0, deadline_s)
-    except NotLetIn as error:
-        endpoint.close()
-        raise JoinError(str(error)) from None
-    except BaseException:
-        endpoint.close()
-        raise
     with ExitStack() as undo:
         undo.callback(endpoint.close)
+        way = _Way(place, None, origin_s, deadline_s, place.rank)
+        way.begin_giving(token.key, endpoint.address[0], undo)
+        try:
+            entrance = invited(place, token, endpoint.address[1], way.state_port, deadline_s)
+        except NotLetIn as error:
+            raise JoinError(str(error)) from None
         undo.callback(entrance.agent.close)
-        number, place = place.rank, seated(place, token, entrance)
-        writer = None
+        place = way.place = seated(place, token, entrance)
         if place.run_folder is not None:
-            writer = TraceWriter(place.run_folder / peer_file(place.rank))
-            undo.callback(writer.close)
+            way.writer = TraceWriter(place.run_folder / peer_file(place.rank))
+            undo.callback(way.writer.close)
         node = Node(entrance.seat, entrance.n(), place.seed, place.size)
         for peer, holder in entrance.agent.roster.seats.items():
             if holder.live and not holder.card.averaging:
                 node.step(0.0, Visits(peer))
         for peer in set(range(node.n)) - {node.me} - entrance.known.keys():
             node.step(0.0, Left(peer))
-        way = _Way(place, writer, origin_s, deadline_s, number)
         crew = _meet(way, node, endpoint, entrance.known, entrance)
         undo.pop_all()
     return crew
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Way:
     """How a peer joins. number: what its launcher calls it (``None``: by its rank)."""
 
@@ -149,6 +153,28 @@ class _Way:
     origin_s: float
     deadline_s: float
     number: int | None = None
+    shelf: Shelf | None = None
+    donor: DonorServer | None = None
+    crews: list[Crew] = field(default_factory=list)
+    early: list[Noted] = field(default_factory=list)
+
+    def begin_giving(self, key: bytes, host: str, undo: ExitStack) -> None:
+        """Be ready to give this peer's state to those who come later."""
+        self.shelf = Shelf()
+        self.donor = start_donor(key, host, self.shelf, self.note)
+        undo.callback(self.donor.close)
+
+    @property
+    def state_port(self) -> int:
+        """Where the state is given away; 0: nowhere."""
+        return 0 if self.donor is None else self.donor.address[1]
+
+    def note(self, note: Noted) -> None:
+        """For the trace, once there is one."""
+        for crew in self.crews:
+            crew.note(note)
+        if not self.crews and len(self.early) < _EARLY_MAX:
+            self.early.append(note)
 
 
 def _meet(
@@ -156,15 +182,6 @@ def _meet(
 ) -> Crew:
     """Start the driver, and greet the others."""
     place, deadline_s = way.place, way.deadline_s
-    crews: list[Crew] = []
-    early: list[tuple[float, Noted]] = []
-
-    def on_note(now_s: float, note: Noted) -> None:
-        for crew in crews:
-            crew.note(note)
-        if not crews and len(early) < _EARLY_MAX:
-            early.append((now_s, note))
-
     driver = Driver(
         node,
         endpoint,
@@ -172,7 +189,7 @@ def _meet(
         peers,
         faults=place.faults,
         seed=place.seed,
-        on_note=on_note,
+        on_note=lambda now_s, note: way.note(note),
         agent=None if entrance is None else entrance.agent,
     )
     driver.start()
@@ -185,9 +202,9 @@ def _meet(
     transport = DriverTransport(
         driver, deadline_s, on_ready=partial(announce_ready, ready), entrance=entrance
     )
-    crew = Crew(place, transport, driver, way.writer, way.origin_s)
-    crews.append(crew)
-    for _, note in early:
+    crew = Crew(place, transport, driver, way.writer, way.origin_s, way.donor, way.shelf)
+    way.crews.append(crew)
+    for note in way.early:
         crew.note(note)
     rtts = driver.rtt_s().values()
     host, port = peers.get(place.rank, endpoint.address)

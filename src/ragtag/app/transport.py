@@ -115,7 +115,12 @@ class DriverTransport:
         self._driver, self._deadline_s, self._on_ready = driver, deadline_s, on_ready
         self._entrance = entrance
         self.me = driver.node.me
-        self._meetings = 0
+        self._meetings, self._method = 0, ""
+
+    @property
+    def late(self) -> bool:
+        """Whether the crew averaged before this peer came: it has still to ``take_part`` on each channel."""
+        return self._entrance is not None and self._entrance.late
 
     @property
     def n(self) -> int:
@@ -143,18 +148,17 @@ class DriverTransport:
         self._driver.configure(channel, lane, hash32).result(self._deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self._deadline_s)
         self._compare(schema)
-        if self._entrance is not None and self._entrance.late:
+        if self.late:
             self._driver.probed(channel, 2.0 * rtt_s)
-            self._take_part(channel, self._entrance, -1)
         elif self._driver.node.heard_of(channel) >= 0:
             # the crew averages already: nobody is left to probe with
             _log.info("this peer comes late; its first deadlines come from round trips alone")
             self._driver.probed(channel, 2.0 * rtt_s)
         else:
             self._driver.probed(channel, self._probe(probe_chunks) * chunks / probe_chunks)
-        if self._on_ready is not None:
-            self._on_ready(method.name)
-            self._on_ready = None
+        self._method = method.name
+        if not self.late:
+            self._ready()
 
     def start(
         self, channel: int, values: Floats, weight: float, deadline_s: float | None = None
@@ -167,14 +171,24 @@ class DriverTransport:
             )
         return DriverPending(self._driver.average(Average(channel, values, weight, deadline_s)), self._driver)
 
-    def _take_part(self, channel: int, entrance: Entrance, round_: int) -> None:
-        """Tell the crew that this peer averages from now on; go on once something newer is heard of it."""
-        card = msgspec.structs.replace(entrance.card, averaging=True)
+    def take_part(self, channel: int, round_: int) -> None:
+        """Tell the crew that this peer averages from now on; go on once something newer is heard of it.
+
+        round_: the last one whose result this peer has (-1: none).
+        """
+        assert self._entrance is not None
+        card = msgspec.structs.replace(self._entrance.card, averaging=True)
         told = self._driver.resume(channel, round_, card)
         try:
             told.result(self._deadline_s)
         except TimeoutError:
             _log.warning("nothing was heard of the crew's rounds within %g s; going on", self._deadline_s)
+        self._ready()
+
+    def _ready(self) -> None:
+        if self._on_ready is not None:
+            self._on_ready(self._method)
+            self._on_ready = None
 
     def _compare(self, schema: Schema) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""

@@ -45,7 +45,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
     weight: how much this peer counts in a mean (a number, or a function called before each average).
     deadline_s: bounds each round; by default its bound comes from measurement.
-    on_outcome: called with each round's outcome.
+    on_outcome: called with each round's outcome. on_ready: called once, when the crew has agreed on what is
+        averaged and nothing has been averaged yet.
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
     NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent).
@@ -68,6 +69,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         deadline_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
+        on_ready: Callable[[CrewOptimizer], None] | None = None,
         channel: int = 0,
     ) -> None:
         if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, CrewOptimizer):
@@ -83,6 +85,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._mode = _mode(average, inner)
         self._schedule = _schedule(schedule, every)
         self._weight, self._deadline_s, self._on_outcome = weight, deadline_s, on_outcome
+        self._on_ready = on_ready
         self._buffers = buffers
         self._steps = self._since = 0
         self._replica: Replica | None = None
@@ -123,6 +126,11 @@ class CrewOptimizer(torch.optim.Optimizer):
         """Go on as one who has come so far; gradients gathered here before are forgotten."""
         self._steps, self._since = steps, since
         self._mode.forget()
+
+    @property
+    def channel(self) -> int:
+        """The channel that it averages on."""
+        return self._channel
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -267,6 +275,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         if self._watch is not None:
             self._watch.end()
             self._watch = None
+        if self._on_ready is not None:
+            self._on_ready(self)
         return self._replica
 
 

@@ -1,0 +1,212 @@
+"""A peer's training state on its way: to newcomers, from donors, to a disk and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ragtag.core import seed as random
+from ragtag.core.types import Noted, PeerId
+from ragtag.network.donor import DonorServer
+from ragtag.network.fetch import Donor, Fetched, TransferError, fetch_state
+from ragtag.network.shelf import Shelf
+from ragtag.protocols.roster import Holder
+from ragtag.training.checkpoint import Checkpoints, Found
+from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.snapshot import Snapshot, layout_of
+from ragtag.training.state import Stateful, capture, restore
+from ragtag.training.tree import copy_tree
+
+DONORS_MAX = 4
+"""Donors that one newcomer asks: each takes a snapshot for it."""
+_GROWTH = 4  # a state is taken for damaged where it is so many times longer than this peer's own
+_SLACK_BYTES = 1 << 20
+
+_log = logging.getLogger("ragtag")
+
+
+class Keeper:
+    """What belongs to a peer's training, and its copies.
+
+    tell: writes a note to the trace.
+    """
+
+    def __init__(self, me: PeerId, seed: int, tell: Callable[[Noted], None]) -> None:
+        self.me, self._seed, self._tell = me, seed, tell
+        self.optimizer: CrewOptimizer | None = None
+        self.extra: dict[str, Stateful] = {}
+        self._pending: Snapshot | None = None
+        self._shelf: Shelf | None = None
+        self._schema = 0
+        self._fetches = 0
+
+    def serve(self, shelf: Shelf) -> None:
+        """Newcomers take what lies on this shelf."""
+        self._shelf = shelf
+
+    def take_in(self, optimizer: CrewOptimizer) -> None:
+        """This optimizer, with its model, is what is kept. The first one is; a crew may have more."""
+        if self.optimizer is None:
+            self.optimizer = optimizer
+
+    def keep(self, **objects: Stateful) -> None:
+        """More that belongs to the training: each has state_dict and load_state_dict.
+
+        Where this peer came late, or resumed, what was found of it is loaded now; and since making a
+        scheduler changes learning rates, the optimizer's are set again.
+
+        Raises:
+            TypeError: an object has no state_dict and load_state_dict.
+            ValueError: a name is kept already.
+        """
+        for name, holder in objects.items():
+            if name in self.extra and self.extra[name] is not holder:
+                raise ValueError(f"{name!r} is kept already; give each object a name of its own")
+            if not hasattr(holder, "state_dict") or not hasattr(holder, "load_state_dict"):
+                raise TypeError(
+                    f"{name!r} is a {type(holder).__name__}, without state_dict and load_state_dict"
+                )
+            self.extra[name] = holder
+            found = self._pending.extra.get(name) if self._pending is not None else None
+            if found is not None:
+                holder.load_state_dict(copy_tree(found, name))
+        if self._pending is not None and self.optimizer is not None:
+            _set_options(self.optimizer, self._pending)
+
+    # -- Giving
+
+    def offer(self, round_: int) -> None:
+        """After each round: leave a snapshot on the shelf where a newcomer waits for one."""
+        shelf, optimizer = self._shelf, self.optimizer
+        if shelf is None or optimizer is None or not shelf.wanted(round_):
+            return
+        snapshot = capture(optimizer, self.extra, round=round_)
+        blob = snapshot.to_bytes()
+        shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
+
+    # -- Taking
+
+    def fetch(self, key: bytes, seats: Mapping[PeerId, Holder], deadline_s: float) -> int | None:
+        """Get the crew's state from some of its members into the model; the round it is of.
+
+        ``None``: there is nobody to give it, or nobody could (a note and a warning say why); the model is as
+        it was.
+        """
+        optimizer = self.optimizer
+        if optimizer is None:
+            return None
+        donors = self._donors(seats)
+        if not donors:
+            self._tell(Noted("no state", self.me, "no member gives its state; averages bring the model"))
+            return None
+        own = capture(optimizer, {})
+        most = _GROWTH * len(own.to_bytes()) + _SLACK_BYTES
+        try:
+            fetched = fetch_state(
+                key,
+                donors,
+                schema=_schema_of(own),
+                deadline_s=deadline_s,
+                layout_hash_of=_layout_hash,
+                on_note=self._noted,
+                blob_bytes_max=most,
+            )
+            snapshot = Snapshot.from_bytes(bytes(fetched.blob))
+            self._load(optimizer, snapshot)
+        except (TransferError, ValueError) as error:
+            _log.warning("the crew's state did not come: %s", error)
+            self._tell(Noted("no state", self.me, str(error)))
+            return None
+        self._tell(Noted("state", self.me, _made_of(fetched)))
+        return fetched.round
+
+    def _donors(self, seats: Mapping[PeerId, Holder]) -> list[Donor]:
+        able = [
+            Donor(holder.name, (holder.card.host, holder.card.state_port))
+            for _, holder in sorted(seats.items())
+            if holder.live and holder.card.averaging and holder.card.state_port
+        ]
+        self._fetches += 1
+        key = random.stream_key(self._seed, "donors", self.me, self._fetches)
+        return [able[i] for i in random.permutation(key, len(able))[:DONORS_MAX]]
+
+    def _noted(self, what: str, donor: str, detail: str) -> None:
+        if what in ("lost", "dropped"):
+            self._tell(Noted(f"donor {what}", self.me, f"{donor}: {detail}"))
+
+    def _load(self, optimizer: CrewOptimizer, snapshot: Snapshot) -> None:
+        """What is kept under a name already is loaded with the rest; what is not yet waits for ``keep``."""
+        known = {name: holder for name, holder in self.extra.items() if name in snapshot.extra}
+        mine = {name: snapshot.extra[name] for name in known}
+        restore(dataclasses.replace(snapshot, extra=mine), optimizer, known)
+        self._pending = snapshot
+
+    # -- A disk
+
+    def save(self, folder: Path, keep: int) -> Path:
+        """Write a checkpoint.
+
+        Raises:
+            RuntimeError: there is no optimizer yet.
+            OSError: it could not be written; earlier ones are as they were.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("nothing to save yet: make the crew's optimizer first (crew.optimizer)")
+        return Checkpoints(folder, peer=self.me, keep=keep).save(capture(self.optimizer, self.extra))
+
+    def resume(self, folder: Path) -> Found | None:
+        """Load the newest whole checkpoint of any peer; ``None``: there is none.
+
+        Raises:
+            RuntimeError: there is no optimizer yet.
+            ragtag.training.checkpoint.NoWholeCheckpoint: all are damaged.
+            ValueError: it is of another model or optimizer; the message names the first difference.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("nothing to resume yet: make the crew's optimizer first (crew.optimizer)")
+        found = Checkpoints(folder, peer=self.me).latest()
+        if found is None:
+            return None
+        for damaged in found.damaged:
+            self._tell(Noted("damaged checkpoint", self.me, str(damaged)))
+        self._load(self.optimizer, found.snapshot)
+        self._tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
+        return found
+
+
+def start_donor(key: bytes, host: str, shelf: Shelf, tell: Callable[[Noted], None]) -> DonorServer:
+    """Begin to give this peer's state to newcomers, on a free port."""
+
+    def on_note(what: str, address: str, detail: str) -> None:
+        tell(Noted(f"donor: {what}", -1, f"{address} {detail}".strip()))
+
+    server = DonorServer(key, shelf, (host, 0), on_note=on_note)
+    server.start()
+    return server
+
+
+def _set_options(optimizer: CrewOptimizer, snapshot: Snapshot) -> None:
+    """Learning rates and other options of the groups, as they were."""
+    groups: list[dict[str, Any]] = snapshot.optimizer["param_groups"]
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        for name in ("lr", "initial_lr", "momentum", "betas"):
+            if name in saved and name in group and not hasattr(group[name], "fill_"):
+                group[name] = copy_tree(saved[name], name)
+
+
+def _schema_of(snapshot: Snapshot) -> int:
+    return int(snapshot.schema_hash[:16], 16)
+
+
+def _layout_hash(blob: bytes | bytearray) -> int:
+    return int.from_bytes(layout_of(bytes(blob)).digest[:8], "little")
+
+
+def _made_of(fetched: Fetched) -> str:
+    total = sum(fetched.given.values())
+    shares = ", ".join(f"{name} {given / max(1, total):.0%}" for name, given in fetched.given.items())
+    rounds = "" if len(fetched.rounds) == 1 else f" of rounds {sorted(fetched.rounds)}"
+    return f"{total:,} bytes of round {fetched.round} in {fetched.took_s:.2f} s from {shares}{rounds}"

@@ -21,7 +21,15 @@ from ragtag.app.environment import (
     place_from_environment,
     reachable_host,
 )
-from ragtag.app.membership import Entrance, NotLetIn, invited, launched, seated, wildcard
+from ragtag.app.membership import (
+    Entrance,
+    NotLetIn,
+    invited,
+    launched,
+    member_socket_of,
+    seated,
+    wildcard,
+)
 from ragtag.app.parties import outvoted_by
 from ragtag.app.state import start_donor
 from ragtag.app.token import TokenError, decode
@@ -91,24 +99,26 @@ def join(*, deadline_s: float = 120.0) -> Crew:
 
 def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s: float) -> Crew:
     """Meet the others over a driver."""
-    endpoint = _endpoint(place)
-    try:
-        data = reachable_host(place), endpoint.address[1]
-        addresses = exchange_addresses(place, data, deadline_s)
-    except TimeoutError as error:
-        endpoint.close()
-        raise JoinError(str(error)) from None
-    except BaseException:
-        endpoint.close()
-        raise
-    node = Node(place.rank, place.size, place.seed)
     with ExitStack() as undo:
-        way = _Way(place, writer, origin_s, deadline_s)
+        endpoint = _endpoint(place)
+        undo.callback(endpoint.close)
+        data, member = (reachable_host(place), endpoint.address[1]), None
+        if place.rendezvous is not None:  # else its launcher has told, and bound, all
+            sock = undo.enter_context(member_socket_of(place))
+            place = replace(place, member_fd=sock.fileno())
+            member = data[0], sock.getsockname()[1]
+        try:
+            known = exchange_addresses(place, data, deadline_s, member)
+        except TimeoutError as error:
+            raise JoinError(str(error)) from None
+        way = _Way(replace(place, key=known.key, members=known.members), writer, origin_s, deadline_s)
         entrance = None
-        if place.key is not None:
-            way.begin_giving(place.key, data[0], undo)
-            entrance = launched(place, data, way.state_port)
-        crew = _meet(way, node, endpoint, dict(enumerate(addresses)), entrance)
+        if known.key is not None:
+            way.begin_giving(known.key, data[0], undo)
+            entrance = launched(way.place, data, way.state_port)
+            undo.callback(entrance.agent.close)
+        node = Node(place.rank, place.size, place.seed)
+        crew = _meet(way, node, endpoint, dict(enumerate(known.addresses)), entrance)
         undo.pop_all()
     return crew
 

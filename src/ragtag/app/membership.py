@@ -87,6 +87,11 @@ def member_socket(token: Token, member_fd: int | None = None) -> tuple[socket.so
     return sock, (reachable(token), sock.getsockname()[1]), list(token.addresses)
 
 
+def member_socket_of(place: Place) -> socket.socket:
+    """A socket for the membership of a peer that finds the others through a store."""
+    return _socket(None, ("127.0.0.1" if place.one_machine else "0.0.0.0", 0))
+
+
 def wildcard(token: Token) -> str:
     """What a newcomer binds to: loopback, if the crew is on this machine only."""
     return "127.0.0.1" if all(host.startswith("127.") for host, _ in token.addresses) else "0.0.0.0"

@@ -22,15 +22,16 @@ from ragtag.app.environment import (
     reachable_host,
     read_announcements,
 )
+from ragtag.app.environment.tell import Known
 
 SRC = Path(__file__).parents[3] / "src"
 KNOWN = Place(1, 2, "brave-otter", peers=(("127.0.0.1", 4000), ("::1", 4001)))
 
 
 def test_addresses_that_are_known_are_not_asked_for() -> None:
-    assert exchange_addresses(KNOWN, ("127.0.0.1", 9), deadline_s=1) == list(KNOWN.peers or ())
+    assert exchange_addresses(KNOWN, ("127.0.0.1", 9), deadline_s=1).addresses == list(KNOWN.peers or ())
     alone = Place(0, 1, "alone")
-    assert exchange_addresses(alone, ("127.0.0.1", 9), deadline_s=1) == [("127.0.0.1", 9)]
+    assert exchange_addresses(alone, ("127.0.0.1", 9), deadline_s=1).addresses == [("127.0.0.1", 9)]
     assert reachable_host(alone) == "127.0.0.1"
 
 
@@ -78,7 +79,7 @@ import sys
 from dataclasses import replace
 from ragtag.app.environment import exchange_addresses, place_from_environment
 place = place_from_environment()
-addresses = exchange_addresses(place, ("127.0.0.1", 5000 + place.rank), 60.0)
+addresses = exchange_addresses(place, ("127.0.0.1", 5000 + place.rank), 60.0).addresses
 sys.stdout.write(f"{place.rank} {addresses}" + chr(10))  # one write: the others write to the same pipe
 """
 ALL_THREE = [("127.0.0.1", 5000), ("127.0.0.1", 5001), ("127.0.0.1", 5002)]
@@ -98,13 +99,20 @@ def _free_port() -> int:
 def test_peers_without_an_agent_exchange_addresses_through_rank_0s_store() -> None:
     env = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
 
-    def peer(rank: int) -> list[tuple[str, int]]:
+    def peer(rank: int) -> Known:
         place = place_from_environment(env | {"RANK": str(rank)})
         assert place is not None
-        return exchange_addresses(place, ("127.0.0.1", 5000 + rank), deadline_s=20.0)
+        data, member = ("127.0.0.1", 5000 + rank), ("127.0.0.1", 6000 + rank)
+        return exchange_addresses(place, data, deadline_s=20.0, my_member=member)
 
     with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(peer, range(3), timeout=30)) == [ALL_THREE] * 3
+        told = list(threads.map(peer, range(3), timeout=30))
+    assert [known.addresses for known in told] == [ALL_THREE] * 3
+    members = tuple(("127.0.0.1", 6000 + rank) for rank in range(3))
+    assert [known.members for known in told] == [members] * 3
+    assert len({known.key for known in told}) == 1
+    assert told[0].key is not None
+    assert len(told[0].key) == 32
 
 
 def test_peers_that_do_not_come_are_named() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ragtag.app.environment.addresses import Address, format_address, parse_address
 from ragtag.app.environment.place import Place, PlaceError, Rendezvous
 from ragtag.core.types import PeerId
+from ragtag.protocols.member_types import KEY_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as TorchStore
@@ -35,34 +38,57 @@ def reachable_host(place: Place) -> str:
 _stores: list[TorchStore] = []  # a hosted store lives as long as its process: others may still be reading
 
 
-def exchange_addresses(place: Place, my_address: Address, deadline_s: float) -> list[Address]:
-    """Tell the others this peer's UDP address and learn theirs, by number.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What peers tell each other before they meet: where each takes data, by number.
+
+    members, key: where each one's membership listens, and the crew's key; ``None``: there is no membership.
+    """
+
+    addresses: list[Address]
+    members: tuple[Address, ...] | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+
+def exchange_addresses(
+    place: Place, my_address: Address, deadline_s: float, my_member: Address | None = None
+) -> Known:
+    """Tell the others this peer's UDP addresses and learn theirs, by number.
 
     Without a rendezvous the addresses are known (``place.peers``) or there is only this peer.
-    ``deadline_s``: seconds from now.
+    ``deadline_s``: seconds from now. Whoever can read torchrun's store, which asks nobody who he is, can read
+    the crew's key that rank 0 leaves there.
 
     Raises:
         TimeoutError: naming the peers that did not tell theirs in time, or the store that did not answer.
         PlaceError: what the store holds for a peer is no address.
     """
     if place.rendezvous is None:
-        return [my_address] if place.peers is None else list(place.peers)
+        return Known([my_address] if place.peers is None else list(place.peers), place.members, place.key)
     import torch.distributed  # noqa: F401  (takes seconds, in which nobody is waited for)
 
     until_s = time.monotonic() + deadline_s
     store = _connect(place.rendezvous, deadline_s)
     _stores.append(store)
-    store.set(f"address/{place.rank}", format_address(my_address))
-    keys = [f"address/{peer}" for peer in range(place.size)]
+    mine = [my_address] if my_member is None else [my_address, my_member]
+    store.set(f"address/{place.rank}", " ".join(map(format_address, mine)))
+    if place.rank == 0:
+        store.set("key", secrets.token_bytes(KEY_BYTES).hex())
+    keys = [*(f"address/{peer}" for peer in range(place.size)), "key"]
     try:
         store.wait(keys, timedelta(seconds=max(0.001, until_s - time.monotonic())))
     except RuntimeError:  # torch's DistStoreError is one
-        silent = ", ".join(str(peer) for peer, key in enumerate(keys) if not store.check([key]))
+        silent = ", ".join(str(peer) for peer in range(place.size) if not store.check([keys[peer]]))
         raise TimeoutError(
             f"no address from peer {silent} of {place.size} within {deadline_s:g} s; has it started?"
         ) from None
     try:
-        found = [parse_address(store.get(key).decode("ascii", "replace")) for key in keys]
+        told = [store.get(key).decode("ascii", "replace").split() for key in keys[:-1]]
+        if not all(1 <= len(words) <= 2 for words in told):
+            raise ValueError("a peer told no address")
+        found = [parse_address(words[0]) for words in told]
+        members = tuple(parse_address(words[1]) for words in told if len(words) == 2)
+        key = bytes.fromhex(store.get("key").decode("ascii", "replace"))
     except ValueError as error:
         raise PlaceError(f"in torchrun's store: {error}") from None
     store.set(f"read/{place.rank}", "yes")
@@ -70,7 +96,9 @@ def exchange_addresses(place: Place, my_address: Address, deadline_s: float) -> 
         left_s = max(0.001, until_s - time.monotonic())
         with suppress(RuntimeError):
             store.wait([f"read/{peer}" for peer in range(place.size)], timedelta(seconds=left_s))
-    return found
+    if len(members) < place.size or len(key) != KEY_BYTES:
+        return Known(found)
+    return Known(found, members, key)
 
 
 def _connect(rendezvous: Rendezvous, deadline_s: float) -> TorchStore:

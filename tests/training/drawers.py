@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from ragtag.training.ledger import EpochReport
 from ragtag.training.pool import Deck, Over, Pool, Tell, Use, Wait
@@ -15,12 +16,12 @@ PATIENCE_S = 5.0
 
 def deck_of(n: int, blocks: int, size: int = 2) -> Deck:
     edges = [blocks * i // n for i in range(n + 1)]
-    return Deck((size,) * blocks, tuple(zip(edges, edges[1:], strict=False)), False, 77)
+    return Deck((size,) * blocks, tuple(pairwise(edges)), False, 77)
 
 
 def shards_of(lengths: Sequence[int], size: int = 2) -> Deck:
     edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    return Deck((size,) * edges[-1], tuple(zip(edges, edges[1:], strict=False)), True, 77)
+    return Deck((size,) * edges[-1], tuple(pairwise(edges)), True, 77)
 
 
 class Drawers:

@@ -13,7 +13,7 @@ from ragtag.training.ledger import EpochReport
 from ragtag.training.pool import Over, Pool, Tell, Use
 
 TOPICS, KEPT = 16, 8
-"""Topics of the notice board for splits. The first ones keep theirs; those after ``TOPICS`` share the rest."""
+"""Topics of the notice board for splits: the first ones keep theirs, later ones share the others."""
 _LOOK_FIRST_S, _LOOK_MAX_S = 2e-4, 5e-3
 """How often a waiting peer looks at the board, which others' answers reach without it."""
 

@@ -176,7 +176,7 @@ class Pool:
         if lease.pending and lease.drop_lost(self.ledger):
             self._cursor = -1
         if lease.pending and lease.pending[0][0] < (self.epoch + 1) * self._n:
-            if not self._reached and not self._alone(lease.pending):
+            if not self._reached and not (self._known_to_most and self._alone(lease.pending)):
                 return Wait()
             lease.declare()
             self._plan()
@@ -260,11 +260,12 @@ class Pool:
     def _enter(self, now_s: float) -> bool:
         """Begin where the crew is, once everybody's posts are here.
 
-        Where it is at work already, also what they say of peers that died just now: in their next posts.
+        Where some are away, also what the others say for them, who may not have known so far: in their next
+        posts.
         """
-        at_work = any(section.firm for section in self.ledger.sections.values())
-        late = at_work and any(s.number < self._hello_number for s in self._here() if s.firm)
-        if not self._reached or (late and now_s - self._hello_s < 2 * self._lease_s):
+        some_away = len(self._present) < len(self._deck.arcs)
+        unsaid = some_away and any(s.number < self._hello_number for s in self._here() if s.firm)
+        if not self._reached or (unsaid and now_s - self._hello_s < 2 * self._lease_s):
             return False
         self._entered = True
         newest = max((s.epoch for s in self.ledger.sections.values()), default=0)
@@ -313,6 +314,11 @@ class Pool:
         return not (may_be & (self.ledger.used(epoch) == 0)).any()
 
     # -- Claims
+
+    @property
+    def _known_to_most(self) -> bool:
+        """Whether half of the others have the newest post, so that it is known though this peer dies."""
+        return 2 * len(self._behind) < len(self._present)
 
     def _alone(self, spans: list[Span]) -> bool:
         """Whether these blocks are in one's own exclusive arc, where nobody else has claimed anything."""

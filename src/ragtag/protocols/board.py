@@ -58,7 +58,7 @@ class Notices:
     """What one peer's board knows of a topic at one moment.
 
     posts: every peer's newest post, one's own included; reached: the newest of one's own posts that each
-    peer has acknowledged; silent: the peers that leave post after post unanswered.
+    peer has acknowledged; silent: the peers that have left, or leave post after post unanswered.
     """
 
     posts: Mapping[PeerId, Posted]
@@ -90,8 +90,8 @@ class _Line:
 
     @property
     def silent(self) -> bool:
-        """Whether post after post stays unanswered. Any thread may ask."""
-        return not self.gone and any(slot.tries > SILENT_AFTER for slot in list(self.slots.values()))
+        """Whether it has left, or post after post stays unanswered. Any thread may ask."""
+        return self.gone or any(slot.tries > SILENT_AFTER for slot in list(self.slots.values()))
 
     def measure(self, took_s: float) -> None:
         """RFC 6298, 2.2 and 2.3."""

@@ -81,7 +81,7 @@ class Pool:
         self._said_ready = 0
         self._began = self._beginning = self._hello = self._entered = self._ended = False
         self._stale = self._unsaid = self._dirty = self._reached = False
-        self._present = frozenset({me})
+        self._everyone = self._present = frozenset(range(len(deck.arcs)))
         self._behind: frozenset[int] = frozenset()  # those who have not acknowledged the newest post
         self._numbers: dict[int, int] = {}
         self._awaited = self._hello_number = 0
@@ -118,7 +118,12 @@ class Pool:
         self._learn_own(number)
 
     def next(self, now_s: float, notices: Notices, live: Iterable[int]) -> Use | Tell | Wait | Over:
-        """What to do now; notices: as they are at this moment, after any post that was told before."""
+        """What to do now.
+
+        notices: as they are at this moment, after any post that was told before. live: whose acknowledgements
+        are waited for. Who is taken for dead is those who are silent on the board: a peer that missed two
+        rounds may only be slow.
+        """
         away_s, self._seen_s = now_s - self._seen_s, now_s
         self._read(now_s, notices, live)
         if self._lease.fresh:
@@ -239,7 +244,7 @@ class Pool:
         return [s for who, s in self.ledger.sections.items() if who != self._who and not self._gone(s)]
 
     def _read(self, now_s: float, notices: Notices, live: Iterable[int]) -> None:
-        present = (frozenset(live) - notices.silent) | {self._me}
+        present = (self._everyone - notices.silent) | {self._me}
         self._dirty |= present != self._present
         self._present = present
         for peer, posted in notices.posts.items():
@@ -251,20 +256,21 @@ class Pool:
                 self.strangers.add(peer)
                 continue
             self._dirty |= self.ledger.learn(s for s in sections if (s.peer, s.process) != self._who)
-        others = present - {self._me}
+        awaited = (present & frozenset(live)) - {self._me}
+        others = self._everyone - {self._me}
         self._behind = frozenset(p for p in others if notices.reached.get(p, 0) < self._awaited)
-        if not self._behind and not self._reached and self._awaited:
+        reached = not awaited & self._behind
+        if reached and not self._reached and self._awaited:
             self._pace.reached(now_s - self._asked_s)
-        self._reached = not self._behind
+        self._reached = reached
 
     def _enter(self, now_s: float) -> bool:
         """Begin where the crew is, once everybody's posts are here.
 
-        Where some are away, also what the others say for them, who may not have known so far: in their next
-        posts.
+        Where some do not answer, also what the others say for them, who may not have known so far: in their
+        next posts.
         """
-        some_away = len(self._present) < len(self._deck.arcs)
-        unsaid = some_away and any(s.number < self._hello_number for s in self._here() if s.firm)
+        unsaid = bool(self._behind) and any(s.number < self._hello_number for s in self._here() if s.firm)
         if not self._reached or (unsaid and now_s - self._hello_s < 2 * self._lease_s):
             return False
         self._entered = True

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ def test_each_sample_once_an_epoch(size: int, n: int, batch: int, shuffle: bool)
     for epoch in range(2):
         got = together(peers)
         assert sorted(i for part in got for i in part) == list(range(size))
-        assert {len(peer) for peer in peers} == {-(-(-(-size // batch)) // n)}
+        assert {len(peer) for peer in peers} == {ceil(ceil(size / batch) / n)}
         assert all(peer.epoch == epoch + 1 for peer in peers)
     for peer in peers:
         peer.close(0.0)

@@ -12,6 +12,7 @@ of events in a distributed system", CACM 1978).
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,8 +45,10 @@ TOPICS = 32
 _HEAD = struct.Struct("<HHI")
 BLOB_MAX = CHUNK_BYTES - _HEAD.size
 POST, TAKEN = 0, 1
-SILENT_AFTER = 8
+SILENT_AFTER, SILENT_AFTER_MAX = 8, 20
 """Unanswered sends, the later ones eight timeouts apart, after which a peer counts as silent."""
+_SILENT_BY_CHANCE = 1e-4
+"""On a path that loses much, so many that they are all lost by chance no more often than this."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 8.0
 _GRANULARITY_S = 1e-3
 _NUMBER_MAX = (1 << 32) - 1
@@ -85,13 +88,27 @@ class _Line:
     srtt_s: float = 0.0
     var_s: float = 0.0
     told_s: float = 0.0
+    lost: float = 0.1
     armed_s: float = float("inf")
     slots: dict[int, _Slot] = field(default_factory=dict)
 
     @property
     def silent(self) -> bool:
         """Whether it has left, or post after post stays unanswered. Any thread may ask."""
-        return self.gone or any(slot.tries > SILENT_AFTER for slot in list(self.slots.values()))
+        return self.gone or any(slot.tries > self.tries_max for slot in list(self.slots.values()))
+
+    @property
+    def tries_max(self) -> int:
+        """Unanswered sends after which the peer counts as silent, by how much the path has lost so far."""
+        tries = math.ceil(math.log(_SILENT_BY_CHANCE) / math.log(min(self.lost, 0.9)))
+        return min(SILENT_AFTER_MAX, max(SILENT_AFTER, tries))
+
+    def heard(self) -> None:
+        """It is there: what it left unanswered was lost, one way or the other."""
+        for slot in self.slots.values():
+            for unanswered in [1.0] * (slot.tries - 1) + [0.0] * (slot.tries > 0):
+                self.lost += (unanswered - self.lost) / 32
+            slot.tries = 0
 
     def measure(self, took_s: float) -> None:
         """RFC 6298, 2.2 and 2.3."""
@@ -214,7 +231,7 @@ class Board:
         rto_s = rto_s or _PAUSE_FIRST_S
         if number > slot.sent and slot.tries < 2:
             return slot.sent_s + (line.srtt_s or rto_s)
-        times = min(1 << max(0, slot.tries - 1), 8) if slot.tries <= SILENT_AFTER else 64
+        times = min(1 << max(0, slot.tries - 1), 8) if slot.tries <= line.tries_max else 64
         return slot.sent_s + min(_PAUSE_MAX_S, times * rto_s)
 
     # -- In
@@ -227,8 +244,7 @@ class Board:
         check, other, told = blob
         if max(number, other) > self._clock.get(topic, 0) + _AHEAD_MAX:
             return []
-        for slot in line.slots.values():
-            slot.tries = 0  # it is there
+        line.heard()
         if run.key.stage == POST and check == _check(told):
             effects = self._keep(Posted(run.peer, topic, number, told))
             newest = self._posts[topic].get(self._me) or Posted(self._me, topic, 0, b"")

@@ -308,7 +308,8 @@ class Pool:
         passed = max((s.reported for s in here), default=0) if self._reached else 0
         until = min(over, over if force else max(agreed, passed, over - self._open_max))
         while self._closed < until:
-            self.reports.append(self.ledger.report(self._closed, self._who))
+            if self._closed >= passed - _KEPT:  # what was before that, others have told too long ago
+                self.reports.append(self.ledger.report(self._closed, self._who))
             self._closed += 1
             self._ready = max(self._ready, self._closed)
             self.ledger.forget(self._closed)

@@ -60,10 +60,12 @@ _AHEAD_MAX = 1 << 24
 class Notices:
     """What one peer's board knows of a topic at one moment.
 
-    posts: every peer's newest post, one's own included; reached: the newest of one's own posts that each
-    peer has acknowledged; silent: the peers that have left, or leave post after post unanswered.
+    peers: everybody who ever had a place, but oneself. posts: every peer's newest post, one's own included;
+    reached: the newest of one's own posts that each peer has acknowledged; silent: the peers that have left,
+    or leave post after post unanswered.
     """
 
+    peers: frozenset[PeerId]
     posts: Mapping[PeerId, Posted]
     reached: Mapping[PeerId, int]
     silent: frozenset[PeerId]
@@ -139,7 +141,7 @@ class Board:
         reached = {p: slot.acked for p, line in lines.items() if (slot := line.slots.get(topic)) is not None}
         silent = frozenset(p for p, line in lines.items() if line.silent)
         # posts last: what an acknowledgement brought was put there before it was counted
-        return Notices(dict(self._posts.get(topic, {})), reached, silent)
+        return Notices(frozenset(lines), dict(self._posts.get(topic, {})), reached, silent)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event and say what to do."""
@@ -159,7 +161,8 @@ class Board:
         elif isinstance(event, Left):
             if event.peer in self._lines:
                 self._lines[event.peer].gone = True
-        elif isinstance(event, Joined) and event.peer in self._lines:
+        elif isinstance(event, Joined) and event.peer != self._me:
+            self._lines.setdefault(event.peer, _Line())  # the crew may have grown
             return self._joined(now_s, event.peer)
         return []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -44,7 +45,7 @@ def cut(
 ) -> tuple[Deck, Indices]:
     """Cut parts of an order, ``lengths`` samples each and one after the other, into blocks of whole batches.
 
-    exclusive: each peer has a part of its own; else the blocks are shared out evenly to begin with.
+    exclusive: each peer has a part of its own; else ``n`` begin evenly spread over the blocks.
     drop_last: leave out what is left of a part after its last whole batch. name: tells decks apart.
     Returns the deck, and int64 ``[blocks]``: where in the order each block begins.
     """
@@ -62,8 +63,8 @@ def cut(
         edges.append(len(starts))
     if not exclusive:
         edges = [len(starts) * peer // n for peer in range(n + 1)]
-    arcs = tuple((edges[peer], edges[peer + 1]) for peer in range(n))
-    told = f"{name}/{n}/{batch}/{drop_last}/{exclusive}/{list(lengths)}"
+    arcs = tuple(pairwise(edges))
+    told = f"{name}/{batch}/{drop_last}/{exclusive}/{list(lengths)}"  # not n: crews grow
     identity = int.from_bytes(hashlib.blake2b(told.encode(), digest_size=4).digest(), "little")
     return Deck(tuple(sizes), arcs, exclusive, identity), np.asarray(starts, np.int64)
 

@@ -23,6 +23,10 @@ class Deck:
     exclusive: bool
     identity: int
 
+    def arc(self, peer: int) -> Span:
+        """Where a peer begins; nowhere, if it came when the crew had grown."""
+        return self.arcs[peer] if peer < len(self.arcs) else (0, 0)
+
     def start(self, me: int, cursor: int, free: Mask) -> int:
         """The block to claim next: ``cursor``, or the beginning of one's arc, or the largest gap's middle.
 
@@ -30,7 +34,7 @@ class Deck:
         """
         if 0 <= cursor < len(free) and free[cursor]:
             return cursor
-        begin, end = self.arcs[me]
+        begin, end = self.arc(me)
         if begin < end and free[begin]:
             return begin
         edges = np.flatnonzero(np.diff(np.concatenate(([0], free, [0]))))

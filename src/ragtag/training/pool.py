@@ -81,7 +81,7 @@ class Pool:
         self._said_ready = 0
         self._began = self._beginning = self._hello = self._entered = self._ended = False
         self._stale = self._unsaid = self._dirty = self._reached = False
-        self._everyone = self._present = frozenset(range(len(deck.arcs)))
+        self._present = frozenset({me})
         self._behind: frozenset[int] = frozenset()  # those who have not acknowledged the newest post
         self._numbers: dict[int, int] = {}
         self._awaited = self._hello_number = 0
@@ -244,7 +244,7 @@ class Pool:
         return [s for who, s in self.ledger.sections.items() if who != self._who and not self._gone(s)]
 
     def _read(self, now_s: float, notices: Notices, live: Iterable[int]) -> None:
-        present = (self._everyone - notices.silent) | {self._me}
+        present = (notices.peers - notices.silent) | {self._me}
         self._dirty |= present != self._present
         self._present = present
         for peer, posted in notices.posts.items():
@@ -257,8 +257,7 @@ class Pool:
                 continue
             self._dirty |= self.ledger.learn(s for s in sections if (s.peer, s.process) != self._who)
         awaited = (present & frozenset(live)) - {self._me}
-        others = self._everyone - {self._me}
-        self._behind = frozenset(p for p in others if notices.reached.get(p, 0) < self._awaited)
+        self._behind = frozenset(p for p in notices.peers if notices.reached.get(p, 0) < self._awaited)
         reached = not awaited & self._behind
         if reached and not self._reached and self._awaited:
             self._pace.reached(now_s - self._asked_s)
@@ -330,7 +329,7 @@ class Pool:
     def _alone(self, spans: list[Span]) -> bool:
         """Whether these blocks are in one's own exclusive arc, where nobody else has claimed anything."""
         first = spans[0][0] // self._n * self._n
-        start, stop = self._deck.arcs[self._me]
+        start, stop = self._deck.arc(self._me)
         arc = [(first + start, first + stop)]
         if not self._deck.exclusive or without(spans, arc):
             return False
@@ -350,12 +349,12 @@ class Pool:
         free = ~self.ledger.claimed(epoch)
         if self._deck.exclusive:
             for peer in self._present - {self._me}:
-                start, stop = self._deck.arcs[peer]
+                start, stop = self._deck.arc(peer)
                 free[start:stop] = False
         return free
 
     def _claim(self, epoch: int, free: Mask) -> None:
-        first, (a, b) = epoch * self._n, self._deck.arcs[self._me]
+        first, (a, b) = epoch * self._n, self._deck.arc(self._me)
         left = int(free.sum())
         mine_only = self._deck.exclusive and left == int(free[a:b].sum())
         want = self._pace.blocks(self._lease_s, left, 1 if mine_only else len(self._present))

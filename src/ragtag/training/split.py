@@ -36,7 +36,8 @@ class Split:
         shuffles; the order is drawn from ``seed`` and the epoch, the same on every peer.
     me: this peer; peers: who is alive, and the notice board on which peers tell what they draw.
     shards: the indices of each peer, where they are not one pool: data skewed by label
-        (``skewed_shards``), or lying on certain machines.
+        (``skewed_shards``), or lying on certain machines. Who comes when the crew has grown gives the same
+        list, and draws of dead peers' shards.
     ordinal: which split of this process it is; peers make theirs in the same order.
     on_epoch: is told what each epoch came to, once all are done with it: usually in the next one.
 
@@ -118,7 +119,8 @@ class Split:
         dead = sum(count for peer, count in enumerate(batches) if peer not in living)
         if self._shards is None:
             return -(-sum(batches) // len(living))
-        return batches[self._me] + -(-dead // len(living))
+        mine = batches[self._me] if self._me < len(batches) else 0
+        return mine + -(-dead // len(living))
 
     def close(self, deadline_s: float = 1.0) -> None:
         """Nothing more will be drawn: give back what is claimed, and report what epochs came to.
@@ -210,7 +212,7 @@ def _indices(loader: DataLoader[Any]) -> Indices | None:
 
 
 def _fitting(shards: Sequence[Sequence[int] | Indices], n: int, size: int) -> list[Indices]:
-    if len(shards) != n:
+    if not 0 < len(shards) <= n:  # fewer: for those the crew began with
         raise ValueError(f"{len(shards)} shards for {n} peers: give each peer one (it may be empty)")
     lists = [np.asarray(shard, np.int64).reshape(-1) for shard in shards]
     for peer, shard in enumerate(lists):

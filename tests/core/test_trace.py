@@ -32,6 +32,7 @@ SAMPLES: list[trace.Record] = [
         expired=True,
     ),
     trace.Step(t=1.6, peer=2, step=4, samples=32, loss=2.25),
+    trace.Epoch(t=3.0, peer=1, epoch=2, samples=1437, missed=32, twice=0),
     trace.Eval(t=2.0, peer=2, model="own", step=4, loss=1.5, accuracy=0.5, n=360),
     trace.Fault(t=2.5, peer=4, name="freeze", detail="SIGSTOP", until_t=5.5),
     trace.Note(t=2.6, peer=2, what="silent", other=4),

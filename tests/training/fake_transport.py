@@ -25,9 +25,11 @@ from ragtag.core.types import (
     Expired,
     Floats,
     Outcome,
+    Post,
     Run,
     Send,
 )
+from ragtag.protocols.board import Notices
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 
@@ -72,6 +74,12 @@ class FakeCrew:
             self.asked.append(event)
             self._asks[peer] = event
             self._run_if_all_are_here()
+
+    def post(self, peer: int, topic: int, blob: bytes) -> int:
+        """What is posted arrives as virtual time goes on: with the next round."""
+        with self._changed:
+            self._apply(peer, self.nodes[peer].step(self._now_s, Post(topic, blob)))
+            return self.nodes[peer].board.notices(topic).posts[peer].number
 
     def wait(self, peer: int) -> Outcome:
         with self._changed:
@@ -138,6 +146,15 @@ class FakeTransport:
     @property
     def live(self) -> frozenset[int]:
         return self.crew.nodes[self.me].live
+
+    def post(self, topic: int, blob: bytes) -> int:
+        return self.crew.post(self.me, topic, blob)
+
+    def posts(self, topic: int) -> dict[int, bytes]:
+        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
+
+    def notices(self, topic: int) -> Notices:
+        return self.crew.nodes[self.me].board.notices(topic)
 
     def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
         self.crew.configure(self.me, channel, schema, method, codec)

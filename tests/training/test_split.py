@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
 
 import numpy as np
 import pytest
@@ -23,8 +25,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ragtag.training.deal import shuffled, skewed_shards, take_turns
-from ragtag.training.split import Split
+from ragtag.protocols.board import BLOB_MAX, Notices
+from ragtag.training.deal import BLOCKS_MAX, cut, shuffled, skewed_shards
+from ragtag.training.split import EpochReport, Split
+from tests.protocols.hall import Hall
 
 
 class Numbers(Dataset[int]):
@@ -48,61 +52,143 @@ class Stream(IterableDataset[int]):
 
 @dataclass
 class Crew:
+    """Who is alive, and a notice board that takes no time."""
+
     n: int
     live: frozenset[int]
     me: int = 0
+    hall: Hall | None = None
 
     @classmethod
     def of(cls, n: int) -> Crew:
-        return cls(n, frozenset(range(n)))
+        return cls(n, frozenset(range(n)), hall=Hall(n, latency_s=0.0))
+
+    def as_seen_by(self, me: int) -> Seat:
+        return Seat(self, me)
+
+
+@dataclass
+class Seat:
+    """A crew as one of its peers sees it."""
+
+    crew: Crew
+    me: int
+
+    @property
+    def n(self) -> int:
+        return self.crew.n
+
+    @property
+    def live(self) -> frozenset[int]:
+        return self.crew.live
+
+    def post(self, topic: int, blob: bytes) -> int:
+        assert self.crew.hall is not None
+        number = self.crew.hall.post(self.me, topic, blob)
+        for peer in set(range(self.n)) - self.live - self.crew.hall.dead:
+            self.crew.hall.leave(peer)
+        self.crew.hall.run(self.crew.hall.now_s)
+        return number
+
+    def posts(self, topic: int) -> dict[int, bytes]:
+        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
+
+    def notices(self, topic: int) -> Notices:
+        assert self.crew.hall is not None
+        return self.crew.hall.boards[self.me].notices(topic)
 
 
 def splits(n: int, loader: DataLoader[int], crew: Crew | None = None, **how: object) -> list[Split]:
-    return [Split(loader, me, crew or Crew.of(n), seed=7, **how) for me in range(n)]
+    crew = crew or Crew.of(n)
+    return [Split(loader, me, crew.as_seen_by(me), seed=7, **how) for me in range(n)]  # type: ignore[arg-type]
+
+
+def alone(loader: DataLoader[int], me: int = 0, n: int = 1, **how: object) -> Split:
+    return Split(loader, me, Crew.of(n).as_seen_by(me), **how)  # type: ignore[arg-type]
+
+
+def flat(batch: object) -> list[int]:
+    return [int(i) for i in batch] if isinstance(batch, Iterable) else [int(batch)]  # type: ignore[call-overload]
 
 
 def drawn(split: Split) -> list[int]:
-    return [int(i) for batch in split for i in batch]
+    return [i for batch in split for i in flat(batch)]
+
+
+def batches_together(streams: Iterable[Iterable[object]]) -> list[list[object]]:
+    """What each draws to the end of its epoch when all are equally fast; who has no more drops out."""
+    left = {at: iter(stream) for at, stream in enumerate(streams)}
+    got: list[list[object]] = [[] for _ in left]
+    while left:
+        for at, stream in list(left.items()):
+            batch = next(stream, None)
+            if batch is None:
+                del left[at]
+            else:
+                got[at].append(batch)
+    return got
+
+
+def batches_of(peers: Iterable[Split]) -> set[tuple[int, ...]]:
+    """The batches of an epoch, whoever draws them."""
+    return {tuple(flat(batch)) for part in batches_together(peers) for batch in part}
+
+
+def together(streams: Iterable[Iterable[object]]) -> list[list[int]]:
+    """The same, as samples."""
+    return [[i for batch in part for i in flat(batch)] for part in batches_together(streams)]
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.booleans())
 def test_each_sample_once_an_epoch(size: int, n: int, batch: int, shuffle: bool) -> None:
     peers = splits(n, DataLoader(Numbers(size), batch_size=batch, shuffle=shuffle))
-    for _ in range(2):
-        assert sorted(i for peer in peers for i in drawn(peer)) == list(range(size))
+    for epoch in range(2):
+        got = together(peers)
+        assert sorted(i for part in got for i in part) == list(range(size))
+        assert {len(peer) for peer in peers} == {ceil(ceil(size / batch) / n)}
+        assert all(peer.epoch == epoch + 1 for peer in peers)
     for peer in peers:
-        assert peer.epoch == 2
-        assert len(peer) == len(list(peer))
+        peer.close(0.0)
+        assert peer.report is not None
+        assert (peer.report.epoch, peer.report.samples, peer.report.missed, peer.report.twice) == (
+            1,
+            size,
+            0,
+            0,
+        )
 
 
 def test_epochs_are_shuffled_apart_and_alike_on_all_peers() -> None:
     loader = DataLoader(Numbers(50), batch_size=5, shuffle=True)
-    first, again = (Split(loader, 1, Crew.of(3), seed=7) for _ in range(2))
-    epochs = [drawn(first) for _ in range(3)]
+    first, again = splits(3, loader), splits(3, loader)
+    epochs = [batches_of(first) for _ in range(3)]
     assert epochs[0] != epochs[1]
-    again.epoch = 2
-    assert drawn(again) == epochs[2]
-    assert drawn(Split(loader, 1, Crew.of(3), seed=8)) != epochs[0]
+    for peer in again:
+        peer.epoch = 2
+    assert batches_of(again) == epochs[2]
+    assert drawn(alone(loader, seed=8)) != drawn(alone(loader, seed=7))
 
 
 def test_without_shuffling_the_order_stays() -> None:
-    assert drawn(splits(3, DataLoader(Numbers(10), batch_size=2))[1]) == [1, 4, 7]
+    assert drawn(alone(DataLoader(Numbers(10), batch_size=2))) == list(range(10))
+    assert batches_of(splits(2, DataLoader(Numbers(8), batch_size=2))) == {(0, 1), (2, 3), (4, 5), (6, 7)}
 
 
 def test_the_loader_stays_as_it_is() -> None:
     loader = DataLoader(Numbers(23), batch_size=4, drop_last=True, collate_fn=tuple, shuffle=True)
     peers = splits(2, loader)
-    batches = list(peers[1])  # of its 11 samples
-    assert [len(batch) for batch in batches] == [4, 4]
+    batches = [batch for part in batches_together(peers) for batch in part]
+    assert [len(batch) for batch in batches] == [4] * 5
     assert all(isinstance(batch, tuple) for batch in batches)
-    assert [len(peer) for peer in peers] == [3, 2]
+    assert [len(peer) for peer in peers] == [3, 3]
     assert peers[0].batch_size == 4
     assert peers[0].dataset is loader.dataset
 
 
 def test_single_samples_where_the_loader_makes_no_batches() -> None:
     peers = splits(3, DataLoader(Numbers(10), batch_size=None))
-    assert [sorted(int(i) for i in peer) for peer in peers] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+    got = together(peers)
+    assert sorted(i for part in got for i in part) == list(range(10))
     assert len(peers[0]) == 4
 
 
@@ -111,72 +197,44 @@ def test_workers_draw_the_same() -> None:
         Numbers(20), batch_size=3, shuffle=True, num_workers=1, multiprocessing_context="fork", timeout=30
     )
     with_workers, without = (
-        Split(the, 0, Crew.of(2), seed=7) for the in (loader, DataLoader(Numbers(20), 3, shuffle=True))
+        alone(the, n=2, seed=7) for the in (loader, DataLoader(Numbers(20), 3, shuffle=True))
     )
-    assert drawn(with_workers) == drawn(without)
+    got = drawn(with_workers)  # its order when the other one, who is there, draws nothing
+    assert got == drawn(without)
+    assert sorted(got) == list(range(20))
 
 
 def test_a_subset_is_dealt_once() -> None:
     loader = DataLoader(Numbers(100), batch_size=4, sampler=SubsetRandomSampler(range(50, 70)))
     peers = splits(3, loader)
-    assert sorted(i for peer in peers for i in drawn(peer)) == list(range(50, 70))
+    assert sorted(i for part in together(peers) for i in part) == list(range(50, 70))
 
 
-def test_survivors_take_over_from_the_moment_a_death_is_known() -> None:
+def test_survivors_take_over_what_a_dead_peer_had_not_claimed() -> None:
     crew = Crew.of(4)
-    peers = splits(4, DataLoader(Numbers(400), batch_size=1, shuffle=True), crew)
+    reports: dict[int, list[EpochReport]] = {me: [] for me in range(4)}
+    loader = DataLoader(Numbers(400), batch_size=1, shuffle=True)
+    peers = [Split(loader, me, crew.as_seen_by(me), seed=7, on_epoch=reports[me].append) for me in range(4)]
     streams = [iter(peer) for peer in peers]
     counts: Counter[int] = Counter()
     for _ in range(30):
         for stream in streams:
-            counts.update(int(i) for i in next(stream))
+            counts.update(flat(next(stream)))
     crew.live = frozenset({0, 1, 3})
-    counts.update(int(i) for me in (0, 1, 3) for batch in streams[me] for i in batch)
-    assert counts == Counter(range(400))
-    lengths = [len(drawn(peers[me])) for me in (0, 1, 3)]  # the next epoch, with the peer dead all along
-    assert sorted(lengths) == [133, 133, 134]
-
-
-def test_a_peer_that_returns_draws_its_own_again() -> None:
-    crew = Crew.of(2)
-    peers = splits(2, DataLoader(Numbers(200), batch_size=1), crew)
-    streams = [iter(peer) for peer in peers]
-    mine: list[int] = []
-    for step in range(100):
-        crew.live = frozenset({0}) if 20 <= step < 40 else frozenset({0, 1})
-        mine += [int(i) for i in next(streams[0])]
-    assert mine[:20] == list(range(0, 40, 2))
-    assert [i for i in mine if i % 2] == list(range(41, 61, 2))
-
-
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=5), st.sets(st.integers(0, 4)), st.integers(0, 14))
-def test_turns_cover_everything_whoever_is_dead_and_whenever(
-    lengths: list[int], dying: set[int], at: int
-) -> None:
-    n = len(lengths)
-    survivors = frozenset(range(n)) - dying or frozenset({0})
-    asked = [0] * n
-    counts: Counter[tuple[int, int]] = Counter()
-    for me in survivors:
-
-        def live(me: int = me) -> frozenset[int]:
-            asked[me] += 1
-            return survivors if asked[me] > at else frozenset(range(n))
-
-        counts.update(take_turns(me, lengths, live))
-    for peer in set(range(n)) - survivors:  # up to the moment of death it drew its own
-        counts.update((peer, j) for j in range(min(at, lengths[peer])))
-    shortest = min(lengths[me] for me in survivors)
-    for peer, length in enumerate(lengths):
-        for j in range(length):
-            if peer in survivors or at <= shortest:
-                assert counts[peer, j] == 1
-
-
-def test_two_dead_peers_burden_all_survivors_alike_at_every_position() -> None:
-    shares = [list(take_turns(me, [10] * 4, lambda: frozenset({1, 2}))) for me in (1, 2)]
-    for at in range(10):
-        assert [sum(j == at for _, j in share) for share in shares] == [2, 2]
+    survivors = [peers[me] for me in sorted(crew.live)]
+    rest = together(streams[me] for me in sorted(crew.live))
+    counts.update(i for part in rest for i in part)
+    assert max(counts.values()) == 1
+    assert min(map(len, rest)) > 0
+    together(survivors)  # the next epoch: in it they agree on what the first came to
+    for peer in survivors:
+        peer.close(0.0)
+    first = [epoch[0] for epoch in reports.values() if epoch]
+    assert len(first) == 3
+    for report in first:
+        assert (report.epoch, report.samples, report.twice) == (0, 400, 0)
+        assert report.missed >= 400 - len(counts) > 0  # what it had claimed ahead
+        assert report.missed == first[0].missed
 
 
 def test_shards_stay_with_their_peers_and_go_around_when_one_dies() -> None:
@@ -184,14 +242,15 @@ def test_shards_stay_with_their_peers_and_go_around_when_one_dies() -> None:
     shards = [list(range(5)), list(range(5, 17)), list(range(17, 20))]
     loader = DataLoader(Numbers(20), batch_size=2, shuffle=True)
     peers = splits(3, loader, crew, shards=shards)
-    assert [sorted(drawn(peer)) for peer in peers] == shards
-    assert drawn(peers[1]) != drawn(peers[1])
+    first = together(peers)
+    assert [sorted(part) for part in first] == shards
+    assert together(peers)[1] != first[1]
     assert [len(peer) for peer in peers] == [3, 6, 2]
     crew.live = frozenset({0, 2})
-    after = [drawn(peers[me]) for me in (0, 2)]
-    assert sorted(after[0] + after[1]) == list(range(20))
-    assert [sum(5 <= i < 17 for i in part) for part in after] == [6, 6]
     assert len(peers[0]) == 6
+    together([peers[0], peers[2]])  # in this one, what the dead peer had claimed ahead is missed
+    after = together([peers[0], peers[2]])
+    assert sorted(after[0] + after[1]) == list(range(20))
 
 
 def test_every_nth_batch_of_a_stream_and_of_a_sampler_of_its_own() -> None:
@@ -226,7 +285,7 @@ class BatchesOf(BatchSampler):
 
 def test_what_does_not_fit_is_refused() -> None:
     loader = DataLoader(Numbers(10), batch_size=2)
-    crew = Crew.of(2)
+    crew = Crew.of(2).as_seen_by(0)
     with pytest.raises(ValueError, match="peer 2 of 2"):
         Split(loader, 2, crew)
     with pytest.raises(ValueError, match="3 shards for 2 peers"):
@@ -271,8 +330,35 @@ def test_the_deal_does_not_change_between_versions() -> None:
 
 def test_it_feeds_a_loop() -> None:
     inputs, targets = torch.arange(12.0).reshape(6, 2), torch.arange(6)
-    split = Split(DataLoader(TensorDataset(inputs, targets), batch_size=2, shuffle=True), 1, Crew.of(2))
+    split = alone(DataLoader(TensorDataset(inputs, targets), batch_size=2, shuffle=True))  # type: ignore[arg-type]
     seen = [(x, y) for x, y in split]
-    assert [len(y) for _, y in seen] == [2, 1]
+    assert [len(y) for _, y in seen] == [2, 2, 2]
     for x, y in seen:
         assert torch.equal(x[:, 0], 2.0 * y)
+
+
+# -- The cut
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 7), st.booleans(), st.booleans())
+def test_the_cut_has_each_sample_once_and_whole_batches(
+    lengths: list[int], batch: int, drop_last: bool, exclusive: bool
+) -> None:
+    n = len(lengths)
+    parts = lengths if exclusive else [sum(lengths)]
+    deck, starts = cut(parts, n, batch, drop_last, exclusive, name="this")
+    covered = [i for start, size in zip(starts, deck.sizes, strict=True) for i in range(start, start + size)]
+    assert len(covered) == sum(part // batch * batch if drop_last else part for part in parts)
+    assert len(set(covered)) == len(covered)
+    assert deck.arcs[0][0] == 0
+    assert deck.arcs[-1][1] == len(starts)
+    assert all(before[1] == after[0] for before, after in pairwise(deck.arcs))
+    other, _ = cut(parts, n, batch, drop_last, exclusive, name="another")
+    assert other.identity != deck.identity
+
+
+def test_a_large_epoch_has_few_blocks() -> None:
+    deck, _ = cut([10_000_000], 4, 3, False, False, name="")
+    assert BLOCKS_MAX // 2 < len(deck.sizes) <= BLOCKS_MAX
+    assert all(size % 3 == 0 for size in deck.sizes[:-1])
+    assert BLOB_MAX >= 1024

@@ -28,7 +28,7 @@ from ragtag.protocols.node import CATCH_UP
 from ragtag.training.checkpoint import Found
 from ragtag.training.deal import Indices
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.split import Split
+from ragtag.training.split import EpochReport, Split
 from ragtag.training.state import Stateful
 
 LEAVE_S = 5.0
@@ -63,6 +63,7 @@ class Crew:
         self._origin_s = origin_s
         self._steps = self._samples = 0
         self._left = False
+        self._splits_made = 0
         self._splits: weakref.WeakKeyDictionary[DataLoader[Any], Split] = weakref.WeakKeyDictionary()
         this = weakref.ref(self)
 
@@ -189,15 +190,25 @@ class Crew:
         shards: Sequence[Sequence[int] | Indices] | None = None,
         seed: int | None = None,
     ) -> Split:
-        """This peer's share of a loader's batches; survivors take over a dead peer's share.
+        """Batches of a loader, drawn from one pool with the others; survivors use what dead peers do not.
 
+        Peers make their splits in the same order. What an epoch came to is logged and traced.
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
         over epochs goes through a new epoch each time.
         """
         split = self._splits.get(loader)
         if split is None:
             seed = self.seed if seed is None else seed
-            split = Split(loader, self.rank, self._transport, seed=seed, shards=shards)
+            ordinal, self._splits_made = self._splits_made, self._splits_made + 1
+            split = Split(
+                loader,
+                self.rank,
+                self._transport,
+                seed=seed,
+                shards=shards,
+                ordinal=ordinal,
+                on_epoch=self._record_epoch,
+            )
             self._splits[loader] = split
         elif shards is not None or seed is not None:
             raise ValueError("this loader is split already; give shards and seed the first time only")
@@ -258,6 +269,10 @@ class Crew:
             )
         )
 
+    def _record_epoch(self, report: EpochReport) -> None:
+        counts = {"samples": report.samples, "missed": report.missed, "twice": report.twice}
+        self.record(trace.Epoch(t=self.now_s(), peer=self.rank, epoch=report.epoch, **counts))
+
     def note(self, note: Noted) -> None:
         """Record what the node noted."""
         self.record(
@@ -275,6 +290,9 @@ class Crew:
             return
         self._left = True
         lost = sent = received = 0
+        if not failed:
+            for split in self._splits.values():
+                split.close()
         if self._donor is not None:
             self._donor.close(deadline_s)
         if self._driver is not None:

@@ -6,7 +6,7 @@ import concurrent.futures
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,9 +16,10 @@ from ragtag.app.parties import outvoted_by
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, SchemaMismatch
-from ragtag.core.types import Average, Done, Floats, Outcome, PeerId
+from ragtag.core.types import Average, Done, Floats, Outcome, PeerId, Post
 from ragtag.core.wire import name_hash
 from ragtag.network.driver import Driver
+from ragtag.protocols.board import Notices
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
@@ -30,6 +31,7 @@ _AGREED = 1 << 16  # numbers the second meeting, of those that agree
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
 
 _log = logging.getLogger("ragtag")
+T = TypeVar("T")
 
 
 class SeatLost(RuntimeError):
@@ -53,12 +55,17 @@ class DriverPending:
 
     def wait(self) -> Outcome:
         """Wait until the round is done. The machine's deadlines bound it; the driver's death ends it."""
-        while True:
-            try:
-                return self.future.result(timeout=_LOOK_S)
-            except TimeoutError:
-                if not self.driver.alive and not self.future.done():
-                    raise RuntimeError("the driver's thread has ended without an outcome") from None
+        return _result(self.future, self.driver)
+
+
+def _result(future: concurrent.futures.Future[T], driver: Driver) -> T:
+    """What the driver's thread comes to, as long as that lives."""
+    while True:
+        try:
+            return future.result(timeout=_LOOK_S)
+        except TimeoutError:
+            if not driver.alive and not future.done():
+                raise RuntimeError("the driver's thread has ended without an outcome") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,19 @@ class SoloTransport:
             if isinstance(effect, Done):
                 return Ready(effect.outcome)
         raise RuntimeError("a crew of one did not end its round")  # pragma: no cover
+
+    def post(self, topic: int, blob: bytes) -> int:
+        """Put a value on a notice board that nobody else reads."""
+        self._node.step(0.0, Post(topic, blob))
+        return self.notices(topic).posts[self.me].number
+
+    def posts(self, topic: int) -> dict[PeerId, bytes]:
+        """One's own newest value of a topic."""
+        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
+
+    def notices(self, topic: int) -> Notices:
+        """The same with its number."""
+        return self._node.board.notices(topic)
 
 
 class DriverTransport:
@@ -189,6 +209,23 @@ class DriverTransport:
         if self._on_ready is not None:
             self._on_ready(self._method)
             self._on_ready = None
+
+    def post(self, topic: int, blob: bytes) -> int:
+        """Put this peer's newest value of a topic on the notice board.
+
+        Raises:
+            ValueError: there is no such topic, or the value is too large.
+            ragtag.network.mailbox.DriverFailed: the driver has ended.
+        """
+        return _result(self._driver.post(topic, blob), self._driver)
+
+    def posts(self, topic: int) -> dict[PeerId, bytes]:
+        """Every peer's newest value of a topic, one's own included."""
+        return self._driver.posts(topic)
+
+    def notices(self, topic: int) -> Notices:
+        """The same with numbers, who has acknowledged what, and who answers nothing."""
+        return self._driver.notices(topic)
 
     def _compare(self, schema: Schema) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""

@@ -106,6 +106,18 @@ class Step(Base, frozen=True, kw_only=True, tag="step"):
     loss: float | None
 
 
+class Epoch(Base, frozen=True, kw_only=True, tag="epoch"):
+    """All peers are done with an epoch of a split data set; counts of samples, as far as ``peer`` knows.
+
+    samples: that it has. missed: that nobody is known to have used. twice: that several peers used.
+    """
+
+    epoch: Count
+    samples: Count
+    missed: Count
+    twice: Count
+
+
 class Eval(Base, frozen=True, kw_only=True, tag="eval"):
     """A model was evaluated.
 
@@ -178,7 +190,7 @@ class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):
     of_kind: str
 
 
-Known = Run | Join | Round | Step | Eval | Fault | Note | Error | Result | Leave
+Known = Run | Join | Round | Step | Epoch | Eval | Fault | Note | Error | Result | Leave
 Record = Known | Unknown
 
 _TYPES: dict[str, type[Base]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Known)}

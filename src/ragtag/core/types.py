@@ -156,7 +156,15 @@ class Measured:
     rtt_s: float
 
 
-Event = Tell | Measured | Start | Arrived | Expired | Joined | Visits | Left | Average | Begin
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Put ``blob`` (at most 1,080 bytes) on the notice board: this peer's newest value on a topic (< 32)."""
+
+    topic: int
+    blob: bytes
+
+
+Event = Post | Tell | Measured | Start | Arrived | Expired | Joined | Visits | Left | Average | Begin
 
 
 @dataclass(slots=True, eq=False)
@@ -230,7 +238,21 @@ class Met:
     missing: tuple[PeerId, ...]
 
 
-Effect = Send | Arm | Done | Noted | Met
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A peer's newest value on a topic of the notice board (one's own, too, once it has its number).
+
+    number: grows with each post of a topic, and is higher than that of any post which its peer had taken
+    before (Lamport's clock, CACM 1978): of two posts, the one with the lower number did not know the other.
+    """
+
+    peer: PeerId
+    topic: int
+    number: int
+    blob: bytes
+
+
+Effect = Send | Arm | Done | Noted | Met | Posted
 
 
 class Machine(Protocol):

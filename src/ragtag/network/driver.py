@@ -34,6 +34,7 @@ from ragtag.core.types import (
     Noted,
     Outcome,
     PeerId,
+    Post,
     Run,
     Send,
     Tell,
@@ -49,6 +50,7 @@ from ragtag.network.mailbox import DriverFailed, Mailbox
 from ragtag.network.outbox import Outbox
 from ragtag.network.people import People
 from ragtag.network.udp import Address, Endpoint
+from ragtag.protocols.board import Notices
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.roster import Card, Holder
 
@@ -175,6 +177,29 @@ class Driver:
 
         self._mailbox.put(begin, future)
         return future
+
+    def post(self, topic: int, blob: bytes) -> Future[int]:
+        """Put this peer's newest value of a topic on the notice board; the future has its number."""
+        future: Future[int] = Future()
+
+        def begin(now_s: float) -> None:
+            try:
+                self._step(now_s, Post(topic, blob))
+            except (ValueError, RuntimeError) as error:
+                future.set_exception(error)
+            else:
+                future.set_result(self.notices(topic).posts[self.node.me].number)
+
+        self._mailbox.put(begin, future)
+        return future
+
+    def notices(self, topic: int) -> Notices:
+        """What the notice board knows of a topic (a snapshot; any thread may ask)."""
+        return self.node.board.notices(topic)
+
+    def posts(self, topic: int) -> dict[PeerId, bytes]:
+        """Every peer's newest value of a topic, one's own included (a snapshot; any thread may ask)."""
+        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
     def _tell_measurements(self, now_s: float) -> None:
         for peer, flow in self._flows.items():
@@ -428,7 +453,7 @@ class Driver:
             meeting = self._meetings.pop(effect.number, None)
             if meeting is not None:
                 meeting.set_result(effect)
-        elif self._on_note is not None:
+        elif isinstance(effect, Noted) and self._on_note is not None:
             self._on_note(now_s, effect)
 
     def _finish(self, now_s: float, outcome: Outcome) -> None:

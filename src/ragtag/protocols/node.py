@@ -25,10 +25,12 @@ from ragtag.core.types import (
     Met,
     Noted,
     PeerId,
+    Post,
     Tell,
     Visits,
 )
 from ragtag.protocols.base import BLOCK_BITS, Round
+from ragtag.protocols.board import BOARD, Board
 from ragtag.protocols.lane import HEADROOM, Channel, Lane
 from ragtag.protocols.meet import MEET, Exchange, Meetings
 from ragtag.protocols.method import CrowdSetting, Many, Setting
@@ -64,6 +66,7 @@ class Node:
         self._crowds: dict[int, Many] = {}
         self._newcomer_to: set[int] = set()
         self._rtt_s: dict[PeerId, float] = {}
+        self.board = Board(me, n)
 
     def configure(self, number: int, channel: Channel, now_s: float = 0.0) -> None:
         """Open a channel, ready from ``now_s`` on. All peers of the crew configure it alike."""
@@ -141,6 +144,8 @@ class Node:
         if isinstance(event, Arrived):
             return self._arrived(now_s, event)
         if isinstance(event, Expired):
+            if event.timer.channel == BOARD:
+                return self.board.step(now_s, event)
             if event.timer.channel == MEET:
                 return self._miss(self._exchange(event.timer.round).step(now_s, event))
             if event.timer.channel in self._crowds:
@@ -152,13 +157,16 @@ class Node:
             exchange = self._exchange(event.number)
             exchange.without(self._presence.absent)  # one that met nobody is not waited for again
             return exchange.step(now_s, event)
+        if isinstance(event, Post):
+            return self.board.step(now_s, event)
         if isinstance(event, Measured):
             self._rtt_s[event.peer] = event.rtt_s
-            return []
+            return self.board.step(now_s, event)
         if isinstance(event, Joined):
             self._grow(event.peer + 1)
             self._meetings.tell(now_s, event)
-            return self._presence.joined(event.peer) + self._tell_crowds(now_s, event)
+            effects = self._presence.joined(event.peer) + self._tell_crowds(now_s, event)
+            return effects + self.board.step(now_s, event)
         if isinstance(event, Visits):
             self._presence.visit(event.peer)
             return self._meetings.tell(now_s, event)
@@ -274,6 +282,8 @@ class Node:
             return self._exchange(number).step(now_s, event)
         if channel in self._crowds:
             return self._crowds[channel].step(now_s, event)
+        if channel == BOARD:
+            return self.board.step(now_s, event)
         lane = self._lanes.get(channel)
         if lane is None:
             return []
@@ -359,6 +369,8 @@ class Node:
 
     def _hear_of(self, peer: PeerId, channel: int, number: int) -> list[Effect]:
         """Something came from a peer. What is of rounds long done shows that it lives, but is behind."""
+        if channel == BOARD:
+            return []  # its driver answers there though its trainer may hang
         lane = self._lanes.get(channel)
         if lane is None and peer in self.gone:
             return []  # on its way in: it only talks
@@ -373,7 +385,7 @@ class Node:
             return []
         self._presence.leave(event.peer)
         self._rtt_s.pop(event.peer, None)
-        effects: list[Effect] = [Noted("left", event.peer)]
+        effects: list[Effect] = [Noted("left", event.peer), *self.board.step(now_s, event)]
         for number, lane in self._lanes.items():
             if lane.active is not None:
                 effects += self._route(now_s, number, lane.active, event)

@@ -11,6 +11,7 @@ from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
 from ragtag.core.types import Floats, Outcome
 from ragtag.protocols import allreduce, groups, rps
+from ragtag.protocols.board import Notices
 from ragtag.protocols.method import Method
 
 
@@ -38,6 +39,21 @@ class Peers(Protocol):
     @property
     def live(self) -> frozenset[int]:
         """The peers believed to take part now; always with this one."""
+        ...
+
+    def post(self, topic: int, blob: bytes) -> int:
+        """Put this peer's newest value of a topic (< 32) on the notice board; at most 1,080 bytes.
+
+        Returns the post's number, higher than that of every post that had come here before.
+        """
+        ...
+
+    def posts(self, topic: int) -> dict[int, bytes]:
+        """Every peer's newest value of a topic, one's own included."""
+        ...
+
+    def notices(self, topic: int) -> Notices:
+        """The same with numbers, who has acknowledged what, and who answers nothing."""
         ...
 
 

@@ -1,46 +1,32 @@
-"""Who draws what: how a data set is dealt among peers, without a word between them.
+"""How a data set is dealt: the order of an epoch, the blocks it is cut into, and what peers take in turns.
 
-Each peer knows the deal (a permutation named by seed and epoch), how far it has come itself, and who is
-alive; a dead peer is taken to have come as far as oneself.
+Each peer knows the order (a permutation named by seed and epoch) and the blocks without a word between them;
+who draws which is agreed upon on the notice board (``ragtag.training.pool``).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragtag.core import seed as random
+from ragtag.training.deck import Deck
 
 T = TypeVar("T")
 Indices = NDArray[np.int64]
 Live = Callable[[], frozenset[int]]
+BLOCKS_MAX = 1 << 14
+"""Blocks of an epoch; where there are more batches, a block is several."""
 
 
 def heir(peer: int, at: int, living: Sequence[int]) -> int:
     """Who draws position ``at`` of a dead peer's share: the living take turns."""
     return living[(at + peer) % len(living)]
-
-
-def take_turns(me: int, lengths: Sequence[int], live: Live) -> Iterator[tuple[int, int]]:
-    """Yield each ``(peer, position)`` that this peer is to draw: one's own in order, and beside position
-    ``j`` of one's own the position ``j`` of each peer that is dead at that moment, if it is one's turn.
-    """
-    at, most = 0, max(lengths)
-    while at < most:
-        now = live() | {me}
-        if at < lengths[me]:
-            yield me, at
-        if len(now) < len(lengths):
-            living = sorted(now)
-            for peer, length in enumerate(lengths):
-                if peer not in now and at < length and heir(peer, at, living) == me:
-                    yield peer, at
-        elif at >= lengths[me]:
-            return
-        at += 1
 
 
 def every_nth(me: int, n: int, live: Live, stream: Iterable[T]) -> Iterator[T]:
@@ -52,6 +38,35 @@ def every_nth(me: int, n: int, live: Live, stream: Iterable[T]) -> Iterator[T]:
             if peer in now or heir(peer, at, sorted(now)) != me:
                 continue
         yield item
+
+
+def cut(
+    lengths: Sequence[int], n: int, batch: int, drop_last: bool, exclusive: bool, *, name: str
+) -> tuple[Deck, Indices]:
+    """Cut parts of an order, ``lengths`` samples each and one after the other, into blocks of whole batches.
+
+    exclusive: each peer has a part of its own; else ``n`` begin evenly spread over the blocks.
+    drop_last: leave out what is left of a part after its last whole batch. name: tells decks apart.
+    Returns the deck, and int64 ``[blocks]``: where in the order each block begins.
+    """
+    batches = sum(length // batch for length in lengths) + len(lengths)
+    step = batch * -(-batches // BLOCKS_MAX)
+    starts: list[int] = []
+    sizes: list[int] = []
+    edges, at = [0], 0
+    for length in lengths:
+        whole = length // batch * batch if drop_last else length
+        for start in range(0, whole, step):
+            starts.append(at + start)
+            sizes.append(min(step, whole - start))
+        at += length
+        edges.append(len(starts))
+    if not exclusive:
+        edges = [len(starts) * peer // n for peer in range(n + 1)]
+    arcs = tuple(pairwise(edges))
+    told = f"{name}/{batch}/{drop_last}/{exclusive}/{list(lengths)}"  # not n: crews grow
+    identity = int.from_bytes(hashlib.blake2b(told.encode(), digest_size=4).digest(), "little")
+    return Deck(tuple(sizes), arcs, exclusive, identity), np.asarray(starts, np.int64)
 
 
 def shuffled(values: Indices, seed: int, name: str, *indices: int) -> Indices:

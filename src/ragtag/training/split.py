@@ -1,8 +1,10 @@
-"""One data loader for a whole crew: each peer draws its share, and survivors take over a dead one's."""
+"""One data loader for a whole crew: its samples are one pool, from which peers draw at their own speed."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,30 +20,43 @@ from torch.utils.data import (
 )
 
 from ragtag.training.averager import Peers
-from ragtag.training.deal import Indices, every_nth, shuffled, skewed_shards, take_turns
+from ragtag.training.deal import Indices, cut, every_nth, shuffled, skewed_shards
+from ragtag.training.drawer import Drawer
+from ragtag.training.ledger import EpochReport
 
-__all__ = ["Split", "skewed_shards"]
+__all__ = ["EpochReport", "Split", "skewed_shards"]
+
+_log = logging.getLogger("ragtag")
 
 
 class Split:
-    """A loader of this peer's batches; the peers together see each sample once an epoch.
+    """A loader of this peer's batches; the peers together use each sample once an epoch.
 
     loader: its batch size, collation, workers, pinning and drop_last stay as they are, and whether it
         shuffles; the order is drawn from ``seed`` and the epoch, the same on every peer.
-    me: this peer; peers: who is alive (asked before each sample is drawn).
-    shards: the indices of each peer, where they are not to be dealt evenly: data skewed by label
-        (``skewed_shards``), or lying on certain machines.
+    me: this peer; peers: who is alive, and the notice board on which peers tell what they draw.
+    shards: the indices of each peer, where they are not one pool: data skewed by label
+        (``skewed_shards``), or lying on certain machines. Who comes when the crew has grown gives the same
+        list, and draws of dead peers' shards.
+    ordinal: which split of this process it is; peers make theirs in the same order.
+    on_epoch: is told what each epoch came to, once all are done with it: usually in the next one.
 
-    Once a peer is known to be dead, the living take turns with what is left of its share, taken to begin
-    where they are themselves; when it is back, it draws its own share again. So samples may be drawn twice
-    or be missed around such a moment, and at no other. Peers are not in step: an epoch ends on each when
-    its share does.
+    The order is cut into blocks, of a batch each (several, in an epoch of more than 16,384). Every peer
+    begins at its own part of the order; it claims blocks a little ahead of use (about a second of its work),
+    so that who is fast draws more, who comes late finds work, and all end together. So who draws a batch
+    depends on how fast peers are; the order, and that each sample is used once, do not. Shards stay with
+    their peers; only once a peer is known to be dead the living share what is left of its shard. What it had
+    claimed and not yet reported as used is missed, and counted as such (``report``).
+
+    With workers, batches are drawn as the loader hands their indices to workers, some ahead of training;
+    "used" means drawn.
 
     A loader with a sampler of its own (weighted, or of batches) or over an iterable data set is read by
     every peer, who keeps every n-th batch of it.
 
-    Each ``iter`` begins epoch ``epoch`` and counts it up (set it to resume). Raises ValueError for a
-    loader that is split already, and for shards that do not fit it.
+    Each ``iter`` begins epoch ``epoch`` and counts it up (set it to resume); who comes late begins in the
+    crew's epoch. An epoch that is broken off gives back what it had claimed. Raises ValueError for a loader
+    that is split already, and for shards that do not fit it.
     """
 
     def __init__(
@@ -52,13 +67,16 @@ class Split:
         *,
         seed: int = 0,
         shards: Sequence[Sequence[int] | Indices] | None = None,
+        ordinal: int = 0,
+        on_epoch: Callable[[EpochReport], None] | None = None,
     ) -> None:
         if not 0 <= me < peers.n:
             raise ValueError(f"peer {me} of {peers.n}: a peer's number lies between 0 and {peers.n - 1}")
         if isinstance(loader.sampler, DistributedSampler):
             raise ValueError("the loader is split already, by its DistributedSampler: give a plain one")
         self.epoch = 0
-        self._me, self._peers, self._seed = me, peers, seed
+        self.report: EpochReport | None = None
+        self._me, self._peers, self._seed, self._on_epoch = me, peers, seed, on_epoch
         self._source = self._loader = loader
         self._shards: list[Indices] | None = None
         self._all = None if isinstance(loader.dataset, IterableDataset) else _indices(loader)
@@ -67,9 +85,22 @@ class Split:
             if self._all is None:
                 raise ValueError("shards take the sampler's place: give a loader without one of its own")
             self._shards = _fitting(shards, peers.n, _size(loader))
+        if self._all is not None:
+            self._deal(self._all, ordinal)
         self._order = _Order(self._begin)
         if not isinstance(loader.dataset, IterableDataset):
             self._loader = _rebuilt(loader, self._order)
+
+    def _deal(self, everything: Indices, ordinal: int) -> None:
+        """Cut the order into blocks."""
+        n, size = self._peers.n, self._source.batch_size
+        lengths = [len(everything)] if self._shards is None else [len(shard) for shard in self._shards]
+        drop = size is not None and self._source.drop_last
+        self._deck, self._starts = cut(
+            lengths, n, size or 1, drop, self._shards is not None, name=f"{ordinal}/{self._seed}"
+        )
+        self._drawer = Drawer(self._me, self._peers, self._deck, ordinal, self._take_report)
+        self._order_of = lru_cache(maxsize=2)(self._draw_order)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch."""
@@ -79,15 +110,25 @@ class Split:
         return iter(self._loader)
 
     def __len__(self) -> int:
-        """About how many batches an epoch has on this peer, if nobody dies or returns."""
-        dead = set(range(self._peers.n)) - self._live()
-        living = self._peers.n - len(dead)
+        """About how many batches an epoch has on this peer, if all are as fast and nobody dies or returns."""
+        living = self._live()
         if self._all is None:
-            return -(-len(self._source) // living)
-        lengths = self._lengths()
-        samples = lengths[self._me] + sum(lengths[peer] for peer in dead) // living
+            return -(-len(self._source) // len(living))
         size = self._source.batch_size or 1
-        return samples // size if self._source.drop_last else -(-samples // size)
+        batches = [sum(-(-samples // size) for samples in self._deck.sizes[a:b]) for a, b in self._deck.arcs]
+        dead = sum(count for peer, count in enumerate(batches) if peer not in living)
+        if self._shards is None:
+            return -(-sum(batches) // len(living))
+        mine = batches[self._me] if self._me < len(batches) else 0
+        return mine + -(-dead // len(living))
+
+    def close(self, deadline_s: float = 1.0) -> None:
+        """Nothing more will be drawn: give back what is claimed, and report what epochs came to.
+
+        deadline_s: how long to wait for others to say that they are done with the last one.
+        """
+        if self._all is not None:
+            self._drawer.close(deadline_s)
 
     @property
     def dataset(self) -> Any:
@@ -102,36 +143,43 @@ class Split:
     def _live(self) -> frozenset[int]:
         return self._peers.live | {self._me}
 
-    def _lengths(self) -> list[int]:
-        if self._shards is not None:
-            return [len(shard) for shard in self._shards]
-        assert self._all is not None
-        n = self._peers.n
-        return [len(range(peer, len(self._all), n)) for peer in range(n)]
+    def _take_report(self, report: EpochReport) -> None:
+        self.report = report
+        level = logging.WARNING if report.missed or report.twice else logging.INFO
+        _log.log(
+            level,
+            "epoch %d: %d samples, %d of them drawn here, %d missed, %d used twice",
+            *(report.epoch, report.samples, report.used_by_me, report.missed, report.twice),
+        )
+        if self._on_epoch is not None:
+            self._on_epoch(report)
 
-    def _shares(self, epoch: int) -> list[Indices]:
-        """Everybody's indices in one epoch."""
-        if self._shards is not None:
-            if not self._shuffle:
-                return self._shards
-            return [shuffled(s, self._seed, "shard", epoch, peer) for peer, s in enumerate(self._shards)]
-        assert self._all is not None
-        order = shuffled(self._all, self._seed, "split", epoch) if self._shuffle else self._all
-        return [order[peer :: self._peers.n] for peer in range(self._peers.n)]
+    def _draw_order(self, epoch: int) -> Indices:
+        """All indices of one epoch, in its order."""
+        if self._shards is None:
+            assert self._all is not None
+            return shuffled(self._all, self._seed, "split", epoch) if self._shuffle else self._all
+        if not self._shuffle:
+            return np.concatenate(self._shards)
+        return np.concatenate(
+            [shuffled(s, self._seed, "shard", epoch, peer) for peer, s in enumerate(self._shards)]
+        )
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         """One epoch's batches of indices (single indices where the loader makes no batches)."""
         size = self._source.batch_size
         if self._all is None:
             order: Any = self._source.batch_sampler or self._source.sampler
-            return every_nth(self._me, self._peers.n, self._live, order)
-        indices = self._draw(epoch)
-        return indices if size is None else _batches(indices, size, self._source.drop_last)
-
-    def _draw(self, epoch: int) -> Iterator[int]:
-        shares = self._shares(epoch)
-        for peer, at in take_turns(self._me, [len(share) for share in shares], self._live):
-            yield int(shares[peer][at])
+            yield from every_nth(self._me, self._peers.n, self._live, order)
+            return
+        for of, block in self._drawer.draw(epoch):
+            self.epoch = max(self.epoch, self._drawer.epoch + 1)
+            start = int(self._starts[block])
+            indices = self._order_of(of)[start : start + self._deck.sizes[block]].tolist()
+            if size is None:
+                yield from indices
+            else:
+                yield from (indices[at : at + size] for at in range(0, len(indices), size))
 
 
 class _Order(Sampler[Any]):
@@ -143,17 +191,6 @@ class _Order(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin(self.epoch)
-
-
-def _batches(indices: Iterator[int], size: int, drop_last: bool) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for index in indices:
-        batch.append(index)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch and not drop_last:
-        yield batch
 
 
 def _size(loader: DataLoader[Any]) -> int:
@@ -175,7 +212,7 @@ def _indices(loader: DataLoader[Any]) -> Indices | None:
 
 
 def _fitting(shards: Sequence[Sequence[int] | Indices], n: int, size: int) -> list[Indices]:
-    if len(shards) != n:
+    if not 0 < len(shards) <= n:  # fewer: for those the crew began with
         raise ValueError(f"{len(shards)} shards for {n} peers: give each peer one (it may be empty)")
     lists = [np.asarray(shard, np.int64).reshape(-1) for shard in shards]
     for peer, shard in enumerate(lists):

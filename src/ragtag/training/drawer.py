@@ -1,0 +1,102 @@
+"""Draws blocks from the crew's pool: the pool's machine on a real clock and a real notice board."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from ragtag.training.averager import Peers
+from ragtag.training.deck import Deck
+from ragtag.training.ledger import EpochReport
+from ragtag.training.pool import Over, Pool, Tell, Use
+
+TOPICS, KEPT = 16, 8
+"""Topics of the notice board for splits: the first ones keep theirs, later ones share the others."""
+_LOOK_FIRST_S, _LOOK_MAX_S = 2e-4, 5e-3
+"""How often a waiting peer looks at the board, which others' answers reach without it."""
+
+_log = logging.getLogger("ragtag")
+
+
+class Drawer:
+    """Peer ``me``'s blocks of ``deck``; on_report: is told what each epoch came to."""
+
+    def __init__(
+        self, me: int, peers: Peers, deck: Deck, ordinal: int, on_report: Callable[[EpochReport], None]
+    ) -> None:
+        self.epoch = 0
+        self._me, self._peers, self._deck, self._on_report = me, peers, deck, on_report
+        self._topic = ordinal if ordinal < TOPICS else KEPT + ordinal % (TOPICS - KEPT)
+        # tenths of a second since 1970, as processes are told apart in datagrams
+        self._pool = Pool(me, deck, time.time_ns() // 10**8)
+        self._warned: set[int] = set()
+
+    def draw(self, epoch: int) -> Iterator[tuple[int, int]]:
+        """Yield (epoch, block) of each block that this peer is to use in an epoch, or in one before it."""
+        if not self._deck.sizes:
+            return
+        if self._peers.n == 1:
+            yield from self._alone(epoch)
+            return
+        self._pool.begin(epoch)
+        look_s = _LOOK_FIRST_S
+        while True:
+            action = self._pool.next(time.monotonic(), self._peers.notices(self._topic), self._peers.live)
+            self._pass_on()
+            if isinstance(action, Tell):
+                self._tell(action)
+            elif isinstance(action, Use):
+                look_s, self.epoch = _LOOK_FIRST_S, self._pool.epoch
+                yield action.epoch, action.block
+            elif isinstance(action, Over):
+                return
+            else:
+                look_s = _pause(look_s)
+
+    def close(self, deadline_s: float) -> None:
+        """Give back what is claimed and not used; report all by ``deadline_s``."""
+        if self._peers.n == 1 or not self._deck.sizes or not self._pool.entered:
+            return
+        self._tell(self._pool.give_back())
+        until_s, look_s = time.monotonic() + deadline_s, _LOOK_FIRST_S
+        while True:
+            now_s = time.monotonic()
+            notices, live = self._peers.notices(self._topic), self._peers.live
+            action = self._pool.settle(now_s, notices, live, force=now_s >= until_s)
+            self._pass_on()
+            if isinstance(action, Tell):
+                self._tell(action)
+            elif isinstance(action, Over) or now_s >= until_s:
+                return
+            else:
+                look_s = _pause(look_s)
+
+    def _alone(self, epoch: int) -> Iterator[tuple[int, int]]:
+        self.epoch = epoch
+        for block in range(len(self._deck.sizes)):
+            yield epoch, block
+        samples = sum(self._deck.sizes)
+        self._on_report(EpochReport(epoch, samples, samples, 0, 0, {self._me: samples}))
+
+    def _tell(self, action: Tell) -> None:
+        asked_s = time.monotonic()
+        self._pool.posted(asked_s, self._peers.post(self._topic, action.blob))
+
+    def _pass_on(self) -> None:
+        for report in self._pool.reports:
+            self._on_report(report)
+        self._pool.reports.clear()
+        for peer in self._pool.strangers - self._warned:
+            self._warned.add(peer)
+            _log.warning(
+                "peer %d splits other data than peer %d does, or makes its splits in another order, so both "
+                "draw everything: give all peers the same data, batch size and seed",
+                *(peer, self._me),
+            )
+
+
+def _pause(look_s: float) -> float:
+    threading.Event().wait(look_s)
+    return min(_LOOK_MAX_S, 2 * look_s)

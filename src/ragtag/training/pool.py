@@ -1,0 +1,367 @@
+"""One pool of samples for the crew: peers claim blocks of an epoch ahead of use, and the fast do more.
+
+A machine without I/O. A peer walks along its own part of the epoch's order, a few blocks at a time (its
+lease: about a second of its work); where it meets what others have claimed it goes to the middle of the
+largest gap.
+The shares of guided self-scheduling (Polychronopoulos, Kuck, IEEE Trans. Computers 36(12), 1987, section 3:
+what is left, divided by the number of peers) let all of them end together.
+
+No block is used by two, as long as any of them hears the other. A claim is pending at first. Once each live
+peer has acknowledged the post that made it, everybody's claims of that time are known (see
+``ragtag.protocols.board``); of two pending claims the one with the lower number stands. What stands is
+declared firm in a further post before it is used, and nobody takes what is firm, whatever its number; so one
+that was silent meanwhile, and was not waited for, yields when it is back.
+
+What a dead peer had claimed and not reported as used is nobody's: it is missed. That is at most its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ragtag.protocols.board import BLOB_MAX, Notices
+from ragtag.training.claims import SPANS_MAX, Section, Span, decode, encode, joined, overlap, without
+from ragtag.training.deck import Deck, Pace
+from ragtag.training.lease import Lease
+from ragtag.training.ledger import EpochReport, Ledger, Mask
+
+__all__ = ["Deck", "EpochReport", "Over", "Pool", "Tell", "Use", "Wait"]
+
+OPEN_MAX, OPEN_MAX_EXCLUSIVE = 8, 32
+"""Epochs that wait for their report; with one more, the oldest is reported as it is known."""
+STALE = 8.0
+"""After so many typical pauses between draws (and a lease) a peer asks whether its claims still stand."""
+_KEPT = 2
+"""Epochs that are kept in posts for those who are away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Draw this block now."""
+
+    epoch: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Post this, give its number to ``posted``, and ask again."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again soon: others have not answered yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """All blocks are claimed, and one's own are used."""
+
+
+class Pool:
+    """Peer ``me``'s part.
+
+    process: higher than that of this peer's processes before. lease_s: how much work is claimed ahead.
+    epoch: the one that is under way. reports: of the epochs that all are done with, for the caller to take.
+    strangers: the peers whose posts are about other data.
+    """
+
+    def __init__(self, me: int, deck: Deck, process: int, lease_s: float = 1.0) -> None:
+        self._me, self._deck, self._who, self._lease_s = me, deck, (me, process), lease_s
+        self._n = len(deck.sizes)
+        self.ledger = Ledger(deck.sizes)
+        self.epoch = 0
+        self.reports: list[EpochReport] = []
+        self.strangers: set[int] = set()
+        self._lease, self._pace = Lease(self._who), Pace()
+        self._started_with = self._closed = self._ready = self._floor = 0
+        self._said_ready = 0
+        self._began = self._beginning = self._hello = self._entered = self._ended = False
+        self._stale = self._unsaid = self._dirty = self._reached = False
+        self._present = frozenset({me})
+        self._behind: frozenset[int] = frozenset()  # those who have not acknowledged the newest post
+        self._numbers: dict[int, int] = {}
+        self._awaited = self._hello_number = 0
+        self._asked_s = self._seen_s = self._hello_s = 0.0
+        self._drew_s: float | None = None
+        self._cursor = -1
+
+    # -- What the caller does
+
+    @property
+    def entered(self) -> bool:
+        """Whether it takes part."""
+        return self._entered
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch: ``epoch``, or the crew's where that is ahead. Of one that is broken off, blocks
+        that were claimed and not used are given back.
+        """
+        self.epoch = max(epoch, self.epoch + 1) if self._began else epoch
+        first = self.epoch * self._n
+        if any(start < first for start, _ in (*self._lease.unused(), *self._lease.pending)):
+            self._lease.drop_below(first)
+            self._floor = self.epoch
+        self._began, self._beginning, self._ended, self._drew_s = True, True, False, None
+
+    def posted(self, now_s: float, number: int) -> None:
+        """The post that was told has this number."""
+        if self._lease.pending and self._lease.number == 0:
+            self._lease.number = number
+        if not self._hello:
+            self._hello, self._hello_number, self._hello_s = True, number, now_s
+        self._awaited, self._asked_s, self._reached, self._unsaid = number, now_s, False, False
+        self._said_ready, self._dirty = self._ready, True
+        self._learn_own(number)
+
+    def next(self, now_s: float, notices: Notices, live: Iterable[int]) -> Use | Tell | Wait | Over:
+        """What to do now.
+
+        notices: as they are at this moment, after any post that was told before. live: whose acknowledgements
+        are waited for. Who is taken for dead is those who are silent on the board: a peer that missed two
+        rounds may only be slow.
+        """
+        away_s, self._seen_s = now_s - self._seen_s, now_s
+        self._read(now_s, notices, live)
+        if self._lease.fresh:
+            self._lease.look_again(self.ledger)
+        if not self._hello:
+            return self._tell()
+        if not self._entered and not self._enter(now_s):
+            return Wait()
+        if away_s > max(self._lease_s, STALE * self._pace.between_s):
+            self._stale, self._drew_s = True, None  # others may have taken this peer for dead
+            return self._tell()
+        if self._stale and not self._reached:
+            return Wait()
+        self._stale = False
+        self._abandon()
+        self._close()
+        if self._beginning:
+            self.epoch, self._beginning = max(self.epoch, self._floor), False
+        unused = self._lease.unused()
+        if unused and unused[0][0] < (self.epoch + 1) * self._n:
+            return self._use(now_s)
+        return self._further()
+
+    def settle(
+        self, now_s: float, notices: Notices, live: Iterable[int], force: bool = False
+    ) -> Tell | Wait | Over:
+        """Between epochs: help to report those that are over. ``Over``: all are reported.
+
+        force: report them now, as they are known.
+        """
+        self._read(now_s, notices, live)
+        if not self._entered:
+            return Over()
+        self._close(force)
+        if self._ready > self._said_ready or self._unsaid:
+            return self._tell()
+        return Over() if self._closed >= self.epoch + self._ended else Wait()
+
+    def give_back(self) -> Tell:
+        """Nothing more will be drawn: what is claimed and not used is given back."""
+        self._lease.drop_below((self.epoch + 2) * self._n)
+        return self._tell()
+
+    # -- One step
+
+    def _use(self, now_s: float) -> Use:
+        if self._drew_s is not None:
+            self._pace.drew(now_s - self._drew_s)
+        self._drew_s, self._unsaid = now_s, True
+        return Use(*divmod(self._lease.use(), self._n))
+
+    def _further(self) -> Tell | Wait | Over:
+        """Nothing firm is left: make firm what is pending, and claim more."""
+        lease = self._lease
+        if lease.pending and lease.drop_lost(self.ledger):
+            self._cursor = -1
+        if lease.pending and lease.pending[0][0] < (self.epoch + 1) * self._n:
+            if not self._reached and not (self._known_to_most and self._alone(lease.pending)):
+                return Wait()
+            lease.declare()
+            self._plan()
+            return self._tell()
+        if not lease.pending:
+            self._plan()
+            if lease.pending:
+                return self._tell()
+        if self._unsaid:
+            return self._tell()
+        self._ended = self._dirty = True
+        self._close()
+        return Over()
+
+    # -- What is said
+
+    def _tell(self) -> Tell:
+        self._trim()
+        relayed = [s for who, s in self.ledger.sections.items() if who != self._who and self._to_relay(s)]
+        relayed.sort(key=lambda section: -section.number)
+        return Tell(encode(self._deck.identity, [self._section(0), *relayed], BLOB_MAX))
+
+    def _section(self, number: int) -> Section:
+        lease = self._lease
+        firm = tuple(joined([*lease.firm, *lease.fresh]))
+        epochs = self._started_with, self._closed, self._ready, self.epoch
+        return Section(*self._who, number, *epochs, lease.used, firm, tuple(lease.pending), lease.number)
+
+    def _learn_own(self, number: int) -> None:
+        self.ledger.sections[self._who] = self._section(number)
+
+    def _see_own(self) -> None:
+        """Have the ledger show what one has claimed and used by now, said or not."""
+        known = self.ledger.sections.get(self._who)
+        self._learn_own(known.number if known is not None else 0)
+
+    def _to_relay(self, section: Section) -> bool:
+        """Who is gone, or may be, and has anything to say of epochs that are open, or were till lately."""
+        first = (self._closed - _KEPT) * self._n
+        away = self._gone(section) or section.peer in self._behind
+        return away and any(stop > first for _, stop in (*section.firm, *section.pending))
+
+    def _trim(self) -> None:
+        """Leave out what was used of epochs that all have reported; for who is away, a few are kept."""
+        known = [s for s in self.ledger.sections.values() if s.process == self.ledger.newest_process(s.peer)]
+        here = [s.closed for s in known if not self._gone(s)]
+        away = [s.closed for s in known if self._gone(s)]
+        floor = min([self._closed, *here, max(min(away, default=0), self._closed - _KEPT)])
+        self._lease.forget_below(max(floor, self.epoch - self._open_max - _KEPT) * self._n)
+
+    # -- What others say
+
+    def _gone(self, section: Section) -> bool:
+        """Whether it cannot speak for itself: its peer is not there, or is another process by now."""
+        newer = self.ledger.newest_process(section.peer) > section.process
+        return newer or section.peer not in self._present
+
+    def _here(self) -> list[Section]:
+        """The sections of the others who are there."""
+        return [s for who, s in self.ledger.sections.items() if who != self._who and not self._gone(s)]
+
+    def _read(self, now_s: float, notices: Notices, live: Iterable[int]) -> None:
+        present = (notices.peers - notices.silent) | {self._me}
+        self._dirty |= present != self._present
+        self._present = present
+        for peer, posted in notices.posts.items():
+            if peer == self._me or self._numbers.get(peer) == posted.number:
+                continue
+            self._numbers[peer] = posted.number
+            sections = decode(posted.blob, self._deck.identity, peer, posted.number)
+            if sections is None:
+                self.strangers.add(peer)
+                continue
+            self._dirty |= self.ledger.learn(s for s in sections if (s.peer, s.process) != self._who)
+        awaited = (present & frozenset(live)) - {self._me}
+        self._behind = frozenset(p for p in notices.peers if notices.reached.get(p, 0) < self._awaited)
+        reached = not awaited & self._behind
+        if reached and not self._reached and self._awaited:
+            self._pace.reached(now_s - self._asked_s)
+        self._reached = reached
+
+    def _enter(self, now_s: float) -> bool:
+        """Begin where the crew is, once everybody's posts are here.
+
+        Where some do not answer, also what the others say for them, who may not have known so far: in their
+        next posts.
+        """
+        unsaid = bool(self._behind) and any(s.number < self._hello_number for s in self._here() if s.firm)
+        if not self._reached or (unsaid and now_s - self._hello_s < 2 * self._lease_s):
+            return False
+        self._entered = True
+        newest = max((s.epoch for s in self.ledger.sections.values()), default=0)
+        oldest = max(self.ledger.closed(self._present), newest - self._open_max)
+        open_ = (epoch for epoch in range(oldest, newest + 1) if self._enterable(epoch).any())
+        self.epoch = max(self.epoch, next(open_, newest))
+        self._started_with = self._closed = self._floor = self._ready = self.epoch
+        return True
+
+    def _abandon(self) -> None:
+        """What others have reported already is not used any more."""
+        closed = max((s.reported for s in self._here()), default=0)
+        if closed > self._floor:
+            self._lease.drop_below(closed * self._n)
+            self._floor = closed
+
+    # -- Reports
+
+    @property
+    def _open_max(self) -> int:
+        return OPEN_MAX_EXCLUSIVE if self._deck.exclusive else OPEN_MAX
+
+    def _close(self, force: bool = False) -> None:
+        """Report the epochs that are over, in order, once all who are there know of nothing left in them."""
+        if not (self._dirty or force):
+            return
+        self._dirty = False
+        self._see_own()
+        over, here = self.epoch + self._ended, self._here()
+        self._ready = max(self._ready, self._closed)
+        while self._ready < over and self._resolved(self._ready):
+            self._ready += 1
+        agreed = min([self._ready, *(max(s.ready, s.closed) for s in here)])
+        passed = max((s.reported for s in here), default=0) if self._reached else 0
+        until = min(over, over if force else max(agreed, passed, over - self._open_max))
+        while self._closed < until:
+            if self._closed >= passed - _KEPT:  # what was before that, others have told too long ago
+                self.reports.append(self.ledger.report(self._closed, self._who))
+            self._closed += 1
+            self._ready = max(self._ready, self._closed)
+            self.ledger.forget(self._closed)
+
+    def _resolved(self, epoch: int) -> bool:
+        """Whether each block is used, or claimed by nobody who could still use it."""
+        here = [(s.peer, s.process) for s in self._here()]
+        may_be = self.ledger.claimed_by(epoch, [self._who, *here]) | ~self.ledger.claimed(epoch)
+        return not (may_be & (self.ledger.used(epoch) == 0)).any()
+
+    # -- Claims
+
+    @property
+    def _known_to_most(self) -> bool:
+        """Whether half of the others have the newest post, so that it is known though this peer dies."""
+        return 2 * len(self._behind) < len(self._present)
+
+    def _alone(self, spans: list[Span]) -> bool:
+        """Whether these blocks are in one's own exclusive arc, where nobody else has claimed anything."""
+        first = spans[0][0] // self._n * self._n
+        start, stop = self._deck.arc(self._me)
+        arc = [(first + start, first + stop)]
+        if not self._deck.exclusive or without(spans, arc):
+            return False
+        others = (s for who, s in self.ledger.sections.items() if who != self._who)
+        return not any(overlap(arc, (*section.firm, *section.pending)) for section in others)
+
+    def _plan(self) -> None:
+        """Claim the next blocks: of the oldest epoch that has any left, or already of the next one."""
+        self._see_own()
+        for epoch in range(max(self._floor, self._closed), self.epoch + 2):
+            free = self._enterable(epoch)
+            if free.any():
+                self._claim(epoch, free)
+                return
+
+    def _enterable(self, epoch: int) -> Mask:
+        free = ~self.ledger.claimed(epoch)
+        if self._deck.exclusive:
+            for peer in self._present - {self._me}:
+                start, stop = self._deck.arc(peer)
+                free[start:stop] = False
+        return free
+
+    def _claim(self, epoch: int, free: Mask) -> None:
+        first, (a, b) = epoch * self._n, self._deck.arc(self._me)
+        left = int(free.sum())
+        mine_only = self._deck.exclusive and left == int(free[a:b].sum())
+        want = self._pace.blocks(self._lease_s, left, 1 if mine_only else len(self._present))
+        start = self._deck.start(self._me, self._cursor - first, free)
+        stop = start + 1
+        while stop < self._n and free[stop] and stop - start < want:
+            stop += 1
+        claim = [(first + start, first + stop)]
+        if self._lease.spans_with(claim) < SPANS_MAX:  # else a patchwork that fits into no post: others do it
+            self._lease.pending, self._cursor = claim, first + stop

@@ -1,0 +1,270 @@
+"""Everybody comes to hold everybody's newest post, whatever the line does, and nothing is sent for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragtag.core.types import Arm, Arrived, Event, Expired, Measured, MessageKey, Post, Posted, Run, Send
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.board import BLOB_MAX, BOARD, POST, SILENT_AFTER, TAKEN, TOPICS, Board
+from tests.protocols.hall import Hall
+
+
+def newest(hall: Hall, topic: int = 0) -> list[dict[int, bytes]]:
+    boards = [board for peer, board in enumerate(hall.boards) if peer not in hall.dead]
+    return [{peer: posted.blob for peer, posted in b.notices(topic).posts.items()} for b in boards]
+
+
+def sends(hall: Hall, peer: int, stage: int = POST) -> list[tuple[float, int, int]]:
+    """(when, to whom, number) of what a peer has sent."""
+    return [
+        (now_s, effect.run.peer, effect.run.key.round)
+        for now_s, who, _, effects in hall.log
+        for effect in effects
+        if who == peer and isinstance(effect, Send) and effect.run.key.stage == stage
+    ]
+
+
+@given(
+    st.integers(2, 5),
+    st.sampled_from([0.0, 0.1, 0.4]),
+    st.sampled_from([0.0, 0.05]),
+    st.integers(0, 1 << 20),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.floats(0.0, 1.0)), max_size=40),
+)
+def test_in_the_end_everybody_holds_everybodys_newest(
+    n: int, loss: float, jitter_s: float, seed: int, posts: list[tuple[int, int, float]]
+) -> None:
+    hall = Hall(n, seed=seed, loss=loss, jitter_s=jitter_s)
+    last: dict[int, dict[int, bytes]] = {}
+    for i, (peer, topic, at_s) in enumerate(sorted(posts, key=lambda post: post[2])):
+        blob = b"%d" % i
+        hall.push(at_s, peer % n, Post(topic, blob))
+        last.setdefault(topic, {})[peer % n] = blob
+    hall.run()  # to the end: nothing is repeated for ever between peers that answer
+    for topic in range(3):
+        assert newest(hall, topic) == [last.get(topic, {})] * n
+    for now_s, who, event, effects in hall.log:
+        for effect in effects:
+            if isinstance(effect, Posted) and effect.peer == who and isinstance(event, Arrived):
+                pytest.fail(f"peer {who} was told its own post at {now_s}")
+
+
+@given(st.integers(0, 1 << 20), st.lists(st.tuples(st.booleans(), st.floats(0.0, 0.5)), max_size=30))
+def test_who_is_acknowledged_knows_what_the_other_had_posted_or_it_was_posted_later(
+    seed: int, posts: list[tuple[bool, float]]
+) -> None:
+    hall = Hall(2, seed=seed, loss=0.3, jitter_s=0.03)
+    for who, at_s in posts:
+        hall.push(at_s, int(who), Post(0, b"%f" % at_s))
+    history: list[dict[int, Posted]] = [{}, {}]
+    while hall._heap:
+        hall.run(hall._heap[0][0])
+        for me in (0, 1):
+            for posted in hall.boards[me].notices(0).posts.values():
+                if posted.peer == me:
+                    history[me][posted.number] = posted
+        for me, other in ((0, 1), (1, 0)):
+            notices = hall.boards[me].notices(0)
+            acked = notices.reached.get(other, 0)
+            known = notices.posts[other].number if other in notices.posts else 0
+            unknown = [number for number in history[other] if number > known]
+            assert all(number > acked for number in unknown)
+
+
+def test_a_post_is_there_after_one_latency_and_is_sent_once() -> None:
+    hall = Hall(3)
+    hall.post(0, 0, b"hello")
+    hall.run(0.0101)
+    assert newest(hall) == [{0: b"hello"}] * 3
+    hall.run()
+    assert sends(hall, 0) == [(0.0, 1, 1), (0.0, 2, 1)]
+    assert hall.boards[0].notices(0).reached == {1: 1, 2: 1}
+
+
+def test_posts_in_a_hurry_are_coalesced_to_one_per_round_trip() -> None:
+    hall = Hall(2)
+    hall.post(0, 0, b"to measure")
+    hall.run()
+    began_s = hall.now_s
+    for i in range(100):
+        hall.push(began_s + i * 0.002, 0, Post(0, b"%d" % i))
+    hall.run()
+    spent_s = 100 * 0.002
+    assert len(sends(hall, 0)) <= 2 + spent_s / (2 * hall.latency_s) + 1
+    assert newest(hall)[1] == {0: b"99"}
+
+
+def test_an_older_post_that_comes_late_is_ignored_and_acknowledged() -> None:
+    board = Board(0, 2)
+    other = Board(1, 2)
+    effects = other.step(0.0, Post(0, b"old")) + other.step(5.0, Post(0, b"new"))
+    first, last = (replace(e.run, peer=1) for e in effects if isinstance(e, Send))
+    for run in (last, first):
+        effects = board.step(1.0, Arrived((run,)))
+        assert sum(isinstance(e, Send) and e.run.key.stage == TAKEN for e in effects) == 1
+    assert board.notices(0).posts[1].blob == b"new"
+
+
+def test_a_dead_peer_is_asked_less_and_less_often_and_counts_as_silent() -> None:
+    hall = Hall(3)
+    hall.post(0, 0, b"to measure")
+    hall.run()
+    hall.dead.add(2)
+    began_s = hall.now_s
+    hall.post(0, 0, b"news")
+    hall.run(began_s + 60.0)
+    times = [at_s for at_s, to, _ in sends(hall, 0) if to == 2][1:]
+    assert SILENT_AFTER + 1 < len(times) < 50
+    assert hall.boards[0].notices(0).silent == {2}
+    assert times[SILENT_AFTER] - times[0] < 3.0  # of a path with a round trip of 20 ms
+    pauses = np.diff(times)
+    assert all(later >= 0.99 * sooner for sooner, later in pairwise(pauses))
+    hall.dead.discard(2)
+    hall.post(2, 1, b"back")
+    hall.run(hall.now_s + 0.5)
+    assert hall.boards[0].notices(0).silent == frozenset()
+    assert newest(hall)[2] == {0: b"news"}
+
+
+def test_a_newcomer_is_sent_the_newest_posts_and_a_new_process_starts_anew() -> None:
+    hall = Hall(3)
+    for i in range(5):
+        for peer in range(3):
+            hall.post(peer, 0, b"%d of %d" % (i, peer))
+        hall.run()
+    hall.dead.add(2)
+    hall.post(0, 0, b"while it was away")
+    hall.run(hall.now_s + 10.0)
+    hall.restart(2)
+    hall.run(hall.now_s + 0.2)
+    assert newest(hall)[2] == {0: b"while it was away", 1: b"4 of 1"}
+    assert 2 not in newest(hall)[0]
+    hall.post(2, 0, b"anew")
+    hall.run()
+    assert newest(hall)[0][2] == b"anew"
+    assert hall.boards[0].notices(0).reached[2] == hall.boards[0].notices(0).posts[0].number
+
+
+def test_who_has_left_is_sent_nothing_more() -> None:
+    hall = Hall(3)
+    hall.post(2, 0, b"last words")
+    hall.run()
+    hall.leave(2)
+    hall.post(0, 0, b"news")
+    hall.run()
+    assert [to for _, to, _ in sends(hall, 0)] == [1]
+    assert newest(hall)[0] == {2: b"last words", 0: b"news"}
+
+
+def test_measured_round_trips_set_the_first_pause() -> None:
+    board = Board(0, 2)
+    board.step(0.0, Measured(1, 0.25))
+    armed = [e.at_s for e in board.step(1.0, Post(0, b"")) if isinstance(e, Arm)]
+    assert armed == [pytest.approx(1.25)]
+
+
+def test_what_cannot_be_posted_is_refused() -> None:
+    board = Board(0, 2)
+    with pytest.raises(ValueError, match="topics 0 to 31"):
+        board.step(0.0, Post(TOPICS, b""))
+    with pytest.raises(ValueError, match="at most 1080 can be"):
+        board.step(0.0, Post(0, bytes(1081)))
+    assert BLOB_MAX == 1080
+    board.step(0.0, Post(TOPICS - 1, bytes(1080)))
+
+
+@given(
+    st.integers(-1, 70),
+    st.integers(0, (1 << 32) - 1),
+    st.integers(0, 255),
+    st.integers(0, 0xFFFF),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.binary(max_size=64),
+    st.sampled_from([CHUNK_BYTES, 8, 0]),
+    st.booleans(),
+)
+def test_no_datagram_harms(
+    peer: int,
+    number: int,
+    stage: int,
+    block: int,
+    first: int,
+    total: int,
+    data: bytes,
+    width: int,
+    whole: bool,
+) -> None:
+    board = Board(0, 3)
+    board.step(0.0, Post(0, b"mine"))
+    payload = np.frombuffer((data + bytes(width))[:width], np.uint8).reshape(1, width)
+    key = MessageKey(BOARD, number, stage, block)
+    mask = None if whole else np.zeros(1, np.bool_)
+    run = Run(peer, key, first, total, payload, np.zeros(1, np.float32), np.zeros(1, np.uint64), mask)
+    board.step(0.1, Arrived((run,)))
+    for topic in range(TOPICS):
+        for posted in board.notices(topic).posts.values():
+            assert posted.peer != 0 or posted.blob == b"mine"
+            assert len(posted.blob) <= BLOB_MAX
+    board.step(0.2, Post(0, b"mine"))
+
+
+# -- A transcript
+
+
+def _what(event: Event | None) -> str:
+    if isinstance(event, Post):
+        return f"asked to post {event.blob.decode()!r}"
+    if isinstance(event, Expired):
+        return "its timer runs out"
+    assert isinstance(event, Arrived)
+    return " and ".join(f"from {run.peer}: {_run(run)}" for run in event.runs)
+
+
+def _run(run: Run) -> str:
+    data = run.payload.tobytes()
+    size = int.from_bytes(data[:2], "little")
+    blob = data[8 : 8 + size].decode()
+    if run.key.stage == POST:
+        return f"post {run.key.round} {blob!r}"
+    own = int.from_bytes(data[4:8], "little")
+    return f"{run.key.round} taken, own newest is " + (f"{own} {blob!r}" if own else "none")
+
+
+def test_transcript(golden: Callable[[str, str], None]) -> None:
+    hall = Hall(3)
+    lost = iter([False, True, False, False])  # peer 0's second datagram, of four
+
+    hall.cut = lambda source, dest: source == 0 and next(lost, False)
+    hall.post(0, 0, b"one")
+    hall.push(0.004, 2, Post(0, b"from two"))
+    hall.push(0.012, 0, Post(0, b"two"))
+    hall.push(0.014, 0, Post(0, b"three"))
+    hall.run()
+    lines = [
+        "A notice board: 3 peers, 10 ms one way. Peer 0 tells.",
+        "Its first datagram to peer 2 is lost. What it posts while one is on its way waits, the newest only;",
+        "an acknowledgement carries its sender's newest post.",
+        "",
+    ]
+    for now_s, peer, event, effects in hall.log:
+        if peer != 0:
+            continue
+        lines.append(f"{now_s * 1e3:7.1f} ms  {_what(event)}")
+        for effect in effects:
+            if isinstance(effect, Send):
+                lines.append(f"{'':12}-> to {effect.run.peer}: {_run(effect.run)}")
+            elif isinstance(effect, Posted):
+                lines.append(f"{'':12}-> newest of {effect.peer} is {effect.number} {effect.blob.decode()!r}")
+            elif isinstance(effect, Arm):
+                lines.append(f"{'':12}-> timer at {effect.at_s * 1e3:.1f} ms")
+    assert newest(hall) == [{0: b"three", 2: b"from two"}] * 3
+    golden("board/a_post_is_lost", "\n".join(lines) + "\n")

@@ -1,0 +1,198 @@
+"""Per epoch each block is used once, or survivors report it as missed, whatever happens to them."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+
+from ragtag.core import seed as random
+from ragtag.training.pool import Over, Tell, Use
+from tests.training.drawers import Drawers, deck_of, shards_of
+
+SIZE = 2  # samples of a block
+
+
+def hold(crew: Drawers, *, agree: bool = True, deaths: int = 0, bounded: bool = True) -> None:
+    """What must be so at the end."""
+    alive = set(range(crew.n)) - crew.hall.dead
+    assert alive <= crew.finished
+    leases = deaths * (max(2, ceil(crew.lease_s / min(crew.pace_s))) + 2)
+    for epoch in range(crew.epochs):
+        assert set(crew.counts(epoch).values()) <= {1}
+        unused = len(crew.missing(epoch)) * SIZE
+        reports = {peer: crew.reports[peer][epoch] for peer in alive if epoch in crew.reports[peer]}
+        for peer, report in reports.items():
+            assert report.samples == len(crew.deck.sizes) * SIZE
+            assert report.twice == 0
+            assert unused <= report.missed
+            assert report.missed <= leases * SIZE or not bounded
+            assert report.missed + sum(report.by_peer.values()) == report.samples
+            mine = sum(who[0][0] == peer for who in crew.drawn[epoch].values())
+            assert report.used_by_me <= mine * SIZE
+        if agree:
+            assert len(reports) == len(alive)
+            assert len({(r.missed, tuple(sorted(r.by_peer.items()))) for r in reports.values()}) == 1
+
+
+def drawn_by(crew: Drawers, epoch: int) -> list[int]:
+    return [sum(who[0][0] == p for who in crew.drawn[epoch].values()) for p in range(crew.n)]
+
+
+def test_the_fast_draw_more_and_all_end_together() -> None:
+    crew = Drawers(deck_of(4, 200), [0.05, 0.05, 0.05, 0.2], epochs=3)
+    for peer in range(4):
+        crew.start(peer)
+    hold(crew.run())
+    for epoch in range(3):
+        fast, _, _, slow = drawn_by(crew, epoch)
+        assert 3 * slow < fast
+        ends = [crew.ended[peer][epoch] for peer in range(4)]
+        assert max(ends) - min(ends) < crew.lease_s
+    assert max(crew.ended[0].values()) < 1.1 * 3 * 200 / (3 / 0.05 + 1 / 0.2)
+    assert max(crew.waited_s) < 0.1  # of some ten seconds: claims are made ahead
+
+
+def test_shards_stay_with_their_peers_whatever_their_speed() -> None:
+    crew = Drawers(shards_of([5, 40, 20]), [0.2, 0.01, 0.05], epochs=3)
+    for peer in range(3):
+        crew.start(peer)
+    hold(crew.run())
+    assert [drawn_by(crew, epoch) for epoch in range(3)] == [[5, 40, 20]] * 3
+
+
+def test_survivors_share_a_dead_peers_shard() -> None:
+    crew = Drawers(shards_of([40, 40, 40]), [0.05] * 3, epochs=3, lease_s=0.5)
+    for peer in range(3):
+        crew.start(peer)
+    crew.kill(1, 0.6)
+    hold(crew.run(), deaths=1)
+    assert 0 < len(crew.missing(0)) <= 0.5 / 0.05 + 2
+    for epoch in (1, 2):
+        assert crew.missing(epoch) == set()
+        shares = drawn_by(crew, epoch)
+        assert shares[1] == 0
+        assert min(shares[0], shares[2]) >= 50
+
+
+def test_a_newcomer_begins_in_the_crews_epoch_and_finds_work_at_once() -> None:
+    crew = Drawers(deck_of(3, 300), [0.05] * 3, epochs=3)
+    crew.start(0)
+    crew.start(1)
+    crew.start(2, 9.0)  # the first epoch takes two peers some 7.5 s
+    crew.run()
+    hold(crew, agree=False)
+    assert drawn_by(crew, 0)[2] == 0
+    assert min(crew.ended[2]) == 1
+    first = min(at_s for who in crew.drawn[1].values() for peer, at_s in who if peer == 2)
+    assert first < 9.5
+    assert {report.missed for reports in crew.reports for report in reports.values()} == {0}
+
+
+def test_a_peer_that_stood_still_leaves_alone_what_was_reported_without_it() -> None:
+    crew = Drawers(deck_of(3, 60), [0.05] * 3, epochs=4, lease_s=0.3)
+    for peer in range(3):
+        crew.start(peer)
+    crew.freeze(2, 0.5, 5.0)
+    hold(crew.run(), agree=False, deaths=1)
+    for epoch in range(4):
+        assert crew.reports[0][epoch] == crew.reports[1][epoch] or epoch in (0, 3)
+        reported = crew.reports[0][epoch].missed
+        assert reported == SIZE * len(crew.missing(epoch)) or epoch == 0
+
+
+def test_a_process_that_is_started_again_does_not_use_its_old_ones_blocks() -> None:
+    crew = Drawers(deck_of(3, 200), [0.05] * 3, epochs=2, lease_s=0.4)
+    for peer in range(3):
+        crew.start(peer)
+    crew.kill(2, 1.0)
+    crew.restart(2, 2.5)
+    hold(crew.run(), agree=False, deaths=1)
+    assert crew.reports[0][0] == crew.reports[1][0] or crew.reports[0][0].missed == crew.reports[1][0].missed
+    assert drawn_by(crew, 0)[2] > 20
+
+
+def test_two_parts_that_do_not_hear_each_other_count_what_both_used() -> None:
+    crew = Drawers(deck_of(2, 200), [0.05] * 2, epochs=1)
+    for peer in range(2):
+        crew.start(peer)
+    crew.hall.cut = lambda source, dest: 1.0 < crew.hall.now_s < 5.0
+    crew.hall.call(
+        1.1, lambda: [live.intersection_update({me}) for me, live in enumerate(crew.live)] and None
+    )
+    crew.run()
+    both = sum(count == 2 for count in crew.counts(0).values())
+    assert both > 3
+    assert crew.missing(0) == set()
+    for reports in crew.reports:
+        assert reports[0].missed == 0
+        assert reports[0].twice == both * SIZE
+
+
+def test_an_epoch_that_is_broken_off_gives_back_what_it_had_claimed() -> None:
+    crew = Drawers(deck_of(2, 40), [0.05] * 2, epochs=1)
+    crew.start(1)
+    pool, hall = crew.pools[0], crew.hall
+    pool.begin(0)
+    drew = 0
+    hall.run(0.01)
+    while drew < 3:
+        action = pool.next(hall.now_s, hall.boards[0].notices(0), {0, 1})
+        if isinstance(action, Tell):
+            pool.posted(hall.now_s, hall.post(0, 0, action.blob))
+        elif isinstance(action, Use):
+            drew += 1
+        hall.run(hall.now_s + 0.02)
+    tell = pool.give_back()
+    pool.posted(hall.now_s, hall.post(0, 0, tell.blob))
+    hall.run(hall.now_s + 5.0)
+    assert len(crew.drawn[0]) == 40 - drew
+    while isinstance(action := pool.settle(hall.now_s, hall.boards[0].notices(0), {0, 1}, True), Tell):
+        pool.posted(hall.now_s, hall.post(0, 0, action.blob))
+    assert isinstance(action, Over)
+
+
+def storm(seed: int, *, shards: bool, freezes: bool) -> tuple[Drawers, int]:
+    """A crew to which random things happen; how many of its processes die, or stand still."""
+    draw = random.generator(seed, "storm")
+    n = int(draw.integers(2, 8))
+    lengths = [int(draw.integers(0, 50)) for _ in range(n - 1)]
+    deck = shards_of([*lengths, 20]) if shards else deck_of(n, int(draw.integers(5 * n, 250)))
+    pace_s = [float(draw.choice([0.02, 0.05, 0.3])) for _ in range(n)]
+    loss = float(draw.choice([0.0, 0.1, 0.3]))
+    jitter_s = float(draw.choice([0.0, 0.02]))
+    lease_s = float(draw.choice([0.2, 1.0]))
+    crew = Drawers(deck, pace_s, epochs=3, seed=seed, loss=loss, jitter_s=jitter_s, lease_s=lease_s)
+    span_s = 3 * len(deck.sizes) / sum(1 / pace for pace in pace_s)
+    crew.start(0)
+    hurt = 0
+    for peer in range(1, n):
+        at_s = float(draw.uniform(0, span_s))
+        fate = draw.choice(["calm", "kill", "late", "freeze" if freezes else "calm"])
+        crew.start(peer, at_s if fate == "late" else 0.0)
+        if fate == "kill" and not (shards and hurt):
+            crew.kill(peer, at_s)
+            hurt += 1
+        elif fate == "freeze":
+            crew.freeze(peer, at_s, float(draw.choice([0.1, 1.0, 3.0])))
+            hurt += 1
+    return crew.run(), hurt
+
+
+CASES = pytest.mark.parametrize("shards", [False, True], ids=["pool", "shards"])
+
+
+@CASES
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_each_block_is_used_once_or_missed(seed: int, shards: bool) -> None:
+    crew, hurt = storm(seed, shards=shards, freezes=seed % 2 == 1)
+    hold(crew, agree=False, deaths=hurt, bounded=not shards)  # no survivor may be at work any more
+
+
+@pytest.mark.slow
+@CASES
+@pytest.mark.parametrize("part", range(4))
+def test_whatever_happens_with_many_seeds(part: int, shards: bool) -> None:
+    for seed in range(100 + 25 * part, 125 + 25 * part):
+        crew, hurt = storm(seed, shards=shards, freezes=seed % 2 == 1)
+        hold(crew, agree=False, deaths=hurt, bounded=not shards)  # no survivor may be at work any more

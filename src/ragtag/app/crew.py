@@ -79,6 +79,11 @@ class Crew:
         """The crew's seed, the same on every peer."""
         return self._place.seed
 
+    @property
+    def transport(self) -> DriverTransport | SoloTransport:
+        """How the others are reached: for averagers and hooks."""
+        return self._transport
+
     def now_s(self) -> float:
         """Seconds since the run began, as in the trace."""
         return time.time() - self._origin_s
@@ -97,7 +102,7 @@ class Crew:
         inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
 
         def on_outcome(outcome: Outcome) -> None:
-            self._record_round(outcome)
+            self.record_round(outcome)
             if inner_hook is not None:
                 inner_hook(outcome)
 
@@ -155,7 +160,8 @@ class Crew:
             )
         )
 
-    def _record_round(self, outcome: Outcome) -> None:
+    def record_round(self, outcome: Outcome) -> None:
+        """Write a round to this peer's trace."""
         if self._writer is None:
             return
         traffic = self._driver.traffic() if self._driver is not None else None

@@ -73,7 +73,9 @@ def count(way: str, n: int, parameters: int, steps: int) -> int:
     options = ["--inside", way, "-n", str(n), "--parameters", str(parameters), "--many", str(steps)]
     command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, __file__, *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=True, capture_output=True, env=env, timeout=400)
+    done = subprocess.run(command, capture_output=True, env=env, timeout=400)
+    if done.returncode:
+        raise SystemExit(f"{way}: {done.stderr.decode()[-3000:]}")
     return int(done.stdout.split()[-1])
 
 

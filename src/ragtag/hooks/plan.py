@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.futures import Future
 
 from ragtag.codecs.feedback import ErrorFeedback, Prepared
 from ragtag.codecs.indices import COUNT_MAX, HEADER_BYTES
@@ -185,6 +188,18 @@ class Plan:
             if self.options.momentum and "velocity" in memory:
                 (state["velocity"] if piece.sparse else self.velocity)[span] = memory["velocity"]
         self.feedback.load_state_dict(state)
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A bucket whose messages travel. waits: the collectives; table: uint8 ``[ranks, bytes]``."""
+
+    plan: Plan
+    waits: list[Any]
+    table: Tensor
+    dense: Tensor
+    buffer: Tensor
+    future: Future[Tensor]
 
 
 def _pieces(numbers: Sequence[int], sizes: Sequence[int], dense_below: int) -> tuple[Piece, ...]:

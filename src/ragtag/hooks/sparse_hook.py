@@ -27,7 +27,7 @@ from ragtag.hooks import message as wire
 from ragtag.hooks.agree import require_agreement
 from ragtag.hooks.backward import Names, after_backward
 from ragtag.hooks.faults import complaint
-from ragtag.hooks.plan import Last, Memory, Plan
+from ragtag.hooks.plan import Last, Memory, Plan, UnderWay
 from ragtag.hooks.selections import selector_named
 from ragtag.hooks.stats import Stats, stats_of
 
@@ -83,6 +83,7 @@ class SparseState:
         self._step, self._skipped = -1, 0
         self._agreed = False
         self._faults: list[tuple[int, wire.Head]] = []
+        self._under_way: list[UnderWay] = []
 
     # -- What DDP calls
 
@@ -94,24 +95,32 @@ class SparseState:
             self._begin(group, buffer.device)
         plan = self._plan(bucket, group.rank())
         head, payload, dense = self._offer(plan, buffer.detach().to("cpu", torch.float32).numpy())
-        room, step = plan.room, self._step
-        message = torch.from_numpy(wire.pack(head, payload, room)).to(buffer.device)
+        message = torch.from_numpy(wire.pack(head, payload, plan.room)).to(buffer.device)
         dense_sum = torch.from_numpy(dense).to(buffer.device)
         reduced = dist.all_reduce(dense_sum, group=group, async_op=True) if plan.n_dense else None
         table = torch.empty((group.size(), len(message)), dtype=torch.uint8, device=buffer.device)
         gathered = dist.all_gather(list(table), message, group=group, async_op=True)
 
-        def received(future: Future[Any]) -> Tensor:
-            future.wait()  # raises what the gather ran into
-            if reduced is not None:  # was begun before, so it is done or on its way
-                reduced.wait()
-            self._take(plan, step, table.cpu().numpy(), dense_sum.cpu().numpy(), buffer)
-            return buffer
-
+        waits = [gathered] if reduced is None else [gathered, reduced]
+        future: Future[Tensor] = Future()
+        self._under_way.append(UnderWay(plan, waits, table, dense_sum, buffer, future))
         if bucket.is_last():
+            self._receive()
             after_backward(self._finish)
-        future: Future[Tensor] = gathered.get_future().then(received)
         return future
+
+    def _receive(self) -> None:
+        """Take all buckets' messages, in the last one's hook: others have travelled during the backward pass.
+
+        Not in callbacks of the futures: these run in the process group's threads, and Python code there ends
+        a process in an abort when its interpreter is shutting down.
+        """
+        under_way, self._under_way = self._under_way, []
+        for one in under_way:
+            for work in one.waits:
+                work.wait()
+            self._take(one.plan, self._step, one.table.cpu().numpy(), one.dense.cpu().numpy(), one.buffer)
+            one.future.set_result(one.buffer)
 
     def _begin(self, group: dist.ProcessGroup, device: torch.device) -> None:
         if not self._agreed:
@@ -120,6 +129,7 @@ class SparseState:
         for plan in self._plans.values():
             plan.settle(delivered=False)  # a step that came to no end
         self._faults.clear()
+        self._under_way.clear()
         self._step += 1
 
     def _offer(self, plan: Plan, flat: Floats) -> tuple[wire.Head, Bytes, Floats]:

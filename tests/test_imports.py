@@ -33,6 +33,14 @@ VIOLATIONS = {
     ),
     "training knows no transport": ("training/bad.py", "import ragtag.network"),
     "only the command knows the recipes": ("app/bad.py", "from ragtag import recipes"),
+    "hooks import training and what is below it: no transport, no command": (
+        "hooks/bad.py",
+        "import ragtag.app.crew",
+    ),
+    "hooks are for users: no other room imports them": (
+        "training/worse.py",
+        "import ragtag.hooks.sparse_hook",
+    ),
 }
 
 

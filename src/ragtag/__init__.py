@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from ragtag import hooks as hooks
     from ragtag.app.crew import Crew as Crew
     from ragtag.app.join import JoinError as JoinError
     from ragtag.app.join import join as join
@@ -37,14 +38,16 @@ _HOMES = {
     "NotFinite": "ragtag.core.errors",
     "skewed_shards": "ragtag.training.split",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", "hooks", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that the command starts without torch."""
+    import importlib
+
+    if name == "hooks":
+        return importlib.import_module("ragtag.hooks")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ragtag' has no attribute {name!r}")
-    import importlib
-
     return getattr(importlib.import_module(home), name)

@@ -96,6 +96,11 @@ class Crew:
         """The crew's seed, the same on every peer."""
         return self._place.seed
 
+    @property
+    def transport(self) -> DriverTransport | SoloTransport:
+        """How the others are reached: for averagers and hooks."""
+        return self._transport
+
     def now_s(self) -> float:
         """Seconds since the run began, as in the trace."""
         return time.time() - self._origin_s
@@ -114,7 +119,7 @@ class Crew:
         inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
 
         def on_outcome(outcome: Outcome) -> None:
-            self._record_round(outcome)
+            self.record_round(outcome)
             if self._keeper.optimizer is not None and outcome.channel == self._keeper.optimizer.channel:
                 self._look_back(outcome)
             if inner_hook is not None:
@@ -137,6 +142,14 @@ class Crew:
         if isinstance(transport, DriverTransport) and transport.late:
             round_ = self._fetch() if first else None
             transport.take_part(optimizer.channel, -1 if round_ is None else round_)
+
+    def enter(self, channel: int) -> bool:
+        """Take part on a channel that is configured; whether the crew has averaged on it before this peer."""
+        transport = self._transport
+        if not isinstance(transport, DriverTransport) or not transport.late:
+            return False
+        transport.take_part(channel, -1)
+        return True
 
     def _fetch(self) -> int | None:
         if self._driver is None or self._place.key is None:
@@ -245,7 +258,8 @@ class Crew:
             )
         )
 
-    def _record_round(self, outcome: Outcome) -> None:
+    def record_round(self, outcome: Outcome) -> None:
+        """Write a round to this peer's trace."""
         if self._writer is None:
             return
         traffic = self._driver.traffic() if self._driver is not None else None

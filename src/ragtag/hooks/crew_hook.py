@@ -1,0 +1,228 @@
+"""A communication hook that averages DDP's gradients through Ragtag's own transport.
+
+Gradients are averaged over the peers that are heard within measured deadlines; who is killed, frozen or slow
+is left out. Peers that missed a gradient have other models, so models are averaged every so often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public all the same
+from torch.futures import Future
+
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import DENSE, fp32
+from ragtag.core.errors import NotFinite
+from ragtag.core.types import Outcome
+from ragtag.hooks.backward import Names, after_backward
+from ragtag.hooks.table import Table
+from ragtag.protocols.method import Method
+from ragtag.protocols.node import CATCH_UP
+from ragtag.training.averager import RPS, Transport
+from ragtag.training.checks import require_weight
+from ragtag.training.modules import buffer_parts
+from ragtag.training.replica import Replica
+from ragtag.training.tensors import Part
+
+MODELS_EVERY = 32
+
+
+class CrewLike(Protocol):
+    """What the hook needs of ``ragtag.join()``'s crew."""
+
+    @property
+    def transport(self) -> Transport:
+        """How peers are reached."""
+        ...
+
+    def record_round(self, outcome: Outcome) -> None:
+        """Write a round to the trace."""
+        ...
+
+    def enter(self, channel: int) -> bool:
+        """Take part on a channel; whether the crew has averaged on it before this peer came."""
+        ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A bucket that has come, and is to be filled with the average."""
+
+    numbers: Sequence[int]
+    buffer: Tensor
+    future: Future[Tensor]
+
+
+class CrewState:
+    """What ``average`` remembers on one peer.
+
+    crew: of ``ragtag.join()``. model: the module inside DDP. With it, peers compare their models here and
+    now, all begin with the model of the lowest peer that is there (what DDP's constructor does otherwise),
+    and models, with floating-point buffers, are averaged every ``models_every`` rounds, before the next
+    forward: what peers missed drifts no further. Without it only gradients are averaged.
+
+    averager: ``ragtag.RPS(repair=True)`` unless given. codec: how gradients travel ("fp32", "bf16", "int8");
+    models always as fp32. weight: how much this peer counts (a number, or a function called every step).
+    deadline_s: bounds a round; by default its bound comes from measurement.
+    channel: of the gradients; models use the next one.
+
+    Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model.
+    """
+
+    def __init__(
+        self,
+        crew: CrewLike,
+        model: torch.nn.Module | None = None,
+        *,
+        averager: Method | None = None,
+        codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
+        weight: float | Callable[[], float] = 1.0,
+        models_every: int = MODELS_EVERY,
+        deadline_s: float | None = None,
+        channel: int = 0,
+    ) -> None:
+        if isinstance(codec, str) and codec not in DENSE:
+            raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
+        if models_every < 1:
+            raise ValueError(f"models_every is {models_every}: give a number of rounds, 1 or more")
+        self._crew, self._transport = crew, crew.transport
+        self._method = RPS(repair=True) if averager is None else averager
+        self._codec = DENSE[codec] if isinstance(codec, str) else codec
+        self._weight, self._deadline_s, self._channel = weight, deadline_s, channel
+        self._models_every = models_every
+        self._names = Names(model)
+        self._waiting: list[_Waiting] = []
+        self._table: Table | None = None
+        self._models: Replica | None = None
+        self._due = False
+        self._round: int | None = None
+        self._missed = 0  # rounds, since models were averaged
+        self.behind = False
+        """Whether this peer missed much: it has no weight until models are averaged."""
+        self.outcome: Outcome | None = None
+        """What the last average of gradients came to."""
+        if model is not None:
+            self._open()
+            self._begin(model)
+
+    # -- What DDP calls
+
+    def take(self, bucket: GradBucket) -> Future[Tensor]:
+        """Take one bucket; with the last one, average all. See ``average``."""
+        if bucket.index() == 0:
+            self._waiting.clear()  # of a backward that came to no end
+        future: Future[Tensor] = Future()
+        numbers = self._names.numbers(bucket.parameters())
+        self._waiting.append(_Waiting(numbers, bucket.buffer(), future))
+        if bucket.is_last():
+            waiting, self._waiting = self._waiting, []
+            self._average(waiting)
+            for each in waiting:
+                each.future.set_result(each.buffer)
+        return future
+
+    def _average(self, waiting: Sequence[_Waiting]) -> None:
+        table = self._table if self._table is not None else self._open()
+        if len(self._names.names) > len(table.parts):
+            raise RuntimeError(
+                f"DDP has a gradient of {self._names.described(len(table.parts))}, which the peers have not "
+                "agreed on: give CrewState the module that is inside DDP, with all its parameters"
+            )
+        for each in waiting:
+            table.put(each.numbers, each.buffer)
+        fault = table.fault()
+        if fault is not None:
+            after_backward(lambda: _refuse(fault))
+            return
+        weight = self._weight() if callable(self._weight) else self._weight
+        weight = 0.0 if self.behind else require_weight(weight)
+        outcome = self._transport.start(self._channel, table.values, weight, self._deadline_s).wait()
+        for each in waiting:
+            table.take(outcome.mean, each.numbers, each.buffer)
+        self._note(outcome)
+
+    def _note(self, outcome: Outcome) -> None:
+        """Whether this peer missed rounds, and whether models are averaged next."""
+        self._crew.record_round(outcome)
+        if self._models is not None:
+            last = outcome.round - 1 if self._round is None else self._round
+            self._missed += outcome.round - last - 1
+            self.behind = self.behind or self._missed > CATCH_UP
+            # one that skipped the others' round of models makes up for it: their mean may have come already
+            self._due = (outcome.round + 1) // self._models_every > (last + 1) // self._models_every
+        self._round, self.outcome = outcome.round, outcome
+
+    # -- Models
+
+    def _open(self) -> Table:
+        """Agree with the crew on what is averaged."""
+        table = self._table = Table(self._names.names, self._names.parameters, self._codec, self._method.name)
+        self._transport.configure(self._channel, table.schema, self._method, self._codec)
+        self.behind = self._crew.enter(self._channel)
+        return table
+
+    def _begin(self, model: torch.nn.Module) -> None:
+        """All peers begin with the model of one."""
+        parts = [
+            Part(name, "parameter", lambda p=parameter: p)  # type: ignore[misc]
+            for name, parameter in model.named_parameters()
+        ]
+        parts += buffer_parts([model])[0]
+        self._models = Replica(parts, self._transport, RPS(repair=True), fp32, channel=self._channel + 1)
+        if self._crew.enter(self._channel + 1):
+            self.behind = True  # the others' next round of models brings theirs
+            model.register_forward_pre_hook(self._before_forward)
+            return
+        first = min(self._transport.live) == self._transport.me
+        outcome = self._models.average(1.0 if first else 0.0)
+        self._crew.record_round(outcome)
+        self.behind = not first and not bool(outcome.averaged.all())
+        model.register_forward_pre_hook(self._before_forward)
+
+    def _before_forward(self, _module: torch.nn.Module, _inputs: Any) -> None:
+        if self._due and torch.is_grad_enabled():
+            self.average_models()
+
+    def average_models(self) -> Outcome:
+        """Average models and buffers with the crew, now; every peer is to do so after the same round.
+
+        Raises RuntimeError where no model was given.
+        """
+        if self._models is None:
+            raise RuntimeError("average_models: give CrewState the model: CrewState(crew, model)")
+        self._due = False
+        outcome = self._models.average(0.0 if self.behind else 1.0)
+        self._crew.record_round(outcome)
+        # one that heard nobody is as much a peer as any, lest all wait for each other's model
+        self.behind, self._missed = False, 0
+        return outcome
+
+
+def _refuse(fault: str) -> None:
+    raise NotFinite(
+        f"{fault}. Nothing was sent, the other peers go on; take no step with this gradient. Lower the "
+        "learning rate or clip gradients"
+    )
+
+
+def average(state: CrewState, bucket: GradBucket) -> Future[Tensor]:
+    """Average DDP's gradients with a crew.
+
+    ``model.register_comm_hook(ragtag.hooks.CrewState(crew, module), ragtag.hooks.average)``
+
+    All buckets of a backward pass are one round on one channel, which begins with the last bucket; so DDP may
+    deal its buckets as it likes. What no average came for keeps this peer's own gradient. For DDP to send
+    nothing itself it must have a process group of its own: see ``ragtag.hooks.ddp``.
+
+    Raises NotFinite, from ``backward()``, naming the parameter: on the peer that has such a gradient only.
+    """
+    return state.take(bucket)
+
+
+# DDP compares the annotations themselves, not their texts
+average.__annotations__ = {"state": CrewState, "bucket": GradBucket, "return": Future[Tensor]}

@@ -6,6 +6,7 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from ragtag.app.environment import Place
+from ragtag.app.membership import Entrance
 from ragtag.app.state import Keeper
 from ragtag.app.tracefile import TraceWriter
-from ragtag.app.transport import DriverTransport, SoloTransport
+from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.core import trace
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.donor import DonorServer
@@ -33,8 +35,23 @@ from ragtag.training.state import Stateful
 
 LEAVE_S = 5.0
 """How long leaving may take."""
-FETCH_S = 600.0
-"""How long the crew's state may take to come; without it a peer goes on with what averages bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What a peer that joins anew has in place of what it had."""
+
+    place: Place
+    driver: Driver
+    entrance: Entrance
+    donor: DonorServer | None
+    shelf: Shelf | None
+    writer: TraceWriter | None
+    met: int
+
+
+Again = Callable[[Driver], Entered]
+"""Joins anew, where the members that a driver knows are. Raises JoinError."""
 
 
 class Crew:
@@ -53,12 +70,14 @@ class Crew:
         origin_s: float,
         donor: DonorServer | None = None,
         shelf: Shelf | None = None,
+        again: Again | None = None,
     ) -> None:
-        self._donor = donor
+        self._donor, self._again = donor, again
         self._keeper = Keeper(place.rank, place.seed, self.note)
         if shelf is not None:
             self._keeper.serve(shelf)
         self._last_round: int | None = None
+        self._last_s = time.monotonic()
         self._place, self._transport, self._driver, self._writer = place, transport, driver, writer
         self._origin_s = origin_s
         self._steps = self._samples = 0
@@ -78,7 +97,9 @@ class Crew:
 
     @property
     def rank(self) -> PeerId:
-        """This peer's number."""
+        """This peer's number. One that was out of reach for so long that its place was given away gets a new
+        one when it comes back.
+        """
         return self._place.rank
 
     @property
@@ -140,7 +161,7 @@ class Crew:
         self._keeper.take_in(optimizer)
         transport = self._transport
         if isinstance(transport, DriverTransport) and transport.late:
-            round_ = self._fetch() if first else None
+            round_ = self._fetch(transport.deadline_s) if first else None
             transport.take_part(optimizer.channel, -1 if round_ is None else round_)
 
     def enter(self, channel: int) -> bool:
@@ -151,18 +172,23 @@ class Crew:
         transport.take_part(channel, -1)
         return True
 
-    def _fetch(self) -> int | None:
+    def _fetch(self, at_most_s: float) -> int | None:
+        """The crew's state; without it, or after ``at_most_s``, a peer goes on with what averages bring."""
         if self._driver is None or self._place.key is None:
             return None
-        return self._keeper.fetch(self._place.key, self._driver.seats, FETCH_S)
+        return self._keeper.fetch(self._place.key, self._driver.seats, at_most_s)
 
     def _look_back(self, outcome: Outcome) -> None:
         """After a round: give the state to whom waits for it; take it anew after having been away for long.
 
-        While the state is fetched the crew goes on, so that the next gap is this peer's own doing.
+        While the state is fetched the crew goes on, so that the next gap is this peer's own doing. That may
+        take no longer than it was away.
         """
+        now_s = time.monotonic()
         last, self._last_round = self._last_round, outcome.round
-        if last is not None and outcome.round - last > 1 + CATCH_UP and self._fetch() is not None:
+        away_s, self._last_s = now_s - self._last_s, now_s
+        if last is not None and outcome.round - last > 1 + CATCH_UP:
+            self._fetch(away_s)
             self._last_round = None
         self._keeper.offer(outcome.round)
 
@@ -259,6 +285,38 @@ class Crew:
         )
 
     def record_round(self, outcome: Outcome) -> None:
+        """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
+        self._write_round(outcome)
+        if self._driver is not None and self._driver.lost_seat:
+            self._join_anew(self._driver, self._driver.lost_seat)
+
+    def _join_anew(self, old: Driver, why: str) -> None:
+        """Take another place, with the crew's state as any newcomer."""
+        transport = self._transport
+        if self._again is None or not isinstance(transport, DriverTransport):
+            raise SeatLost(f"this peer averages no more: {why}; start it again")
+        self.note(Noted("joins anew", self.rank, why))
+        if self._donor is not None:
+            self._donor.close()
+        entered = self._again(old)
+        old.close(0.0)
+        if self._writer is not None and self._writer is not entered.writer:
+            self._writer.close()
+        self._place, self._driver, self._donor = entered.place, entered.driver, entered.donor
+        self._writer = entered.writer
+        self._keeper.moved(entered.place.rank, entered.shelf)
+        self.record_join(entered.met)
+        transport.moved(entered.driver, entered.entrance)
+        for split in self._splits.values():
+            split.moved(entered.place.rank)
+        round_ = self._fetch(transport.deadline_s) if transport.late else None
+        self._last_round = None
+        kept = self._keeper.optimizer
+        for channel in transport.channels if transport.late else ():
+            known = round_ is not None and kept is not None and channel == kept.channel
+            transport.take_part(channel, round_ if known and round_ is not None else -1)
+
+    def _write_round(self, outcome: Outcome) -> None:
         """Write a round to this peer's trace."""
         if self._writer is None:
             return
@@ -280,6 +338,21 @@ class Crew:
                 expired=outcome.expired,
                 bytes_sent=traffic.bytes_sent if traffic else 0,
                 bytes_received=traffic.bytes_received if traffic else 0,
+            )
+        )
+
+    def record_join(self, met: int) -> None:
+        """Write to the trace that this peer is in, and how many others it met."""
+        driver = self._driver
+        rtts = list(driver.rtt_s().values()) if driver is not None else []
+        host, port = driver.endpoint.address if driver is not None else ("", 0)
+        self.record(
+            trace.Join(
+                t=self.now_s(),
+                peer=self.rank,
+                address=f"{host}:{port}",
+                rtt_s=sum(rtts) / len(rtts) if rtts else None,
+                others=met,
             )
         )
 

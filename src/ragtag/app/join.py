@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from ragtag import __version__
-from ragtag.app.crew import Crew
+from ragtag.app.crew import Again, Crew, Entered
 from ragtag.app.environment import (
     Address,
     Place,
@@ -32,9 +32,9 @@ from ragtag.app.membership import (
 )
 from ragtag.app.parties import outvoted_by
 from ragtag.app.state import start_donor
-from ragtag.app.token import TokenError, decode
+from ragtag.app.token import ADDRESSES_MAX, Token, TokenError, decode
 from ragtag.app.tracefile import TraceWriter, peer_file
-from ragtag.app.transport import DriverTransport, SoloTransport
+from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport, await_meeting
 from ragtag.core import trace
 from ragtag.core.types import Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION, Identity
@@ -45,6 +45,8 @@ from ragtag.network.udp import Endpoint
 from ragtag.protocols.node import Node
 
 _log = logging.getLogger("ragtag")
+_SEATS_TRIED_MAX = 16
+_GOODBYE_S = 1.0  # for a peer that ends before it was in, so that the others need not find out
 _EARLY_MAX = 256  # notes that wait until there is a crew to write them
 
 
@@ -118,7 +120,8 @@ def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s:
             entrance = launched(way.place, data, way.state_port)
             undo.callback(entrance.agent.close)
         node = Node(place.rank, place.size, place.seed)
-        crew = _meet(way, node, endpoint, dict(enumerate(known.addresses)), entrance)
+        driver, met = _start(way, node, endpoint, dict(enumerate(known.addresses)), entrance)
+        crew = _crew(way, driver, entrance, met)
         undo.pop_all()
     return crew
 
@@ -129,29 +132,71 @@ def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew
         token = decode(text, time.time())
     except TokenError as error:
         raise JoinError(str(error)) from None
+    way = _Way(place, None, origin_s, deadline_s, place.rank)
+    driver, entrance, met = _until_seated(way, token)
+    return _crew(way, driver, entrance, met)
+
+
+def _until_seated(way: _Way, token: Token) -> tuple[Driver, Entrance, int]:
+    """In by an invitation, as often as another peer has claimed the same seat at the same time."""
+    place = way.place
+    for seats_tried in range(_SEATS_TRIED_MAX):
+        with ExitStack() as undo:
+            try:
+                found = _through(way, token, undo)
+            except SeatLost as error:
+                _log.info("looking for another seat: %s", error)
+                name = None if place.name is None else f"{place.name}~{seats_tried + 1}"
+                way.place = replace(place, socket_fd=None, member_fd=None, name=name)
+                continue
+            undo.pop_all()
+            return found
+    raise JoinError(f"others took the seat that this peer wanted, {_SEATS_TRIED_MAX} times; start it again")
+
+
+def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance, int]:
+    """In by an invitation, with a seat and a running driver; how many peers were met.
+
+    Raises JoinError where nobody lets this peer in.
+    """
+    place = way.place
     endpoint = _endpoint(place) if place.socket_fd is not None else Endpoint((wildcard(token), 0))
-    with ExitStack() as undo:
-        undo.callback(endpoint.close)
-        way = _Way(place, None, origin_s, deadline_s, place.rank)
-        way.begin_giving(token.key, endpoint.address[0], undo)
-        try:
-            entrance = invited(place, token, endpoint.address[1], way.state_port, deadline_s)
-        except NotLetIn as error:
-            raise JoinError(str(error)) from None
-        undo.callback(entrance.agent.close)
-        place = way.place = seated(place, token, entrance)
-        if place.run_folder is not None:
-            way.writer = TraceWriter(place.run_folder / peer_file(place.rank))
-            undo.callback(way.writer.close)
-        node = Node(entrance.seat, entrance.n(), place.seed, place.size)
-        for peer, holder in entrance.agent.roster.seats.items():
-            if holder.live and not holder.card.averaging:
-                node.step(0.0, Visits(peer))
-        for peer in set(range(node.n)) - {node.me} - entrance.known.keys():
-            node.step(0.0, Left(peer))
-        crew = _meet(way, node, endpoint, entrance.known, entrance)
-        undo.pop_all()
-    return crew
+    undo.callback(endpoint.close)
+    way.begin_giving(token.key, endpoint.address[0], undo)
+    try:
+        entrance = invited(place, token, endpoint.address[1], way.state_port, way.deadline_s)
+    except NotLetIn as error:
+        raise JoinError(str(error)) from None
+    undo.callback(entrance.agent.close)
+    place = way.place = seated(place, token, entrance)
+    if place.run_folder is not None:
+        way.writer = TraceWriter(place.run_folder / peer_file(place.rank))
+        undo.callback(way.writer.close)
+    node = Node(entrance.seat, entrance.n(), place.seed, place.size)
+    for peer, holder in entrance.agent.roster.seats.items():
+        if holder.live and not holder.card.averaging:
+            node.step(0.0, Visits(peer))
+    for peer in set(range(node.n)) - {node.me} - entrance.known.keys():
+        node.step(0.0, Left(peer))
+    driver, met = _start(way, node, endpoint, entrance.known, entrance)
+    undo.callback(driver.close, 0.0)
+    return driver, entrance, met
+
+
+def _again(way: _Way) -> Again:
+    """How a peer that was taken for dead, and whose seat is another's now, comes in anew."""
+
+    def enter(driver: Driver) -> Entered:
+        place = way.place
+        addresses = driver.members()[:ADDRESSES_MAX]
+        if place.key is None or not addresses:
+            raise JoinError("no member of the crew is known any more; start this peer again")
+        token = Token(tuple(addresses), place.crew, place.key)
+        way.place = replace(place, socket_fd=None, member_fd=None, members=None, peers=None, name=None)
+        driver, entrance, met = _until_seated(way, token)
+        return Entered(way.place, driver, entrance, way.donor, way.shelf, way.writer, met)
+
+    return enter
 
 
 @dataclass(slots=True)
@@ -187,11 +232,11 @@ class _Way:
             self.early.append(note)
 
 
-def _meet(
+def _start(
     way: _Way, node: Node, endpoint: Endpoint, peers: Mapping[PeerId, Address], entrance: Entrance | None
-) -> Crew:
-    """Start the driver, and greet the others."""
-    place, deadline_s = way.place, way.deadline_s
+) -> tuple[Driver, int]:
+    """Start the driver, and greet the others; how many were there."""
+    place = way.place
     driver = Driver(
         node,
         endpoint,
@@ -201,32 +246,37 @@ def _meet(
         seed=place.seed,
         on_note=lambda now_s, note: way.note(note),
         agent=None if entrance is None else entrance.agent,
+        epoch=None if entrance is None else entrance.card.epoch,
     )
     driver.start()
     try:
-        met = _greet(place, driver, deadline_s) if len(node.live) > 1 or place.size > 1 else 0
+        met = _greet(place, driver, way.deadline_s)
     except BaseException:
-        driver.close(0.0)
+        driver.close(_GOODBYE_S)
         raise
+    return driver, met
+
+
+def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Crew:
+    place = way.place
     ready = place if way.number is None else replace(place, rank=way.number)
     transport = DriverTransport(
-        driver, deadline_s, on_ready=partial(announce_ready, ready), entrance=entrance
+        driver, way.deadline_s, on_ready=partial(announce_ready, ready), entrance=entrance
     )
-    crew = Crew(place, transport, driver, way.writer, way.origin_s, way.donor, way.shelf)
+    crew = Crew(
+        place,
+        transport,
+        driver,
+        way.writer,
+        way.origin_s,
+        donor=way.donor,
+        shelf=way.shelf,
+        again=None if entrance is None else _again(way),
+    )
     way.crews.append(crew)
     for note in way.early:
         crew.note(note)
-    rtts = driver.rtt_s().values()
-    host, port = peers.get(place.rank, endpoint.address)
-    crew.record(
-        trace.Join(
-            t=crew.now_s(),
-            peer=place.rank,
-            address=f"{host}:{port}",
-            rtt_s=sum(rtts) / len(rtts) if rtts else None,
-            others=met,
-        )
-    )
+    crew.record_join(met)
     return crew
 
 
@@ -248,13 +298,13 @@ def read_hello(blob: bytes) -> _Hello:
 
 def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
     """Meet the others; how many were there."""
-    mine = _Hello(__version__, VERSION, place.size, place.seed)
-    met = driver.meet(0, msgspec.json.encode(mine), deadline_s).result(2 * deadline_s + 1.0)
+    mine, node = _Hello(__version__, VERSION, place.size, place.seed), driver.node
+    met = await_meeting(driver, driver.meet(0, msgspec.json.encode(mine), deadline_s), 2 * deadline_s + 1.0)
     refused = _refused(mine, met.blobs)
     for peer, why in refused.items():
         _log.warning("peer %d is refused: %s", peer, why)
         driver.leave(peer)
-    absent = tuple(peer for peer in met.missing if peer not in driver.node.gone)
+    absent = tuple(peer for peer in met.missing if peer not in node.gone)
     missing = _names(absent)
     if absent and driver.other_versions:
         message = (
@@ -264,9 +314,11 @@ def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
         if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
             raise JoinError(message)
         _log.warning("%s", message)
+    if node.n == 1:
+        return 0  # the first one: there is nobody yet
     if not met.blobs:
         raise JoinError(
-            f"none of the other {place.size - 1} peers of crew {place.crew!r} answered within "
+            f"none of the other {node.n - 1} peers of crew {place.crew!r} answered within "
             f"{deadline_s:g} s; are they started, with the same crew name, and does the firewall let UDP "
             "through?"
         )

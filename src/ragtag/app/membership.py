@@ -57,7 +57,7 @@ def launched(place: Place, data: Address, state_port: int = 0) -> Entrance:
     """Membership of a peer that a launcher has given a seat to; it enters while the crew already meets."""
     assert place.key is not None
     assert place.members is not None
-    card = Card(VERSION, place.rank, 0, True, *data, state_port, place.size, place.seed)
+    card = Card(VERSION, place.rank, 0, _epoch(), True, *data, state_port, place.size, place.seed)
     sock = _socket(place.member_fd, place.members[place.rank])
     name = place.name or f"peer-{place.rank}"
     agent = _agent(name, place.members[place.rank], place.key, card, sock)
@@ -117,7 +117,7 @@ def invited(place: Place, token: Token, data_port: int, state_port: int, deadlin
     """
     sock, address, entries = member_socket(token, place.member_fd)
     host = address[0]
-    card = Card(VERSION, NO_SEAT, 0, False, host, data_port, state_port, 1, place.seed)
+    card = Card(VERSION, NO_SEAT, 0, _epoch(), False, host, data_port, state_port, 1, place.seed)
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
     agent = _agent(name, address, token.key, card, sock)
     try:
@@ -172,6 +172,11 @@ def _turn(agent: Agent, done: Callable[[], bool], for_s: float) -> None:
             agent.roster.changed(told.member, told.was)
 
     agent.run_until(done, for_s, take)
+
+
+def _epoch() -> int:
+    """What tells this process's datagrams from those of another with its number; above 0."""
+    return 1 + secrets.randbelow((1 << 32) - 1)
 
 
 def _agent(name: str, address: Address, key: bytes, card: Card, sock: socket.socket) -> Agent:

@@ -47,6 +47,10 @@ class Keeper:
         """Newcomers take what lies on this shelf."""
         self._shelf = shelf
 
+    def moved(self, me: PeerId, shelf: Shelf | None) -> None:
+        """This peer has another place."""
+        self.me, self._shelf = me, shelf
+
     def take_in(self, optimizer: CrewOptimizer) -> None:
         """This optimizer, with its model, is what is kept. The first one is; a crew may have more."""
         if self.optimizer is None:

@@ -16,7 +16,7 @@ from ragtag.app.parties import outvoted_by
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, SchemaMismatch
-from ragtag.core.types import Average, Done, Floats, Outcome, PeerId, Post
+from ragtag.core.types import Average, Done, Floats, Met, Outcome, PeerId, Post
 from ragtag.core.wire import name_hash
 from ragtag.network.driver import Driver
 from ragtag.protocols.board import Notices
@@ -29,6 +29,7 @@ PROBE = 254
 _PROBE_CHUNKS = 1024  # about a megabyte: long against a round trip, short against a model
 _AGREED = 1 << 16  # numbers the second meeting, of those that agree
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
+_SEAT_LOOK_S = 0.1  # how often one that meets the others makes sure that its number is its own
 
 _log = logging.getLogger("ragtag")
 T = TypeVar("T")
@@ -77,6 +78,23 @@ class Ready:
     def wait(self) -> Outcome:
         """The outcome."""
         return self.outcome
+
+
+def await_meeting(driver: Driver, meeting: concurrent.futures.Future[Met], deadline_s: float) -> Met:
+    """What a meeting came to.
+
+    Raises:
+        SeatLost: another peer has this one's number, so nobody answers it.
+    """
+    until_s = driver.now_s() + deadline_s
+    while True:
+        try:
+            return meeting.result(timeout=min(_SEAT_LOOK_S, max(0.0, until_s - driver.now_s())))
+        except TimeoutError:
+            if driver.lost_seat:
+                raise SeatLost(driver.lost_seat) from None
+            if not meeting.done() and driver.now_s() >= until_s:
+                raise
 
 
 class SoloTransport:
@@ -132,10 +150,11 @@ class DriverTransport:
         on_ready: Callable[[str], None] | None = None,
         entrance: Entrance | None = None,
     ) -> None:
-        self._driver, self._deadline_s, self._on_ready = driver, deadline_s, on_ready
+        self._driver, self.deadline_s, self._on_ready = driver, deadline_s, on_ready
         self._entrance = entrance
         self.me = driver.node.me
         self._meetings, self._method = 0, ""
+        self._opened: dict[int, tuple[Schema, Method, Codec]] = {}
 
     @property
     def late(self) -> bool:
@@ -161,12 +180,12 @@ class DriverTransport:
         chunks = schema.n_chunks(codec.elements)
         hash32 = schema.hash32()
         rtt_s = max(1e-4, self._driver.rto_s())
-        lane = Channel(method, codec, chunks, probe_s=self._deadline_s, rtt_s=rtt_s, reuse=True)
+        lane = Channel(method, codec, chunks, probe_s=self.deadline_s, rtt_s=rtt_s, reuse=True)
         probe_chunks = min(chunks, _PROBE_CHUNKS)
-        probe = Channel(rps, fp32, probe_chunks, probe_s=self._deadline_s, rtt_s=rtt_s)
+        probe = Channel(rps, fp32, probe_chunks, probe_s=self.deadline_s, rtt_s=rtt_s)
         # both channels are open before the peers meet: whoever is done first sends at once
-        self._driver.configure(channel, lane, hash32).result(self._deadline_s)
-        self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self._deadline_s)
+        self._driver.configure(channel, lane, hash32).result(self.deadline_s)
+        self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self.deadline_s)
         self._compare(schema)
         if self.late:
             self._driver.probed(channel, 2.0 * rtt_s)
@@ -177,19 +196,29 @@ class DriverTransport:
         else:
             self._driver.probed(channel, self._probe(probe_chunks) * chunks / probe_chunks)
         self._method = method.name
+        self._opened[channel] = schema, method, codec
         if not self.late:
             self._ready()
 
     def start(
         self, channel: int, values: Floats, weight: float, deadline_s: float | None = None
-    ) -> DriverPending:
-        """Begin the channel's next round. Raises SeatLost where another peer has this one's place."""
+    ) -> DriverPending | Ready:
+        """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
-            raise SeatLost(
-                f"this peer averages no more: {self._driver.lost_seat}. It was out of reach for so long "
-                "that it was declared dead; start it again to join anew"
-            )
+            return Ready(_alone(channel, values, weight, self.me))
         return DriverPending(self._driver.average(Average(channel, values, weight, deadline_s)), self._driver)
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """The channels that are open."""
+        return tuple(self._opened)
+
+    def moved(self, driver: Driver, entrance: Entrance) -> None:
+        """This peer has joined anew: open on ``driver`` what was open before."""
+        self._driver, self._entrance, self.me = driver, entrance, driver.node.me
+        self._meetings = 0
+        for channel, (schema, method, codec) in list(self._opened.items()):
+            self.configure(channel, schema, method, codec)
 
     def take_part(self, channel: int, round_: int) -> None:
         """Tell the crew that this peer averages from now on; go on once something newer is heard of it.
@@ -200,9 +229,9 @@ class DriverTransport:
         card = msgspec.structs.replace(self._entrance.card, averaging=True)
         told = self._driver.resume(channel, round_, card)
         try:
-            told.result(self._deadline_s)
+            told.result(self.deadline_s)
         except TimeoutError:
-            _log.warning("nothing was heard of the crew's rounds within %g s; going on", self._deadline_s)
+            _log.warning("nothing was heard of the crew's rounds within %g s; going on", self.deadline_s)
         self._ready()
 
     def _ready(self) -> None:
@@ -230,9 +259,8 @@ class DriverTransport:
     def _compare(self, schema: Schema) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
         self._meetings += 1
-        met = self._driver.meet(self._meetings, schema.encode(), self._deadline_s).result(
-            2 * self._deadline_s
-        )
+        meeting = self._driver.meet(self._meetings, schema.encode(), self.deadline_s)
+        met = await_meeting(self._driver, meeting, 2 * self.deadline_s)
         theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
         differing = {peer: other for peer, other in theirs.items() if other != schema}
         missing = [peer for peer in met.missing if peer not in self._driver.node.gone]
@@ -250,13 +278,33 @@ class DriverTransport:
             _log.warning("peer %d is refused, it averages something else: %s", peer, schema.difference(other))
             self._driver.leave(peer)
         # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
-        again = self._driver.meet(_AGREED + self._meetings, b"", self._deadline_s)
-        again.result(2 * self._deadline_s)
+        again = self._driver.meet(_AGREED + self._meetings, b"", self.deadline_s)
+        again.result(2 * self.deadline_s)
 
     def _probe(self, chunks: int) -> float:
         """Average zeros once, and say how long the longer stage took."""
         zeros = np.zeros((chunks, fp32.elements), np.float32)
-        outcome = self.start(PROBE, zeros, 1.0, self._deadline_s).wait()
+        outcome = self.start(PROBE, zeros, 1.0, self.deadline_s).wait()
         if outcome.expired:  # that long took a peer that died meanwhile; a round trip is all that is known
             return max(2.0 * self._driver.rto_s(), 1e-6)
         return max(outcome.scatter_s, outcome.gather_s, 1e-6)
+
+
+def _alone(channel: int, values: Floats, weight: float, me: PeerId) -> Outcome:
+    """A round that nobody else took part in."""
+    k = len(values)
+    return Outcome(
+        channel=channel,
+        round=0,
+        mean=values,
+        weight=np.full(k, weight, np.float32),
+        heard=np.full(k, 1 << me, np.uint64),
+        averaged=np.zeros(k, np.bool_),
+        missed=(),
+        waited_for=(),
+        started_s=0.0,
+        scatter_s=0.0,
+        gather_s=0.0,
+        total_s=0.0,
+        expired=False,
+    )

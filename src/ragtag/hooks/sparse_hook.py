@@ -112,8 +112,8 @@ class SparseState:
     def _receive(self) -> None:
         """Take all buckets' messages, in the last one's hook: others have travelled during the backward pass.
 
-        Not in callbacks of the futures: these run in the process group's threads, and Python code there ends
-        a process in an abort when its interpreter is shutting down.
+        Not in callbacks of the futures: these run in the process group's threads, where Python code may still
+        run while the interpreter shuts down.
         """
         under_way, self._under_way = self._under_way, []
         for one in under_way:

@@ -85,6 +85,7 @@ class Driver:
 
     peers: every other peer's address. on_note: called in the driver's thread with (now_s, note).
     agent: tells who comes and goes, turned by this driver from now on (``None``: peers do not change).
+    epoch: in all datagrams; where the agent's card has told it, else from the clock, so that it grows.
     """
 
     def __init__(
@@ -99,9 +100,10 @@ class Driver:
         on_note: Callable[[float, Noted], None] | None = None,
         recording: Recording | None = None,
         agent: Agent | None = None,
+        epoch: int | None = None,
     ) -> None:
         self.node, self.endpoint = node, endpoint
-        self._framer = Framer(identity, int(time.time() * 10) & 0xFFFFFFFF)
+        self._framer = Framer(identity, int(time.time() * 10) & 0xFFFFFFFF if epoch is None else epoch)
         self._flows = {peer: Flow(peer, address) for peer, address in peers.items() if peer != node.me}
         self._injector = Injector(faults or Faults(), seed, node.me)
         self._on_note = on_note
@@ -120,7 +122,7 @@ class Driver:
             self._people = People(node.me, agent, self._flows, self._injector)
             for peer, holder in agent.roster.seats.items():
                 if peer in self._flows:
-                    self._flows[peer].process = holder.epoch
+                    self._flows[peer].process = holder.card.epoch
         self._heard: dict[int, Future[None]] = {}
         self._watched = select.POLLIN
         self._poll = select.poll()
@@ -255,6 +257,14 @@ class Driver:
     def seats(self) -> dict[PeerId, Holder]:
         """Who holds which seat, as membership tells (empty: without membership)."""
         return {} if self._people is None else dict(self._people.agent.roster.seats)
+
+    def members(self) -> list[Address]:
+        """Where the membership of the living listens, as this peer knows it; the others', not its own."""
+        if self._people is None:
+            return []
+        machine = self._people.agent.machine
+        live = set(machine.live()) - {machine.me.name}
+        return [member.address for name, member in list(machine.members().items()) if name in live]
 
     @property
     def lost_seat(self) -> str:

@@ -119,13 +119,14 @@ class Inbound:
 class Flow:
     """All that concerns one peer.
 
-    process: which process it is, where membership has told (0: not yet). mute: it is gone for now; nothing is
-    sent to it, and what is known of it is kept.
+    process: the epoch that its datagrams must carry, where membership has told (``None``: not yet). mute: it
+    is gone for now; nothing is sent to it, and what is known of it is kept.
     """
 
     def __init__(self, peer: PeerId, address: Address) -> None:
         self.peer, self.address = peer, address
-        self.process, self.mute = 0, False
+        self.process: int | None = None
+        self.mute = False
         self.pacer = Pacer()
         self.queue: deque[Outgoing] = deque()
         self.endings: dict[int, Ending] = {}

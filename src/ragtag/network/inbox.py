@@ -74,6 +74,8 @@ class Inbox:
             taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
 
     def _enter(self, now_s: float, flow: Flow, epoch: int, taken: Taken) -> bool:
+        if flow.process is not None and epoch != flow.process:
+            return False  # another process that claims this one's number, or claimed it once
         known = flow.inbound.epoch
         if not flow.inbound.enter(epoch):
             return False

@@ -67,7 +67,11 @@ class People:
     def _reach(self, reach: Reach) -> None:
         """A process takes data at an address; where it is another one than before, all begins anew."""
         flow = self._flows.get(reach.peer)
-        if flow is not None and flow.process in (0, reach.epoch):
+        if (
+            flow is not None
+            and flow.process in (None, reach.epoch)
+            and flow.inbound.epoch in (-1, reach.epoch)
+        ):
             flow.process, flow.address = reach.epoch, reach.address
             return
         flow = self._flows[reach.peer] = Flow(reach.peer, reach.address)

@@ -30,13 +30,15 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     """What a member tells of itself in its metadata.
 
     wire: version of the data's format. seat, term: under which number it averages, and the how manieth holder
-    it is. averaging: whether it takes part; else it is on its way in. host, port: where it takes data;
+    it is. epoch: in its datagrams, so that another process's are not taken for its own. averaging: whether it
+    takes part; else it is on its way in. host, port: where it takes data;
     state_port: where it gives its training state to newcomers (0: nowhere). founded, seed: the crew's.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
     seat: Annotated[int, Meta(ge=NO_SEAT, lt=PEERS_MAX)]
     term: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    epoch: Annotated[int, Meta(ge=0, lt=1 << 32)]
     averaging: bool
     host: Annotated[str, Meta(min_length=1, max_length=HOST_BYTES_MAX)]
     port: Annotated[int, Meta(ge=1, le=65535)]
@@ -66,7 +68,7 @@ def decode_card(data: bytes) -> Card | None:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Data for ``peer`` goes to ``address`` from now on, to the process ``epoch``."""
+    """Data for ``peer`` goes to ``address`` from now on, to a process whose datagrams carry ``epoch``."""
 
     peer: PeerId
     address: Address
@@ -174,7 +176,7 @@ class Roster:
             if new.claim < Holder(self._name, self._epoch, self._mine).claim:
                 return []
             self._seats[peer] = new
-            return [Unseated(self.contested())] if self._mine.averaging else []
+            return [Unseated(self.contested())]
         other = before is not None and before.name != member.name
         if before is not None and other and before.live and before.claim > new.claim:
             return [Noted("seat taken", peer, f"{member.name} claims the seat of {before.name}")]
@@ -187,7 +189,7 @@ class Roster:
         self._seats[peer], self._at[member.name] = new, peer
         address = (card.host, card.port)
         if not process or before is None or address != (before.card.host, before.card.port):
-            effects.append(Reach(peer, address, member.epoch))
+            effects.append(Reach(peer, address, card.epoch))
         if process and before is not None and before.live and before.card.averaging == card.averaging:
             return effects
         if process and was is Status.DEAD:

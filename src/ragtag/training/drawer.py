@@ -32,6 +32,11 @@ class Drawer:
         # tenths of a second since 1970, as processes are told apart in datagrams
         self._pool = Pool(me, deck, time.time_ns() // 10**8)
         self._warned: set[int] = set()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Draw nothing more: the epoch under way ends here."""
+        self._stopped = True
 
     def draw(self, epoch: int) -> Iterator[tuple[int, int]]:
         """Yield (epoch, block) of each block that this peer is to use in an epoch, or in one before it."""
@@ -42,7 +47,7 @@ class Drawer:
             return
         self._pool.begin(epoch)
         look_s = _LOOK_FIRST_S
-        while True:
+        while not self._stopped:
             action = self._pool.next(time.monotonic(), self._peers.notices(self._topic), self._peers.live)
             self._pass_on()
             if isinstance(action, Tell):

@@ -77,6 +77,7 @@ class Split:
         self.epoch = 0
         self.report: EpochReport | None = None
         self._me, self._peers, self._seed, self._on_epoch = me, peers, seed, on_epoch
+        self._ordinal = ordinal
         self._source = self._loader = loader
         self._shards: list[Indices] | None = None
         self._all = None if isinstance(loader.dataset, IterableDataset) else _indices(loader)
@@ -121,6 +122,13 @@ class Split:
             return -(-sum(batches) // len(living))
         mine = batches[self._me] if self._me < len(batches) else 0
         return mine + -(-dead // len(living))
+
+    def moved(self, me: int) -> None:
+        """This peer has another number: what it draws under the old one ends, the next epoch begins anew."""
+        self._me = me
+        if self._all is not None:
+            self._drawer.stop()
+            self._deal(self._all, self._ordinal)
 
     def close(self, deadline_s: float = 1.0) -> None:
         """Nothing more will be drawn: give back what is claimed, and report what epochs came to.

@@ -10,8 +10,8 @@ A *fragment* fills one chunk (``ragtag.core.wire``), zeros behind what it needs.
 | 4 | u32 | base | index of the first entry |
 | 8, 10 | u16 | sender, fragment | |
 | 12 | u16 | round | its low bits |
-| 14 | bf16 | scales | int8 only: one for every 256 entries |
-| | | values | float32, bfloat16 or int8, one per entry |
+| 14 | bf16 | scales | for every 256 entries one (int8) or two levels (2 bits); else none |
+| | | values | float32, bfloat16, int8 or 2 bits (four a byte), one per entry |
 | | | indices | the others', after the base (``ragtag.codecs.indices``) |
 
 What was forged decodes to entries within the vector and finite values, or is refused; a fragment never
@@ -45,7 +45,7 @@ from ragtag.codecs.indices import (
     unrice,
 )
 from ragtag.codecs.selection import Selection, require_k
-from ragtag.codecs.values import from_bf16, from_int8, groups, to_bf16, to_int8
+from ragtag.codecs.values import from_2bit, from_bf16, from_int8, groups, to_2bit, to_bf16, to_int8
 from ragtag.core.types import Bytes, Floats
 from ragtag.core.wire import CHUNK_BYTES
 
@@ -60,8 +60,9 @@ HEADER = np.dtype(
         ("round", "<u2"),
     ]
 )
-VALUES = ("fp32", "bf16", "int8")
-_SIZES = (Sizes(4, 0), Sizes(2, 0), Sizes(1, 2))
+VALUES = ("fp32", "bf16", "int8", "2bit")
+_SIZES = (Sizes(32, 0), Sizes(16, 0), Sizes(8, 2), Sizes(2, 4))
+TWO_BITS = VALUES.index("2bit")
 FRAGMENTS_MAX = 1 << 16
 SIZE_MAX = 1 << 32
 
@@ -79,7 +80,7 @@ class Format:
 
     d: int
     k: int
-    values: Literal["fp32", "bf16", "int8"] = "int8"
+    values: Literal["fp32", "bf16", "int8", "2bit"] = "int8"
     indices: Literal["auto", "rice", "blocks"] = "auto"
 
     def __post_init__(self) -> None:
@@ -155,7 +156,7 @@ def _cut(at: Indices, coding: int, by_rice: bool) -> Pieces:
     from ragtag.codecs import kernels_wire
 
     starts, parameter = np.empty(len(at) + 1, np.int64), np.empty(len(at), np.int64)
-    n = kernels_wire.cut_rice(at, sizes.value, sizes.scale, starts, parameter)
+    n = kernels_wire.cut_rice(at, sizes.bits, sizes.scale, starts, parameter)
     return Pieces(starts[: n + 1], parameter[:n])
 
 
@@ -163,6 +164,8 @@ def _write(chunks: Bytes, at: Indices, values: Floats, pieces: Pieces, coding: i
     if by_rice and fast.compiled():
         from ragtag.codecs import kernels_wire
 
+        if coding == TWO_BITS:  # few sorts in float64, the same for both paths
+            _write_values(chunks, values, pieces)
         kernels_wire.write(chunks, at, values, pieces.starts, pieces.parameter, coding)
         return
     spans = zip(pieces.starts[:-1].tolist(), pieces.starts[1:].tolist(), strict=True)
@@ -178,8 +181,14 @@ def _values(values: Floats, coding: int) -> list[Bytes]:
         return [values.astype("<f4").view(np.uint8)]
     if coding == 1:
         return [to_bf16(values).astype("<u2").view(np.uint8)]
-    scales, steps = to_int8(values)
-    return [scales.astype("<u2").view(np.uint8), steps]
+    scales, steps = to_int8(values) if coding == 2 else to_2bit(values)
+    return [scales.astype("<u2").view(np.uint8).reshape(-1), steps]
+
+
+def _write_values(chunks: Bytes, values: Floats, pieces: Pieces) -> None:
+    for row, a, b in zip(chunks, pieces.starts[:-1].tolist(), pieces.starts[1:].tolist(), strict=True):
+        data = np.concatenate(_values(values[a:b], TWO_BITS))
+        row[HEADER_BYTES : HEADER_BYTES + len(data)] = data
 
 
 def decode(chunks: Bytes, form: Format, *, round_: int | None = None, sender: int | None = None) -> Decoded:
@@ -263,7 +272,7 @@ def _reasons(
 
 
 def _name(header: np.void) -> str:
-    return (*VALUES, "something unknown")[int(header["kind"]) & 3]
+    return VALUES[int(header["kind"]) & 3]
 
 
 def _read(row: Bytes, header: np.void, form: Format) -> tuple[Indices, Floats]:
@@ -271,7 +280,7 @@ def _read(row: Bytes, header: np.void, form: Format) -> tuple[Indices, Floats]:
     count, b = int(header["count"]) & COUNT_MAX, int(header["count"]) >> 11
     sizes, coding = _SIZES[VALUES.index(form.values)], VALUES.index(form.values)
     middle = HEADER_BYTES + groups(count) * sizes.scale
-    end = middle + count * sizes.value
+    end = middle + sizes.values(count)
     if end > len(row):
         raise Malformed("its values are cut short")
     raw = np.ascontiguousarray(row[middle:end])
@@ -280,7 +289,8 @@ def _read(row: Bytes, header: np.void, form: Format) -> tuple[Indices, Floats]:
     elif coding == 1:
         values = from_bf16(raw.view("<u2").astype(np.uint16))
     else:
-        values = from_int8(np.ascontiguousarray(row[HEADER_BYTES:middle]).view("<u2").astype(np.uint16), raw)
+        scales = np.ascontiguousarray(row[HEADER_BYTES:middle]).view("<u2").astype(np.uint16)
+        values = from_int8(scales, raw) if coding == 2 else from_2bit(scales, raw, count)
     if not np.isfinite(values).all():
         raise Malformed("it has values that are not finite")
     rest, base = np.ascontiguousarray(row[end:]), int(header["base"])
@@ -298,6 +308,7 @@ _STATUS = (
     "it has values that are not finite",
     "a scale is negative, not finite or too large",
     "its indices reach beyond the vector",
+    "a level is negative or not finite",
 )
 
 

@@ -57,7 +57,7 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
         "The end of training",
         "Messages lost",
         "GaussianK",
-        "What the paper says of training, measured here",
+        "What the paper says of training, measured here (the paper",
         "Outer steps after local ones",
     }
     assert sum(note.startswith("GaussianK at") for note in report.notes) == 4
@@ -81,11 +81,11 @@ def test_the_plans() -> None:
 
 def test_what_is_measured_of_u(trained) -> None:
     assert trained.size == 38_282 and trained.k == 382
-    per_step = ("off", "off_random", "share", "fit", "leap", "shape")
+    per_step = ("off", "off_random", "share", "fit", "leap", "rest", "shape")
     assert all(len(getattr(trained, name)) == 12 for name in per_step)
     assert set(trained.share) == {1.0}
     assert all(0 < x < y <= 1 for x, y in zip(trained.off, trained.off_random, strict=True))
-    assert all(x >= 1 for x in trained.leap)
+    assert all(low >= 1 > high for low, high in zip(trained.leap, trained.rest, strict=True))
     assert trained.steps == [4, 8, 12] and trained.bytes_at[-1] == trained.bytes == 12 * 1088
     assert list(trained.histograms) == [0, 3, 11]
     assert all(sum(h) == pytest.approx(1, abs=0.02) for h in trained.histograms.values())
@@ -102,10 +102,8 @@ def test_of_a_normal_vector_the_fit_is_right_and_of_a_cut_one_it_is_not() -> Non
     cut = np.clip(u, -2, 2)
     _look_at(cut, 1, 100, found)
     assert found.fit[1] == pytest.approx(gaussian_threshold(cut, 100) / 2) and found.fit[1] > 1.2
-    assert "too high: the tail has been cut off" in topk_compare.reason(
-        [replace(found, fit=[1.5], share=[0.1])]
-    )
-    assert "too low" in topk_compare.reason([replace(found, fit=[0.7], share=[3.0])])
+    assert "too high (excess" in topk_compare.reason([replace(found, fit=[1.5], share=[0.1])])
+    assert "too low (excess" in topk_compare.reason([replace(found, fit=[0.7], share=[3.0])])
 
 
 def test_lost_fragments_come_back_with_tickets_only() -> None:

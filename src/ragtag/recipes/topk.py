@@ -68,7 +68,7 @@ def reproduce(
         rows=topk_compare.rows(plan, results, names, quick=quick),
         tables=topk_compare.tables(plan, results, names),
         figures=topk_figure.figures(plan, results, names),
-        notes=[*NOTES, *_reasons(plan, results, names)],
+        notes=[_trained_on(names), *NOTES, *_reasons(plan, results, names)],
         data={
             "runs": [asdict(run) for run in results.runs],
             "outer": [asdict(run) for run in results.local],
@@ -76,6 +76,13 @@ def reproduce(
     )
     report.write(out)
     return report
+
+
+def _trained_on(names: dict[str, str]) -> str:
+    return (
+        f"Images are {names['images']}; text, for the LSTM and the transformer, is {names['text']}. Energy "
+        "is looked at before peer 0 selects; the end of training is the mean of its last quarter."
+    )
 
 
 def _reasons(plan: Plan, results: Results, names: dict[str, str]) -> list[str]:

@@ -59,8 +59,8 @@ class Trained:
 
     share: selected over k. off: |u - Top_k(u)|^2 / |u|^2. off_random: the same for random-k.
     shape: excess kurtosis of u (0: a normal's). bytes: sent by one peer. held: loss on held-out examples.
-    fit: the normal fit's threshold over the right one (the k-th largest magnitude). leap: how many k are
-    above half of the right one.
+    fit: the normal fit's threshold over the right one (the k-th largest magnitude). leap, rest: how
+    many k are above half of the right one, and above one and a half of it.
     """
 
     setup: Setup
@@ -79,6 +79,7 @@ class Trained:
     shape: list[float] = field(default_factory=list)
     fit: list[float] = field(default_factory=list)
     leap: list[float] = field(default_factory=list)
+    rest: list[float] = field(default_factory=list)
     histograms: dict[int, list[float]] = field(default_factory=dict)
 
     @property
@@ -183,6 +184,7 @@ def _look_at(u: Floats, step: int, k: int, found: Trained) -> None:
     right = math.sqrt(float(largest[0]))
     found.fit.append(gaussian_threshold(u, k) / right if right else math.inf)
     found.leap.append(float((energy > right**2 / 4).sum()) / k)
+    found.rest.append(float((largest > right**2 * 9 / 4).sum()) / k)
     drawn = randomly.select(u, k, randomly.init(), random.stream_key(1, "looks", step)).indices
     found.off_random.append(1 - float(energy[drawn].sum()) / total)
     deviation = float(u.std(dtype=np.float64))

@@ -35,17 +35,12 @@ from ragtag.codecs.indices import (
     RICE,
     Indices,
     Malformed,
-    Pieces,
-    Sizes,
-    blocks,
-    cut_blocks,
-    cut_rice,
-    rice,
     unblocks,
     unrice,
 )
+from ragtag.codecs.pack import SIZES, VALUES, cut, write
 from ragtag.codecs.selection import Selection, require_k
-from ragtag.codecs.values import from_2bit, from_bf16, from_int8, groups, to_2bit, to_bf16, to_int8
+from ragtag.codecs.values import from_2bit, from_bf16, from_int8, groups
 from ragtag.core.types import Bytes, Floats
 from ragtag.core.wire import CHUNK_BYTES
 
@@ -60,9 +55,6 @@ HEADER = np.dtype(
         ("round", "<u2"),
     ]
 )
-VALUES = ("fp32", "bf16", "int8", "2bit")
-_SIZES = (Sizes(32, 0), Sizes(16, 0), Sizes(8, 2), Sizes(2, 4))
-TWO_BITS = VALUES.index("2bit")
 FRAGMENTS_MAX = 1 << 16
 SIZE_MAX = 1 << 32
 
@@ -132,7 +124,7 @@ def encode(chosen: Selection, form: Format, round_: int, sender: int) -> Encoded
         raise ValueError("values that are not finite are not sent")
     coding = VALUES.index(form.values)
     by_rice = form.indices == "rice" or (form.indices == "auto" and fast.compiled())
-    pieces = _cut(at, coding, by_rice)
+    pieces = cut(at, coding, by_rice)
     count = len(pieces.parameter)
     if count > FRAGMENTS_MAX:
         raise ValueError(f"{n} entries need {count} fragments: send the vector in several, 65,536 each")
@@ -143,52 +135,8 @@ def encode(chosen: Selection, form: Format, round_: int, sender: int) -> Encoded
     header["count"] = np.diff(pieces.starts) | pieces.parameter << 11
     header["base"] = at[pieces.starts[:-1]]
     header["sender"], header["fragment"], header["round"] = sender, np.arange(count), round_ & 0xFFFF
-    _write(chunks, at, values, pieces, coding, by_rice)
+    write(chunks, at, values, pieces, coding, by_rice)
     return Encoded(chunks, pieces.starts)
-
-
-def _cut(at: Indices, coding: int, by_rice: bool) -> Pieces:
-    sizes = _SIZES[coding]
-    if not by_rice:
-        return cut_blocks(at, sizes)
-    if not fast.compiled():
-        return cut_rice(at, sizes)
-    from ragtag.codecs import kernels_wire
-
-    starts, parameter = np.empty(len(at) + 1, np.int64), np.empty(len(at), np.int64)
-    n = kernels_wire.cut_rice(at, sizes.bits, sizes.scale, starts, parameter)
-    return Pieces(starts[: n + 1], parameter[:n])
-
-
-def _write(chunks: Bytes, at: Indices, values: Floats, pieces: Pieces, coding: int, by_rice: bool) -> None:
-    if by_rice and fast.compiled():
-        from ragtag.codecs import kernels_wire
-
-        if coding == TWO_BITS:  # few sorts in float64, the same for both paths
-            _write_values(chunks, values, pieces)
-        kernels_wire.write(chunks, at, values, pieces.starts, pieces.parameter, coding)
-        return
-    spans = zip(pieces.starts[:-1].tolist(), pieces.starts[1:].tolist(), strict=True)
-    for row, (a, b), parameter in zip(chunks, spans, pieces.parameter.tolist(), strict=True):
-        parts = [*_values(values[a:b], coding)]
-        parts.append(rice(at[a:b], parameter) if by_rice else blocks(at[a:b]))
-        data = np.concatenate(parts)
-        row[HEADER_BYTES : HEADER_BYTES + len(data)] = data
-
-
-def _values(values: Floats, coding: int) -> list[Bytes]:
-    if coding == 0:
-        return [values.astype("<f4").view(np.uint8)]
-    if coding == 1:
-        return [to_bf16(values).astype("<u2").view(np.uint8)]
-    scales, steps = to_int8(values) if coding == 2 else to_2bit(values)
-    return [scales.astype("<u2").view(np.uint8).reshape(-1), steps]
-
-
-def _write_values(chunks: Bytes, values: Floats, pieces: Pieces) -> None:
-    for row, a, b in zip(chunks, pieces.starts[:-1].tolist(), pieces.starts[1:].tolist(), strict=True):
-        data = np.concatenate(_values(values[a:b], TWO_BITS))
-        row[HEADER_BYTES : HEADER_BYTES + len(data)] = data
 
 
 def decode(chunks: Bytes, form: Format, *, round_: int | None = None, sender: int | None = None) -> Decoded:
@@ -278,7 +226,7 @@ def _name(header: np.void) -> str:
 def _read(row: Bytes, header: np.void, form: Format) -> tuple[Indices, Floats]:
     """One fragment whose header is good. Raises ValueError."""
     count, b = int(header["count"]) & COUNT_MAX, int(header["count"]) >> 11
-    sizes, coding = _SIZES[VALUES.index(form.values)], VALUES.index(form.values)
+    sizes, coding = SIZES[VALUES.index(form.values)], VALUES.index(form.values)
     middle = HEADER_BYTES + groups(count) * sizes.scale
     end = middle + sizes.values(count)
     if end > len(row):

@@ -148,7 +148,7 @@ def _gaussian(plan: Plan, results: Results, names: dict[str, str]) -> Table:
                     f"{np.median(share):.2g} ({share.min():.2g} to {share.max():.2g})",
                     f"{low:.0%}",
                     f"{high:.0%}",
-                    *(f"{np.median(_all(chosen, name)):.2g}" for name in ("fit", "leap", "rest", "shape")),
+                    *(f"{np.median(_all(chosen, name)):.3g}" for name in ("fit", "leap", "rest", "shape")),
                 )
             )
     columns = (
@@ -172,9 +172,9 @@ def reason(runs: Sequence[Trained]) -> str:
     outside = float(((share < _BAND[0]) | (share > _BAND[1])).mean())
     which = "low" if fit < 1 else "high"
     return (
-        f"the normal fit's threshold is {fit:.2g} of the right one in the middle step, too {which} (excess "
-        f"kurtosis {shape:.2g}), and error feedback has cut off the tail at about the right one: half of it "
-        f"lets {leap:.2g} k pass, one and a half times it {rest:.2g} k, so corrections by 1/2 and 3/2 leap "
+        f"the normal fit's threshold is {fit:.3g} of the right one in the middle step, too {which} (excess "
+        f"kurtosis {shape:.3g}), and error feedback has cut off the tail at about the right one: half of it "
+        f"lets {leap:.3g} k pass, one and a half times it {rest:.3g} k, so corrections by 1/2 and 3/2 leap "
         f"over the band from 2/3 to 4/3; {outside:.0%} of steps end outside"
     )
 

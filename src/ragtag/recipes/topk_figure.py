@@ -13,7 +13,8 @@ from ragtag.recipes.topk_local import Outer
 from ragtag.recipes.topk_plan import LOSSES, RATIOS, Plan, Results, select
 from ragtag.recipes.topk_training import BINS, Trained
 
-_SHOWN = ("dense", "gaussian-k", "gaussian-k, strict", "random-k", "top-k")
+_SHOWN = ("dense", "gaussian-k", "random-k", "top-k")
+_COLOURS = (PALETTE[0], PALETTE[2], PALETTE[6], PALETTE[10])
 
 
 def figures(plan: Plan, results: Results, names: dict[str, str]) -> list[Figure]:
@@ -36,7 +37,7 @@ def _training(all_runs: list[Trained], where: str, number: int) -> Figure:
         if s.selector not in _SHOWN:
             continue
         look = {
-            "color": PALETTE[2 * _SHOWN.index(s.selector)],
+            "color": _COLOURS[_SHOWN.index(s.selector)],
             "linewidth": 1.4,
             "linestyle": "--" if s.selector != "dense" and s.ratio == RATIOS[0] else "-",
             "label": s.selector if s.selector == "dense" else f"{s.selector} {s.ratio:.1%}",

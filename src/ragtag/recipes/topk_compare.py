@@ -154,15 +154,15 @@ def _gaussian(plan: Plan, results: Results, names: dict[str, str]) -> Table:
     columns = (
         "GaussianK",
         "selected / k",
-        "steps below 2/3",
-        "above 4/3",
-        "first threshold",
-        "k's at 0.5",
-        "k's at 1.5",
+        "< 2/3",
+        "> 4/3",
+        "first t",
+        "at t/2",
+        "at 3t/2",
         "kurtosis",
     )
-    what = "medians; thresholds are in units of the right one, kurtosis is a normal's excess"
-    return Table(f"GaussianK: how many it selects, and why ({what})", columns, tuple(lines))
+    what = "medians; t: the right threshold; at: how many k are above; kurtosis: in excess of a normal's"
+    return Table(f"GaussianK: steps that miss k, and why ({what})", columns, tuple(lines))
 
 
 def reason(runs: Sequence[Trained]) -> str:
@@ -227,6 +227,6 @@ def _outer(results: Results) -> Table:
             )
         )
     s = dense.setup
-    columns = ("sent", "training loss", "held-out", "over DiLoCo's", "MB per peer", "fewer bytes")
+    columns = ("sent", "training loss", "held-out", "over DiLoCo's", "MB", "fewer bytes")
     where = f"transformer, {s.n} peers, {s.rounds} rounds of {s.local_steps} steps"
     return Table(f"Outer steps after local ones: {where}", columns, tuple(lines))

@@ -132,7 +132,7 @@ def _outer(runs: Sequence[Outer]) -> Figure:
     by_bytes.set_xscale("log")
     by_bytes.legend(fontsize=7, frameon=False, labelcolor=FAINT)
     caption = (
-        "A small transformer on text. Sparse: 64 of each 4,096 entries of the difference to the anchor, "
+        "A small transformer on text. Top-k: 64 of each 4,096 entries of the difference to the anchor, "
         "error feedback with a decay of .95, the outer step is the mean. One seed."
     )
     return Figure("outer", caption, svg(drawn))

@@ -68,11 +68,11 @@ def methods(n: int, rounds: int) -> list[Local]:
     """The runs that are compared."""
     sgd, nesterov = Nesterov(1.0, 0.0), Nesterov()
     return [
-        Local("dense, Nesterov (DiLoCo)", None, nesterov, n, rounds=rounds),
+        Local("dense, DiLoCo", None, nesterov, n, rounds=rounds),
         Local("dense, mean", None, sgd, n, rounds=rounds),
-        Local("chunked top-k, fp32", "fp32", sgd, n, rounds=rounds),
-        Local("chunked top-k, int8", "int8", sgd, n, rounds=rounds),
-        Local("chunked top-k, 2-bit (SparseLoCo)", "2bit", sgd, n, rounds=rounds),
+        Local("top-k, fp32", "fp32", sgd, n, rounds=rounds),
+        Local("top-k, int8", "int8", sgd, n, rounds=rounds),
+        Local("top-k, 2-bit", "2bit", sgd, n, rounds=rounds),
     ]
 
 

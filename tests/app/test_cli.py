@@ -20,7 +20,7 @@ from ragtag.recipes.base import Report, row
 from tests.app.command import error_of, invoke, runner
 
 SRC = Path(__file__).parents[2] / "src"
-COMMANDS = ("demo", "run", "simulate", "reproduce", "report", "watch")
+COMMANDS = ("demo", "run", "simulate", "reproduce", "probe", "report", "watch")
 
 
 @pytest.fixture

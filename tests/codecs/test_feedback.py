@@ -36,7 +36,7 @@ def gradient(round_: int, d: int = D) -> np.ndarray:
 @given(
     data=st.data(),
     selector=st.sampled_from([exact, sampled, randomly, chunked(512), gaussian, sidco_exponential, reused]),
-    values=st.sampled_from(["fp32", "bf16", "int8"]),
+    values=st.sampled_from(["fp32", "bf16", "int8", "2bit"]),
     d=st.sampled_from([1, 5, 3000, D]),
 )
 def test_gradients_are_committed_pending_or_in_the_residual(data, selector, values, d) -> None:

@@ -15,13 +15,13 @@ from ragtag.codecs.indices import COUNT_MAX
 from ragtag.codecs.selection import NONE, Selection
 from ragtag.codecs.sparse import Format, decode, encode
 from ragtag.codecs.topk import top_k
-from ragtag.codecs.values import from_bf16, from_int8, to_bf16, to_int8
+from ragtag.codecs.values import from_2bit, from_bf16, from_int8, to_2bit, to_bf16, to_int8
 from ragtag.core.seed import generator
 from ragtag.core.wire import CHUNK_BYTES
 from tests.codecs.vectors import heavy
 
 PATHS = ["plain", pytest.param("compiled", marks=pytest.mark.skipif(not fast.available(), reason="no numba"))]
-VALUES = ["fp32", "bf16", "int8"]
+VALUES = ["fp32", "bf16", "int8", "2bit"]
 INDICES = ["rice", "blocks"]
 SIZES = st.sampled_from([1, 2, 65_535, 65_537, 1 << 20, (1 << 32) - 1])
 
@@ -71,6 +71,8 @@ def expected(chosen: Selection, starts, values: str) -> np.ndarray:
     if values == "bf16":
         return from_bf16(to_bf16(chosen.values))
     spans = pairwise(starts)
+    if values == "2bit":
+        return np.concatenate([from_2bit(*to_2bit(chosen.values[a:b]), b - a) for a, b in spans])
     return np.concatenate([from_int8(*to_int8(chosen.values[a:b])) for a, b in spans])
 
 
@@ -122,11 +124,14 @@ def test_both_paths_write_the_same_bytes(values, made) -> None:
 
 
 @paths
-@pytest.mark.parametrize(("ratio", "bits"), [(0.001, 20.0), (0.01, 16.6)])
-def test_bits_per_entry(path, ratio, bits) -> None:
+@pytest.mark.parametrize(
+    ("values", "ratio", "bits"),
+    [("int8", 0.001, 20.0), ("int8", 0.01, 16.6), ("2bit", 0.001, 14.1), ("2bit", 0.01, 10.6)],
+)
+def test_bits_per_entry(path, values, ratio, bits) -> None:
     d = 4_000_000
     k = int(ratio * d)
-    form = Format(d, k, "int8", "rice")
+    form = Format(d, k, values, "rice")
     with on(path):
         sent = encode(top_k(heavy(d), k), form, 0, 0)
     full = sent.starts[-2]  # the last one is filled up with zeros

@@ -10,6 +10,7 @@ from rich.console import Console
 from ragtag import __version__
 from ragtag.app.commands import look, options, start
 from ragtag.app.commands.common import examples, plain_errors, print_json, progress, settings
+from ragtag.app.commands.probe import probe
 from ragtag.app.commands.simulate import simulate
 from ragtag.recipes import RECIPES
 
@@ -110,6 +111,15 @@ def reproduce(
     raise typer.Exit(0 if report.ok else 1)
 
 
+app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "ragtag probe train.py",
+        "ragtag probe --parameters 25M --rate 50Mbit",
+        "ragtag probe --model my_package.models:build --peers 8 --run runs/demo-20260101-120000",
+        "ragtag probe --parameters 25M --ratio 0.01 --json",
+    ),
+)(probe)
 app.command(epilog=examples("ragtag report runs/demo-20260101-120000 --open", "ragtag report RUN --json"))(
     look.report
 )

@@ -29,10 +29,14 @@ RICE, BLOCKS = 0, 1
 
 
 class Sizes(NamedTuple):
-    """Bytes of one value, and of one scale for each 256 of them (0: no scales)."""
+    """Bits of one value, and bytes of scales for each 256 of them (0: none)."""
 
-    value: int
+    bits: int
     scale: int
+
+    def values(self, n: int) -> int:
+        """Bytes that ``n`` values take, without their scales."""
+        return (n * self.bits + 7) // 8
 
 
 class Pieces(NamedTuple):
@@ -54,7 +58,7 @@ def rice_parameter(span: int, gaps: int) -> int:
 def cut_rice(indices: Indices, sizes: Sizes) -> Pieces:
     """As many indices in each piece as fit, with the b that suits the piece."""
     starts, parameters, at, n = [0], [], 0, len(indices)
-    guess = ROOM // (sizes.value + 1)
+    guess = 8 * ROOM // (sizes.bits + 8)
     while at < n:
         gaps = np.diff(indices[at : at + COUNT_MAX]) - 1
         first = min(len(gaps), guess - 1)
@@ -85,7 +89,7 @@ def _rice_fit(gaps: Indices, b: int, sizes: Sizes) -> int:
 
 
 def _value_bytes(n: Indices, sizes: Sizes) -> Indices:
-    return n * sizes.value + (n + 255) // 256 * sizes.scale
+    return (n * sizes.bits + 7) // 8 + (n + 255) // 256 * sizes.scale
 
 
 def rice(indices: Indices, b: int) -> Bytes:

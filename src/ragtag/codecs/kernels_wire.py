@@ -16,6 +16,7 @@ _ROOM = 1088 - _HEADER
 _COUNT_MAX = 2047
 _B_MAX = 31
 _SCALE_MAX = 0x7C00
+_LEVEL_MAX = 0x7F7F
 
 
 @compile_
@@ -30,11 +31,11 @@ def _parameter(span: int, gaps: int) -> int:
 
 
 @compile_
-def _fit(at: Indices, start: int, b: int, value: int, scale: int) -> int:
+def _fit(at: Indices, start: int, b: int, bits: int, scale: int) -> int:
     n, unary = 1, 0
     for i in range(start + 1, min(start + _COUNT_MAX, at.size)):
         unary += ((at[i] - at[i - 1] - 1) >> b) + 1
-        need = (n + 1) * value + (n + 256) // 256 * scale + (unary + 7) // 8 + (n * b + 7) // 8
+        need = ((n + 1) * bits + 7) // 8 + (n + 256) // 256 * scale + (unary + 7) // 8 + (n * b + 7) // 8
         if need > _ROOM:
             break
         n += 1
@@ -42,20 +43,20 @@ def _fit(at: Indices, start: int, b: int, value: int, scale: int) -> int:
 
 
 @compile_
-def cut_rice(at: Indices, value: int, scale: int, starts: Indices, parameter: Indices) -> int:
+def cut_rice(at: Indices, bits: int, scale: int, starts: Indices, parameter: Indices) -> int:
     """Where pieces start, and their b; how many there are."""
     n, start = 0, 0
     starts[0] = 0
     while start < at.size:
-        gaps = min(_ROOM // (value + 1), at.size - start, _COUNT_MAX) - 1
+        gaps = min(8 * _ROOM // (bits + 8), at.size - start, _COUNT_MAX) - 1
         b = _parameter(at[start + gaps] - at[start] - gaps, gaps)
-        taken = _fit(at, start, b, value, scale)
+        taken = _fit(at, start, b, bits, scale)
         if taken > 1:
             b = _parameter(at[start + taken - 1] - at[start] - (taken - 1), taken - 1)
-            taken = _fit(at, start, b, value, scale)
+            taken = _fit(at, start, b, bits, scale)
             middle = b
             for other in (middle - 1, middle + 1):
-                more = _fit(at, start, other, value, scale) if 0 <= other <= _B_MAX else 0
+                more = _fit(at, start, other, bits, scale) if 0 <= other <= _B_MAX else 0
                 if more > taken:
                     b, taken = other, more
         parameter[n] = b
@@ -83,6 +84,8 @@ def _write_values(row: Bytes, values: Floats, coding: int) -> int:
             row[_HEADER + 2 * i + 1] = np.uint8(half >> np.uint32(8) & np.uint32(255))
         return _HEADER + 2 * n
     groups = (n + 255) // 256
+    if coding == 3:  # they are written already
+        return _HEADER + 4 * groups + (n + 3) // 4
     at = _HEADER + 2 * groups
     one = np.empty(1, np.float32)
     as_bits = one.view(np.uint32)
@@ -137,11 +140,35 @@ def write(
 
 
 @compile_
+def _read_2bit(row: Bytes, out: Floats) -> tuple[int, int]:
+    """As ``_read_values``: a sign and one of the group's two levels, four values a byte."""
+    n = out.size
+    groups = (n + 255) // 256
+    begin = _HEADER + 4 * groups
+    if begin + (n + 3) // 4 > row.size:
+        return 0, 1
+    levels = np.empty(2 * groups, np.float32)
+    bits = levels.view(np.uint32)
+    for i in range(2 * groups):
+        half = np.uint32(row[_HEADER + 2 * i]) | np.uint32(row[_HEADER + 2 * i + 1]) << np.uint32(8)
+        if half > np.uint32(_LEVEL_MAX):
+            return 0, 6
+        bits[i] = half << np.uint32(16)
+    for i in range(n):
+        code = row[begin + (i >> 2)] >> np.uint8(2 * (i & 3)) & np.uint8(3)
+        level = levels[2 * (i >> 8) + (code & 1)]
+        out[i] = -level if code & 2 else level
+    return begin + (n + 3) // 4, 0
+
+
+@compile_
 def _read_values(row: Bytes, out: Floats, coding: int) -> tuple[int, int]:
     """Where the indices begin, and the status."""
     n = out.size
     bits = out.view(np.uint32)
     groups = (n + 255) // 256
+    if coding == 3:
+        return _read_2bit(row, out)
     begin = _HEADER + (2 * groups if coding == 2 else 0)
     size = 4 if coding == 0 else (2 if coding == 1 else 1)
     if begin + n * size > row.size:

@@ -27,7 +27,7 @@ class Options:
 
     density: Density = field(default_factory=Density)
     selector: Selector = sampled
-    values: Literal["fp32", "bf16", "int8"] = "int8"
+    values: Literal["fp32", "bf16", "int8", "2bit"] = "int8"
     indices: Literal["auto", "rice", "blocks"] = "auto"
     decay: float = 1.0
     momentum: float = 0.0

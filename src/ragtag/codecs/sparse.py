@@ -10,8 +10,8 @@ A *fragment* fills one chunk (``ragtag.core.wire``), zeros behind what it needs.
 | 4 | u32 | base | index of the first entry |
 | 8, 10 | u16 | sender, fragment | |
 | 12 | u16 | round | its low bits |
-| 14 | bf16 | scales | int8 only: one for every 256 entries |
-| | | values | float32, bfloat16 or int8, one per entry |
+| 14 | bf16 | scales | for every 256 entries one (int8) or two levels (2 bits); else none |
+| | | values | float32, bfloat16, int8 or 2 bits (four a byte), one per entry |
 | | | indices | the others', after the base (``ragtag.codecs.indices``) |
 
 What was forged decodes to entries within the vector and finite values, or is refused; a fragment never
@@ -35,17 +35,12 @@ from ragtag.codecs.indices import (
     RICE,
     Indices,
     Malformed,
-    Pieces,
-    Sizes,
-    blocks,
-    cut_blocks,
-    cut_rice,
-    rice,
     unblocks,
     unrice,
 )
+from ragtag.codecs.pack import SIZES, VALUES, cut, write
 from ragtag.codecs.selection import Selection, require_k
-from ragtag.codecs.values import from_bf16, from_int8, groups, to_bf16, to_int8
+from ragtag.codecs.values import from_2bit, from_bf16, from_int8, groups
 from ragtag.core.types import Bytes, Floats
 from ragtag.core.wire import CHUNK_BYTES
 
@@ -60,8 +55,6 @@ HEADER = np.dtype(
         ("round", "<u2"),
     ]
 )
-VALUES = ("fp32", "bf16", "int8")
-_SIZES = (Sizes(4, 0), Sizes(2, 0), Sizes(1, 2))
 FRAGMENTS_MAX = 1 << 16
 SIZE_MAX = 1 << 32
 
@@ -79,7 +72,7 @@ class Format:
 
     d: int
     k: int
-    values: Literal["fp32", "bf16", "int8"] = "int8"
+    values: Literal["fp32", "bf16", "int8", "2bit"] = "int8"
     indices: Literal["auto", "rice", "blocks"] = "auto"
 
     def __post_init__(self) -> None:
@@ -131,7 +124,7 @@ def encode(chosen: Selection, form: Format, round_: int, sender: int) -> Encoded
         raise ValueError("values that are not finite are not sent")
     coding = VALUES.index(form.values)
     by_rice = form.indices == "rice" or (form.indices == "auto" and fast.compiled())
-    pieces = _cut(at, coding, by_rice)
+    pieces = cut(at, coding, by_rice)
     count = len(pieces.parameter)
     if count > FRAGMENTS_MAX:
         raise ValueError(f"{n} entries need {count} fragments: send the vector in several, 65,536 each")
@@ -142,44 +135,8 @@ def encode(chosen: Selection, form: Format, round_: int, sender: int) -> Encoded
     header["count"] = np.diff(pieces.starts) | pieces.parameter << 11
     header["base"] = at[pieces.starts[:-1]]
     header["sender"], header["fragment"], header["round"] = sender, np.arange(count), round_ & 0xFFFF
-    _write(chunks, at, values, pieces, coding, by_rice)
+    write(chunks, at, values, pieces, coding, by_rice)
     return Encoded(chunks, pieces.starts)
-
-
-def _cut(at: Indices, coding: int, by_rice: bool) -> Pieces:
-    sizes = _SIZES[coding]
-    if not by_rice:
-        return cut_blocks(at, sizes)
-    if not fast.compiled():
-        return cut_rice(at, sizes)
-    from ragtag.codecs import kernels_wire
-
-    starts, parameter = np.empty(len(at) + 1, np.int64), np.empty(len(at), np.int64)
-    n = kernels_wire.cut_rice(at, sizes.value, sizes.scale, starts, parameter)
-    return Pieces(starts[: n + 1], parameter[:n])
-
-
-def _write(chunks: Bytes, at: Indices, values: Floats, pieces: Pieces, coding: int, by_rice: bool) -> None:
-    if by_rice and fast.compiled():
-        from ragtag.codecs import kernels_wire
-
-        kernels_wire.write(chunks, at, values, pieces.starts, pieces.parameter, coding)
-        return
-    spans = zip(pieces.starts[:-1].tolist(), pieces.starts[1:].tolist(), strict=True)
-    for row, (a, b), parameter in zip(chunks, spans, pieces.parameter.tolist(), strict=True):
-        parts = [*_values(values[a:b], coding)]
-        parts.append(rice(at[a:b], parameter) if by_rice else blocks(at[a:b]))
-        data = np.concatenate(parts)
-        row[HEADER_BYTES : HEADER_BYTES + len(data)] = data
-
-
-def _values(values: Floats, coding: int) -> list[Bytes]:
-    if coding == 0:
-        return [values.astype("<f4").view(np.uint8)]
-    if coding == 1:
-        return [to_bf16(values).astype("<u2").view(np.uint8)]
-    scales, steps = to_int8(values)
-    return [scales.astype("<u2").view(np.uint8), steps]
 
 
 def decode(chunks: Bytes, form: Format, *, round_: int | None = None, sender: int | None = None) -> Decoded:
@@ -263,15 +220,15 @@ def _reasons(
 
 
 def _name(header: np.void) -> str:
-    return (*VALUES, "something unknown")[int(header["kind"]) & 3]
+    return VALUES[int(header["kind"]) & 3]
 
 
 def _read(row: Bytes, header: np.void, form: Format) -> tuple[Indices, Floats]:
     """One fragment whose header is good. Raises ValueError."""
     count, b = int(header["count"]) & COUNT_MAX, int(header["count"]) >> 11
-    sizes, coding = _SIZES[VALUES.index(form.values)], VALUES.index(form.values)
+    sizes, coding = SIZES[VALUES.index(form.values)], VALUES.index(form.values)
     middle = HEADER_BYTES + groups(count) * sizes.scale
-    end = middle + count * sizes.value
+    end = middle + sizes.values(count)
     if end > len(row):
         raise Malformed("its values are cut short")
     raw = np.ascontiguousarray(row[middle:end])
@@ -280,7 +237,8 @@ def _read(row: Bytes, header: np.void, form: Format) -> tuple[Indices, Floats]:
     elif coding == 1:
         values = from_bf16(raw.view("<u2").astype(np.uint16))
     else:
-        values = from_int8(np.ascontiguousarray(row[HEADER_BYTES:middle]).view("<u2").astype(np.uint16), raw)
+        scales = np.ascontiguousarray(row[HEADER_BYTES:middle]).view("<u2").astype(np.uint16)
+        values = from_int8(scales, raw) if coding == 2 else from_2bit(scales, raw, count)
     if not np.isfinite(values).all():
         raise Malformed("it has values that are not finite")
     rest, base = np.ascontiguousarray(row[end:]), int(header["base"])
@@ -298,6 +256,7 @@ _STATUS = (
     "it has values that are not finite",
     "a scale is negative, not finite or too large",
     "its indices reach beyond the vector",
+    "a level is negative or not finite",
 )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,13 +21,16 @@ from ragtag.codecs.feedback import ErrorFeedback
 from ragtag.codecs.gather import SparseSum
 from ragtag.codecs.options import Options
 from ragtag.codecs.selection import Selector
-from ragtag.codecs.threshold import gaussian, gaussian_strict
+from ragtag.codecs.threshold import gaussian, gaussian_strict, gaussian_threshold
 from ragtag.codecs.topk import exact, randomly, sampled
 from ragtag.core import seed as random
 from ragtag.core.types import Floats
-from ragtag.recipes.rps_tasks import Batches, Task, load, shards
+from ragtag.recipes.rps_tasks import Batches, Task, shards
+from ragtag.recipes.topk_tasks import IMAGES, Sources
 
 SELECTORS: dict[str, Selector] = {s.name: s for s in (exact, sampled, gaussian, gaussian_strict, randomly)}
+LOOKS = 1024
+"""Examples that are looked at for a loss."""
 BINS = np.linspace(-6, 6, 121)
 """Edges of the histogram of u, in its standard deviations."""
 
@@ -38,6 +40,7 @@ class Setup:
     """One run. selector: a name ("dense": all of the gradient is sent). loss: of each fragment.
 
     tickets: what was lost goes back into the residual; else it is cleared as if it had been sent.
+    task: see ``topk_tasks``.
     """
 
     selector: str
@@ -47,6 +50,7 @@ class Setup:
     n: int = 8
     steps: int = 400
     seed: int = 0
+    task: str = IMAGES
 
 
 @dataclass(slots=True)
@@ -54,13 +58,16 @@ class Trained:
     """What a run came to. Lists have an entry per step, of peer 0's u before selection.
 
     share: selected over k. off: |u - Top_k(u)|^2 / |u|^2. off_random: the same for random-k.
-    shape: excess kurtosis of u (0: a normal's). bytes: sent by one peer.
+    shape: excess kurtosis of u (0: a normal's). bytes: sent by one peer. held: loss on held-out examples.
+    fit: the normal fit's threshold over the right one (the k-th largest magnitude). leap, rest: how
+    many k are above half of the right one, and above one and a half of it.
     """
 
     setup: Setup
     size: int
     loss: float = math.nan
     accuracy: float = math.nan
+    held: float = math.nan
     bytes: int = 0
     lost: int = 0
     steps: list[int] = field(default_factory=list)
@@ -70,6 +77,9 @@ class Trained:
     off: list[float] = field(default_factory=list)
     off_random: list[float] = field(default_factory=list)
     shape: list[float] = field(default_factory=list)
+    fit: list[float] = field(default_factory=list)
+    leap: list[float] = field(default_factory=list)
+    rest: list[float] = field(default_factory=list)
     histograms: dict[int, list[float]] = field(default_factory=dict)
 
     @property
@@ -78,10 +88,10 @@ class Trained:
         return Density(self.setup.ratio).k(self.size, 0)
 
 
-def train(setup: Setup, data: Path | None, points: int = 20) -> Trained:
+def train(setup: Setup, data: Sources, points: int = 20) -> Trained:
     """Train as ``setup`` says, looking at the loss at ``points`` places."""
     torch.set_num_threads(1)
-    crew = _Crew(setup, load(data))
+    crew = _Crew(setup, data.load(setup.task))
     found = Trained(setup, crew.task.size)
     looks = {round(setup.steps * i / points) for i in range(1, points + 1)}
     for step in range(setup.steps):
@@ -90,7 +100,8 @@ def train(setup: Setup, data: Path | None, points: int = 20) -> Trained:
             found.steps.append(step + 1)
             found.losses.append(crew.look(train=True)[0])
             found.bytes_at.append(found.bytes)
-    found.loss, found.accuracy = found.losses[-1], crew.look(train=False)[1]
+    found.loss = found.losses[-1]
+    found.held, found.accuracy = crew.look(train=False)
     return found
 
 
@@ -146,7 +157,7 @@ class _Crew:
     def look(self, *, train: bool) -> tuple[float, float]:
         """Loss and accuracy of the model on the training or test examples."""
         x, y = (self.task.train_x, self.task.train_y) if train else (self.task.test_x, self.task.test_y)
-        x, y = x[:4096], y[:4096]
+        x, y = x[:LOOKS], y[:LOOKS]
         scores = self.task.forward(self._parts(self._model), x)
         return float(F.cross_entropy(scores, y)), float((scores.argmax(1) == y).float().mean())
 
@@ -168,11 +179,16 @@ def _look_at(u: Floats, step: int, k: int, found: Trained) -> None:
     total = float(energy.sum())
     if not total:
         return
-    found.off.append(1 - float(np.partition(energy, len(u) - k)[len(u) - k :].sum()) / total)
+    largest = np.partition(energy, len(u) - k)[len(u) - k :]
+    found.off.append(1 - float(largest.sum()) / total)
+    right = math.sqrt(float(largest[0]))
+    found.fit.append(gaussian_threshold(u, k) / right if right else math.inf)
+    found.leap.append(float((energy > right**2 / 4).sum()) / k)
+    found.rest.append(float((largest > right**2 * 9 / 4).sum()) / k)
     drawn = randomly.select(u, k, randomly.init(), random.stream_key(1, "looks", step)).indices
     found.off_random.append(1 - float(energy[drawn].sum()) / total)
     deviation = float(u.std(dtype=np.float64))
     scaled = (u - u.mean(dtype=np.float64)) / deviation
     found.shape.append(float((scaled**4).mean()) - 3.0)
-    if step in (0, 10, 100) or step == found.setup.steps - 1:
+    if step in (0, found.setup.steps // 20, found.setup.steps // 4, found.setup.steps - 1):
         found.histograms[step] = (np.histogram(scaled, BINS)[0] / len(u)).tolist()

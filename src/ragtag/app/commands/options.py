@@ -127,7 +127,9 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer steps and seeds: min
 Data = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="FILE", help="A tar archive of CIFAR-10 images, in place of digits (rps, topk)."
+        "--data",
+        metavar="PATH",
+        help="A tar archive of CIFAR-10 images in place of digits (rps, topk); topk: or a .txt, or a folder.",
     ),
 ]
 OutFolder = Annotated[

@@ -69,7 +69,7 @@ class Setup:
     steps: int
     learning_rate: float
     n: int = 8
-    width: int = 48
+    width: int = 32
     layers: int = 2
     length: int = 32
     batch: int = 4

@@ -108,6 +108,8 @@ def _worker_rows(results: Results) -> list[Row]:
     for optimiser, model in BY_WORKERS:
         shown = {p: results.mean_slow_down(model, optimiser, p, S) for p in MANY}
         for few, more in pairwise(MANY):
+            if results.open(model, optimiser, few, S):
+                continue  # a ratio to a lower bound says nothing: see ``failures``
             what = f"{optimiser}, {title(model)}: slow-down of {more} workers over that of {few}"
             source, ratio = f"{PAPER}: more workers amplify it", shown[more] / shown[few]
             found.append(row(what, ratio, 1.0, 0.0, source, relation=">=", group=group))
@@ -126,6 +128,8 @@ def _other_rows(plan: Plan, results: Results) -> list[Row]:
         group = f"Other models: s = {S}"
         for model in plan.others:
             for o in PAIR:
+                if results.open(model, o, few, S):
+                    continue
                 less, most = (results.mean_slow_down(model, o, p, S) for p in (few, more))
                 what = f"{model}, {o}: slow-down of {more} workers over that of {few}"
                 source = f"{PAPER}: more workers amplify it"
@@ -166,7 +170,19 @@ def failures(plan: Plan, results: Results) -> list[str]:
         fewer = [o for o in OPTIMISERS if o not in ROBUST and suffers_more(results, o, [d]) <= 0.5]
         if fewer:
             names = " and ".join(fewer)
-            found.append(f"At depth {d}, {names} do not suffer more than SGD and Adagrad in most seeds.")
+            found.append(
+                f"At depth {d}, slowed down more than SGD and Adagrad in no majority of seeds: {names}."
+            )
+    by_workers = [(m, o, few) for o, m in BY_WORKERS for few, _ in pairwise(MANY)]
+    by_workers += [(m, o, plan.other_workers[0]) for m in plan.others for o in PAIR]
+    for model, o, few in by_workers:
+        if len(plan.other_workers) == 1 and model in plan.others:
+            continue
+        if results.open(model, o, few, S):
+            found.append(
+                f"{title(model)}, {o}, s = {S}: {_count(few, 'worker')} did not reach the target, so whether "
+                f"more of them suffer more was not measured."
+            )
     flat = [d for d in plan.depths[1:] if growth(results, dnn(d), "SGD") < 0.8]
     if flat:
         depths = ", ".join(str(d) for d in flat)
@@ -239,7 +255,9 @@ def _rates(plan: Plan, results: Results, seeds: str) -> Table:
         open_ = any(math.isinf(results.found[x].batches) for x in studies)
         slow = float(np.exp(np.mean([math.log(results.slow_down(x)) for x in studies])))
         base = float(np.mean([results.found[replace(x, s=0)].batches for x in studies]))
-        lines.append((number(rate), number(base), ("> " if open_ else "") + number(slow)))
+        reached = math.isfinite(base)
+        shown = ("> " if open_ else "") + number(slow) if reached else "-"
+        lines.append((number(rate), number(base) if reached else "not reached", shown))
     named = f"SGD by learning rate, {title(MIDDLE)}, {WORKERS} workers: {seeds}"
     return Table(named, ("learning rate", "batches at s = 0", f"slow-down, s = {S}"), tuple(lines))
 

@@ -22,8 +22,10 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
     report = staleness.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
     assert told[-1][0] == told[-1][1] == len(tiny.studies()) == len(set(tiny.studies()))
     groups = " ".join(r.group for r in report.rows)
-    for part in ("Depth", "Optimiser", "Workers", "Other models", "Coherence"):
+    for part in ("Depth", "Optimiser", "Other models", "Coherence"):
         assert part in groups
+    # in so few batches no target is reached: two lower bounds are not compared, and that is said
+    assert "Workers" not in groups and any("was not measured" in note for note in report.notes)
     loaded = json.loads((tmp_path / "out/results.json").read_text("utf-8"))
     assert len(loaded["data"]["studies"]) == len(tiny.studies()) and loaded["rows"][0]["source"]
     page = (tmp_path / "out/index.html").read_text("utf-8")

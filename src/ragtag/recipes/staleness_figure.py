@@ -87,6 +87,8 @@ def _caption(plan: Plan, seeds: Sequence[int]) -> str:
 def _ratios(ax: Axes) -> None:
     ax.set_yscale("log")
     low, high = ax.get_ylim()
+    if not 0 < low < high < np.inf:  # nothing was reached: an empty frame
+        low, high = 0.5, 50.0
     ax.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend
     ticks = [t for t in _TICKS if low <= t <= 1.2 * high]
     ax.set_yticks(ticks, [f"{t:g}" for t in ticks])

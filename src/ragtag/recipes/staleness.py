@@ -25,8 +25,9 @@ NOTES = (
     "hidden layers of 64 for 256, 300 users and 200 items with 12,000 ratings that a seed makes in place of "
     "MovieLens, the source of Python's standard library (unless --data has a text) in place of Penn "
     "Treebank. LDA is not here: Gibbs sampling has no gradient to delay.",
-    "Grids were fixed before any of their runs: depths 0 to 6 for SGD, 1 to 6 for all optimisers; the middle "
-    "depth, 3, for workers and coherence; SGD and Adam for the other models.",
+    "Grids: depths 0 to 6 for SGD, 1 to 6 for all optimisers (quick: 1, 3, 5); the middle depth, 3, for "
+    "workers and coherence; SGD and Adam for the other models. The other models' were fixed before any "
+    "delayed run of them; the nets' replace an earlier choice made by results, which had been seen by then.",
     "Learning rates are held for all delays: of the nets .01 for SGD, Momentum and Adagrad, .001 for Adam "
     "and RMSProp; of the other models the smallest of a grid that needs at most twice the fewest batches at "
     "s = 0 (ragtag.recipes.staleness_tune). What is lost depends on them: one table has SGD at faster ones.",

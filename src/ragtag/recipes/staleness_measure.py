@@ -1,6 +1,8 @@
 """What the staleness recipe measures: the list of studies, and their results by what was asked.
 
-The grids were written down before any run of them was seen; no cell was taken out afterwards.
+The grids of the other models were written down before any delayed run of them; those of the nets are all
+depths, or the middle one, after runs of an earlier grid (chosen by results) had been seen. No cell is left
+out, but a ratio to a lower bound is no comparison, and is said to be none.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.recipes.asynchronous_task import Net, Pool, digits_data, train_size
-from ragtag.recipes.staleness_model import LEARNING_RATES, Coherence, Delays, Optimiser, Study, gradients, run
+from ragtag.recipes.asynchronous_task import Pool, digits_data
+from ragtag.recipes.staleness_model import Coherence, Delays, Found, Optimiser, Study, run, train
+from ragtag.recipes.staleness_tasks import LEARNING_RATES, Classifier
 
 THEIRS = {
     "SGD": lambda w: torch.optim.SGD(w, 0.01),
@@ -68,17 +69,17 @@ def test_delays_are_uniform_and_independent_per_pair() -> None:
 
 
 def test_without_delay_all_copies_move_by_the_sum() -> None:
-    net, workers = Net((16,)), 3
-    delays = Delays(net.initial(5), workers, 0, 5)
+    task, workers = Classifier(1, 16), 3
+    delays = Delays(task.initial(5), workers, 0, 5)
     optimiser = Optimiser("SGD", 0.01, delays.copies)
-    pools = [Pool(train_size(), p) for p in range(workers)]
-    x, y, _, _ = digits_data()
-    model = net.initial(5)
+    pools = [Pool(task.samples, p) for p in range(workers)]
+    model = task.initial(5)
     for _ in range(8):
         at = [pool.take(32) for pool in pools]
         rows = torch.from_numpy(np.stack(at))
-        delays.send(optimiser.update(gradients(net, delays.copies, x[rows], y[rows])))
-        model = model - 0.01 * net.gradient(model, np.concatenate(at), np.full(96, 1 / 32, np.float32))
+        rng = np.random.default_rng(0)
+        delays.send(optimiser.update(task.gradients(delays.copies, rows, rng)))
+        model = model - 0.01 * task.net.gradient(model, np.concatenate(at), np.full(96, 1 / 32, np.float32))
     for copy in delays.copies:
         assert torch.allclose(copy, model, atol=1e-5)
 
@@ -95,13 +96,32 @@ def test_coherence_is_the_least_of_the_last_s_steps() -> None:
         assert seen.add(gradients[t]) == pytest.approx(expected, rel=1e-5)
 
 
+def trained(seed: int, **how) -> Found:
+    study = Study("DNN 1", "Adam", 4, 2, seed, 0.001, batches_max=2000, **how)
+    return train(Classifier(1, 16, target=0.6), study)
+
+
 def test_a_run_stops_at_its_target_and_depends_on_its_seed_alone() -> None:
-    study = Study(1, "Adam", 4, 2, 0, 0.001, width=16, target=0.6, coherence=True, batches_max=2000)
-    found = run(study)
-    assert str(found) == str(run(study))  # as text: NaN is not equal to itself
-    assert 0 < found.batches < 2000 and found.accuracies[-1][1] >= 0.6
+    found = trained(0, coherence=True)
+    assert str(found) == str(trained(0, coherence=True))  # as text: NaN is not equal to itself
+    assert 0 < found.batches < 2000 and found.qualities[-1][1] >= 0.6
     assert len(found.losses) == len(found.coherence) == found.batches // 4
-    assert run(Study(1, "Adam", 4, 2, 1, 0.001, width=16, target=0.6)).accuracies != found.accuracies
+    assert trained(1).qualities != found.qualities
+
+
+def test_a_run_that_diverges_ends_at_once_and_has_not_reached_its_target() -> None:
+    found = run(Study("MF", "SGD", 8, 0, 0, 1000.0))
+    assert math.isinf(found.batches) and found.qualities[-1][0] < 100
+
+
+def test_the_whole_gradient_is_that_of_the_loss() -> None:
+    task, (x, y, _, _) = Classifier(2, 16), digits_data()
+    model = task.initial(1)
+    gradient, loss = task.whole(model)
+    everything = np.arange(len(y))
+    theirs = task.net.gradient(model, everything, np.full(len(y), 1 / len(y), np.float32))
+    assert torch.allclose(gradient, theirs, atol=1e-6)
+    assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(task.net.logits(model, x), y)))
 
 
 def test_nonsense_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Recipes: one paper each, with the numbers it reports. ``ragtag reproduce NAME`` runs one."""
 
 RECIPES: dict[str, str] = {
+    "diloco": "ragtag.recipes.diloco",
     "grouping": "ragtag.recipes.grouping",
     "moshpit": "ragtag.recipes.moshpit",
     "rps": "ragtag.recipes.rps",

@@ -14,6 +14,7 @@ from ragtag.core.faults import Faults
 from ragtag.core.types import Average, Floats, Outcome, PeerId
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
+from ragtag.simulation.link import Traffic
 from ragtag.simulation.world import World
 
 LATENCY_S = 0.001
@@ -36,11 +37,12 @@ def run_rounds(
     seed: int,
     codec: Codec = fp32,
     deadline_s_min: float = DEADLINE_S_MIN,
-) -> None:
+) -> list[Traffic]:
     """Average ``first`` (one ``[n_chunks, elements]`` per peer), then what ``then`` answers, until it stops.
 
     deadline_s_min: a stage's measured deadline is no shorter (0: as short as measurement says).
 
+    Returns what went over each peer's line.
     Raises RuntimeError when the world comes to rest before ``then`` said stop.
     """
     n, n_chunks = len(first), len(first[0])
@@ -70,3 +72,4 @@ def run_rounds(
     world.run()
     if not stopped:
         raise RuntimeError(f"the world came to rest in round {done} with {len(outcomes)} of {n} peers done")
+    return [world.traffic(peer) for peer in range(n)]

@@ -142,6 +142,11 @@ def cifar(arrays: Path) -> Task:
     )
 
 
+def resnet() -> tuple[tuple[Parameter, ...], Forward]:
+    """The ResNet of ``cifar``: uint8 ``[N, 3, H, W]`` of any size to scores ``[N, 10]``."""
+    return tuple(_resnet_parameters()), _resnet
+
+
 def _resnet_parameters() -> list[Parameter]:
     def conv(out: int, into: int, side: int) -> list[Parameter]:
         return [*_layer(out, into, side, side, bias=False), Parameter((out,), 0), Parameter((out,), -1)]

@@ -12,17 +12,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ragtag.core import seed as random
-from ragtag.recipes.asynchronous_task import Net, Pool, digits_data, train_size
-
-LEARNING_RATES = {"SGD": 0.01, "Momentum": 0.01, "Adagrad": 0.01, "Adam": 0.001, "RMSProp": 0.001}
-"""By optimiser: what is held for all delays unless a study says otherwise."""
+from ragtag.recipes.asynchronous_task import Pool
+from ragtag.recipes.staleness_others import subject
+from ragtag.recipes.staleness_tasks import LEARNING_RATES, Subject
 
 
 class Optimiser:
@@ -102,89 +101,61 @@ class Coherence:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One run. depth: hidden layers of ``width``; s: the largest delay; batches_max: when to give up."""
+    """One run. model: a subject's name; s: the largest delay; batches_max: when to give up; data: what the
+    subject is built from (``staleness_others.subject``)."""
 
-    depth: int
+    model: str
     optimiser: str
     workers: int
     s: int
     seed: int
     learning_rate: float
-    width: int = 64
-    batch: int = 32
-    target: float = 0.92
     batches_max: int = 8000
     coherence: bool = False
+    data: Path | None = None
 
 
 @dataclass(slots=True)
 class Found:
     """What came of it. batches: of all workers, until the target was reached (``inf``: never);
-    accuracies, losses, coherence: (batches, value) along the way, of the first worker's copy."""
+    qualities (accuracy or loss), losses, coherence: (batches, value) along the way, of the first copy."""
 
     study: Study
     batches: float = math.inf
     losses: list[tuple[int, float]] = field(default_factory=list)
-    accuracies: list[tuple[int, float]] = field(default_factory=list)
+    qualities: list[tuple[int, float]] = field(default_factory=list)
     coherence: list[tuple[int, float]] = field(default_factory=list)
 
 
 def run(study: Study) -> Found:
     """Train until the first worker's copy reaches the target, or the batches are used up."""
-    net = Net((study.width,) * study.depth)
-    delays = Delays(net.initial(study.seed), study.workers, study.s, study.seed)
+    return train(subject(study.model, study.data), study)
+
+
+def train(task: Subject, study: Study) -> Found:
+    """The same, for a subject."""
+    torch.set_num_threads(1)
+    delays = Delays(task.initial(study.seed), study.workers, study.s, study.seed)
     optimiser = Optimiser(study.optimiser, study.learning_rate, delays.copies)
-    x, y, test_x, test_y = digits_data()
-    pools = [Pool(train_size(), random.stream_key(study.seed, "worker", p)) for p in range(study.workers)]
+    pools = [Pool(task.samples, random.stream_key(study.seed, "worker", p)) for p in range(study.workers)]
+    rng = random.generator(study.seed, "samples' noise")
     seen = Coherence(study.s)
     found = Found(study)
     every = max(1, 32 // study.workers)
     for step in range(study.batches_max // study.workers):
         batches = step * study.workers
         if step % every == 0:
-            accuracy = _accuracy(net, delays.copies[:1], test_x, test_y)
-            found.accuracies.append((batches, accuracy))
-            if accuracy >= study.target:
+            quality = task.quality(delays.copies[0])
+            found.qualities.append((batches, quality))
+            if (quality >= task.target) if task.rises else (quality <= task.target):
                 found.batches = batches
                 break
+            if not bool(torch.isfinite(delays.copies[0]).all()):
+                break  # it has diverged, and no update mends that
         if study.coherence:
-            gradient, loss = _whole(net, delays.copies[0], x, y)
+            gradient, loss = task.whole(delays.copies[0])
             found.losses.append((batches, loss))
             found.coherence.append((batches, seen.add(gradient)))
-        at = torch.from_numpy(np.stack([pool.take(study.batch) for pool in pools]))
-        delays.send(optimiser.update(gradients(net, delays.copies, x[at], y[at])))
+        at = torch.from_numpy(np.stack([pool.take(task.batch) for pool in pools]))
+        delays.send(optimiser.update(task.gradients(delays.copies, at, rng)))
     return found
-
-
-def _forward(net: Net, models: Tensor, x: Tensor) -> Tensor:
-    """Logits ``[P, N, 10]`` of models ``[P, D]`` on inputs ``[P, N, 64]``."""
-    shapes = net.shapes
-    parts = torch.split(models, [math.prod(shape) for shape in shapes], dim=1)
-    for i in range(0, len(shapes), 2):
-        weight = parts[i].reshape(len(models), *shapes[i])
-        x = x if i == 0 else F.relu(x)
-        x = torch.baddbmm(parts[i + 1][:, None, :], x, weight.transpose(1, 2))
-    return x
-
-
-def gradients(net: Net, models: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Each model's mean gradient ``[P, D]`` on its own batch ``[P, N, 64]``."""
-    leaf = models.detach().requires_grad_()
-    logits = _forward(net, leaf, x)
-    loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / x.shape[1]
-    (found,) = torch.autograd.grad(loss, leaf)
-    return found
-
-
-@torch.no_grad()
-def _accuracy(net: Net, models: Tensor, x: Tensor, y: Tensor) -> float:
-    logits = _forward(net, models, x.expand(len(models), *x.shape))
-    return float((logits.argmax(2) == y).float().mean())
-
-
-def _whole(net: Net, model: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
-    """Gradient and loss over all training samples."""
-    leaf = model.detach().requires_grad_()
-    loss = F.cross_entropy(net.logits(leaf, x), y)
-    (found,) = torch.autograd.grad(loss, leaf)
-    return found, float(loss.detach())

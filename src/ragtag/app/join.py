@@ -27,6 +27,7 @@ from ragtag.app.membership import (
     invited,
     launched,
     member_socket_of,
+    resolved,
     seated,
     wildcard,
 )
@@ -126,10 +127,10 @@ def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s:
 def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
     """Join by an invitation: membership first, which tells who else is there and which number is free."""
     try:
-        token = decode(text, time.time())
-    except TokenError as error:
+        token = resolved(decode(text, time.time()))
+    except (TokenError, NotLetIn) as error:
         raise JoinError(str(error)) from None
-    endpoint = _endpoint(place) if place.socket_fd is not None else Endpoint((wildcard(token), 0))
+    endpoint = Endpoint((wildcard(token), 0))
     with ExitStack() as undo:
         undo.callback(endpoint.close)
         way = _Way(place, None, origin_s, deadline_s, place.rank)

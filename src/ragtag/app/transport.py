@@ -185,10 +185,7 @@ class DriverTransport:
     ) -> DriverPending:
         """Begin the channel's next round. Raises SeatLost where another peer has this one's place."""
         if self._driver.lost_seat:
-            raise SeatLost(
-                f"this peer averages no more: {self._driver.lost_seat}. It was out of reach for so long "
-                "that it was declared dead; start it again to join anew"
-            )
+            raise SeatLost(f"this peer averages no more: {self._driver.lost_seat}")
         return DriverPending(self._driver.average(Average(channel, values, weight, deadline_s)), self._driver)
 
     def take_part(self, channel: int, round_: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from ragtag.core.types import Joined, Left, Noted, PeerId, Visits
 from ragtag.network.agent import Agent, Told
 from ragtag.network.flow import Flow
 from ragtag.network.inject import Injector
 from ragtag.protocols.member_types import Address, Changed, Failed
-from ragtag.protocols.roster import Reach, Unseated
+from ragtag.protocols.roster import NO_SEAT, Reach, Unseated
 
 News = Joined | Left | Visits | Noted
 
@@ -30,9 +32,9 @@ class People:
     def turn(self, now_s: float) -> Iterator[News]:
         """What the node and the trace are to be told now."""
         for told in self.agent.turn(now_s):
-            yield from self.take(told)
+            yield from self.take(now_s, told)
 
-    def take(self, told: Told) -> Iterator[News]:
+    def take(self, now_s: float, told: Told) -> Iterator[News]:
         """One thing that membership tells."""
         roster = self.agent.roster
         if isinstance(told, Changed):
@@ -40,7 +42,11 @@ class People:
                 if isinstance(effect, Reach):
                     self._reach(effect)
                 elif isinstance(effect, Unseated):
-                    self.lost_seat = effect.reason
+                    self.lost_seat = (
+                        f"{effect.reason}: it was out of reach for so long that it was declared dead, or two "
+                        "newcomers took one seat; start it again to join anew"
+                    )
+                    self._give_up(now_s)
                     yield Noted("lost its seat", self._me, effect.reason)
                 elif isinstance(effect, Noted):
                     yield effect
@@ -51,6 +57,12 @@ class People:
             yield Noted("no member any more", self._me, told.reason)
         else:
             yield Noted(told.what, roster.seat_of(told.name), f"{told.name} {told.detail}".strip())
+
+    def _give_up(self, now_s: float) -> None:
+        """Tell the crew that this peer claims no seat, so that it gets none back when that one is free."""
+        card = self.agent.roster.mine
+        if card is not None:
+            self.agent.describe(now_s, replace(card, seat=NO_SEAT, averaging=False))
 
     def _place(self, effect: Joined | Left | Visits) -> Iterator[News]:
         """Where a peer stands now. One that the node counts on already is not told of as if it were new."""

@@ -11,7 +11,7 @@ from ragtag.network.agent import Agent, Told
 from ragtag.network.flow import Flow
 from ragtag.network.inject import Injector
 from ragtag.protocols.member_types import Address, Changed, Failed
-from ragtag.protocols.roster import NO_SEAT, Reach, Unseated
+from ragtag.protocols.roster import NO_SEAT, Reach, RosterEffect, Unseated
 
 News = Joined | Left | Visits | Noted
 
@@ -26,6 +26,7 @@ class People:
         self.agent, self._flows, self._me = agent, flows, me
         self._injector = injector
         self._inside = set(flows)  # whom the node takes for peers that average
+        self._known: set[PeerId] = set()
         self.lost_seat = ""
         agent.lost = self._lost
 
@@ -39,6 +40,8 @@ class People:
         roster = self.agent.roster
         if isinstance(told, Changed):
             for effect in roster.changed(told.member, told.was):
+                if self._is_no_news(effect):
+                    continue
                 if isinstance(effect, Reach):
                     self._reach(effect)
                 elif isinstance(effect, Unseated):
@@ -58,6 +61,12 @@ class People:
         else:
             yield Noted(told.what, roster.seat_of(told.name), f"{told.name} {told.detail}".strip())
 
+    def _is_no_news(self, effect: RosterEffect) -> bool:
+        """Whether it says only that one is there whom the node counts on from the beginning."""
+        if not isinstance(effect, Noted) or effect.what != "takes part":
+            return False
+        return effect.peer in self._inside and effect.peer not in self._known
+
     def _give_up(self, now_s: float) -> None:
         """Tell the crew that this peer claims no seat, so that it gets none back when that one is free."""
         card = self.agent.roster.mine
@@ -67,6 +76,7 @@ class People:
     def _place(self, effect: Joined | Left | Visits) -> Iterator[News]:
         """Where a peer stands now. One that the node counts on already is not told of as if it were new."""
         peer = effect.peer
+        self._known.add(peer)
         self._mute(peer, isinstance(effect, Left))
         known = peer in self._inside
         if isinstance(effect, Joined):

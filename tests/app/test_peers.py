@@ -145,3 +145,32 @@ def test_progress_by_steps_by_time_and_unknown() -> None:
     assert run(steps_planned=100).progress == pytest.approx(0.2)
     assert run(planned_s=20.0).progress == pytest.approx(0.25)
     assert run().progress is None
+
+
+# -- Coming and going, as others note it
+
+
+def note(t: float, what: str, other: int, peer: int = 0) -> trace.Note:
+    return trace.Note(t=t, peer=peer, what=what, other=other, detail="hamster")
+
+
+def test_a_newcomer_whose_trace_is_elsewhere_has_a_row_and_is_told_of_once() -> None:
+    peers = Peers(3)
+    for t, what in ((10.0, "comes"), (12.0, "takes part"), (30.0, "has left")):
+        for by in range(3):
+            peers.feed(note(t + 0.1 * by, what, 3, by))
+        assert peers.state(3) == {"comes": "waiting", "takes part": "training", "has left": "gone"}[what]
+    said = [text for _, text in peers.events if "peer 3" in text]
+    assert said == ["peer 3 comes", "peer 3 takes part", "peer 3 has left"]
+
+
+def test_one_declared_dead_is_gone_until_it_is_back_or_its_seat_is_taken() -> None:
+    peers = Peers(2)
+    peers.feed(trace.Join(t=1.0, peer=1))
+    for back in ("back", "takes part"):
+        peers.feed(note(peers.now_s + 5.0, "declared dead", 1))
+        assert peers.state(1) == "gone"
+        peers.feed(note(peers.now_s - 1.0, "takes part", 1))  # read late
+        assert peers.state(1) == "gone"
+        peers.feed(note(peers.now_s + 5.0, back, 1))
+        assert peers.state(1) == "training"

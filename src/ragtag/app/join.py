@@ -27,6 +27,7 @@ from ragtag.app.membership import (
     invited,
     launched,
     member_socket_of,
+    resolved,
     seated,
     wildcard,
 )
@@ -129,8 +130,8 @@ def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s:
 def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
     """Join by an invitation: membership first, which tells who else is there and which number is free."""
     try:
-        token = decode(text, time.time())
-    except TokenError as error:
+        token = resolved(decode(text, time.time()))
+    except (TokenError, NotLetIn) as error:
         raise JoinError(str(error)) from None
     way = _Way(place, None, origin_s, deadline_s, place.rank)
     driver, entrance, met = _until_seated(way, token)
@@ -160,7 +161,7 @@ def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance
     Raises JoinError where nobody lets this peer in.
     """
     place = way.place
-    endpoint = _endpoint(place) if place.socket_fd is not None else Endpoint((wildcard(token), 0))
+    endpoint = Endpoint((wildcard(token), 0))
     undo.callback(endpoint.close)
     way.begin_giving(token.key, endpoint.address[0], undo)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import socket
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ragtag.app.environment import Address, Place
+from ragtag.app.environment import Address, Place, format_address
 from ragtag.app.token import Token
 from ragtag.core.types import PeerId
 from ragtag.core.wire import VERSION
@@ -20,7 +19,9 @@ from ragtag.network.agent import Agent, Told
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_types import Changed, Identity
 from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
+from ragtag.protocols.seating import Seating
 
+_LOOPBACK = ("127.0.0.1", "::1")
 FOREVER_S = 1e9
 """A launched peer knocks at its crew's addresses for as long as it lives."""
 
@@ -67,24 +68,42 @@ def launched(place: Place, data: Address, state_port: int = 0) -> Entrance:
     return Entrance(agent, card, False, {})
 
 
-def member_socket(token: Token, member_fd: int | None = None) -> tuple[socket.socket, Address, list[Address]]:
+def resolved(token: Token) -> Token:
+    """The token with numeric addresses, those that can be found.
+
+    Raises:
+        NotLetIn: none can.
+    """
+    found: list[Address] = []
+    why = ""
+    for host, port in token.addresses:
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        except (OSError, UnicodeError) as error:
+            why = f"the token's address {host[:80]!r} cannot be found: {error}"
+            continue
+        found.append((str(infos[0][4][0]), port))
+    if not found:
+        raise NotLetIn(f"{why}; is its name known to this machine?")
+    v6 = ":" in found[0][0]  # one socket speaks one of the two
+    return replace(token, addresses=tuple(address for address in found if (":" in address[0]) == v6))
+
+
+def member_socket(token: Token) -> tuple[socket.socket, Address, list[Address]]:
     """A socket for a newcomer's membership, the address that others reach it at, and whom it asks.
 
     A token's own addresses are taken where they are this machine's and free: the first one to join listens
     where the others ask.
     """
-    if member_fd is not None:
-        sock = _socket(member_fd, None)
-        bound: Address = sock.getsockname()[:2]
-        return sock, (reachable(token, bound[0]), bound[1]), [a for a in token.addresses if a != bound]
     for address in token.addresses:
         try:
             sock = _socket(None, address)
         except OSError:
             continue  # another machine's, or taken
         return sock, address, [other for other in token.addresses if other != address]
+    host = reachable(token)
     sock = _socket(None, (wildcard(token), 0))
-    return sock, (reachable(token), sock.getsockname()[1]), list(token.addresses)
+    return sock, (host, sock.getsockname()[1]), list(token.addresses)
 
 
 def member_socket_of(place: Place) -> socket.socket:
@@ -94,28 +113,37 @@ def member_socket_of(place: Place) -> socket.socket:
 
 def wildcard(token: Token) -> str:
     """What a newcomer binds to: loopback, if the crew is on this machine only."""
-    return "127.0.0.1" if all(host.startswith("127.") for host, _ in token.addresses) else "0.0.0.0"
+    v6 = ":" in token.addresses[0][0]
+    if all(host.startswith("127.") or host == "::1" for host, _ in token.addresses):
+        return "::1" if v6 else "127.0.0.1"
+    return "::" if v6 else "0.0.0.0"
 
 
-def reachable(token: Token, host: str = "0.0.0.0") -> str:
-    """Under which host others reach this machine: the interface that leads to the crew (nothing is sent)."""
-    if host != "0.0.0.0":
-        return host
-    if wildcard(token) == "127.0.0.1":
-        return "127.0.0.1"
-    family, kind, _, _, target = socket.getaddrinfo(*token.addresses[0], type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(target)
+def reachable(token: Token) -> str:
+    """Under which host others reach this machine: the interface that leads to the crew (nothing is sent).
+
+    Raises:
+        NotLetIn: none does.
+    """
+    if wildcard(token) in _LOOPBACK:
+        return wildcard(token)
+    target = token.addresses[0]
+    with socket.socket(socket.AF_INET6 if ":" in target[0] else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(target)
+        except OSError as error:
+            where = format_address(target)
+            raise NotLetIn(f"no way leads from this machine to {where}: {error.strerror}") from None
         return str(probe.getsockname()[0])
 
 
 def invited(place: Place, token: Token, data_port: int, state_port: int, deadline_s: float) -> Entrance:
-    """Enter a crew by its token, and take a seat.
+    """Enter a crew by its (resolved) token, and take a seat.
 
     Raises:
         NotLetIn: nobody answered, the name is taken, another crew or version answered, no seat is free.
     """
-    sock, address, entries = member_socket(token, place.member_fd)
+    sock, address, entries = member_socket(token)
     host = address[0]
     card = Card(VERSION, NO_SEAT, 0, _epoch(), False, host, data_port, state_port, 1, place.seed)
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -140,28 +168,29 @@ def _found(agent: Agent, card: Card) -> Entrance:
 def _take_seat(agent: Agent, card: Card, deadline_s: float) -> Entrance:
     until_s = agent.now_s() + deadline_s
     _turn(agent, lambda: agent.entered, deadline_s)
+    machine, roster = agent.machine, agent.roster
     if not agent.entered:
         raise NotLetIn(agent.failure or f"no member let this peer in within {deadline_s:g} s")
-    _turn(agent, lambda: False, 2 * agent.machine.period_s)  # the rest of a long list of members
-    while agent.now_s() < until_s:
-        holders = [holder for holder in agent.roster.seats.values() if holder.live]
-        if holders:
-            first = min(holders, key=lambda holder: holder.epoch).card
-            card = msgspec.structs.replace(card, founded=first.founded, seed=first.seed)
+    seating = Seating(roster, card, agent.now_s(), machine.period_s)
+    while not seating.settled:
         try:
-            seat, term = agent.roster.free()
+            claim = seating.look(agent.now_s(), machine.period_s, len(machine.live()))
         except RuntimeError as error:
             raise NotLetIn(str(error)) from None
-        card = msgspec.structs.replace(card, seat=seat, term=term, averaging=not holders)
-        agent.describe(agent.now_s(), card)
-        periods = 2 + math.log2(1 + len(agent.machine.live()))  # as long as news takes to reach all
-        _turn(agent, lambda: bool(agent.roster.contested()), periods * agent.machine.period_s)
-        if not agent.roster.contested():
-            seats = agent.roster.seats
-            known = {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
-            late = any(h.live and h.card.averaging for h in seats.values())
-            return Entrance(agent, card, late, known)
-    raise NotLetIn(f"no seat could be taken within {deadline_s:g} s: others claimed the same ones each time")
+        if claim is not None:
+            agent.describe(agent.now_s(), claim)
+        now_s = agent.now_s()
+        if agent.over:
+            raise NotLetIn(agent.failure)
+        if now_s >= until_s:
+            raise NotLetIn(
+                f"no seat could be taken within {deadline_s:g} s: others claimed the same ones each time"
+            )
+        _turn(agent, lambda: seating.claimed and bool(roster.contested()), seating.until_s - now_s)
+    seats = roster.seats
+    known = {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
+    late = any(h.live and h.card.averaging for h in seats.values())
+    return Entrance(agent, seating.card, late, known)
 
 
 def _turn(agent: Agent, done: Callable[[], bool], for_s: float) -> None:
@@ -208,5 +237,5 @@ def seated(place: Place, token: Token, entrance: Entrance) -> Place:
         crew=token.crew,
         seed=entrance.card.seed,
         key=token.key,
-        one_machine=wildcard(token) == "127.0.0.1",
+        one_machine=wildcard(token) in _LOOPBACK,
     )

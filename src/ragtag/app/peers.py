@@ -16,6 +16,13 @@ RECENT = 50
 STATES = ("failed", "gone", "frozen", "silent", "waiting", "training", "done")
 """From the one that wants most attention to the one that wants least."""
 
+_MEMBERSHIP = {
+    "comes": "comes",
+    "takes part": "takes part",
+    "has left": "has left",
+    "declared dead": "is declared dead",
+    "back": "is back: it was out of reach",
+}
 _NO_NEWS = {("frozen", "silent"), ("gone", "done")}
 """Changes of state that go without saying."""
 
@@ -28,6 +35,8 @@ class Row:
     left: bool = False
     gone: bool = False
     failed_t: float | None = None
+    told: str = ""
+    told_t: float = -math.inf
     frozen_until: float | None = None
     silent_to: set[int] = field(default_factory=set)
     step: int = 0
@@ -214,10 +223,34 @@ class Peers:
             self._notice(note.other)
         elif other is not None and note.what == "left":
             self._left(note.other)
+        elif other is not None and note.what in _MEMBERSHIP:
+            self._moved(note, other)
         else:
             detail = f": {note.detail}" if note.detail else ""
             about = f" ({_who(note.other)})" if note.other >= 0 and note.other != note.peer else ""
             self._say(note.t, f"{_who(note.peer)}: {note.what}{detail}{about}")
+
+    def _moved(self, note: trace.Note, row: Row) -> None:
+        """Who came or went; several say the same, and a seat's next holder may come from elsewhere."""
+        if note.t < row.told_t:
+            return
+        row.told_t = note.t
+        if note.what in ("has left", "declared dead"):
+            if not (row.left or row.gone or row.failed_t is not None):
+                row.gone, row.shown_state = True, "gone"
+                self._up.discard(note.other)
+                self._say(note.t, f"peer {note.other} {_MEMBERSHIP[note.what]}")
+            return
+        averages = note.what != "comes"
+        if self.state(note.other) == "training" or (row.told == note.what and not averages):
+            return
+        row.told = note.what
+        if averages:
+            row.joined, row.gone, row.left, row.failed_t = True, False, False, None
+            row.silent_to.clear()
+            row.shown_state = "training"
+            self._up.add(note.other)
+        self._say(note.t, f"peer {note.other} {_MEMBERSHIP[note.what]}")
 
     def _left(self, peer: int) -> None:
         """Others were told that a peer leaves; its own record may be read a moment later, or not at all."""

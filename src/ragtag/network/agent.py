@@ -35,6 +35,7 @@ from ragtag.protocols.roster import Card, Roster, encode_card
 
 READS_MAX = 64
 """Datagrams that are read in one turn; what is left waits for the next one."""
+HOSTS_MAX = 4096
 _PASSING = {
     errno.ECONNREFUSED,
     errno.ENOBUFS,
@@ -61,6 +62,7 @@ class Agent:
         self.lost: Callable[[Address, float], bool] = lambda address, now_s: False
         self.failure, self.entered = "", False
         self._sock = sock
+        self._hosts: dict[str, bool] = {}
         sock.setblocking(False)
         self._wake_s = math.inf
         self._told: list[Told] = []
@@ -153,7 +155,23 @@ class Agent:
         elif isinstance(effect, Changed | Remarked):
             self._told.append(effect)
 
+    def _numeric(self, host: str) -> bool:
+        """Whether a host is an address of this socket's family: no name that a member tells is looked up."""
+        known = self._hosts.get(host)
+        if known is None:
+            try:
+                socket.inet_pton(self._sock.family, host.partition("%")[0])
+                known = True
+            except (OSError, ValueError):
+                known = False
+            if len(self._hosts) >= HOSTS_MAX:
+                self._hosts.clear()
+            self._hosts[host] = known
+        return known
+
     def _send(self, effect: Transmit) -> None:
+        if not self._numeric(effect.dest[0]):
+            return
         try:
             with contextlib.suppress(BlockingIOError):  # a full buffer loses it, as a full queue would
                 self._sock.sendto(effect.data, effect.dest)

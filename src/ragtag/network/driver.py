@@ -237,9 +237,9 @@ class Driver:
 
         def begin(now_s: float) -> None:
             self.node.resume(number, round_)
-            if self._people is not None:
+            if self._people is not None and not self.lost_seat:
                 self._people.agent.describe(now_s, card)
-            if self.node.newer(number):
+            if self.lost_seat or self.node.newer(number):  # who lost its seat takes no part
                 future.set_result(None)
             else:
                 self._heard[number] = future

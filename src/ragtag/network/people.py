@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from ragtag.core.types import Joined, Left, Noted, PeerId, Visits
 from ragtag.network.agent import Agent, Told
 from ragtag.network.flow import Flow
 from ragtag.network.inject import Injector
 from ragtag.protocols.member_types import Address, Changed, Failed
-from ragtag.protocols.roster import Reach, Unseated
+from ragtag.protocols.roster import NO_SEAT, Reach, RosterEffect, Unseated
 
 News = Joined | Left | Visits | Noted
 
@@ -24,23 +26,30 @@ class People:
         self.agent, self._flows, self._me = agent, flows, me
         self._injector = injector
         self._inside = set(flows)  # whom the node takes for peers that average
+        self._known: set[PeerId] = set()
         self.lost_seat = ""
         agent.lost = self._lost
 
     def turn(self, now_s: float) -> Iterator[News]:
         """What the node and the trace are to be told now."""
         for told in self.agent.turn(now_s):
-            yield from self.take(told)
+            yield from self.take(now_s, told)
 
-    def take(self, told: Told) -> Iterator[News]:
+    def take(self, now_s: float, told: Told) -> Iterator[News]:
         """One thing that membership tells."""
         roster = self.agent.roster
         if isinstance(told, Changed):
             for effect in roster.changed(told.member, told.was):
+                if self._is_no_news(effect):
+                    continue
                 if isinstance(effect, Reach):
                     self._reach(effect)
                 elif isinstance(effect, Unseated):
-                    self.lost_seat = effect.reason
+                    self.lost_seat = (
+                        f"{effect.reason}: it was out of reach for so long that it was declared dead, or two "
+                        "newcomers took one seat; start it again to join anew"
+                    )
+                    self._give_up(now_s)
                     yield Noted("lost its seat", self._me, effect.reason)
                 elif isinstance(effect, Noted):
                     yield effect
@@ -52,9 +61,22 @@ class People:
         else:
             yield Noted(told.what, roster.seat_of(told.name), f"{told.name} {told.detail}".strip())
 
+    def _is_no_news(self, effect: RosterEffect) -> bool:
+        """Whether it says only that one is there whom the node counts on from the beginning."""
+        if not isinstance(effect, Noted) or effect.what != "takes part":
+            return False
+        return effect.peer in self._inside and effect.peer not in self._known
+
+    def _give_up(self, now_s: float) -> None:
+        """Tell the crew that this peer claims no seat, so that it gets none back when that one is free."""
+        card = self.agent.roster.mine
+        if card is not None:
+            self.agent.describe(now_s, replace(card, seat=NO_SEAT, averaging=False))
+
     def _place(self, effect: Joined | Left | Visits) -> Iterator[News]:
         """Where a peer stands now. One that the node counts on already is not told of as if it were new."""
         peer = effect.peer
+        self._known.add(peer)
         self._mute(peer, isinstance(effect, Left))
         known = peer in self._inside
         if isinstance(effect, Joined):

@@ -139,6 +139,9 @@ class Door:
             )
         elif self.core.now_s > self._refused_until_s:
             self._fail(self._why())
+        else:  # who has just begun knows no round trip, and asks for too much patience at first
+            self._refused_for_s = max(0.0, min(message.within_s, self._refused_for_s))
+            self._refused_until_s = min(self._refused_until_s, self.core.now_s + self._refused_for_s)
 
     def paged(self, source: str, message: Page) -> None:
         """Part of the crew's view came; its records are merged already."""

@@ -3,9 +3,9 @@
 Membership knows members by name; averaging knows peers by small numbers, a bit each in a chunk's
 contributors. A member tells its seat in its metadata, as a card. There is nobody who gives out seats: a
 newcomer takes one that is free in its view. Where two claim one seat all decide alike: who averages already
-stays before who only comes, then the later term, then the older process; the other one takes another seat,
-or, if it averaged, ends. A seat is given away only once its holder is declared dead or has left, in a
-higher term.
+stays before who only comes, then the later term, then the process (``Holder.claim``); the other one takes
+another seat, or, if it averaged, ends. A seat is given away only once its holder is declared dead or has
+left, in a higher term.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
 
     wire: version of the data's format. seat, term: under which number it averages, and the how manieth holder
     it is. epoch: in its datagrams, so that another process's are not taken for its own. averaging: whether it
-    takes part; else it is on its way in. host, port: where it takes data;
-    state_port: where it gives its training state to newcomers (0: nowhere). founded, seed: the crew's.
+    takes part; else it is on its way in. host, port: where it takes data; state_port: where it gives its
+    training state to newcomers (0: nowhere). founded, seed: the crew's.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
@@ -96,18 +96,34 @@ class Holder:
 
     @property
     def claim(self) -> tuple[bool, int, int, str]:
-        """Of two claims to a seat the greater one holds."""
-        return self.card.averaging, self.card.term, -self.epoch, self.name
+        """Of two claims to a seat the greater one holds.
+
+        Of two that average in one term it is the later process: nobody averages before it has the seat, and
+        a seat is given away only to those who come. (Newcomers hear nothing of the dead, so terms repeat.) Of
+        two that come it is the older, so that who has settled already stays.
+        """
+        averaging = self.card.averaging
+        return averaging, self.card.term, self.epoch if averaging else -self.epoch, self.name
 
 
 class Roster:
-    """The seats, as one peer sees them; told of each change of membership."""
+    """The seats, as one peer sees them; told of each change of membership.
+
+    A seat is its greatest living claim's, in whatever order claims and deaths are heard of: peers that
+    believe the same of all members see the same seats. Bounded by what membership knows of.
+    """
 
     def __init__(self, name: str, epoch: int) -> None:
         self._name, self._epoch = name, epoch
         self._mine: Card | None = None
+        self._claims: dict[str, Holder] = {}
         self._seats: dict[PeerId, Holder] = {}
-        self._at: dict[str, PeerId] = {}
+        self._terms: dict[PeerId, int] = {}
+
+    @property
+    def mine(self) -> Card | None:
+        """What this peer says of itself."""
+        return self._mine
 
     @property
     def seats(self) -> Mapping[PeerId, Holder]:
@@ -115,22 +131,23 @@ class Roster:
         return self._seats
 
     def seat_of(self, name: str) -> PeerId:
-        """A member's seat; -1: none."""
+        """The seat that a member has, or had last; -1: none."""
         if name == self._name and self._mine is not None:
             return self._mine.seat
-        return self._at.get(name, NO_SEAT)
+        return next((peer for peer, holder in self._seats.items() if holder.name == name), NO_SEAT)
 
     def claim(self, card: Card) -> None:
         """This peer says this of itself."""
-        self._mine = card
+        before, self._mine = self._mine, card
+        for peer in {card.seat, before.seat if before is not None else NO_SEAT} - {NO_SEAT}:
+            self._terms[peer] = max(self._terms.get(peer, 0), card.term if peer == card.seat else 0)
+            self._settle(peer, None)
 
     def contested(self) -> str:
         """Why this peer's claim does not hold, if it does not."""
         mine = self._mine
         holder = self._seats.get(mine.seat) if mine is not None else None
         if mine is None or holder is None or not holder.live:
-            return ""
-        if holder.claim < Holder(self._name, self._epoch, mine).claim:
             return ""
         return f"seat {mine.seat} is {holder.name}'s"
 
@@ -140,71 +157,107 @@ class Roster:
         Raises:
             RuntimeError: there is none.
         """
-        live = {peer: holder for peer, holder in self._seats.items() if holder.live}
-        founded = max((holder.card.founded for holder in live.values()), default=0)
-        n = max([founded, *(peer + 1 for peer in live)])
-        for peer in [*range(n), n]:
-            if peer not in live and peer < PEERS_MAX:
-                before = self._seats.get(peer)
-                return peer, 1 + (before.card.term if before is not None else 0)
+        taken = {holder.card.seat for holder in self._claims.values()}
+        founded = max((holder.card.founded for holder in self._claims.values()), default=0)
+        n = max([founded, *(peer + 1 for peer in taken)])
+        for peer in range(min(n + 1, PEERS_MAX)):
+            if peer not in taken:
+                return peer, 1 + self._terms.get(peer, 0)
         raise RuntimeError(f"all {PEERS_MAX} seats of the crew are taken; larger crews average in groups")
 
     # -- Changes
 
     def changed(self, member: Member, was: Status | None) -> list[RosterEffect]:
         """Membership believes something new of a member: what that means to averaging."""
-        if member.status in (Status.DEAD, Status.LEFT):
-            return self._gone(member)
-        seat = self._at.get(member.name, NO_SEAT)
         if member.status is Status.SUSPECT:  # under load this is often; what comes of it is told
             return []
+        before = self._claims.get(member.name)
+        if member.status in (Status.DEAD, Status.LEFT):
+            if before is None or before.epoch != member.epoch:
+                return []
+            del self._claims[member.name]
+            return self._settle(before.card.seat, member)
         card = decode_card(member.metadata)
         if card is None or card.wire != VERSION:
-            version = "no card" if card is None else f"wire format {card.wire}, {VERSION} here"
-            return [Noted("refused", seat, f"{member.name}: {version}; install the same Ragtag everywhere")]
-        effects: list[RosterEffect] = []
-        if seat >= 0 and card.seat != seat:
-            del self._at[member.name]
-            self._seats.pop(seat)
-            effects.append(Left(seat))
-        return effects if card.seat < 0 else effects + self._seated(member, card, was)
-
-    def _seated(self, member: Member, card: Card, was: Status | None) -> list[RosterEffect]:
-        peer, before = card.seat, self._seats.get(card.seat)
-        new = Holder(member.name, member.epoch, card)
-        if self._mine is not None and self._mine.seat == peer:
-            if new.claim < Holder(self._name, self._epoch, self._mine).claim:
-                return []
-            self._seats[peer] = new
-            return [Unseated(self.contested())]
-        other = before is not None and before.name != member.name
-        if before is not None and other and before.live and before.claim > new.claim:
-            return [Noted("seat taken", peer, f"{member.name} claims the seat of {before.name}")]
-        effects: list[RosterEffect] = []
-        if before is not None and other:
-            self._at.pop(before.name, None)
-            if before.live:
-                effects.append(Left(peer))
-        process = before is not None and (before.name, before.epoch) == (member.name, member.epoch)
-        self._seats[peer], self._at[member.name] = new, peer
-        address = (card.host, card.port)
-        if not process or before is None or address != (before.card.host, before.card.port):
-            effects.append(Reach(peer, address, card.epoch))
-        if process and before is not None and before.live and before.card.averaging == card.averaging:
-            return effects
-        if process and was is Status.DEAD:
-            effects.append(Noted("back", peer, f"{member.name} was out of reach, and had been declared dead"))
-        elif card.averaging:
-            effects.append(Noted("takes part", peer, member.name))
+            return self._refuse(member, card)
+        if card.seat >= 0:
+            self._claims[member.name] = Holder(member.name, member.epoch, card)
+            self._terms[card.seat] = max(self._terms.get(card.seat, 0), card.term)
         else:
-            effects.append(Noted("comes", peer, member.name))
+            self._claims.pop(member.name, None)
+        moved = before is not None and before.card.seat != card.seat
+        effects = self._settle(before.card.seat, member) if before is not None and moved else []
+        return effects if card.seat < 0 else effects + self._settle(card.seat, member, before)
+
+    def _refuse(self, member: Member, card: Card | None) -> list[RosterEffect]:
+        """Who speaks otherwise has no seat."""
+        before = self._claims.pop(member.name, None)
+        version = "no card" if card is None else f"wire format {card.wire}, {VERSION} here"
+        why = f"{member.name}: {version}; install the same Ragtag everywhere"
+        seat = NO_SEAT if before is None else before.card.seat
+        left = [] if before is None else self._settle(seat, member)
+        return [Noted("refused", seat, why), *left]
+
+    def _settle(self, peer: PeerId, told: Member | None, was: Holder | None = None) -> list[RosterEffect]:
+        """Who holds a seat, now that ``told`` is known; was: what ``told`` claimed before."""
+        claims = [holder for holder in self._claims.values() if holder.card.seat == peer]
+        best = max(claims, key=lambda holder: holder.claim, default=None)
+        before = self._seats.get(peer)
+        if self._mine is not None and self._mine.seat == peer:
+            return self._defend(peer, best, self._mine)
+        if best is None:
+            if before is None or not before.live:
+                return []
+            before.live = False
+            return [*_gone(peer, before, told), Left(peer)]
+        effects: list[RosterEffect] = []
+        claimed = told is not None and self._claims.get(told.name)
+        if (
+            told is not None
+            and claimed
+            and claimed is not best
+            and claimed != was
+            and claimed.card.seat == peer
+        ):
+            effects.append(Noted("seat taken", peer, f"{told.name} claims the seat of {best.name}"))
+        return effects + self._seat(peer, best, told)
+
+    def _defend(self, peer: PeerId, best: Holder | None, mine: Card) -> list[RosterEffect]:
+        """This peer's own seat."""
+        before = self._seats.get(peer)
+        if best is None or best.claim < Holder(self._name, self._epoch, mine).claim:
+            self._seats.pop(peer, None)
+            return []
+        self._seats[peer] = best
+        known = before is not None and before.live and (before.name, before.epoch) == (best.name, best.epoch)
+        return [] if known else [Unseated(self.contested())]
+
+    def _seat(self, peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:
+        """``holder`` has the seat: whether that is new, and what of it."""
+        before = self._seats.get(peer)
+        if before is holder:
+            return []
+        self._seats[peer] = holder
+        effects: list[RosterEffect] = []
+        same = before is not None and (before.name, before.epoch) == (holder.name, holder.epoch)
+        card, address = holder.card, (holder.card.host, holder.card.port)
+        if before is not None and not same and before.live:
+            effects += [*_gone(peer, before, told), Left(peer)]
+        if before is None or not same or address != (before.card.host, before.card.port):
+            effects.append(Reach(peer, address, card.epoch))
+        if same and before is not None and before.live and before.card.averaging == card.averaging:
+            return effects
+        if same and before is not None and not before.live:
+            why = f"{holder.name} was out of reach, and had been declared dead"
+            effects.append(Noted("back", peer, why))
+        else:
+            effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name))
         return [*effects, Joined(peer) if card.averaging else Visits(peer)]
 
-    def _gone(self, member: Member) -> list[RosterEffect]:
-        peer = self._at.get(member.name, NO_SEAT)
-        holder = self._seats.get(peer)
-        if holder is None or holder.epoch != member.epoch or not holder.live:
-            return []
-        holder.live = False
-        what = "has left" if member.status is Status.LEFT else "declared dead"
-        return [Noted(what, peer, member.name), Left(peer)]
+
+def _gone(peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:
+    """What became of one that held a seat, if it is what was just told of it."""
+    if told is None or (told.name, told.epoch) != (holder.name, holder.epoch):
+        return []
+    what = {Status.LEFT: "has left", Status.DEAD: "declared dead"}.get(told.status)
+    return [] if what is None else [Noted(what, peer, holder.name)]

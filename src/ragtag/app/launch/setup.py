@@ -76,6 +76,8 @@ class Setup:
                 place = replace(place, peers=peers, members=members, key=self.key)
             elif self.token is None:
                 place = replace(place, peers=peers)
+            else:  # it listens where the token says, if it is the first, or where the crew reaches it
+                place = replace(place, socket_fd=None, member_fd=None)
             yield place
 
     def invitation(self, member_sockets: Sequence[socket.socket]) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from ragtag.app.report.data import ALL, FREEZES, Item, Peer, Summary
+from ragtag.app.report.data import ALL, FREEZES, MEMBERSHIP, Item, Peer, Summary
 from ragtag.app.report.series import Bins
 from ragtag.core import trace
 
 ITEMS_MAX = 200
+_TOLD = {"has left": "left", "declared dead": "dead", "takes part": "elsewhere", "back": "elsewhere"}
 
 
 class Collector:
@@ -39,6 +40,8 @@ class Collector:
         elif isinstance(record, trace.Leave) and peer is not None:
             self._leave(peer, record)
         elif isinstance(record, trace.Note):
+            if record.what in MEMBERSHIP and record.other in self._to.peers:
+                self._to.peers[record.other].told = record.what
             self._item(Item(record.t, record.what, record.other, record.detail, False, {record.peer}))
         elif isinstance(record, trace.Error):
             self._error(peer, record)
@@ -180,7 +183,7 @@ class Collector:
             elif peer.left:
                 peer.state = "ended"
             elif peer.last_t is None:
-                peer.state = "no trace"
+                peer.state = _TOLD.get(peer.told, "no trace")
             elif finished:
                 peer.state = "lost"
             else:

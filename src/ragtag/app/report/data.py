@@ -14,12 +14,22 @@ ALL = -2
 """The row of all peers together in a table of bins."""
 KILLS = frozenset({"kill", "crash"})
 FREEZES = frozenset({"freeze", "stall"})
-LOST = frozenset({"killed", "failed", "lost", "no trace"})
+LOST = frozenset({"killed", "failed", "lost", "dead", "no trace"})
+MEMBERSHIP = frozenset(
+    {
+        "comes", "takes part", "has left", "declared dead", "back", "healed", "lost its seat", "seat taken",
+        "no member any more",
+    }
+)  # fmt: skip
+"""What peers note of each other's coming and going."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """A peer's figures; ``missed``: how often others waited for it in vain; ``misses``: its own waits."""
+    """A peer's figures; ``missed``: how often others waited for it in vain; ``misses``: its own waits.
+
+    told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
+    """
 
     number: int
     state: str = "no trace"
@@ -41,6 +51,7 @@ class Peer:
     joined_t: float | None = None
     last_t: float | None = None
     left: bool = False
+    told: str = ""
     round_s: Sample = field(default_factory=lambda: Sample(values_max=1 << 14))
 
 

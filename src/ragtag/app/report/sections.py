@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ragtag.app.report.axes import Mark, clock, percent, seconds
-from ragtag.app.report.data import FREEZES, LOST, Item, Summary
+from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Item, Summary
 from ragtag.app.report.figures import round_times
 from ragtag.app.report.html import NONE, bytes_text, cell, table
 
@@ -142,12 +142,15 @@ def peers(summary: Summary) -> str:
     names = ["State", "Rounds", "Median round", "Arrived", "Missed by others", "Steps", "Samples"]
     names += ["Sent", "Received", "Test loss", "Accuracy"]
     heads = [("Peer", "n"), (names[0], ""), *((name, "n") for name in names[1:])]
-    return f"<section><h2>Peers</h2>{table(heads, rows)}</section>"
+    away = any(p.last_t is None and p.told for p in summary.peers.values())
+    cap = "Peers without figures joined from elsewhere: their traces are there."
+    where = f"<p class='cap'>{cap}</p>" if away else ""
+    return f"<section><h2>Peers</h2>{table(heads, rows)}{where}</section>"
 
 
 def events(summary: Summary) -> str:
     """Notes and errors, and losses that were not finite."""
-    rows = [_event(item) for item in summary.items]
+    rows = [_event(item) for item in summary.items if item.error or item.what not in MEMBERSHIP]
     for p in summary.peers.values():
         if p.batch_losses_bad and p.bad_since_t is not None:
             what = f"{p.batch_losses_bad:,} training losses were not finite, the first here"

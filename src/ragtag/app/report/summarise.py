@@ -52,6 +52,8 @@ def measure(run: RunTrace) -> Extent:
             rounds[record.peer] += 1
         elif isinstance(record, trace.Fault) and record.name in KILLS and record.peer >= 0:
             extent.killed_t[record.peer] = record.t
+        elif isinstance(record, trace.Note) and record.what in ("comes", "takes part") and record.other >= 0:
+            peers.add(record.other)  # a newcomer's own trace is in its own folder
         if record.peer >= 0:
             peers.add(record.peer)
     if not any_record:

@@ -1,0 +1,49 @@
+"""Who came and went, in the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ragtag.app.report import coming, sections
+from ragtag.app.report.summarise import summarise
+from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run
+from ragtag.core import trace
+
+
+def run(folder: Path, notes: list[tuple[float, str, int]]) -> Path:
+    crew = TraceWriter(folder / CREW_FILE)
+    crew.write(trace.Run(t=0.0, world="live", name="otters", seed=3, peers=2, method="allreduce"))
+    for peer in (0, 1):
+        writer = TraceWriter(folder / peer_file(peer))
+        writer.write(trace.Join(t=1.0, peer=peer))
+        for t, what, other in notes:
+            if other != peer:
+                writer.write(trace.Note(t=t, peer=peer, what=what, other=other, detail=f"<b>name-{other}"))
+        writer.write(trace.Leave(t=60.0, peer=peer))
+        writer.close()
+    crew.write(trace.Leave(t=61.0))
+    crew.close()
+    return folder
+
+
+def test_newcomers_are_in_the_table_and_in_a_list_of_their_own(tmp_path: Path) -> None:
+    summary = summarise(
+        read_run(run(tmp_path, [(5.0, "comes", 2), (6.0, "takes part", 2), (20.0, "declared dead", 2)]))
+    )
+    assert summary.peers[2].state == "dead"
+    html = coming.section(summary)
+    for said in ("comes", "takes part", "declared dead", "0, 1", "&lt;b&gt;name-2"):
+        assert said in html
+    assert "partition" not in html and "<b>" not in html
+    assert "declared dead" not in sections.events(summary)
+    assert "joined from elsewhere" in sections.peers(summary)
+
+
+def test_a_partition_that_healed_is_said_in_words(tmp_path: Path) -> None:
+    notes = [(5.0, "declared dead", 1), (9.0, "healed", 1), (9.0, "back", 1)]
+    html = coming.section(summarise(read_run(run(tmp_path, notes))))
+    assert "A partition healed: peer 1 had been declared dead, was out of reach, and is back" in html
+
+
+def test_where_nobody_came_or_went_there_is_no_such_section(tmp_path: Path) -> None:
+    assert coming.section(summarise(read_run(run(tmp_path, [(5.0, "silent", 1)])))) == ""

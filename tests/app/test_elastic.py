@@ -1,0 +1,353 @@
+"""Peers that come and go in crews of real processes: ``ragtag run``, ``ragtag invite``, ``ragtag join``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ragtag
+from ragtag.app.environment import VARIABLES
+from ragtag.app.invite import new_invitation
+from ragtag.app.join import JoinError
+from ragtag.app.token import TOKEN_FILE, Token, encode, kept_token, new_key
+from ragtag.app.tracefile import read_run
+from ragtag.core import trace
+from tests.network.agents import KEY, Agents
+
+SRC = Path(__file__).parents[2] / "src"
+PATIENCE_S = 110.0
+"""How long a test waits for what processes do on a busy machine: importing torch alone may take a while."""
+
+SCRIPT = """
+import os, sys, time
+import torch, ragtag
+torch.set_num_threads(1)
+inputs = int(os.environ.get("INPUTS", "4"))
+stop = os.environ["STOP"]
+with ragtag.join(deadline_s=60.0) as crew:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(inputs, 3))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = crew.optimizer(sgd, averager=ragtag.AllReduce(), model=model)
+    print("seat", crew.rank, "pid", os.getpid(), flush=True)
+    said = None
+    while not os.path.exists(stop) and not os.path.exists(f"{stop}.{crew.rank}"):
+        optimizer.zero_grad()
+        model(torch.ones(2, inputs)).square().mean().backward()
+        optimizer.step()
+        heard, live = bin(int(optimizer.outcome.heard[0])), sorted(crew.live)
+        if (heard, live) != said:
+            print("heard", heard, "live", live, flush=True)
+            said = heard, live
+        time.sleep(0.02)
+"""
+
+
+class Command:
+    """A ``ragtag`` command that runs; out: a file with all that it printed."""
+
+    def __init__(self, folder: Path, name: str, args: list[str], env: dict[str, str]) -> None:
+        self.out = folder / f"{name}.out"
+        with self.out.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ragtag.app.cli", *args],
+                stdout=file, stderr=subprocess.STDOUT, env=env, cwd=folder,
+            )  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        return self.out.read_text()
+
+    def lines(self, peer: int) -> list[str]:
+        """What a peer printed, by the number its launcher gave it."""
+        return [line.partition("] ")[2] for line in self.text.splitlines() if line.startswith(f"[{peer}]")]
+
+    def says(self, what: str, peer: int = 0) -> None:
+        """Wait for a line of a peer that contains this."""
+
+        def there() -> bool:
+            assert self.process.poll() is None or any(what in line for line in self.lines(peer)), self.text
+            return any(what in line for line in self.lines(peer))
+
+        _until(there, f"{what!r} said: {self.out.name}")
+
+    def pid(self, peer: int) -> int:
+        """The process of a peer."""
+        self.says("pid", peer)
+        said = next(line for line in self.lines(peer) if "pid" in line)
+        return int(said.split()[-1])
+
+    def code(self) -> int:
+        """How it ended."""
+        return self.process.wait(PATIENCE_S)
+
+
+def _until(true: Callable[[], bool], what: str) -> None:
+    """Wait until something is true that files alone tell; fail after ``PATIENCE_S``."""
+    tick = threading.Event()
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < give_up_s, f"not {what} within {PATIENCE_S:g} s"
+        tick.wait(0.05)
+
+
+class Place:
+    """A folder in which crews run one script; all end when it is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.stop, self.run = folder, folder / "stop", folder / "run"
+        (folder / "train.py").write_text(SCRIPT)
+        self.commands: list[Command] = []
+
+    def command(self, name: str, *args: str, **env: str) -> Command:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("RAGTAG_")}
+        known = {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "STOP": str(self.stop)}
+        made = Command(self.folder, name, list(args), clean | known | env)
+        self.commands.append(made)
+        return made
+
+    def crew(self, n: int) -> Command:
+        """``ragtag run`` of n peers; averaging when this returns."""
+        crew = self.command("crew", "run", "-n", str(n), "-o", str(self.run), "train.py")
+        crew.says(f"heard {bin((1 << n) - 1)}")
+        return crew
+
+    def join(self, token: str, name: str = "joined", **env: str) -> Command:
+        return self.command(name, "join", "-o", str(self.folder / f"run-{name}"), token, "train.py", **env)
+
+    def end(self) -> None:
+        """All scripts are asked to end, and do."""
+        self.stop.touch()
+        for command in self.commands:
+            command.code()
+
+    def close(self) -> None:
+        for command in self.commands:
+            if command.process.poll() is None:
+                command.process.send_signal(signal.SIGTERM)
+                try:
+                    command.process.wait(20.0)
+                except subprocess.TimeoutExpired:
+                    command.process.kill()
+                    command.process.wait(20.0)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()
+
+
+def notes(folder: Path, what: str, peer: int | None = None) -> list[trace.Note]:
+    return [
+        record
+        for record in read_run(folder).records()
+        if isinstance(record, trace.Note) and record.what == what and peer in (None, record.peer)
+    ]
+
+
+# -- Coming
+
+
+def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
+    crew = place.crew(2)
+    assert stat.S_IMODE((place.run / TOKEN_FILE).stat().st_mode) == 0o600
+    joined = place.join(kept_token(place.run))
+    for peer in (0, 1):
+        crew.says("heard 0b111 live [0, 1, 2]", peer)
+    joined.says("heard 0b111 live [0, 1, 2]")
+    assert joined.lines(0)[0].startswith("seat 2 ")
+    (place.folder / "stop.2").touch()
+    assert joined.code() == 0, joined.text
+    for peer in (0, 1):
+        _until(lambda peer=peer: crew.lines(peer)[-1] == "heard 0b11 live [0, 1]", "the others went on")
+    place.end()
+    assert crew.code() == 0, crew.text
+    for peer in (0, 1):
+        assert [note.other for note in notes(place.run, "comes", peer)] == [2]
+        assert 2 in [note.other for note in notes(place.run, "takes part", peer)]
+        assert next(iter(notes(place.run, "has left", peer))).other == 2
+        assert not notes(place.run, "declared dead", peer)
+        assert not notes(place.run, "lost its seat", peer)
+
+
+@pytest.mark.slow
+def test_one_that_was_killed_is_declared_and_the_next_newcomer_has_its_seat(place: Place) -> None:
+    crew = place.crew(3)
+    os.kill(crew.pid(1), signal.SIGKILL)
+    _until(lambda: notes(place.run, "declared dead"), "declared dead")
+    crew.says("live [0, 2]")
+    joined = place.join(str(place.run))
+    crew.says("heard 0b111 live [0, 1, 2]", 2)
+    joined.says("heard 0b111")
+    _until(lambda: crew.lines(0)[-1] == "heard 0b111 live [0, 1, 2]", "it took part")
+    assert joined.lines(0)[0].startswith("seat 1 ")
+    place.end()
+    assert joined.code() == 0, joined.text
+
+
+@pytest.mark.slow
+def test_the_first_to_join_begins_a_crew_and_a_second_joins_it(place: Place) -> None:
+    token = new_invitation("127.0.0.1", "otters", None).text
+    first = place.join(token, "first")
+    first.says("heard 0b1 live [0]")
+    second = place.join(token, "second")
+    first.says("heard 0b11 live [0, 1]")
+    second.says("heard 0b11 live [0, 1]")
+    assert first.lines(0)[0].startswith("seat 0 ") and second.lines(0)[0].startswith("seat 1 ")
+    place.end()
+    assert (first.code(), second.code()) == (0, 0), first.text + second.text
+
+
+@pytest.mark.slow
+def test_a_newcomer_with_another_model_is_told_the_tensor_and_is_never_waited_for(place: Place) -> None:
+    crew = place.crew(2)
+    joined = place.join(kept_token(place.run), INPUTS="7")
+    assert joined.code() == 1, joined.text
+    assert "SchemaMismatch" in joined.text
+    assert "'0.weight' (3, 7) float32 here, (3, 4) float32 there" in joined.text
+    rounds = [r for r in read_run(place.run).records() if isinstance(r, trace.Round)]
+    last = max(r.round for r in rounds)
+    _until(
+        lambda: max(r.round for r in read_run(place.run).records() if isinstance(r, trace.Round)) > last + 20,
+        "the crew went on",
+    )
+    place.end()
+    assert crew.code() == 0, crew.text
+    records = [r for r in read_run(place.run).records() if isinstance(r, trace.Round)]
+    assert not [r for r in records if 2 in r.waited_for or 2 in r.missed]
+    assert notes(place.run, "comes") and not notes(place.run, "takes part", 3)
+
+
+# -- Bad input
+
+
+def wrong_tokens() -> dict[str, tuple[str, str]]:
+    token = Token((("127.0.0.1", 4321),), "otters", new_key())
+    text = encode(token)
+    at = len(text) - 20
+    return {
+        "mistyped": (
+            text[:at] + ("a" if text[at] != "a" else "b") + text[at + 1 :],
+            "incomplete or mistyped",
+        ),
+        "cut": (text[:-9], "incomplete or mistyped"),
+        "no token": ("otter", "is no token; a token begins with 'ragtag1-'"),
+        "another version": (
+            text.replace("ragtag1-", "ragtag2-"),
+            "has format 2, and this Ragtag reads format 1",
+        ),
+        "ended": (encode(replace(token, ends_unix_s=1000)), "'otters' ended"),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(wrong_tokens()))
+def test_a_token_that_cannot_be_read_starts_nothing(place: Place, kind: str) -> None:
+    token, says = wrong_tokens()[kind]
+    joined = place.join(token)
+    assert joined.code() == 2
+    assert says in joined.text and "Traceback" not in joined.text
+    assert joined.text.startswith("error: ") and len(joined.text.splitlines()) == 1
+    assert not (place.folder / "run-joined").exists()
+
+
+def test_a_folder_without_an_invitation_is_named(place: Place) -> None:
+    joined = place.join(str(place.folder))
+    assert joined.code() == 2
+    assert "holds no invitation; give the folder of a run of two peers or more" in joined.text
+
+
+@pytest.fixture
+def crew_of_two() -> Iterator[Agents]:
+    """The membership of a crew, turned by a thread."""
+    with Agents(2) as agents:
+        agents.until(agents.agree, "all found each other")
+        measured = agents.agents.values()
+        agents.until(
+            lambda: all(agent.machine.period_s < 1.0 for agent in measured), "round trips were known"
+        )
+        with turned(agents):
+            yield agents
+
+
+@contextmanager
+def turned(agents: Agents) -> Iterator[None]:
+    over = threading.Event()
+
+    def turn() -> None:
+        while not over.is_set():
+            agents.turn(0.02)
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(PATIENCE_S)
+
+
+def joining(monkeypatch: pytest.MonkeyPatch, token: Token, deadline_s: float = 30.0, **env: str) -> str:
+    """Why ``ragtag.join`` refuses."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RAGTAG_TOKEN": encode(token), **env}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(JoinError) as error:
+        ragtag.join(deadline_s=deadline_s)
+    return str(error.value)
+
+
+def test_the_second_of_two_with_one_name_is_told_whose_it_is(
+    crew_of_two: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = tuple(crew_of_two.addresses.values())
+    said = joining(monkeypatch, Token(addresses, "otters", KEY), RAGTAG_NAME="otter-1")
+    where = f"127.0.0.1:{addresses[1][1]}"
+    assert said == (
+        f"two peers are called 'otter-1': the other one, at {where}, is alive; give this peer another name"
+    )
+    assert crew_of_two.agree()
+
+
+def test_a_token_of_another_crews_key_is_told_apart_from_silence(
+    crew_of_two: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = joining(monkeypatch, Token(tuple(crew_of_two.addresses.values()), "otters", new_key()), 2.0)
+    assert "belongs to another crew (its key differs); was the token made by this crew?" in said
+    assert crew_of_two.agree()
+
+
+def test_a_token_for_a_crew_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Agents(2) as agents:
+        gone = tuple(agents.addresses.values())
+    said = joining(monkeypatch, Token(gone, "otters", KEY), 1.0)
+    assert said.startswith(f"no member answered at 127.0.0.1:{gone[1][1]}; is one running there, and does")
+
+
+def test_a_host_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*args: object, **more: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ragtag.app.membership.socket.getaddrinfo", nowhere)
+        said = joining(monkeypatch, Token((("otters.invalid", 4321),), "otters", KEY), 1.0)
+    assert said.startswith("the token's address 'otters.invalid' cannot be found: ")
+
+
+def test_an_ended_token_in_the_environment_is_a_join_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = joining(monkeypatch, Token((("127.0.0.1", 4321),), "otters", KEY, ends_unix_s=1000), 1.0)
+    assert "this token for crew 'otters' ended" in said and "run `ragtag invite` again" in said

@@ -1,0 +1,94 @@
+"""Agents over real loopback sockets, all turned by the test's own thread."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from ragtag.core.wire import VERSION
+from ragtag.network.agent import Agent, Told
+from ragtag.protocols.member import Membership
+from ragtag.protocols.member_types import Address, Changed, Identity, Limits, Status
+from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
+from tests.network.crew import PATIENCE_S
+
+KEY = bytes(range(32))
+
+
+class Agents:
+    """``n`` agents with seats that know each other's addresses; use it as a context manager.
+
+    told: what each of them told, in order.
+    """
+
+    def __init__(self, n: int, key: bytes = KEY, limits: Limits | None = None) -> None:
+        self._key, self._limits = key, limits
+        self.agents: dict[int, Agent] = {}
+        self.told: dict[int, list[Told]] = {}
+        self.addresses: dict[int, Address] = {}
+        self.founded = n
+        entries: list[Address] = []
+        for peer in range(n):
+            self.start(peer, list(entries), peer)
+            entries.append(self.addresses[peer])
+
+    def start(self, peer: int, entries: list[Address], seat: int = NO_SEAT, name: str = "") -> Agent:
+        """Start an agent that enters there, with a seat."""
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("127.0.0.1", 0))
+        address: Address = sock.getsockname()
+        name = name or f"otter-{peer}"
+        epoch = time.time_ns() >> 2
+        card = Card(VERSION, seat, 0, 100 + peer, seat >= 0, "127.0.0.1", 20000 + peer, 0, self.founded, 5)
+        identity = Identity(name, address, epoch, self._key, encode_card(card), seed=peer)
+        agent = Agent(Membership(identity, self._limits), Roster(name, epoch), sock)
+        agent.roster.claim(card)
+        self.agents[peer], self.told[peer], self.addresses[peer] = agent, [], address
+        agent.join(agent.now_s(), entries, PATIENCE_S)
+        return agent
+
+    def kill(self, peer: int) -> None:
+        """It ends without a word."""
+        self.agents.pop(peer).close()
+
+    def turn(self, wait_s: float = 0.05) -> None:
+        """Turn those that have something to do."""
+        poll = select.poll()
+        for agent in self.agents.values():
+            poll.register(agent.fileno(), select.POLLIN)
+        due_s = min(agent.due_s - agent.now_s() for agent in self.agents.values())
+        poll.poll(1e3 * max(0.0, min(wait_s, due_s)))
+        for peer, agent in self.agents.items():
+            self.told[peer] += agent.turn(agent.now_s())
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        """Turn them until something is true; fail after ``PATIENCE_S``."""
+        give_up_s = time.monotonic() + PATIENCE_S
+        while not true():
+            assert time.monotonic() < give_up_s, f"not {what} within {PATIENCE_S} s"
+            self.turn()
+
+    def agree(self) -> bool:
+        """Whether each holds exactly these for alive, and nobody for suspect."""
+        names = tuple(sorted(agent.machine.me.name for agent in self.agents.values()))
+        return all(agent.machine.live() == names for agent in self.agents.values())
+
+    def believed(self, peer: int, name: str) -> list[Status]:
+        """What one of them came to believe of a member, in order."""
+        return [
+            told.member.status
+            for told in self.told[peer]
+            if isinstance(told, Changed) and told.member.name == name
+        ]
+
+    def __enter__(self) -> Agents:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for agent in self.agents.values():
+            agent.close()

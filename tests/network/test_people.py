@@ -1,0 +1,145 @@
+"""What membership tells, applied to a driver's flows; and faults that hold for membership, too."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from ragtag.core.faults import Faults, Loss, Partition, Window
+from ragtag.core.types import Joined, Left, Noted, Visits
+from ragtag.core.wire import VERSION
+from ragtag.network.agent import Agent
+from ragtag.network.flow import Flow
+from ragtag.network.inject import Injector
+from ragtag.network.people import News, People
+from ragtag.protocols.member import Membership
+from ragtag.protocols.member_types import Changed, Failed, Identity, Member, Remarked, Status
+from ragtag.protocols.roster import NO_SEAT, Card, Roster, decode_card, encode_card
+from tests.network.agents import KEY
+
+MINE = Card(VERSION, 0, 0, 99, True, "127.0.0.1", 6000, 0, 3, 7)
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    made = Agent(Membership(Identity("me", sock.getsockname(), 50, KEY)), Roster("me", 50), sock)
+    made.join(0.0, [], 1.0)
+    made.describe(0.0, MINE)
+    yield made
+    made.close()
+
+
+def people(agent: Agent, faults: Faults | None = None) -> tuple[People, dict[int, Flow]]:
+    flows = {peer: Flow(peer, ("127.0.0.1", 6000 + peer)) for peer in (1, 2)}
+    return People(0, agent, flows, Injector(faults or Faults(), 1, 0)), flows
+
+
+def member(
+    seat: int,
+    *,
+    name: str = "",
+    epoch: int = 100,
+    averaging: bool = True,
+    term: int = 0,
+    host: str = "10.0.0.9",
+) -> Member:
+    card = replace(MINE, seat=seat, averaging=averaging, term=term, host=host, port=6000 + seat, epoch=epoch)
+    return Member(name or f"p{seat}", ("127.0.0.1", 4000 + seat), epoch, 0, Status.ALIVE, encode_card(card))
+
+
+def told(of: People, who: Member, was: Status | None = None, status: Status = Status.ALIVE) -> list[News]:
+    from dataclasses import replace as with_status
+
+    return list(of.take(1.0, Changed(with_status(who, status=status), was)))
+
+
+def test_a_founder_is_reached_where_it_says_and_is_no_news(agent: Agent) -> None:
+    here, flows = people(agent)
+    before = flows[1]
+    assert told(here, member(1)) == []  # the node counts on it already
+    assert flows[1] is before and flows[1].address == ("10.0.0.9", 6001) and flows[1].process == 100
+    assert told(here, member(1)) == []
+
+
+def test_a_newcomer_visits_then_joins(agent: Agent) -> None:
+    here, flows = people(agent)
+    assert told(here, member(3, averaging=False)) == [Noted("comes", 3, "p3"), Visits(3)]
+    assert flows[3].address == ("10.0.0.9", 6003) and not flows[3].mute
+    assert told(here, member(3)) == [Noted("takes part", 3, "p3"), Joined(3)]
+
+
+def test_who_is_dead_is_sent_nothing_more_and_heard_again_when_it_is_back(agent: Agent) -> None:
+    here, flows = people(agent)
+    told(here, member(1))
+    flow = flows[1]
+    assert told(here, member(1), Status.SUSPECT, Status.DEAD) == [Noted("declared dead", 1, "p1"), Left(1)]
+    assert flow.mute and not flow.queue and not flow.endings
+    back = told(here, member(1), Status.DEAD)
+    assert [type(news) for news in back] == [Noted, Joined]
+    assert flows[1] is flow and not flow.mute  # the same process: what was measured holds
+
+
+def test_another_process_in_a_seat_begins_anew(agent: Agent) -> None:
+    here, flows = people(agent)
+    told(here, member(1))
+    flow = flows[1]
+    told(here, member(1), Status.SUSPECT, Status.DEAD)
+    heir = member(1, name="heir", epoch=200, averaging=False, term=1, host="10.0.0.8")
+    assert told(here, heir)[-1] == Visits(1)
+    assert flows[1] is not flow and flows[1].address == ("10.0.0.8", 6001) and flows[1].process == 200
+    assert told(here, member(1, name="heir", epoch=200, term=1, host="10.0.0.8"))[-1] == Joined(1)
+
+
+def test_who_lost_its_seat_says_so_gives_it_up_and_stays_told(agent: Agent) -> None:
+    here, flows = people(agent)
+    heir = member(0, name="heir", epoch=200, term=1)
+    assert told(here, heir) == [Noted("lost its seat", 0, "seat 0 is heir's")]
+    assert here.lost_seat.startswith("seat 0 is heir's: ") and "start it again" in here.lost_seat
+    said = decode_card(agent.machine.me.metadata)
+    assert said is not None and said.seat == NO_SEAT and not said.averaging
+    assert 0 not in flows
+    assert told(here, member(0, name="heir", epoch=200, term=1)) == []
+    told(here, heir, Status.SUSPECT, Status.DEAD)
+    assert here.lost_seat
+
+
+def test_who_is_no_member_any_more_averages_no_more(agent: Agent) -> None:
+    here, _ = people(agent)
+    assert list(here.take(1.0, Failed("another peer is called 'me'"))) == [
+        Noted("no member any more", 0, "another peer is called 'me'")
+    ]
+    assert here.lost_seat == "another peer is called 'me'"
+
+
+def test_remarks_are_noted_with_the_seat(agent: Agent) -> None:
+    here, _ = people(agent)
+    told(here, member(2))
+    assert list(here.take(1.0, Remarked("healed", "p2", "for 3 s"))) == [Noted("healed", 2, "p2 for 3 s")]
+    assert list(here.take(1.0, Remarked("flooding", "", "strangers"))) == [Noted("flooding", -1, "strangers")]
+    assert list(here.take(1.0, Remarked("refuted", "me", "x"))) == [Noted("refuted", 0, "me x")]
+
+
+def test_injected_faults_hold_for_membership(agent: Agent) -> None:
+    def known(faults: Faults) -> People:
+        here, _ = people(agent, faults)
+        return here
+
+    cut = known(Faults(partitions=(Partition(frozenset({0}), Window(5.0, 9.0)),)))
+    patch = {"p1": member(1)}
+    with pytest.MonkeyPatch.context() as hold:
+        hold.setattr(agent.machine, "members", lambda: patch)
+        told(cut, member(1))
+        address = member(1).address
+        assert [agent.lost(address, t) for t in (1.0, 6.0, 9.5)] == [False, True, False]
+        assert not agent.lost(("127.0.0.1", 1), 6.0)  # nobody's
+        lossy = known(Faults(loss=Loss(0.3)))
+        told(lossy, member(1))
+        lost = sum(agent.lost(address, 1.0) for _ in range(2000))
+        assert 520 < lost < 680  # 0.3 of 2000, within 4 standard deviations
+        known(Faults())
+        assert not any(agent.lost(address, 1.0) for _ in range(100))

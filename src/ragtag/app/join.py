@@ -205,7 +205,7 @@ def _meet(
     )
     driver.start()
     try:
-        met = _greet(place, driver, deadline_s) if len(node.live) > 1 or place.size > 1 else 0
+        met = _greet(place, driver, deadline_s, alone=len(node.live) == 1 and place.size == 1)
     except BaseException:
         driver.close(0.0)
         raise
@@ -247,8 +247,8 @@ def read_hello(blob: bytes) -> _Hello:
         raise ValueError(str(error)) from None
 
 
-def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
-    """Meet the others; how many were there."""
+def _greet(place: Place, driver: Driver, deadline_s: float, alone: bool = False) -> int:
+    """Meet the others; how many were there. alone: who comes later hears this peer's hello."""
     mine = _Hello(__version__, VERSION, place.size, place.seed)
     met = driver.meet(0, msgspec.json.encode(mine), deadline_s).result(2 * deadline_s + 1.0)
     refused = _refused(mine, met.blobs)
@@ -265,7 +265,7 @@ def _greet(place: Place, driver: Driver, deadline_s: float) -> int:
         if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
             raise JoinError(message)
         _log.warning("%s", message)
-    if not met.blobs:
+    if not met.blobs and not alone:
         raise JoinError(
             f"none of the other {place.size - 1} peers of crew {place.crew!r} answered within "
             f"{deadline_s:g} s; are they started, with the same crew name, and does the firewall let UDP "

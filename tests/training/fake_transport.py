@@ -153,6 +153,8 @@ class FakeTransport:
     def posts(self, topic: int) -> dict[int, bytes]:
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
+    may_grow = False
+
     def notices(self, topic: int) -> Notices:
         return self.crew.nodes[self.me].board.notices(topic)
 

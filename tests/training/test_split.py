@@ -93,6 +93,8 @@ class Seat:
     def posts(self, topic: int) -> dict[int, bytes]:
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
+    may_grow = False
+
     def notices(self, topic: int) -> Notices:
         assert self.crew.hall is not None
         return self.crew.hall.boards[self.me].notices(topic)

@@ -17,11 +17,15 @@ from ragtag.core.types import PeerId
 from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent, Told
 from ragtag.protocols.member import Membership
+from ragtag.protocols.member_pace import INITIAL_RTO_S
 from ragtag.protocols.member_types import Changed, Identity
 from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
 from ragtag.protocols.seating import Seating
 
 _LOOPBACK = ("127.0.0.1", "::1")
+LISTEN_S = 3 * INITIAL_RTO_S
+"""How long the first peer of a token listens whether there is a crew. Members of one knock a few times in
+each period; no round trip is known yet, so this follows from RFC 6298's first guess."""
 FOREVER_S = 1e9
 """A launched peer knocks at its crew's addresses for as long as it lives."""
 
@@ -149,6 +153,8 @@ def invited(place: Place, token: Token, data_port: int, state_port: int, deadlin
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
     agent = _agent(name, address, token.key, card, sock)
     try:
+        if not entries:
+            entries = agent.listen(LISTEN_S)  # the crew may have outlived the one that began it
         agent.join(agent.now_s(), entries, deadline_s)
         if not entries:
             return _found(agent, card)

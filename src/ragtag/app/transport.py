@@ -100,6 +100,8 @@ def await_meeting(driver: Driver, meeting: concurrent.futures.Future[Met], deadl
 class SoloTransport:
     """A crew of one: every average is one's own."""
 
+    may_grow = False
+
     def __init__(self, seed: int) -> None:
         self.me, self.n = 0, 1
         self._node = Node(0, 1, seed)
@@ -155,6 +157,11 @@ class DriverTransport:
         self.me = driver.node.me
         self._meetings, self._method = 0, ""
         self._opened: dict[int, tuple[Schema, Method, Codec]] = {}
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether peers may come."""
+        return self._entrance is not None
 
     @property
     def late(self) -> bool:

@@ -131,6 +131,28 @@ class Agent:
                 return
             poll.poll(1e3 * min(1.0, max(0.0, min(self._wake_s, until_s) - now_s)))
 
+    def listen(self, for_s: float) -> list[Address]:
+        """Who of the crew sends something here within ``for_s``; returns with the first one.
+
+        To be called before ``join``, by whoever might begin a crew that exists already: members knock, a few
+        in each period, where they know an entry and no member.
+        """
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        until_s = self.now_s() + for_s
+        while (left_s := until_s - self.now_s()) > 0:
+            if not poll.poll(1e3 * left_s):
+                break
+            try:
+                data, source = self._sock.recvfrom(DATAGRAM_BYTES_MAX + 1)
+            except OSError as error:
+                if not isinstance(error, BlockingIOError) and error.errno not in _PASSING:
+                    raise
+                continue
+            if self.machine.ours(data):
+                return [(source[0], source[1])]
+        return []
+
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()

@@ -94,6 +94,10 @@ class Membership:
         """The protocol period now: a few members are probed in each."""
         return self._prober.period_s
 
+    def ours(self, data: bytes) -> bool:
+        """Whether a datagram comes from somebody who has the crew's key."""
+        return self._core.seal.ours(data)
+
     def rtt_s(self, name: str) -> float | None:
         """The smoothed round trip to a member, if it was measured."""
         entry = self._view.entries.get(name)

@@ -175,6 +175,13 @@ class Seal:
             return None
         return opened
 
+    def ours(self, data: bytes) -> bool:
+        """Whether a datagram was made with the crew's key, for whichever process."""
+        if not HEADER_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
+            return False
+        header, tag, body = data[: _HEADER.size], data[_HEADER.size : HEADER_BYTES], data[HEADER_BYTES:]
+        return compare_digest(self._tag(header, body), tag)
+
     def stray(self, data: bytes) -> int | None:
         """The epoch of a process of another crew or version that asks to be let in here; else ``None``."""
         if not HEADER_BYTES < len(data) <= DATAGRAM_BYTES_MAX:

@@ -37,6 +37,11 @@ class Peers(Protocol):
         ...
 
     @property
+    def may_grow(self) -> bool:
+        """Whether peers may come to a crew that has but one."""
+        ...
+
+    @property
     def live(self) -> frozenset[int]:
         """The peers believed to take part now; always with this one."""
         ...

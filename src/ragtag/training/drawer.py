@@ -34,6 +34,11 @@ class Drawer:
         self._warned: set[int] = set()
         self._stopped = False
 
+    @property
+    def _alone_for_good(self) -> bool:
+        """Whether nobody else draws, now or later. Who may be joined tells what it draws from the start."""
+        return self._peers.n == 1 and not self._peers.may_grow
+
     def stop(self) -> None:
         """Draw nothing more: the epoch under way ends here."""
         self._stopped = True
@@ -42,7 +47,7 @@ class Drawer:
         """Yield (epoch, block) of each block that this peer is to use in an epoch, or in one before it."""
         if not self._deck.sizes:
             return
-        if self._peers.n == 1:
+        if self._alone_for_good:
             yield from self._alone(epoch)
             return
         self._pool.begin(epoch)
@@ -62,7 +67,7 @@ class Drawer:
 
     def close(self, deadline_s: float) -> None:
         """Give back what is claimed and not used; report all by ``deadline_s``."""
-        if self._peers.n == 1 or not self._deck.sizes or not self._pool.entered:
+        if self._alone_for_good or not self._deck.sizes or not self._pool.entered:
             return
         self._tell(self._pool.give_back())
         until_s, look_s = time.monotonic() + deadline_s, _LOOK_FIRST_S

@@ -7,7 +7,8 @@
 Both sides: one process per peer, one vector each, all called at once (a gate on loopback opens when all have
 come to it). A round takes from the call to the result at the slowest peer; the first ones warm up and do not
 count. Ragtag: `optimizer.step()` of `crew.optimizer(..., averager=ragtag.Moshpit(group=4))`, started by
-`ragtag run`. hivemind: `DecentralizedAverager.step()`, as in its own benchmark of averaging.
+`ragtag run`; and with `ragtag.RandomGroups(group=4)`, since for 8 peers Moshpit's grid is 3 by 3: its groups
+are of 2 and 3. hivemind: `DecentralizedAverager.step()`, as in its own benchmark of averaging.
 
 hivemind's settings, to let it do its best:
 - min_matchmaking_time: it waits for so long in each step, unless its group fills first. Its default of 5 s
@@ -17,6 +18,7 @@ hivemind's settings, to let it do its best:
   and a grid of 2 by 4 as Moshpit All-Reduce wants it.
 - no compression, its default part size, fork (it fails under spawn), all peers know the first one's DHT.
 The result of every round is checked on every peer: the mean over those that the side says took part.
+How large the groups were stands beside each figure: Ragtag's grid takes groups of at most the size asked for.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "hivemind_moshpit.json"
 DEADLINE_S = 180.0
+HELLO = b"ragtag-hivemind-gate"
 WARM_UP = 3
-WAYS = ("ragtag", "hivemind")
+OURS = ("Moshpit", "RandomGroups")
+WAYS = (*OURS, "hivemind")
 
 
 class Gate:
@@ -52,7 +56,14 @@ class Gate:
     def _run(self) -> None:
         self._listener.settimeout(DEADLINE_S)
         try:
-            lines = [self._listener.accept()[0] for _ in range(self._n)]
+            lines: list[socket.socket] = []
+            while len(lines) < self._n:
+                line = self._listener.accept()[0]
+                line.settimeout(DEADLINE_S)
+                if line.recv(len(HELLO), socket.MSG_WAITALL) == HELLO:
+                    lines.append(line)
+                else:  # a process of an earlier turn still looks for somebody at this port
+                    line.close()
             while all(line.recv(1) for line in lines):
                 for line in lines:
                     line.sendall(b"!")
@@ -63,7 +74,7 @@ class Gate:
 
 
 class Peer:
-    """One peer's side of the gate, and what it measures. vector: rank + 1 times what all know."""
+    """One peer's side of the gate, and what it measures."""
 
     def __init__(self, rank: int, arguments: argparse.Namespace) -> None:
         import torch
@@ -71,8 +82,8 @@ class Peer:
         torch.set_num_threads(1)
         self.rank, self._rounds = rank, WARM_UP + arguments.rounds
         self.known = torch.randn(arguments.values, generator=torch.Generator().manual_seed(0))
-        self.vector = self.known.clone()
         self._line = socket.create_connection(("127.0.0.1", arguments.gate), timeout=DEADLINE_S)
+        self._line.sendall(HELLO)
         self._line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def wait(self) -> None:
@@ -81,19 +92,19 @@ class Peer:
         if self._line.recv(1) != b"!":
             raise RuntimeError("another peer has ended")
 
-    def measure(self, step, out: Path) -> None:
-        """``step()`` averages the vector in place and says whose mean it is (``None``: it failed)."""
+    def measure(self, vector, step, out: Path) -> None:
+        """``step()`` averages ``vector()`` and says whose mean it is now (``None``: it failed)."""
         import torch
 
         rounds = []
         for _ in range(self._rounds):
-            torch.mul(self.known, self.rank + 1, out=self.vector)
+            torch.mul(self.known, self.rank + 1, out=vector())
             self.wait()
             began_s = time.perf_counter()
             members = step()
             took_s = time.perf_counter() - began_s
             scale = statistics.fmean(m + 1 for m in members) if members else self.rank + 1
-            error = float((self.vector - scale * self.known).abs().max())
+            error = float((vector() - scale * self.known).abs().max())
             rounds.append({"took_s": took_s, "members": members, "error": error})
         self.wait()
         out.with_suffix(".part").write_text(json.dumps(rounds))
@@ -111,14 +122,13 @@ def ragtag_peer(arguments: argparse.Namespace) -> None:
 
     crew = ragtag.join()
     peer = Peer(crew.rank, arguments)
-    parameter = torch.nn.Parameter(peer.vector)
+    parameter = torch.nn.Parameter(peer.known.clone())
     outcomes = []
     optimizer = crew.optimizer(
         torch.optim.SGD([parameter], lr=0.0),
-        averager=ragtag.Moshpit(group=arguments.group),
+        averager=getattr(ragtag, arguments.side)(group=arguments.group),
         on_outcome=outcomes.append,
     )
-    peer.vector = parameter.data
 
     def step() -> list[int] | None:
         optimizer.step()
@@ -126,14 +136,14 @@ def ragtag_peer(arguments: argparse.Namespace) -> None:
         whole = outcome.heard == (1 << len(outcome.members)) - 1  # per chunk: all of the group are in it
         return sorted(outcome.members) if outcome.members and whole.all() else None
 
-    peer.measure(step, arguments.out / f"{crew.rank}.json")
+    peer.measure(lambda: parameter.data, step, arguments.out / f"{crew.rank}.json")
     crew.leave()
 
 
-def run_ragtag(arguments: argparse.Namespace, out: Path, gate: Gate) -> None:
+def run_ragtag(averager: str, arguments: argparse.Namespace, out: Path, gate: Gate) -> None:
     """All peers, by the launcher that users have."""
     command = [sys.executable, "-m", "ragtag.app.cli", "run", "-n", str(arguments.n), "--no-watch"]
-    command += ["-o", str(out / "run"), __file__, *_side("ragtag", arguments, out, gate)]
+    command += ["-o", str(out / "run"), __file__, *_side(averager, arguments, out, gate)]
     subprocess.run(command, check=True, timeout=_limit_s(arguments), stdout=sys.stderr)
 
 
@@ -149,9 +159,10 @@ def hivemind_peer(rank: int, arguments: argparse.Namespace, first, others) -> No
     if rank == 0:
         first.put([str(address) for address in dht.get_visible_maddrs()])
     peer = Peer(rank, arguments)
+    vector = peer.known.clone()
     bits = max(0, (arguments.n // arguments.group - 1).bit_length())
     averager = hivemind.averaging.DecentralizedAverager(
-        [peer.vector],
+        [vector],
         dht,
         start=True,
         prefix="benchmark",
@@ -170,7 +181,7 @@ def hivemind_peer(rank: int, arguments: argparse.Namespace, first, others) -> No
             return None
         return sorted(group.values()) if group else None
 
-    peer.measure(step, arguments.out / f"{rank}.json")
+    peer.measure(lambda: vector, step, arguments.out / f"{rank}.json")
     averager.shutdown()
     dht.shutdown()
 
@@ -226,8 +237,8 @@ def one_turn(side: str, arguments: argparse.Namespace, wait_s: float = 0.0) -> l
     """Rounds of one side, without those that warm up: each with all peers' measurements."""
     with tempfile.TemporaryDirectory(prefix="ragtag-hivemind-") as folder:
         gate, out = Gate(arguments.n), Path(folder)
-        if side == "ragtag":
-            run_ragtag(arguments, out, gate)
+        if side in OURS:
+            run_ragtag(side, arguments, out, gate)
         else:
             run_hivemind(arguments, out, gate, wait_s)
         peers = [json.loads((out / f"{rank}.json").read_text()) for rank in range(arguments.n)]
@@ -239,11 +250,16 @@ def one_turn(side: str, arguments: argparse.Namespace, wait_s: float = 0.0) -> l
             {
                 "took_s": max(one["took_s"] for one in told),
                 "groups": sorted(list(group) for group in groups if group),
-                "whole": all(one["members"] and len(one["members"]) == arguments.group for one in told),
+                "whole": _whole([one["members"] for one in told]),
                 "error": max(one["error"] for one in told),
             }
         )
     return rounds
+
+
+def _whole(members: list[list[int] | None]) -> bool:
+    """Whether every peer has averaged in a group of two or more, and all in it say so."""
+    return all(mine and len(mine) > 1 and all(members[other] == mine for other in mine) for mine in members)
 
 
 def summary(rounds: list[dict]) -> dict:
@@ -254,6 +270,7 @@ def summary(rounds: list[dict]) -> dict:
         "median_s": statistics.median(times),
         "quartiles_s": statistics.quantiles(times, n=4) if len(times) > 1 else times,
         "slowest_s": max(times),
+        "group_mean": statistics.fmean(len(group) for one in rounds for group in one["groups"] or [[]]),
         "whole_share": statistics.fmean(one["whole"] for one in rounds),
         "largest_error": max((one["error"] for one in rounds if one["whole"]), default=None),
     }
@@ -271,7 +288,8 @@ def best_wait_s(arguments: argparse.Namespace) -> tuple[float, dict[str, dict]]:
 
 def _line(result: dict) -> str:
     error = "" if result["largest_error"] is None else f", error {result['largest_error']:.1e}"
-    return f"median {result['median_s']:.3f} s, whole groups in {result['whole_share']:.0%}{error}"
+    groups = f"groups of {result['group_mean']:.1f}, whole in {result['whole_share']:.0%} of rounds"
+    return f"median {result['median_s']:.3f} s, {groups}{error}"
 
 
 def parsed() -> argparse.Namespace:
@@ -294,7 +312,7 @@ def parsed() -> argparse.Namespace:
         help="hivemind's min_matchmaking_time to choose from, in seconds",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--side", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=WAYS, help=argparse.SUPPRESS)  # these are for the peers
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--gate", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--wait-s", type=float, help=argparse.SUPPRESS)
@@ -307,7 +325,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Turns of both sides, and the ratio of the medians."""
     arguments = parsed()
-    if arguments.side == "ragtag":
+    if arguments.side in OURS:
         ragtag_peer(arguments)
         return
     if arguments.side == "hivemind":
@@ -322,7 +340,8 @@ def main() -> None:
             rounds[way] += one_turn(way, arguments, best)
             print(f"  turn {turn + 1}, {way}: {_line(summary(rounds[way]))}", flush=True)
     results = {way: summary(found) for way, found in rounds.items()}
-    ratio = results["hivemind"]["median_s"] / results["ragtag"]["median_s"]
+    theirs_s = results["hivemind"]["median_s"]
+    ratios = {way: theirs_s / results[way]["median_s"] for way in OURS}
     version = "import hivemind, torch; print(hivemind.__version__, torch.__version__)"
     asked = subprocess.run(
         [arguments.hivemind_python, "-c", version],
@@ -345,14 +364,14 @@ def main() -> None:
         "min_matchmaking_time_s": best,
         "tried": tried,
         "results": results,
-        "hivemind_to_ragtag": ratio,
+        "hivemind_takes_times": ratios,
         "rounds": rounds,
     }
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     arguments.results.write_text(json.dumps(figures, indent=1) + "\n")
-    print(f"ragtag    {_line(results['ragtag'])}")
-    print(f"hivemind  {_line(results['hivemind'])}")
-    print(f"hivemind takes {ratio:.1f} times as long")
+    for way, result in results.items():
+        times = f"; hivemind takes {ratios[way]:.1f} times as long" if way in OURS else ""
+        print(f"{way:<13} {_line(result)}{times}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ragtag.app.crew import Crew
@@ -103,13 +104,14 @@ class RayCrew:
         """Join from a task or actor. An actor that Ray has started again joins anew, and gets what it missed.
 
         deadline_s: how long to wait. Once half of it is over the crew begins with those that have come.
+        ``RAGTAG_RUN`` in the environment names a folder for the trace, on this node.
 
         Raises:
             JoinError: nobody lets this peer in, or the meeting is lost.
         """
         ray = load()
         until_s = time.monotonic() + deadline_s
-        who = _who(ray)
+        who, folder = _who(ray), os.environ.get("RAGTAG_RUN")
         while True:
             left_s = until_s - time.monotonic()
             host = own_host()
@@ -117,6 +119,7 @@ class RayCrew:
                 arrival = Arrival(data.getsockname()[:2], member.getsockname()[:2])
                 place = self._place(ray, who, arrival, left_s)
                 one_try_s = left_s if place.token is None else deadline_s / 4  # whom it names may be dead
+                place = replace(place, run_folder=Path(folder) if folder else None)
                 fds = os.dup(data.fileno()), member.fileno()
                 try:
                     crew = join_as(replace(place, socket_fd=fds[0], member_fd=fds[1]), min(one_try_s, left_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -65,7 +66,7 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 def join(*, deadline_s: float = 120.0) -> Crew:
-    """Join the crew that this process was started for: by ``ragtag run``, ``ragtag join`` or torchrun.
+    """Join the crew that this process was started for: by ``ragtag run``, ``ragtag join``, torchrun or Ray.
 
     Started by none of them, the process is a crew of one, and the same script trains alone.
 
@@ -78,7 +79,15 @@ def join(*, deadline_s: float = 120.0) -> Crew:
         ragtag.app.environment.PlaceError: the environment contradicts itself.
         ragtag.network.udp.PortInUse: the address to listen on is taken.
     """
-    place = place_from_environment()
+    if meeting := os.environ.get("RAGTAG_RAY"):
+        from ragtag.app.on_ray.meeting import named
+
+        return named(meeting).join(deadline_s=deadline_s)
+    return join_as(place_from_environment(), deadline_s)
+
+
+def join_as(place: Place | None, deadline_s: float) -> Crew:
+    """``join``, in this place (``None``: alone)."""
     if place is None:
         return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.time())
     origin_s = time.time() if place.started_unix_s is None else place.started_unix_s

@@ -40,6 +40,12 @@ def test_on_several_machines_a_peer_is_reached_at_the_interface_that_leads_to_th
     assert reachable_host(place) == "127.0.0.1"  # the way to loopback is loopback
 
 
+def test_a_peer_is_reached_where_its_launcher_has_told_the_others() -> None:
+    elsewhere = Place(1, 2, "c", peers=(("192.0.2.7", 4000), ("192.0.2.8", 4001)), one_machine=False)
+    assert reachable_host(elsewhere) == "192.0.2.8"
+    assert reachable_host(KNOWN) == "::1"
+
+
 def test_the_launcher_is_told_that_a_peer_has_joined() -> None:
     read, write = os.pipe()
     try:

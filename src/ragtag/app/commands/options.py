@@ -76,6 +76,44 @@ Listen = Annotated[
     ),
 ]
 
+
+class On(StrEnum):
+    """Where peers run, other than on this machine."""
+
+    ray = "ray"
+
+
+OnWhat = Annotated[
+    On | None, typer.Option("--on", help="ray: as actors on a Ray cluster.", show_default="this machine")
+]
+CpusPerPeer = Annotated[
+    float | None,
+    typer.Option("--cpus-per-peer", min=0.0, metavar="N", help="On Ray.", show_default="1"),
+]
+GpusPerPeer = Annotated[
+    float | None,
+    typer.Option("--gpus-per-peer", min=0.0, metavar="N", help="On Ray.", show_default="0"),
+]
+Restarts = Annotated[
+    int | None,
+    typer.Option(
+        "--restarts",
+        min=0,
+        metavar="N",
+        help="How often Ray starts a lost peer again.",
+        show_default="10",
+    ),
+]
+WorkingDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--working-dir",
+        metavar="FOLDER",
+        help="Ray brings its files to every node; SCRIPT is a path inside it.",
+        show_default="the script has one path on all nodes",
+    ),
+]
+
 # -- Of `ragtag invite` and `ragtag join`
 
 TokenText = Annotated[

@@ -1,10 +1,11 @@
-"""``ragtag demo`` and ``ragtag run``: peers as processes on this machine."""
+"""``ragtag demo``, ``ragtag run`` and ``ragtag join``: peers as processes, or as actors on Ray."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console
@@ -12,6 +13,9 @@ from rich.markup import escape
 
 from ragtag.app.commands import options
 from ragtag.app.commands.common import plain_errors, print_json
+
+if TYPE_CHECKING:
+    from ragtag.app.on_ray.launch import Placement
 
 
 @plain_errors
@@ -52,8 +56,13 @@ def run(
     watch: options.Watch = None,
     listen: options.Listen = "127.0.0.1",
     as_json: options.Json = False,
+    on: options.OnWhat = None,
+    cpus_per_peer: options.CpusPerPeer = None,
+    gpus_per_peer: options.GpusPerPeer = None,
+    restarts: options.Restarts = None,
+    working_dir: options.WorkingDir = None,
 ) -> None:
-    """Start N peers of a script on this machine.
+    """Start N peers of a script, on this machine or on a Ray cluster.
 
     The script joins its crew with [bold]ragtag.join()[/bold]. Each line that a
     peer prints comes with its number; an error that several peers share is
@@ -64,6 +73,7 @@ def run(
     _launch(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, seed, run_folder, watch,
         as_json, listen, None,
+        _placement(on, listen, cpus_per_peer, gpus_per_peer, restarts, working_dir),
     )  # fmt: skip
 
 
@@ -137,21 +147,31 @@ def _launch(
     as_json: bool,
     listen: str,
     token: str | None,
+    placement: Placement | None = None,
 ) -> None:
-    """What ``run`` and ``join`` share."""
+    """What ``run`` and ``join`` share. placement: on Ray."""
     from ragtag.app.launch import check_launch, launch
+    from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
     from ragtag.app.run_view import RunView, result_json, summary, watching
     from ragtag.core.faultspec import parse_faults
 
     parsed = parse_faults(faults)
-    check_launch(peers, argv, parsed)  # before a folder is made
+    if placement is not None:
+        check_on_ray(peers, argv, placement, parsed)
+    else:
+        check_launch(peers, argv, parsed)  # before a folder is made
     out = Console(stderr=as_json, highlight=False)
     err = out if out.is_terminal else Console(stderr=True, highlight=False)
     folder = _folder(run_folder, name)
     live = out.is_terminal if watch is None else watch
     view = RunView(out, err, watched=live, on_error=on_error)
+    start = (
+        partial(launch, host=listen or "127.0.0.1", token=token)
+        if placement is None
+        else partial(launch_on_ray, placement=placement)
+    )
     with watching(folder, out, name) if live else nullcontext():
-        result = launch(
+        result = start(
             peers,
             argv,
             run_folder=folder,
@@ -159,8 +179,6 @@ def _launch(
             faults=parsed,
             on_error=on_error,
             on_event=view.show,
-            host=listen or "127.0.0.1",
-            token=token,
         )
     if as_json:
         print_json(result_json(result))
@@ -168,6 +186,33 @@ def _launch(
         err.print(summary(result))
         err.print(f"trace in {escape(str(folder))}; [cyan]ragtag report {escape(str(folder))}[/cyan]")
     raise typer.Exit(result.exit_code)
+
+
+def _placement(
+    on: options.On | None,
+    listen: str,
+    cpus: float | None,
+    gpus: float | None,
+    restarts: int | None,
+    working_dir: Path | None,
+) -> Placement | None:
+    """What peers take of a Ray cluster; ``None``: they run on this machine."""
+    given = {
+        "cpus_per_peer": cpus,
+        "gpus_per_peer": gpus,
+        "restarts": restarts,
+        "working_dir": working_dir,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if on is None:
+        for name in given:
+            raise ValueError(f"--{name.replace('_', '-')} is for peers on a Ray cluster: add --on ray")
+        return None
+    if listen != "127.0.0.1":
+        raise ValueError("--listen is for peers on this machine; on Ray each listens at its node's address")
+    from ragtag.app.on_ray.launch import Placement
+
+    return Placement(**given)  # type: ignore[arg-type]
 
 
 def _folder(given: Path | None, name: str) -> Path:

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 def reachable_host(place: Place) -> str:
     """The host under which the other peers reach this process.
 
-    On one machine that is loopback; else the address of the interface that leads to torchrun's store (a
-    connected UDP socket knows it; nothing is sent).
+    Its launcher's word, where it has one. Else loopback on one machine; else the address of the interface
+    that leads to torchrun's store (a connected UDP socket knows it; nothing is sent).
     """
+    if place.peers is not None:
+        return place.peers[place.rank][0]
     if place.rendezvous is None or place.one_machine:
         return "127.0.0.1"
     host, port = place.rendezvous.host, place.rendezvous.port

@@ -1,0 +1,30 @@
+"""Ray itself, where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class NoRay(ImportError):
+    """Ray is not installed."""
+
+
+def load() -> Any:
+    """The ``ray`` module.
+
+    Raises:
+        NoRay: it is not installed.
+    """
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise NoRay("Ray is not installed; pip install 'ragtag[ray]', on every node of the cluster") from None
+
+
+def own_host() -> str:
+    """The address under which Ray's other nodes reach this one."""
+    load()
+    return str(importlib.import_module("ray.util").get_node_ip_address())

@@ -1,0 +1,296 @@
+"""The launcher's side of peers on Ray: one loop over what the actors answer."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from ragtag.app.launch.ending import Ending
+from ragtag.app.launch.setup import LaunchError, Setup
+from ragtag.app.launch_events import Ended, EndedBy, Event, LaunchResult, Line, Ready, Said, Started
+from ragtag.app.on_ray.actor import Came, PeerActor
+from ragtag.app.on_ray.book import Book
+from ragtag.app.on_ray.peer import RayPeer, Stage, explain
+from ragtag.app.on_ray.register import Register
+from ragtag.app.on_ray.script import End, News, variables
+from ragtag.app.output import SeenErrors, interrupted, last_line
+from ragtag.app.signals import Signals
+from ragtag.core import trace
+from ragtag.core.faultspec import format_faults
+
+TURN_S = 0.2
+"""How long one turn waits for answers; signals are looked for in between."""
+FOLLOW_S = 1.0
+"""How long an actor waits for something to tell before it answers all the same."""
+
+
+class RayLaunch:
+    """One run. options: Ray's, for a peer's actor, by number; placed_s: as in ``Placement``."""
+
+    def __init__(
+        self,
+        ray: Any,
+        setup: Setup,
+        options: Callable[[int], dict[str, Any]],
+        placed_s: float,
+        on_event: Callable[[Event], None],
+        stack: ExitStack,
+    ) -> None:
+        self._ray, self._setup, self._tell, self._placed_s = ray, setup, on_event, placed_s
+        self._started_s = self._last_up_s = time.monotonic()
+        self._register = Register(setup.n, setup.crew, setup.seed, setup.key)
+        self._ends: dict[int, Ended] = {}
+        self._seen = SeenErrors()
+        self._ending: Ending | None = None
+        self._interrupted = 0
+        self._told_ready = False
+        self._asked: dict[Any, RayPeer] = {}
+        self._book = Book(setup, self._say, stack)
+        self._signals = stack.enter_context(Signals())
+        remote = ray.remote(PeerActor)
+        self._peers = [RayPeer(i, remote.options(**options(i)).remote()) for i in range(setup.n)]
+        stack.callback(self._kill_actors)
+
+    def run(self) -> LaunchResult:
+        """Follow all peers to their ends."""
+        for peer in self._peers:
+            self._ask(peer, peer.actor.come.remote())
+        self._say_room()
+        while self._left():
+            self._turn()
+        self._book.write(trace.Leave(t=self._book.now_t()))
+        ends = tuple(end for _, end in sorted(self._ends.items()))
+        return LaunchResult(ends, self._setup.run_folder, self._book.now_t(), self._interrupted)
+
+    # -- One turn of the loop
+
+    def _turn(self) -> None:
+        now_s = time.monotonic()
+        for peer in self._left():
+            if peer.again_s is not None and now_s >= peer.again_s:
+                peer.again_s = None
+                self._ask(peer, peer.actor.come.remote())
+        for ref in self._answers():
+            self._answered(self._asked.pop(ref), ref)
+        for number in self._signals.take():
+            self._interrupted = self._interrupted or number
+            self._stop(f"{signal.Signals(number).name}: ending {len(self._left())} peers")
+        now_s = time.monotonic()
+        if self._ending is not None:
+            for due in self._ending.due(now_s):
+                self._signal_all(due)
+        elif not self._register.begun:
+            self._begin(now_s - self._started_s >= self._placed_s)
+        elif any(peer.up for peer in self._peers):
+            self._last_up_s = now_s
+        else:
+            self._give_up(now_s)
+
+    def _answers(self) -> list[Any]:
+        """All that has been answered, as soon as anything is."""
+        if not self._asked:  # whoever is left is to be asked again in a moment
+            time.sleep(TURN_S)
+            return []
+        answered, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=TURN_S)
+        if answered:
+            answered, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        return list(answered)
+
+    def _left(self) -> list[RayPeer]:
+        return [peer for peer in self._peers if peer.stage is not Stage.OVER]
+
+    def _ask(self, peer: RayPeer, ref: Any) -> None:
+        self._asked[ref] = peer
+
+    def _answered(self, peer: RayPeer, ref: Any) -> None:
+        if peer.stage is Stage.OVER:
+            return
+        errors = self._ray.exceptions
+        try:
+            answer = self._ray.get(ref)
+        except errors.ActorUnavailableError:
+            self._lost(peer)
+        except errors.RayActorError as error:
+            self._finish(peer, End(1, f"its actor is lost: {_brief(error)}", ""))
+        except errors.RayTaskError as error:  # the actor's own: the script is not there, the disk is full
+            self._finish(peer, End(1, str(error.cause), ""))
+        else:
+            self._take(peer, answer)
+
+    def _take(self, peer: RayPeer, answer: Came | News | int | None) -> None:
+        if isinstance(answer, Came):
+            if peer.came is not None and answer.life == peer.came.life:  # not killed yet
+                self._come_again(peer)
+                return
+            peer.came, peer.stage = answer, Stage.HERE
+            self._register.come(peer.number, answer.arrival)
+            if self._register.begun:
+                self._start(peer)
+        elif isinstance(answer, News):
+            self._news(peer, answer)
+        elif answer is None:  # it was restarted in between
+            self._come_again(peer)
+        else:
+            peer.stage = Stage.RUNNING
+            self._tell(Started(peer.number, answer))
+            self._follow(peer)
+
+    # -- Beginning
+
+    def _begin(self, late: bool) -> None:
+        """The crew begins once all have come; if it is late, with those that have."""
+        here = [peer for peer in self._left() if peer.stage is Stage.HERE]
+        if len(here) < len(self._left()) and not late:
+            return
+        if not here:
+            raise LaunchError(
+                f"the cluster had room for no peer within {self._placed_s:g} s; it has {self._resources()}: "
+                "ask for less with --cpus-per-peer and --gpus-per-peer"
+            )
+        if len(here) < len(self._left()):
+            self._say(f"{len(here)} peers begin; the others join when the cluster has room for them")
+        self._register.begin()
+        self._book.keep(self._register.invitation())
+        for peer in here:
+            self._start(peer)
+
+    def _start(self, peer: RayPeer) -> None:
+        assert peer.came is not None
+        place = variables(self._register.place(peer.number)) | {
+            "RAGTAG_STARTED": str(self._setup.started_unix_s),
+            "RAGTAG_SEED": str(self._setup.seed),
+        }
+        if faults := format_faults(self._setup.faults):
+            place["RAGTAG_FAULTS"] = faults
+        peer.stage, peer.starts, peer.joined = Stage.STARTING, peer.starts + 1, False
+        cwd = str(Path.cwd())
+        traced = self._setup.run_folder is not None
+        self._ask(peer, peer.actor.start.remote(peer.came.life, list(self._setup.argv), place, cwd, traced))
+
+    def _say_room(self) -> None:
+        self._say(f"{self._setup.n} peers wait for their places; the cluster has {self._resources()}")
+
+    def _resources(self) -> str:
+        has = self._ray.cluster_resources()
+        return f"{has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs"
+
+    # -- News
+
+    def _follow(self, peer: RayPeer) -> None:
+        assert peer.came is not None
+        self._ask(peer, peer.actor.follow.remote(peer.came.life, FOLLOW_S))
+
+    def _news(self, peer: RayPeer, news: News) -> None:
+        self._register.heard(peer.number)
+        if news.dropped:
+            self._say(f"{news.dropped} lines of peer {peer.number} are not shown: they came too fast")
+        for text, error in news.lines:
+            self._tell(Line(peer.number, text, error))
+        for name, data in news.trace:
+            self._book.append(name, data)
+        if news.joined is not None:
+            self._joined(peer, news.joined)
+        if news.end is None:
+            self._follow(peer)
+        elif news.end.status < 0 and self._ending is None:
+            how = Ended(peer.number, news.end.status, "itself").how
+            self._ray.kill(peer.actor, no_restart=False)
+            self._lost(peer, how)
+        else:
+            self._finish(peer, news.end)
+
+    def _joined(self, peer: RayPeer, method: str) -> None:
+        again, peer.joined = peer.starts > 1, True
+        if again:
+            self._say(f"peer {peer.number} has joined again")
+        self._book.averaging(method)
+        if not self._told_ready and all(other.joined for other in self._peers if other.up):
+            self._told_ready = True
+            self._tell(Ready(tuple(other.number for other in self._peers if other.up)))
+
+    # -- Losing a peer
+
+    def _lost(self, peer: RayPeer, how: str = "") -> None:
+        """Ray starts its actor again, if it may."""
+        if self._ending is not None:
+            self._finish(peer, End(-signal.SIGKILL, "", ""), "launcher")
+            return
+        if peer.stage is not Stage.COMING:
+            self._say(f"peer {peer.number} is lost{how and f' ({how})'}; Ray starts it again")
+            self._book.note("lost", peer.number, how)
+        self._come_again(peer)
+
+    def _come_again(self, peer: RayPeer) -> None:
+        self._register.gone(peer.number)
+        peer.stage, peer.again_s = Stage.COMING, time.monotonic() + TURN_S
+
+    def _give_up(self, now_s: float) -> None:
+        """No script runs. Who waits for a place has nobody to join, or has waited for long."""
+        done = any(end.status == 0 for end in self._ends.values())
+        if not done and now_s - self._last_up_s < self._placed_s:
+            return
+        for peer in self._left():
+            if done:
+                self._finish(peer, End(1, "", ""), "launcher")
+            else:
+                self._finish(peer, End(1, f"the cluster had no place for it within {self._placed_s:g} s", ""))
+
+    # -- Ending
+
+    def _finish(self, peer: RayPeer, end: End, by: EndedBy = "itself") -> None:
+        peer.stage = Stage.OVER
+        self._register.gone(peer.number)
+        with suppress(self._ray.exceptions.RayError):  # it is gone already
+            self._ray.kill(peer.actor, no_restart=True)
+        if self._ending is not None and end.status != 0:
+            by = "launcher"
+        ended = self._ends[peer.number] = explain(peer.number, end, by, self._seen)
+        if end.held and not ended.failed and not (by == "launcher" and interrupted(end.held)):
+            for text in end.held.splitlines():
+                self._tell(Line(peer.number, text, error=True))
+        if ended.failed:
+            what = last_line(ended.error) or ended.how
+            now_t = self._book.now_t()
+            self._book.write(trace.Error(t=now_t, peer=peer.number, what=what, detail=ended.error))
+        self._tell(ended)
+        if ended.failed and self._setup.on_error == "stop":
+            self._stop(f"peer {peer.number} failed: ending the other {len(self._left())}")
+
+    def _stop(self, why: str) -> None:
+        """End all peers: SIGINT now, SIGTERM and SIGKILL to those that are still there later."""
+        if self._ending is not None or not self._left():
+            return
+        self._ending = Ending(time.monotonic(), self._setup.grace_s)
+        self._signals.stopping = True
+        self._say(why)
+        self._book.note("stopping", detail=why)
+        for peer in self._left():
+            if not peer.up:
+                self._finish(peer, End(1, "", ""), "launcher")
+
+    def _signal_all(self, number: signal.Signals | None) -> None:
+        for peer in self._left():
+            if number is None:  # an actor that answers no more
+                self._finish(peer, End(-signal.SIGKILL, "", ""), "launcher")
+            elif peer.came is not None:
+                peer.actor.signal.remote(peer.came.life, int(number))
+                peer.actor.signal.remote(peer.came.life, int(signal.SIGCONT))
+
+    def _kill_actors(self) -> None:
+        for peer in self._left():
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.kill(peer.actor, no_restart=True)
+
+    # -- Small change
+
+    def _say(self, text: str) -> None:
+        self._tell(Said(text))
+
+
+def _brief(error: BaseException) -> str:
+    """What Ray says of it, without its advice."""
+    return " ".join(str(error).split())[:500]

@@ -122,6 +122,11 @@ class Crew:
         """How the others are reached: for averagers and hooks."""
         return self._transport
 
+    @property
+    def left(self) -> bool:
+        """Whether this peer has left."""
+        return self._left
+
     def now_s(self) -> float:
         """Seconds since the run began, as in the trace."""
         return time.time() - self._origin_s

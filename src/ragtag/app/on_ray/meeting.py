@@ -190,7 +190,7 @@ def _who(ray: Any) -> str:
 
 def _sign(actor: Any, who: str, arrival: Arrival, crew: weakref.ref[Crew]) -> None:
     """Tell the meeting that this peer lives until it leaves its crew."""
-    while (here := crew()) is not None and not here._left:
+    while (here := crew()) is not None and not here.left:
         del here
         actor.alive.remote(who, arrival)
         time.sleep(ALIVE_S)

@@ -135,7 +135,8 @@ class Crew:
 
         averager: ``ragtag.RPS()`` (the default) or ``ragtag.AllReduce()``. options: as for
         ``ragtag.training.optimizer.CrewOptimizer``: average="models" or "gradients", every=k, model=...,
-        buffers=..., codec="fp32", "bf16" or "int8", weight=..., deadline_s=..., on_outcome=...
+        schedule=..., buffers=..., codec="fp32", "bf16" or "int8", weight=... (or "samples"), deadline_s=...,
+        on_outcome=...
         """
         inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
 
@@ -152,8 +153,15 @@ class Crew:
             method=averager,
             on_outcome=on_outcome,
             on_ready=self._enter,
+            on_note=self.note,
+            samples=self._samples_so_far,
             **options,
         )
+
+    def _samples_so_far(self) -> int:
+        """Samples that this peer was given by its splits, or, without splits, that it has logged."""
+        drawn = sum(split.samples for split in self._splits.values())
+        return drawn or self._samples
 
     def _enter(self, optimizer: CrewOptimizer) -> None:
         """What is averaged is agreed on. A peer that comes late takes the crew's state over first."""
@@ -187,7 +195,8 @@ class Crew:
         now_s = time.monotonic()
         last, self._last_round = self._last_round, outcome.round
         away_s, self._last_s = now_s - self._last_s, now_s
-        if last is not None and outcome.round - last > 1 + CATCH_UP:
+        aside = self._keeper.optimizer is not None and self._keeper.optimizer.stands_aside
+        if last is not None and outcome.round - last > 1 + CATCH_UP and not aside:
             self._fetch(away_s)
             self._last_round = None
         self._keeper.offer(outcome.round)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
-from ragtag.core.types import Outcome
+from ragtag.core.types import Outcome, PeerId
 from ragtag.protocols.method import Method
 from ragtag.training.averager import Transport
 from ragtag.training.bucket import Bucket
@@ -36,13 +36,18 @@ class Replica:
         self._transport, self._channel = transport, channel
         transport.configure(channel, self.schema, method, codec)
 
-    def average(self, weight: float = 1.0, deadline_s: float | None = None) -> Outcome:
+    def average(
+        self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
+    ) -> Outcome:
         """One round, from flattening to copying back. Where no average came the own values stay.
+
+        aside: peers that the round does not wait for.
 
         Raises NotFinite, naming the tensor, before anything is sent, when a value is NaN or infinite.
         """
         values = self.bucket.flatten()
         require_finite(self.bucket)
-        outcome = self._transport.start(self._channel, values, require_weight(weight), deadline_s).wait()
+        weight = require_weight(weight)
+        outcome = self._transport.start(self._channel, values, weight, deadline_s, aside).wait()
         self.bucket.restore(outcome.mean, outcome.averaged)
         return outcome

@@ -1,0 +1,162 @@
+"""When an optimizer averages: its schedule, told what is measured, and who is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.schedules.base import Average, Compute, Progress, Schedule
+from ragtag.schedules.bounded import lead
+from ragtag.schedules.partial import set_aside
+from ragtag.training.averager import Peers
+from ragtag.training.pace import Pacer, Paces
+
+
+@dataclass(slots=True)
+class Spent:
+    """Where the time has gone since it was last asked for.
+
+    compute_s: between steps, and the local step itself; average_s: in averages; wait_s: put off by the
+    schedule; for_peer_s: of the last two, how much went by waiting for each peer. averages; steps;
+    behind: for each average, by how many steps this peer was behind the furthest (where peers post them).
+    """
+
+    compute_s: float = 0.0
+    average_s: float = 0.0
+    wait_s: float = 0.0
+    averages: int = 0
+    steps: int = 0
+    for_peer_s: dict[PeerId, float] = field(default_factory=dict)
+    behind: list[int] = field(default_factory=list)
+
+
+class Conduct:
+    """One optimizer's schedule at work.
+
+    A schedule with ``paced`` (it asks for others' speeds or clocks) or ``partial`` (it does not wait for all
+    in a round) has this peer post its pace; for the others nothing is posted.
+    """
+
+    def __init__(
+        self, schedule: Schedule, peers: Peers, channel: int, note: Callable[[Noted], None] | None = None
+    ) -> None:
+        self._schedule, self._peers = schedule, peers
+        self.partial = bool(getattr(schedule, "partial", False))
+        paced = self.partial or bool(getattr(schedule, "paced", False))
+        self._pacer = Pacer(peers, channel, note) if paced else None
+        self._paces: Paces | None = None
+        self._aside: frozenset[PeerId] = frozenset()
+        self._computed_s = 0.0
+        self._round_s: float | None = None
+        self._ended_s: float | None = None
+        self.spent = Spent()
+
+    @property
+    def aside(self) -> frozenset[PeerId]:
+        """The peers that the next average does not wait for; this one may be among them."""
+        return self._aside
+
+    def worked(self, steps: int) -> None:
+        """A local step has just been taken; ``steps``: so many in all."""
+        now_s = time.monotonic()
+        took_s = None if self._ended_s is None else now_s - self._ended_s
+        self._computed_s += took_s or 0.0
+        self.spent.compute_s += took_s or 0.0
+        self.spent.steps += 1
+        if self._pacer is not None:
+            self._pacer.stepped(steps, took_s)
+            self._paces = None
+        self._ended_s = now_s
+
+    def due(self, step: int, since: int) -> bool:
+        """Whether to average now. It may stand by for as long as the schedule says, and no longer."""
+        waited_s = 0.0
+        while True:
+            progress = self._progress(step, since, waited_s)
+            decision = self._schedule.decide(progress)
+            if isinstance(decision, Compute):
+                break
+            if isinstance(decision, Average):
+                break
+            slowest, _ = lead(progress)
+            if waited_s >= decision.at_most_s:
+                if self._pacer is not None:
+                    self._pacer.overdue(slowest)
+                break
+            if self._pacer is not None:
+                self._pacer.post()
+            pause_s = min(decision.for_s, decision.at_most_s - waited_s)
+            time.sleep(pause_s)
+            waited_s += pause_s
+            if slowest != self._peers.me:
+                self._charge(slowest, pause_s)
+        self.spent.wait_s += waited_s
+        self._ended_s = time.monotonic()
+        return not isinstance(decision, Compute)
+
+    def begin(self) -> frozenset[PeerId]:
+        """An average begins: whom it does not wait for."""
+        if self._pacer is not None:
+            paces = self._read()
+            mine, furthest = paces.steps[self._peers.me], max(paces.steps.values())
+            self.spent.behind.append(furthest - mine)
+            if self.partial:
+                self._aside = set_aside(paces.step_s, self._aside & paces.live, paces.exchange_s)
+        return self._aside
+
+    def averaged(self, outcome: Outcome) -> None:
+        """An average is over."""
+        now_s = time.monotonic()
+        spent = self.spent
+        spent.average_s += outcome.total_s if self._ended_s is None else now_s - self._ended_s
+        spent.averages += 1
+        for peer in outcome.missed or (() if outcome.last < 0 else (outcome.last,)):
+            self._charge(peer, outcome.scatter_s)
+        self._ended_s, self._computed_s, self._round_s = now_s, 0.0, outcome.total_s
+        if self._pacer is not None:
+            self._pacer.averaged(outcome.gather_s)
+
+    def take_spent(self) -> Spent:
+        """Where the time has gone since the last call."""
+        spent, self.spent = self.spent, Spent()
+        return spent
+
+    def _charge(self, peer: PeerId, waited_s: float) -> None:
+        self.spent.for_peer_s[peer] = self.spent.for_peer_s.get(peer, 0.0) + waited_s
+
+    def _read(self) -> Paces:
+        assert self._pacer is not None
+        if self._paces is None:
+            self._paces = self._pacer.read()
+        return self._paces
+
+    def _progress(self, step: int, since: int, waited_s: float) -> Progress:
+        peers = self._peers
+        if self._pacer is None:
+            return Progress(
+                step=step,
+                since_average=since,
+                n=peers.n,
+                live=peers.live,
+                round_s=self._round_s,
+                waited_s=waited_s,
+                me=peers.me,
+                computed_s=self._computed_s,
+            )
+        self._paces = None
+        paces = self._read()
+        return Progress(
+            step=step,
+            since_average=since,
+            n=peers.n,
+            live=paces.live,
+            round_s=self._round_s,
+            waited_s=waited_s,
+            me=peers.me,
+            computed_s=self._computed_s,
+            clocks=paces.steps,
+            step_s=paces.step_s,
+            since_s=paces.since_s,
+        )

@@ -33,6 +33,8 @@ from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.split import EpochReport, Split
 from ragtag.training.state import Stateful
 
+PACE_EVERY_S = 0.5
+"""Records of where the time went are at least so far apart."""
 LEAVE_S = 5.0
 """How long leaving may take."""
 
@@ -144,10 +146,11 @@ class Crew:
             self.record_round(outcome)
             if self._keeper.optimizer is not None and outcome.channel == self._keeper.optimizer.channel:
                 self._look_back(outcome)
+            self._record_pace(made)
             if inner_hook is not None:
                 inner_hook(outcome)
 
-        return CrewOptimizer(
+        made = CrewOptimizer(
             optimizer,
             self._transport,
             method=averager,
@@ -156,6 +159,28 @@ class Crew:
             on_note=self.note,
             samples=self._samples_so_far,
             **options,
+        )
+        return made
+
+    def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
+        """Where the time went, at most twice a second."""
+        if self._writer is None or optimizer.conduct.spent.total_s < least_s:
+            return
+        spent = optimizer.conduct.take_spent()
+        self.record(
+            trace.Pace(
+                t=self.now_s(),
+                peer=self.rank,
+                steps=spent.steps,
+                averages=spent.averages,
+                compute_s=spent.compute_s,
+                average_s=spent.average_s,
+                wait_s=spent.wait_s,
+                lost_s=spent.lost_s,
+                waited_for=list(spent.for_peer_s),
+                waited_s=list(spent.for_peer_s.values()),
+                behind=spent.behind,
+            )
         )
 
     def _samples_so_far(self) -> int:

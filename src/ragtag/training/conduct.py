@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.schedules.base import Average, Compute, Progress, Schedule
 from ragtag.schedules.bounded import lead
@@ -13,23 +15,40 @@ from ragtag.schedules.partial import set_aside
 from ragtag.training.averager import Peers
 from ragtag.training.pace import Pacer, Paces
 
+BEHIND_MAX = 32
+"""The last class of how far behind a peer was: 2^31 steps and more."""
+
 
 @dataclass(slots=True)
 class Spent:
     """Where the time has gone since it was last asked for.
 
     compute_s: between steps, and the local step itself; average_s: in averages; wait_s: put off by the
-    schedule; for_peer_s: of the last two, how much went by waiting for each peer. averages; steps;
-    behind: for each average, by how many steps this peer was behind the furthest (where peers post them).
+    schedule; for_peer_s: of the last two, how much went by waiting for each peer. lost_s: of computing, by
+    the share of this peer's values that averages overwrote without having them. averages; steps; behind: of
+    the averages, how many began with this peer 0, 1, 2 to 3, 4 to 7, ... steps behind the furthest (where
+    peers post how far they are).
     """
 
     compute_s: float = 0.0
     average_s: float = 0.0
     wait_s: float = 0.0
+    lost_s: float = 0.0
     averages: int = 0
     steps: int = 0
     for_peer_s: dict[PeerId, float] = field(default_factory=dict)
     behind: list[int] = field(default_factory=list)
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.compute_s + self.average_s + self.wait_s
+
+    def count_behind(self, steps: int) -> None:
+        """An average begins ``steps`` behind the furthest."""
+        at = min(steps.bit_length(), BEHIND_MAX)
+        self.behind += [0] * (at + 1 - len(self.behind))
+        self.behind[at] += 1
 
 
 class Conduct:
@@ -101,7 +120,7 @@ class Conduct:
         if self._pacer is not None:
             paces = self._read()
             mine, furthest = paces.steps[self._peers.me], max(paces.steps.values())
-            self.spent.behind.append(furthest - mine)
+            self.spent.count_behind(furthest - mine)
             if self.partial:
                 self._aside = set_aside(paces.step_s, self._aside & paces.live, paces.exchange_s)
         return self._aside
@@ -112,6 +131,7 @@ class Conduct:
         spent = self.spent
         spent.average_s += outcome.total_s if self._ended_s is None else now_s - self._ended_s
         spent.averages += 1
+        spent.lost_s += self._computed_s * overwritten(outcome, self._peers.me)
         for peer in outcome.missed or (() if outcome.last < 0 else (outcome.last,)):
             self._charge(peer, outcome.scatter_s)
         self._ended_s, self._computed_s, self._round_s = now_s, 0.0, outcome.total_s
@@ -160,3 +180,12 @@ class Conduct:
             step_s=paces.step_s,
             since_s=paces.since_s,
         )
+
+
+def overwritten(outcome: Outcome, me: PeerId) -> float:
+    """The share of an average's chunks that came without this peer's values: its work there is lost."""
+    if outcome.members and me not in outcome.members:
+        return 0.0
+    place = outcome.members.index(me) if outcome.members else me
+    mine = (outcome.heard >> np.uint64(place)) & np.uint64(1) == 1
+    return float((outcome.averaged & ~mine).mean())

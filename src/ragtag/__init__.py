@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ragtag.app.join import join as join
     from ragtag.core.errors import NotFinite as NotFinite
     from ragtag.core.schema import SchemaMismatch as SchemaMismatch
+    from ragtag.optim.outer import Outer as Outer
     from ragtag.training.averager import RPS as RPS
     from ragtag.training.averager import AllReduce as AllReduce
     from ragtag.training.averager import Moshpit as Moshpit
@@ -32,6 +33,7 @@ _HOMES = {
     "JoinError": "ragtag.app.join",
     "join": "ragtag.app.join",
     "SchemaMismatch": "ragtag.core.schema",
+    "Outer": "ragtag.optim.outer",
     "RPS": "ragtag.training.averager",
     "AllReduce": "ragtag.training.averager",
     "Moshpit": "ragtag.training.averager",

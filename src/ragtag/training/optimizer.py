@@ -9,17 +9,19 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import DENSE, fp32
+from ragtag.codecs.dense import fp32
+from ragtag.core.schema import offsets_of
 from ragtag.core.types import Noted, Outcome
-from ragtag.protocols.allreduce import ring
+from ragtag.optim.outer import Nesterov
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
-from ragtag.schedules.every import EveryStep, every
 from ragtag.training.averager import RPS, Transport
 from ragtag.training.conduct import Conduct
 from ragtag.training.merge import Merge
-from ragtag.training.modes import Closure, Gradients, Mode, Models
+from ragtag.training.modes import Closure
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
+from ragtag.training.options import codec_of, mode_of, require_outer, require_partial, schedule_of
+from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
 from ragtag.training.weight import Weight, weight_of
 
@@ -47,6 +49,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
     buffers: average the model's floating-point buffers too (see ``modules.buffer_parts``).
+    outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``). Its
+        state is not in checkpoints: who resumes, or comes late, begins it anew from its next average.
     codec: how values travel: "fp32" bit for bit, "bf16" at half the bytes (relative error 2^-9), "int8" at a
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
     weight: how much this peer counts in a mean: a number, a function called before each average, or
@@ -75,6 +79,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         buffers: bool = True,
         weight: float | Callable[[], float] | Literal["samples"] = 1.0,
         samples: Callable[[], int] | None = None,
+        outer: Nesterov | None = None,
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         deadline_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
@@ -90,15 +95,19 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._adopting = True
         super().__init__(inner.param_groups, inner.defaults)
         self._adopting = False
-        self._transport, self._channel, self._codec = transport, channel, _codec(codec)
+        self._transport, self._channel, self._codec = transport, channel, codec_of(codec)
         self._method = RPS() if method is None else method
-        self._mode = _mode(average, inner)
-        self.conduct = Conduct(_schedule(schedule, every), transport, channel, on_note)
+        self._mode = mode_of(average, inner)
+        self.conduct = Conduct(schedule_of(schedule, every), transport, channel, on_note)
         """When it averages and whom it waits for, and where its time goes."""
         self._merge: Merge | None = None
         if self.conduct.partial:
-            _require_partial(average, self._method)
+            require_partial(average, self._method)
             self._merge = Merge(parameters_of(inner.param_groups))
+        if outer is not None:
+            require_outer(average, self.conduct.partial)
+        self._outer = outer
+        self._outer_steps: OuterSteps | None = None
         self._weight: Weight = weight_of(weight, samples)
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
         self._on_ready = on_ready
@@ -142,8 +151,9 @@ class CrewOptimizer(torch.optim.Optimizer):
         """Go on as one who has come so far; gradients gathered here before are forgotten."""
         self._steps, self._since = steps, since
         self._mode.forget()
-        if self._merge is not None:
-            self._merge.forget()
+        for more in (self._merge, self._outer_steps):
+            if more is not None:
+                more.forget()
 
     @property
     def channel(self) -> int:
@@ -289,8 +299,11 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._method,
             self._codec,
             channel=self._channel,
-            content=self._mode.content,
+            content=self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer}",
         )
+        if self._outer is not None:
+            parameters = offsets_of(self._replica.schema.tensors)[len(names)]
+            self._outer_steps = self._replica.after = OuterSteps(self._outer, parameters)
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
         if self._watch is not None:
@@ -305,40 +318,3 @@ class CrewOptimizer(torch.optim.Optimizer):
 # all else here. The inner optimizer's step has that already; this one's is wrapped only where it has hooks.
 CrewOptimizer.step.hooked = True  # type: ignore[attr-defined]
 _step_with_hooks = CrewOptimizer.profile_hook_step(CrewOptimizer._step)
-
-
-def _mode(average: str, inner: torch.optim.Optimizer) -> Mode:
-    if average == "models":
-        return Models(inner)
-    if average == "gradients":
-        return Gradients(inner)
-    raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
-
-
-def _require_partial(average: str, method: Method) -> None:
-    """Raise ValueError where a schedule that does not wait for all cannot work."""
-    if average != "models":
-        raise ValueError(
-            "this schedule lets slow peers miss rounds, and who misses gradients has another model from then "
-            'on; use average="models"'
-        )
-    if method.crowd is not None or method.name == ring.name:
-        raise ValueError(
-            f"this schedule lets slow peers miss rounds, which {method.name} cannot; use RPS() or AllReduce()"
-        )
-
-
-def _codec(codec: Codec | str) -> Codec:
-    if not isinstance(codec, str):
-        return codec
-    if codec not in DENSE:
-        raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
-    return DENSE[codec]
-
-
-def _schedule(schedule: Schedule | None, steps: int | None) -> Schedule:
-    if schedule is not None and steps is not None:
-        raise ValueError("give either a schedule or every=..., not both")
-    if schedule is not None:
-        return schedule
-    return EveryStep() if steps is None else every(steps)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
-from ragtag.core.types import Outcome, PeerId
+from ragtag.core.types import Floats, Outcome, PeerId
 from ragtag.protocols.method import Method
 from ragtag.training.averager import Transport
 from ragtag.training.bucket import Bucket
@@ -33,6 +33,8 @@ class Replica:
     ) -> None:
         self.bucket = Bucket(parts, codec.elements)
         self.schema = Schema(self.bucket.specs, codec.name, method.name, content)
+        self.after: Callable[[Outcome], Floats] | None = None
+        """Makes of an outcome the table to go on with (``None``: the mean)."""
         self._transport, self._channel = transport, channel
         transport.configure(channel, self.schema, method, codec)
 
@@ -49,5 +51,6 @@ class Replica:
         require_finite(self.bucket)
         weight = require_weight(weight)
         outcome = self._transport.start(self._channel, values, weight, deadline_s, aside).wait()
-        self.bucket.restore(outcome.mean, outcome.averaged)
+        table = outcome.mean if self.after is None else self.after(outcome)
+        self.bucket.restore(table, outcome.averaged)
         return outcome

@@ -43,7 +43,7 @@ SAMPLES: list[trace.Record] = [
         lost_s=0.01,
         waited_for=[3],
         waited_s=[0.08],
-        behind=[8, 1],
+        stale=[8, 1],
     ),
     trace.Epoch(t=3.0, peer=1, epoch=2, samples=1437, missed=32, twice=0),
     trace.Eval(t=2.0, peer=2, model="own", step=4, loss=1.5, accuracy=0.5, n=360),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ class Peer:
             return False
         self.conduct.begin()
         self.board.now_s += 0.02
-        self.conduct.averaged(outcome())
+        self.conduct.averaged(replace(outcome(), round=self.steps))
         return True
 
 
@@ -134,18 +135,18 @@ def test_where_the_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spent.steps == spent.averages == 11
     assert spent.compute_s == pytest.approx(10 * 0.1)  # how long the first took nobody knows
     assert spent.average_s == pytest.approx(11 * 0.02)
-    assert spent.behind == []
+    assert spent.stale == [10]  # what the first followed nobody knows
     assert board.posted == []
     assert peer.conduct.take_spent() == Spent()
 
 
-def test_how_far_behind_in_classes() -> None:
+def test_staleness_in_classes() -> None:
     spent = Spent()
     for steps in (0, 0, 1, 2, 3, 4, 7, 8, 1 << 60):
-        spent.count_behind(steps)
-    assert spent.behind[:5] == [2, 1, 2, 2, 1]
-    assert sum(spent.behind) == 9
-    assert len(spent.behind) <= 64
+        spent.count_stale(steps)
+    assert spent.stale[:5] == [2, 1, 2, 2, 1]
+    assert sum(spent.stale) == 9
+    assert len(spent.stale) <= 64
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ class Crew:
                 lost_s=spent.lost_s,
                 waited_for=list(spent.for_peer_s),
                 waited_s=list(spent.for_peer_s.values()),
-                behind=spent.behind,
+                stale=spent.stale,
             )
         )
 

@@ -113,8 +113,7 @@ class Pace(Base, frozen=True, kw_only=True, tag="pace"):
     averages; wait_s: put off by its schedule. lost_s: of computing, by the share of its values that averages
     overwrote without having them. steps, averages: how many.
     waited_for, waited_s: for whom it waited, in averages and for its schedule, and for how long.
-    behind: of the averages, how many began with this peer 0, 1, 2 to 3, 4 to 7, ... steps behind the furthest
-    (empty: peers do not post how far they are).
+    stale: of the averages, to how many it came after 0, 1, 2 to 3, 4 to 7, ... rounds without it.
     """
 
     steps: Count
@@ -125,7 +124,7 @@ class Pace(Base, frozen=True, kw_only=True, tag="pace"):
     lost_s: Seconds = 0.0
     waited_for: Peers = []
     waited_s: Annotated[list[Seconds], Meta(max_length=1 << 16)] = []
-    behind: Annotated[list[Count], Meta(max_length=64)] = []
+    stale: Annotated[list[Count], Meta(max_length=64)] = []
 
 
 class Epoch(Base, frozen=True, kw_only=True, tag="epoch"):

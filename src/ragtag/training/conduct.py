@@ -15,8 +15,8 @@ from ragtag.schedules.partial import set_aside
 from ragtag.training.averager import Peers
 from ragtag.training.pace import Pacer, Paces
 
-BEHIND_MAX = 32
-"""The last class of how far behind a peer was: 2^31 steps and more."""
+STALE_MAX = 32
+"""The last class of staleness: 2^31 rounds and more."""
 
 
 @dataclass(slots=True)
@@ -25,9 +25,9 @@ class Spent:
 
     compute_s: between steps, and the local step itself; average_s: in averages; wait_s: put off by the
     schedule; for_peer_s: of the last two, how much went by waiting for each peer. lost_s: of computing, by
-    the share of this peer's values that averages overwrote without having them. averages; steps; behind: of
-    the averages, how many began with this peer 0, 1, 2 to 3, 4 to 7, ... steps behind the furthest (where
-    peers post how far they are).
+    the share of this peer's values that averages overwrote without having them. averages; steps; stale: of
+    the averages, to how many this peer came after 0, 1, 2 to 3, 4 to 7, ... rounds without it (how
+    stale it was).
     """
 
     compute_s: float = 0.0
@@ -37,18 +37,18 @@ class Spent:
     averages: int = 0
     steps: int = 0
     for_peer_s: dict[PeerId, float] = field(default_factory=dict)
-    behind: list[int] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
 
     @property
     def total_s(self) -> float:
         """All of it."""
         return self.compute_s + self.average_s + self.wait_s
 
-    def count_behind(self, steps: int) -> None:
-        """An average begins ``steps`` behind the furthest."""
-        at = min(steps.bit_length(), BEHIND_MAX)
-        self.behind += [0] * (at + 1 - len(self.behind))
-        self.behind[at] += 1
+    def count_stale(self, rounds: int) -> None:
+        """``rounds`` went by without this peer before the one that it has just taken part in."""
+        at = min(rounds.bit_length(), STALE_MAX)
+        self.stale += [0] * (at + 1 - len(self.stale))
+        self.stale[at] += 1
 
 
 class Conduct:
@@ -69,7 +69,9 @@ class Conduct:
         self._aside: frozenset[PeerId] = frozenset()
         self._computed_s = 0.0
         self._round_s: float | None = None
+        self._round = -1
         self._ended_s: float | None = None
+        self._began_s = time.monotonic()
         self.spent = Spent()
 
     @property
@@ -84,8 +86,8 @@ class Conduct:
         self._computed_s += took_s or 0.0
         self.spent.compute_s += took_s or 0.0
         self.spent.steps += 1
-        if self._pacer is not None:
-            self._pacer.stepped(steps, took_s)
+        if self._pacer is not None:  # a first step is taken to have begun with all else: better than nothing
+            self._pacer.stepped(steps, now_s - self._began_s if took_s is None else took_s)
             self._paces = None
         self._ended_s = now_s
 
@@ -117,12 +119,9 @@ class Conduct:
 
     def begin(self) -> frozenset[PeerId]:
         """An average begins: whom it does not wait for."""
-        if self._pacer is not None:
+        if self.partial:
             paces = self._read()
-            mine, furthest = paces.steps[self._peers.me], max(paces.steps.values())
-            self.spent.count_behind(furthest - mine)
-            if self.partial:
-                self._aside = set_aside(paces.step_s, self._aside & paces.live, paces.exchange_s)
+            self._aside = set_aside(paces.step_s, self._aside & paces.live, paces.exchange_s)
         return self._aside
 
     def averaged(self, outcome: Outcome) -> None:
@@ -131,6 +130,9 @@ class Conduct:
         spent = self.spent
         spent.average_s += outcome.total_s if self._ended_s is None else now_s - self._ended_s
         spent.averages += 1
+        if 0 <= self._round < outcome.round:
+            spent.count_stale(outcome.round - self._round - 1)
+        self._round = outcome.round
         spent.lost_s += self._computed_s * overwritten(outcome, self._peers.me)
         for peer in outcome.missed or (() if outcome.last < 0 else (outcome.last,)):
             self._charge(peer, outcome.scatter_s)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 
 from ragtag.core.types import Noted, PeerId
 from ragtag.protocols.board import Notices
@@ -95,10 +95,10 @@ class Pacer:
         self._doubted: set[PeerId] = set()
         self._overdue: dict[PeerId, int] = {}
 
-    def stepped(self, steps: int, took_s: float | None) -> None:
-        """This peer has taken ``steps`` in all; the last took so long to compute (``None``: not known)."""
+    def stepped(self, steps: int, took_s: float) -> None:
+        """This peer has taken ``steps`` in all; the last took so long to compute."""
         self._steps = steps
-        if took_s is not None and took_s > 0:
+        if took_s > 0:
             self._took_s.append(took_s)
         if self._clock() - self._posted_s >= self._post_s / SHARE_MAX:
             self.post()
@@ -147,7 +147,7 @@ class Pacer:
         return Paces(steps, self._believed(told), since_s, exchange_s, live | {me})
 
     def _mine(self) -> Pace:
-        return Pace(self._steps, median(self._took_s), self._exchange_s)
+        return Pace(self._steps, median_low(self._took_s), self._exchange_s)
 
     def _rows(self, notices: Notices, live: frozenset[PeerId]) -> dict[PeerId, Pace]:
         rows: dict[PeerId, Pace] = {}

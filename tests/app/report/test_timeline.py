@@ -70,7 +70,7 @@ def told(tmp_path: Path) -> str:
     for peer in range(2):
         with TraceWriter(tmp_path / peer_file(peer)) as writer:
             for second in range(1, 9):
-                waits = {"waited_for": [1], "waited_s": [0.4]} if peer == 0 else {"behind": [3, 0, 0, 1]}
+                waits = {"waited_for": [1], "waited_s": [0.4]} if peer == 0 else {"stale": [3, 0, 0, 1]}
                 writer.write(trace.Step(t=second, peer=peer, step=second, samples=second, loss=1.0))
                 writer.write(
                     pace(second, peer, 0.6 if peer == 0 else 1.0, 0.4 if peer == 0 else 0.0, **waits)

@@ -14,7 +14,7 @@ COMPUTE, AVERAGE, WAIT = range(3)
 
 
 class Timeline:
-    """Seconds of each kind by peer and column of time; what a peer waited for; how far behind it was.
+    """Seconds of each kind by peer and column of time; what a peer waited for; how stale it was.
 
     seconds: float64 ``[peers, kinds, columns]``. The others have an entry for each of ``peers``.
     """
@@ -27,7 +27,7 @@ class Timeline:
         self.total_s: NDArray[np.float64] = np.zeros((len(self.peers), 3))
         self.lost_s = [0.0] * len(self.peers)
         self.waited_s: list[Counter[int]] = [Counter() for _ in self.peers]
-        self.behind: list[Counter[int]] = [Counter() for _ in self.peers]
+        self.stale: list[Counter[int]] = [Counter() for _ in self.peers]
 
     @property
     def any(self) -> bool:
@@ -45,8 +45,8 @@ class Timeline:
         for other, s in zip(record.waited_for, record.waited_s, strict=False):
             if other in self._row:
                 self.waited_s[row][other] += s  # type: ignore[assignment]  # a Counter adds floats as well
-        for at, count in enumerate(record.behind):
-            self.behind[row][at] += count
+        for at, count in enumerate(record.stale):
+            self.stale[row][at] += count
         self._spread(row, record.t - float(kinds.sum()), record.t, kinds)
 
     def _spread(self, row: int, begin: float, end: float, kinds: NDArray[np.float64]) -> None:

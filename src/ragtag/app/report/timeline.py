@@ -91,7 +91,7 @@ def _labels(of: Timeline, at: int, place: Frame, base: float, row: int) -> Itera
 
 
 def _table(of: Timeline) -> str:
-    """Who waited for whom and for how long, what was lost, and how far behind each was."""
+    """Who waited for whom and for how long, what was lost, and how stale each was."""
     heads = [
         ("Peer", ""),
         ("Computing", "n"),
@@ -100,9 +100,9 @@ def _table(of: Timeline) -> str:
         ("Waited mostly for", ""),
         ("Compute lost", "n"),
     ]
-    shown = any(of.behind)
+    shown = any(of.stale)
     if shown:
-        heads.append(("Steps behind the furthest: median, most", "n"))
+        heads.append(("Staleness in rounds: median, most", "n"))
     rows = []
     for at, peer in enumerate(of.peers):
         total_s = float(of.total_s[at].sum())
@@ -113,7 +113,7 @@ def _table(of: Timeline) -> str:
         cells.append(cell(_mostly(of.waited_s[at], total_s)))
         cells.append(cell(_share(of.lost_s[at], float(of.total_s[at, COMPUTE])), "n"))
         if shown:
-            cells.append(cell(_behind(of.behind[at]), "n"))
+            cells.append(cell(_stale(of.stale[at]), "n"))
         rows.append("".join(cells))
     return table(heads, rows, "tight")
 
@@ -128,8 +128,8 @@ def _mostly(waited_s: Counter[int], total_s: float) -> str | None:
     return ", ".join(f"peer {peer} ({seconds(s)})" for peer, s in most) or None
 
 
-def _behind(classes: Counter[int]) -> str | None:
-    """Median and most of how many steps behind, as far as their classes (0, 1, 2 to 3, 4 to 7, ...) tell."""
+def _stale(classes: Counter[int]) -> str | None:
+    """Median and most of the staleness in rounds, as far as its classes (0, 1, 2 to 3, 4 to 7, ...) tell."""
     total = sum(classes.values())
     if not total:
         return None

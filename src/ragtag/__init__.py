@@ -15,11 +15,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ragtag import hooks as hooks
+    from ragtag import schedules as schedules
     from ragtag.app.crew import Crew as Crew
     from ragtag.app.join import JoinError as JoinError
     from ragtag.app.join import join as join
     from ragtag.core.errors import NotFinite as NotFinite
     from ragtag.core.schema import SchemaMismatch as SchemaMismatch
+    from ragtag.optim.outer import Outer as Outer
     from ragtag.training.averager import RPS as RPS
     from ragtag.training.averager import AllReduce as AllReduce
     from ragtag.training.averager import Moshpit as Moshpit
@@ -31,6 +33,7 @@ _HOMES = {
     "JoinError": "ragtag.app.join",
     "join": "ragtag.app.join",
     "SchemaMismatch": "ragtag.core.schema",
+    "Outer": "ragtag.optim.outer",
     "RPS": "ragtag.training.averager",
     "AllReduce": "ragtag.training.averager",
     "Moshpit": "ragtag.training.averager",
@@ -38,15 +41,16 @@ _HOMES = {
     "NotFinite": "ragtag.core.errors",
     "skewed_shards": "ragtag.training.split",
 }
-__all__ = ["__version__", "hooks", *_HOMES]
+_ROOMS = ("hooks", "schedules")
+__all__ = ["__version__", "hooks", "schedules", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that the command starts without torch."""
     import importlib
 
-    if name == "hooks":
-        return importlib.import_module("ragtag.hooks")
+    if name in _ROOMS:
+        return importlib.import_module(f"ragtag.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ragtag' has no attribute {name!r}")

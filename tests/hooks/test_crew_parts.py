@@ -51,7 +51,7 @@ class Told:
     def record_round(self, outcome: Outcome) -> None:
         self.recorded.append(outcome)
 
-    def start(self, channel: int, values: Any, weight: float, deadline_s: float | None = None) -> Ready:
+    def start(self, channel: int, values: Any, weight: float, *rest: object) -> Ready:
         self.weights.append((channel, weight))
         number = self.next[channel]
         self.next[channel] += 1

@@ -509,3 +509,84 @@ def test_a_ring_of_one_and_alone_in_a_crew() -> None:
         outcome = outcome_of(node.step(0.0, Average(0, own, 1.0)))
         assert outcome is not None
         assert np.array_equal(outcome.mean, own)
+
+
+# -- Peers set aside
+
+
+def test_a_round_does_not_wait_for_who_is_set_aside_and_takes_what_it_sends() -> None:
+    n, n_chunks = 4, 20
+    aside = frozenset({3})
+    world = World(n, rps, n_chunks)
+    of = values(n, n_chunks)
+    turns = [0] * n
+
+    def ask(peer: int, at_s: float) -> None:
+        world.push(at_s, peer, Average(0, of(peer, turns[peer]), 1.0, None, aside))
+        turns[peer] += 1
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if peer == 3 and len(world.outcomes[3]) < 5:  # late: it takes an average, then gives to the next one
+            ask(3, world.now_s + 0.4 * (len(world.outcomes[3]) % 2))
+        if peer != 3 and len(world.outcomes[peer]) < 40:
+            ask(peer, world.now_s + 0.02)
+
+    world.on_done = again
+    for peer in range(n):
+        ask(peer, 0.0)
+    world.run()
+    with_it = 0
+    for peer in range(3):
+        assert len(world.outcomes[peer]) == 40
+        for outcome in world.outcomes[peer]:
+            assert outcome.waited_for == tuple(sorted({0, 1, 2} - {peer}))
+            assert not outcome.expired
+            assert outcome.averaged.all()  # the slow one owns no block
+            assert {0, 1, 2} <= heard(outcome)
+            with_it += 3 in heard(outcome)
+        assert noted(world, peer) == []  # neither silent nor heard again
+    assert with_it == 2 * 3
+    assert noted(world, 3) == []
+    for outcome in world.outcomes[3]:
+        assert outcome.averaged.all()
+
+
+def test_who_is_set_aside_and_dies_costs_one_deadline_once_it_is_expected_again() -> None:
+    world = World(4, rps, 20, probe_s=0.05)
+    world.dead[3] = 0.0
+    aside = [frozenset({3})] * 3 + [frozenset[int]()] * 4
+    of, turns = values(4, 20), [0] * 4
+
+    def ask(peer: int, outcome: Outcome | None = None) -> None:
+        if turns[peer] < len(aside):
+            world.push(
+                world.now_s + 0.001, peer, Average(0, of(peer, turns[peer]), 1.0, None, aside[turns[peer]])
+            )
+            turns[peer] += 1
+
+    world.on_done = ask
+    for peer in range(3):
+        ask(peer)
+    world.run()
+    for peer in range(3):
+        assert [outcome.expired for outcome in world.outcomes[peer]] == [False] * 3 + [True] + [False] * 3
+        assert noted(world, peer) == [("silent", 3)]
+
+
+def test_where_all_are_set_aside_blocks_have_owners_all_the_same() -> None:
+    world = World(3, rps, 7)
+    everybody = frozenset(range(3))
+    for peer in range(3):
+        world.push(0.0, peer, Average(0, values(3, 7)(peer, 0), 1.0, None, everybody))
+    world.run()
+    for peer in range(3):
+        assert world.outcomes[peer][0].waited_for == ()
+
+
+def test_the_peer_whose_copies_ended_the_wait_is_named() -> None:
+    world = World(3, rps, 7, probe_s=1.0)
+    for peer, at_s in ((0, 0.0), (1, 0.0), (2, 0.1)):
+        world.push(at_s, peer, Average(0, values(3, 7)(peer, 0), 1.0))
+    world.run()
+    for peer in (0, 1):
+        assert world.outcomes[peer][0].last == 2

@@ -162,9 +162,14 @@ class FakeTransport:
         self.crew.configure(self.me, channel, schema, method, codec)
 
     def start(
-        self, channel: int, values: Floats, weight: float, deadline_s: float | None = None
+        self,
+        channel: int,
+        values: Floats,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[int] = frozenset(),
     ) -> FakePending:
-        self.crew.ask(self.me, Average(channel, values, weight, deadline_s))
+        self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside))
         return FakePending(self.crew, self.me)
 
 

@@ -18,7 +18,7 @@ from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Floats, Outcome
 from ragtag.schedules.base import Average, Decision, Progress, Wait
-from ragtag.training import optimizer as module
+from ragtag.training import conduct
 from ragtag.training.averager import RPS, AllReduce
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
@@ -308,7 +308,7 @@ class FirstChunkOnly:
     def configure(self, *_: object) -> None:
         pass
 
-    def start(self, channel: int, values: Floats, weight: float, deadline_s: float | None) -> FirstChunkOnly:
+    def start(self, channel: int, values: Floats, weight: float, *rest: object) -> FirstChunkOnly:
         self.values = values
         return self
 
@@ -677,14 +677,14 @@ class Patient:
 
 def test_a_schedule_may_wait_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", slept.append)
+    monkeypatch.setattr(conduct.time, "sleep", slept.append)
     schedule = Patient([Wait(0.2, 0.5), Average(), *[Wait(0.2, 0.5)] * 9])
     model = net()
     optimizer = CrewOptimizer(sgd(model), alone(), schedule=schedule)
     steps(model, optimizer, 0, 1)
     assert slept == [0.2]
     assert [p.waited_s for p in schedule.seen] == [0.0, 0.2]
-    assert schedule.seen[0] == Progress(step=1, since_average=1, n=1, live=frozenset({0}))
+    assert schedule.seen[0] == Progress(1, 1, 1, frozenset({0}), me=0, computed_s=0.0)
     slept.clear()
     steps(model, optimizer, 0, 1)
     assert sum(slept) == pytest.approx(0.5)

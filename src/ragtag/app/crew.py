@@ -33,6 +33,8 @@ from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.split import EpochReport, Split
 from ragtag.training.state import Stateful
 
+PACE_EVERY_S = 0.5
+"""Records of where the time went are at least so far apart."""
 LEAVE_S = 5.0
 """How long leaving may take."""
 
@@ -140,7 +142,8 @@ class Crew:
 
         averager: ``ragtag.RPS()`` (the default) or ``ragtag.AllReduce()``. options: as for
         ``ragtag.training.optimizer.CrewOptimizer``: average="models" or "gradients", every=k, model=...,
-        buffers=..., codec="fp32", "bf16" or "int8", weight=..., deadline_s=..., on_outcome=...
+        schedule=..., buffers=..., codec="fp32", "bf16" or "int8", weight=... (or "samples"), deadline_s=...,
+        on_outcome=...
         """
         inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
 
@@ -148,17 +151,47 @@ class Crew:
             self.record_round(outcome)
             if self._keeper.optimizer is not None and outcome.channel == self._keeper.optimizer.channel:
                 self._look_back(outcome)
+            self._record_pace(made)
             if inner_hook is not None:
                 inner_hook(outcome)
 
-        return CrewOptimizer(
+        made = CrewOptimizer(
             optimizer,
             self._transport,
             method=averager,
             on_outcome=on_outcome,
             on_ready=self._enter,
+            on_note=self.note,
+            samples=self._samples_so_far,
             **options,
         )
+        return made
+
+    def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
+        """Where the time went, at most twice a second."""
+        if self._writer is None or optimizer.conduct.spent.total_s < least_s:
+            return
+        spent = optimizer.conduct.take_spent()
+        self.record(
+            trace.Pace(
+                t=self.now_s(),
+                peer=self.rank,
+                steps=spent.steps,
+                averages=spent.averages,
+                compute_s=spent.compute_s,
+                average_s=spent.average_s,
+                wait_s=spent.wait_s,
+                lost_s=spent.lost_s,
+                waited_for=list(spent.for_peer_s),
+                waited_s=list(spent.for_peer_s.values()),
+                stale=spent.stale,
+            )
+        )
+
+    def _samples_so_far(self) -> int:
+        """Samples that this peer was given by its splits, or, without splits, that it has logged."""
+        drawn = sum(split.samples for split in self._splits.values())
+        return drawn or self._samples
 
     def _enter(self, optimizer: CrewOptimizer) -> None:
         """What is averaged is agreed on. A peer that comes late takes the crew's state over first."""
@@ -192,7 +225,8 @@ class Crew:
         now_s = time.monotonic()
         last, self._last_round = self._last_round, outcome.round
         away_s, self._last_s = now_s - self._last_s, now_s
-        if last is not None and outcome.round - last > 1 + CATCH_UP:
+        aside = self._keeper.optimizer is not None and self._keeper.optimizer.stands_aside
+        if last is not None and outcome.round - last > 1 + CATCH_UP and not aside:
             self._fetch(away_s)
             self._last_round = None
         self._keeper.offer(outcome.round)

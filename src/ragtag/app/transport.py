@@ -116,7 +116,14 @@ class SoloTransport:
         chunks = schema.n_chunks(codec.elements)
         self._node.configure(channel, Channel(rps, codec, chunks, probe_s=1e-3, rtt_s=1e-3))
 
-    def start(self, channel: int, values: Floats, weight: float, deadline_s: float | None = None) -> Ready:
+    def start(
+        self,
+        channel: int,
+        values: Floats,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+    ) -> Ready:
         """Average with nobody."""
         for effect in self._node.step(0.0, Average(channel, values, weight, deadline_s)):
             if isinstance(effect, Done):
@@ -208,12 +215,18 @@ class DriverTransport:
             self._ready()
 
     def start(
-        self, channel: int, values: Floats, weight: float, deadline_s: float | None = None
+        self,
+        channel: int,
+        values: Floats,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
     ) -> DriverPending | Ready:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
             return Ready(_alone(channel, values, weight, self.me))
-        return DriverPending(self._driver.average(Average(channel, values, weight, deadline_s)), self._driver)
+        ask = Average(channel, values, weight, deadline_s, aside)
+        return DriverPending(self._driver.average(ask), self._driver)
 
     @property
     def channels(self) -> tuple[int, ...]:

@@ -106,6 +106,27 @@ class Step(Base, frozen=True, kw_only=True, tag="step"):
     loss: float | None
 
 
+class Pace(Base, frozen=True, kw_only=True, tag="pace"):
+    """Where a peer's time went since its last such record; ``t`` is the end of an average.
+
+    compute_s: from the end of one step of the optimizer to the end of the next local step; average_s: in
+    averages; wait_s: put off by its schedule. lost_s: of computing, by the share of its values that averages
+    overwrote without having them. steps, averages: how many.
+    waited_for, waited_s: for whom it waited, in averages and for its schedule, and for how long.
+    stale: of the averages, to how many it came after 0, 1, 2 to 3, 4 to 7, ... rounds without it.
+    """
+
+    steps: Count
+    averages: Count
+    compute_s: Seconds
+    average_s: Seconds
+    wait_s: Seconds = 0.0
+    lost_s: Seconds = 0.0
+    waited_for: Peers = []
+    waited_s: Annotated[list[Seconds], Meta(max_length=1 << 16)] = []
+    stale: Annotated[list[Count], Meta(max_length=64)] = []
+
+
 class Epoch(Base, frozen=True, kw_only=True, tag="epoch"):
     """All peers are done with an epoch of a split data set; counts of samples, as far as ``peer`` knows.
 
@@ -190,7 +211,7 @@ class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):
     of_kind: str
 
 
-Known = Run | Join | Round | Step | Epoch | Eval | Fault | Note | Error | Result | Leave
+Known = Run | Join | Round | Step | Pace | Epoch | Eval | Fault | Note | Error | Result | Leave
 Record = Known | Unknown
 
 _TYPES: dict[str, type[Base]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Known)}

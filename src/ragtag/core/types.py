@@ -114,13 +114,15 @@ class Average:
     """Ask a node to average ``values`` (float32 ``[n_chunks, elements]``) with the crew.
 
     ``values`` must not change until the round is done. ``deadline_s`` bounds the whole round;
-    ``None`` leaves it to measurement.
+    ``None`` leaves it to measurement. aside: peers (this one may be among them) that are known to come to few
+    rounds: this one does not wait for them and they own no blocks; what they send in time counts.
     """
 
     channel: int
     values: Floats
     weight: float
     deadline_s: float | None = None
+    aside: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,6 +197,8 @@ class Outcome:
     scatter_s, gather_s: how long each stage took; total_s: the whole round.
     expired: whether a deadline ended the round (rather than arrivals).
     members: in a group, bit ``i`` of ``heard`` stands for peer ``members[i]`` (empty: for peer ``i``).
+    last: the peer whose copies ended the wait for them, or one that had not sent all of them when it ended
+    (-1: there was nobody to wait for, or the method does not tell).
     """
 
     channel: int
@@ -211,6 +215,7 @@ class Outcome:
     total_s: float
     expired: bool
     members: tuple[PeerId, ...] = ()
+    last: PeerId = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,11 +21,13 @@ class Nesterov:
     """Outer SGD with Nesterov momentum, as values: ``init`` makes a state, ``update`` the next model.
 
     With a learning rate of 1 and no momentum the model becomes the average (plain model averaging).
+    nesterov: look ahead along the momentum; without, heavy-ball momentum (Polyak, 1964).
     Raises ValueError: a learning rate that is not above 0, a momentum outside [0, 1).
     """
 
     learning_rate: float = 0.7
     momentum: float = 0.9
+    nesterov: bool = True
 
     def __post_init__(self) -> None:
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
@@ -42,7 +44,7 @@ class Nesterov:
 
         model: what all peers began the round with; average: of what they ended it with; momentum: of the
         last round. All float32 of one shape. Equation (Sutskever et al., ICML 2013, as torch has it):
-        d = model - average; m = mu m + d; next = model - lr (d + mu m).
+        d = model - average; m = mu m + d; next = model - lr (d + mu m); without nesterov model - lr m.
         Raises ValueError: shapes differ, or the average is not finite (keep the model then).
         """
         if not model.shape == average.shape == momentum.shape:
@@ -55,4 +57,13 @@ class Nesterov:
         mu, lr = np.float32(self.momentum), np.float32(self.learning_rate)
         moved = model - average
         grown = np.asarray(mu * momentum + moved, np.float32)
-        return np.asarray(model - lr * (moved + mu * grown), np.float32), grown
+        step = moved + mu * grown if self.nesterov else grown
+        return np.asarray(model - lr * step, np.float32), grown
+
+
+def Outer(lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True) -> Nesterov:
+    """Outer momentum for ``crew.optimizer(..., every=50, outer=ragtag.Outer())``; DiLoCo's values by default.
+
+    Raises ValueError: a learning rate that is not above 0, a momentum outside [0, 1).
+    """
+    return Nesterov(lr, momentum, nesterov)

@@ -44,7 +44,7 @@ class Lane:
 
     done: the last round that is over; active: the one under way; highest: the newest that was heard of.
     passed: the peers that were seen to be ahead of the round under way; behind: whether this peer knows
-    itself to be.
+    itself to be. aside: the peers that its newest round does not wait for, by what its own peer said.
     """
 
     channel: Channel
@@ -55,6 +55,7 @@ class Lane:
     passed: set[PeerId] = field(default_factory=set)
     behind: bool = False
     withheld: frozenset[PeerId] = frozenset()
+    aside: frozenset[PeerId] = frozenset()
     rounds: dict[int, Round] = field(default_factory=dict)
     spare: list[Floats] = field(default_factory=list)
     scatter: Deadline = field(init=False)

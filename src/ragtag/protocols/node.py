@@ -189,14 +189,16 @@ class Node:
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
         new, skipped = lane.done < 0, number - lane.done - 1
+        lane.aside = ask.aside
         machine = self._machine(lane, ask.channel, number)
         scatter_s, gather_s = lane.begin(number, now_s, ask.deadline_s, self._rtt_s.values())
         lane.behind |= skipped > 0
         weight = ask.weight if (skipped <= CATCH_UP or new) and not newcomer else 0.0
         effects: list[Effect] = []
-        if skipped > 0 and not new:
+        if skipped > 0 and not new and self.me not in ask.aside:
             effects.append(Noted("skipped", self.me, f"{skipped} rounds, to {number}"))
-        begin = Begin(ask.values, weight, self._presence.waiting, scatter_s, gather_s, lane.withheld)
+        waiting = self._presence.waiting - ask.aside
+        begin = Begin(ask.values, weight, waiting, scatter_s, gather_s, lane.withheld)
         return self._settle(lane, effects + machine.step(now_s, begin))
 
     def _ready(self, ask: Average) -> Lane:
@@ -221,7 +223,7 @@ class Node:
                 seed=self._seed,
                 channel=channel,
                 round=number,
-                live=self.live,
+                live=self.live - lane.aside or self.live,
                 present=frozenset(range(self.n)) - self.gone,
                 n_chunks=lane.channel.n_chunks,
                 codec=lane.channel.codec,
@@ -240,7 +242,7 @@ class Node:
         outcome = next((e.outcome for e in effects if isinstance(e, Done)), None)
         if outcome is None:
             return effects
-        owed = lane.rounds[outcome.round].owed()
+        owed = {p: came for p, came in lane.rounds[outcome.round].owed().items() if p not in lane.aside}
         lane.end(outcome)
         lane.learn(outcome, owed)
         return effects + self._presence.count_silence(owed)
@@ -303,7 +305,8 @@ class Node:
         if not lane.admits(number):
             return []
         if number <= lane.done:
-            lane.late(now_s, number)
+            if any(run.peer not in lane.aside for run in event.runs):
+                lane.late(now_s, number)
         else:
             self._machine(lane, channel, number)
         effects = self._route(now_s, channel, number, event)

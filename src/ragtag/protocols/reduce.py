@@ -67,6 +67,7 @@ class ScatterGather:
         self._reduced: dict[PeerId, int] = {}
         self._repair = Repairer(spec) if spec.repair_s is not None else None
         self._expired = False
+        self._last = -1
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event; ``Done`` comes once."""
@@ -215,8 +216,10 @@ class ScatterGather:
             if self._state == _WAITING:
                 self._repair.later(incoming, run.peer, run.key)
             return []
-        if incoming.closed:
+        if incoming.closed and entry in self._open:
             self._open.discard(entry)
+            if self._state == _SCATTERING and not self._open:
+                self._last = run.peer
         return []
 
     def _go_on_without(self, run: Run) -> None:
@@ -236,6 +239,7 @@ class ScatterGather:
                 self._open = {entry for entry in self._open if entry[0] != peer}
                 self._missed.add(peer)
                 self._expired = True
+                self._last = peer
 
     # -- From stage to stage
 
@@ -308,6 +312,7 @@ class ScatterGather:
             gather_s=now_s - self._reduced_s,
             total_s=now_s - self._started_s,
             expired=self._expired,
+            last=self._last,
         )
         return [Done(self.outcome)]
 
@@ -320,7 +325,10 @@ class ScatterGather:
         if not due:
             return []
         self._expired = True
-        self._missed |= {peer for peer, _, _ in self._open}
+        overdue = {peer for peer, _, _ in self._open}
+        self._missed |= overdue
+        if self._state == _SCATTERING and overdue:
+            self._last = min(overdue)
         self._open.clear()
         return self._advance(now_s)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ragtag.schedules.base import Average, Compute, Decision, Progress, Wait, whole
 
@@ -30,6 +31,7 @@ class BoundedStaleness:
     """
 
     bound: int
+    partial: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("bounded staleness: the bound", self.bound, 1, "steps (for 0, average every step)")
@@ -53,6 +55,7 @@ class DynamicBound:
 
     low: int
     high: int
+    partial: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("moving bound: low", self.low, 1, "steps")

@@ -73,8 +73,17 @@ class Transport(Peers, Protocol):
         """
         ...
 
-    def start(self, channel: int, values: Floats, weight: float, deadline_s: float | None = None) -> Pending:
+    def start(
+        self,
+        channel: int,
+        values: Floats,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[int] = frozenset(),
+    ) -> Pending:
         """Begin the channel's next round with ``values``, float32 ``[n_chunks, elements]``.
+
+        aside: peers that it does not wait for, since they are known to come to few rounds.
 
         ``values`` may be the model's own memory: it does not change before ``wait`` returns, and does
         right afterwards. What a transport still has to send of it by then it copies, or drops.

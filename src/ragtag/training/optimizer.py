@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn
@@ -10,17 +9,25 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import DENSE, fp32
-from ragtag.core.types import Outcome
+from ragtag.codecs.dense import fp32
+from ragtag.core.schema import offsets_of
+from ragtag.core.types import Noted, Outcome
+from ragtag.optim.outer import Nesterov
 from ragtag.protocols.method import Method
-from ragtag.schedules.base import Average, Compute, Progress, Schedule
-from ragtag.schedules.every import EveryStep, every
+from ragtag.schedules.base import Schedule
 from ragtag.training.averager import RPS, Transport
-from ragtag.training.modes import Closure, Gradients, Mode, Models
+from ragtag.training.conduct import Conduct
+from ragtag.training.merge import Merge
+from ragtag.training.modes import Closure
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
+from ragtag.training.options import codec_of, mode_of, require_outer, require_partial, schedule_of
+from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
+from ragtag.training.weight import Weight, weight_of
 
 _KEY = "ragtag"  # this optimizer's entry in a state_dict
+_BASE_MIN = 0.5
+"""Share of the crew's average that must have come for a peer to build on it."""
 
 
 class CrewOptimizer(torch.optim.Optimizer):
@@ -36,17 +43,22 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     transport: the crew's network. method: ``RPS()`` or ``AllReduce()``.
     average: "models" after the local step, or "gradients" before it (see ``modes.Gradients``).
-    schedule, or every (an int): when; by default after every step.
+    schedule, or every (an int): when; by default after every step. Schedules that do not wait for slow peers
+        (``ragtag.schedules.Partial``, ``SSP``, ``DSSP``) need average="models" and RPS() or AllReduce().
     model: whose parameters these are. Given, the crew's schemas are compared here and now; else when
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
     buffers: average the model's floating-point buffers too (see ``modules.buffer_parts``).
+    outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``). Its
+        state is not in checkpoints: who resumes, or comes late, begins it anew from its next average.
     codec: how values travel: "fp32" bit for bit, "bf16" at half the bytes (relative error 2^-9), "int8" at a
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
-    weight: how much this peer counts in a mean (a number, or a function called before each average).
+    weight: how much this peer counts in a mean: a number, a function called before each average, or
+        "samples": the number of samples since the last average.
+    samples: how many samples this peer has been given so far (a crew tells that by itself).
     deadline_s: bounds each round; by default its bound comes from measurement.
     on_outcome: called with each round's outcome. on_ready: called once, when the crew has agreed on what is
-        averaged and nothing has been averaged yet.
+        averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed).
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
     NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent).
@@ -65,11 +77,14 @@ class CrewOptimizer(torch.optim.Optimizer):
         every: int | None = None,
         model: torch.nn.Module | None = None,
         buffers: bool = True,
-        weight: float | Callable[[], float] = 1.0,
+        weight: float | Callable[[], float] | Literal["samples"] = 1.0,
+        samples: Callable[[], int] | None = None,
+        outer: Nesterov | None = None,
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         deadline_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
         on_ready: Callable[[CrewOptimizer], None] | None = None,
+        on_note: Callable[[Noted], None] | None = None,
         channel: int = 0,
     ) -> None:
         if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, CrewOptimizer):
@@ -80,11 +95,21 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._adopting = True
         super().__init__(inner.param_groups, inner.defaults)
         self._adopting = False
-        self._transport, self._channel, self._codec = transport, channel, _codec(codec)
+        self._transport, self._channel, self._codec = transport, channel, codec_of(codec)
         self._method = RPS() if method is None else method
-        self._mode = _mode(average, inner)
-        self._schedule = _schedule(schedule, every)
-        self._weight, self._deadline_s, self._on_outcome = weight, deadline_s, on_outcome
+        self._mode = mode_of(average, inner)
+        self.conduct = Conduct(schedule_of(schedule, every), transport, channel, on_note)
+        """When it averages and whom it waits for, and where its time goes."""
+        self._merge: Merge | None = None
+        if self.conduct.partial:
+            require_partial(average, self._method)
+            self._merge = Merge(parameters_of(inner.param_groups))
+        if outer is not None:
+            require_outer(average, self.conduct.partial)
+        self._outer = outer
+        self._outer_steps: OuterSteps | None = None
+        self._weight: Weight = weight_of(weight, samples)
+        self._deadline_s, self._on_outcome = deadline_s, on_outcome
         self._on_ready = on_ready
         self._buffers = buffers
         self._steps = self._since = 0
@@ -126,6 +151,9 @@ class CrewOptimizer(torch.optim.Optimizer):
         """Go on as one who has come so far; gradients gathered here before are forgotten."""
         self._steps, self._since = steps, since
         self._mode.forget()
+        for more in (self._merge, self._outer_steps):
+            if more is not None:
+                more.forget()
 
     @property
     def channel(self) -> int:
@@ -202,7 +230,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         loss = self._mode.local(closure, self._unscale())
         self._steps += 1
         self._since += 1
-        if self._due():
+        self.conduct.worked(self._steps)
+        if self.conduct.due(self._steps, self._since):
             self.average()
         return loss
 
@@ -211,36 +240,38 @@ class CrewOptimizer(torch.optim.Optimizer):
         replica = self._replica
         if replica is None:
             replica = self._configure(self._watch.modules if self._watch is not None else [])
-        weight = self._weight() if callable(self._weight) else self._weight
-        outcome = replica.average(self._mode.offer(weight), self._deadline_s)
+        weight = self._mode.offer(self._weight())
+        aside = self.conduct.begin()
+        outcome = self._catch_up(replica) if self.stands_aside else None
+        if outcome is None:
+            outcome = replica.average(weight, self._deadline_s, aside)
+            if self._merge is not None:
+                self._merge.mark() if self.stands_aside else self._merge.forget()
         self._since = 0
         self.outcome = outcome
         self._mode.take(outcome)
+        self.conduct.averaged(outcome)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         return outcome
 
-    def _due(self) -> bool:
-        waited_s = 0.0
-        while True:
-            decision = self._schedule.decide(self._progress(waited_s))
-            if isinstance(decision, Compute):
-                return False
-            if isinstance(decision, Average) or waited_s >= decision.at_most_s:
-                return True
-            pause_s = min(decision.for_s, decision.at_most_s - waited_s)
-            time.sleep(pause_s)
-            waited_s += pause_s
+    @property
+    def stands_aside(self) -> bool:
+        """Whether this peer is so slow that the others' rounds do not wait for it, by its schedule."""
+        return self._transport.me in self.conduct.aside
 
-    def _progress(self, waited_s: float) -> Progress:
-        return Progress(
-            step=self._steps,
-            since_average=self._since,
-            n=self._transport.n,
-            live=self._transport.live,
-            round_s=None if self.outcome is None else self.outcome.total_s,
-            waited_s=waited_s,
-        )
+    def _catch_up(self, replica: Replica) -> Outcome | None:
+        """Take the crew's average and add to it what was learned here; ``None``: it is to be offered now.
+
+        Where little came, there is nothing to add it to: it is kept for the next time.
+        """
+        merge = self._merge
+        if merge is None or not merge.marked:
+            return None
+        merge.lift()
+        outcome = replica.average(0.0, self._deadline_s, self.conduct.aside)
+        merge.land()
+        return None if outcome.averaged.mean() >= _BASE_MIN else outcome
 
     def _unscale(self) -> bool:
         """Do what GradScaler asks of an optimizer that handles scales itself: divide the gradients by the
@@ -268,8 +299,11 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._method,
             self._codec,
             channel=self._channel,
-            content=self._mode.content,
+            content=self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer}",
         )
+        if self._outer is not None:
+            parameters = offsets_of(self._replica.schema.tensors)[len(names)]
+            self._outer_steps = self._replica.after = OuterSteps(self._outer, parameters)
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
         if self._watch is not None:
@@ -284,27 +318,3 @@ class CrewOptimizer(torch.optim.Optimizer):
 # all else here. The inner optimizer's step has that already; this one's is wrapped only where it has hooks.
 CrewOptimizer.step.hooked = True  # type: ignore[attr-defined]
 _step_with_hooks = CrewOptimizer.profile_hook_step(CrewOptimizer._step)
-
-
-def _mode(average: str, inner: torch.optim.Optimizer) -> Mode:
-    if average == "models":
-        return Models(inner)
-    if average == "gradients":
-        return Gradients(inner)
-    raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
-
-
-def _codec(codec: Codec | str) -> Codec:
-    if not isinstance(codec, str):
-        return codec
-    if codec not in DENSE:
-        raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
-    return DENSE[codec]
-
-
-def _schedule(schedule: Schedule | None, steps: int | None) -> Schedule:
-    if schedule is not None and steps is not None:
-        raise ValueError("give either a schedule or every=..., not both")
-    if schedule is not None:
-        return schedule
-    return EveryStep() if steps is None else every(steps)

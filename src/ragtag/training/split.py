@@ -75,6 +75,8 @@ class Split:
         if isinstance(loader.sampler, DistributedSampler):
             raise ValueError("the loader is split already, by its DistributedSampler: give a plain one")
         self.epoch = 0
+        self.samples = 0
+        """How many samples this peer has been given, in all epochs."""
         self.report: EpochReport | None = None
         self._me, self._peers, self._seed, self._on_epoch = me, peers, seed, on_epoch
         self._ordinal = ordinal
@@ -107,8 +109,8 @@ class Split:
         """Begin the next epoch."""
         self._order.epoch, self.epoch = self.epoch, self.epoch + 1
         if isinstance(self._source.dataset, IterableDataset):
-            return every_nth(self._me, self._peers.n, self._live, self._source)
-        return iter(self._loader)
+            return _Counted(every_nth(self._me, self._peers.n, self._live, self._source), self)
+        return _Counted(iter(self._loader), self)
 
     def __len__(self) -> int:
         """About how many batches an epoch has on this peer, if all are as fast and nobody dies or returns."""
@@ -188,6 +190,31 @@ class Split:
                 yield from indices
             else:
                 yield from (indices[at : at + size] for at in range(0, len(indices), size))
+
+
+class _Counted:
+    """Batches, whose samples are counted as they are handed out."""
+
+    def __init__(self, batches: Iterator[Any], of: Split) -> None:
+        self._batches, self._of = batches, of
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._of.samples += samples_in(batch, self._of.batch_size)
+        return batch
+
+
+def samples_in(batch: Any, batch_size: int | None) -> int:
+    """How many samples a collated batch has: the length of its first tensor, else of a full batch."""
+    if batch_size is None:
+        return 1
+    while isinstance(batch, (tuple, list, dict)) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    shape: Sequence[int] = getattr(batch, "shape", ())
+    return int(shape[0]) if len(shape) else batch_size
 
 
 class _Order(Sampler[Any]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ragtag.app.report import axes, charts, drawing, missed
+from ragtag.app.report import axes, charts, drawing, missed, timeline
 from ragtag.app.report.axes import Mark, clock, seconds
 from ragtag.app.report.data import Summary
 from ragtag.app.report.figures import round_times
@@ -41,6 +41,7 @@ def all_charts(summary: Summary, marks: Sequence[Mark]) -> str:
         sections.append(figure("Training loss", caption, legend(keys), both(charts.loss_chart)))
     if summary.round_s.seen:
         sections += _round_figures(summary, both)
+    sections += timeline.section(summary, both)
     if sections and summary.extent.t0 > 0:
         began = clock(round(summary.extent.t0, 1))
         caption = f"Times count from the start of the run; the charts begin with training, after {began}."

@@ -33,6 +33,8 @@ class Collector:
             self._round(peer, record)
         elif isinstance(record, trace.Step) and peer is not None:
             self._step(peer, record)
+        elif isinstance(record, trace.Pace):
+            self._to.timeline.add(record)
         elif isinstance(record, trace.Eval):
             self._eval(peer, record)
         elif isinstance(record, trace.Join) and peer is not None:

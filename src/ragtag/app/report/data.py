@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragtag.app.report.series import Bins, Dots, Sample
+from ragtag.app.report.spent import Timeline
 from ragtag.core import trace
 
 ALL = -2
@@ -102,6 +103,7 @@ class Summary:
     rounds: NDArray[np.int64]
     dots: Dots
     late_dots: Dots
+    timeline: Timeline
     round_s: Sample = field(default_factory=Sample)
     arrival: Sample = field(default_factory=Sample)
     faults: list[trace.Fault] = field(default_factory=list)

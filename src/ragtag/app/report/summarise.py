@@ -10,6 +10,7 @@ import numpy as np
 from ragtag.app.report.collect import Collector
 from ragtag.app.report.data import ALL, KILLS, Extent, Peer, Summary
 from ragtag.app.report.series import Bins, Dots
+from ragtag.app.report.spent import Timeline
 from ragtag.app.tracefile import RunTrace, run_key
 from ragtag.core import trace
 
@@ -103,6 +104,7 @@ def summarise(run: RunTrace) -> Summary:
         rounds=np.zeros(strip, np.int64),
         dots=Dots(COLUMNS * 2, t0, t1),
         late_dots=Dots(COLUMNS * 2, t0, t1),
+        timeline=Timeline(charted, STRIP_COLUMNS, t0, t1),
     )
     collector = Collector(summary)
     for record in run.records():

@@ -1,0 +1,64 @@
+"""What a crew's optimizer is asked for, as objects; or a clear error."""
+
+from __future__ import annotations
+
+import torch
+
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import DENSE
+from ragtag.protocols.allreduce import ring
+from ragtag.protocols.method import Method
+from ragtag.schedules.base import Schedule
+from ragtag.schedules.every import EveryStep, every
+from ragtag.training.modes import Gradients, Mode, Models
+
+
+def mode_of(average: str, inner: torch.optim.Optimizer) -> Mode:
+    """What is averaged. Raises ValueError: neither "models" nor "gradients"."""
+    if average == "models":
+        return Models(inner)
+    if average == "gradients":
+        return Gradients(inner)
+    raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
+
+
+def require_partial(average: str, method: Method) -> None:
+    """Raise ValueError where a schedule that does not wait for all cannot work."""
+    if average != "models":
+        raise ValueError(
+            "this schedule lets slow peers miss rounds, and who misses gradients has another model from then "
+            'on; use average="models"'
+        )
+    if method.crowd is not None or method.name == ring.name:
+        raise ValueError(
+            f"this schedule lets slow peers miss rounds, which {method.name} cannot; use RPS() or AllReduce()"
+        )
+
+
+def codec_of(codec: Codec | str) -> Codec:
+    """How values travel. Raises ValueError: there is none of that name."""
+    if not isinstance(codec, str):
+        return codec
+    if codec not in DENSE:
+        raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
+    return DENSE[codec]
+
+
+def schedule_of(schedule: Schedule | None, steps: int | None) -> Schedule:
+    """When to average. Raises ValueError: both are given, or steps are below 1."""
+    if schedule is not None and steps is not None:
+        raise ValueError("give either a schedule or every=..., not both")
+    if schedule is not None:
+        return schedule
+    return EveryStep() if steps is None else every(steps)
+
+
+def require_outer(average: str, partial: bool) -> None:
+    """Raise ValueError where outer momentum cannot work."""
+    if average != "models":
+        raise ValueError('outer momentum is on what models were moved by; use average="models"')
+    if partial:
+        raise ValueError(
+            "outer momentum needs all peers to take the same outer steps; a schedule that lets slow peers "
+            "miss rounds cannot have it. Use every=..., or ragtag.schedules.Matched()"
+        )

@@ -1,0 +1,171 @@
+"""A schedule at work: it waits with an end, not for the dead, and says where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ragtag.core.types import Outcome
+from ragtag.schedules import SSP, EveryStep, Partial
+from ragtag.training import conduct as module
+from ragtag.training.conduct import Conduct, Spent, overwritten
+from ragtag.training.pace import TOPIC
+from tests.training.test_pace import Board
+
+
+class Clock:
+    """Time that goes on only by sleeping and by ``compute``; each sleep may make something happen."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, board: Board) -> None:
+        self._board = board
+        self.slept: Callable[[], None] = lambda: None
+        monkeypatch.setattr(module.time, "sleep", self.sleep)
+        monkeypatch.setattr(module.time, "monotonic", lambda: board.now_s)
+
+    def sleep(self, s: float) -> None:
+        assert s > 0
+        self._board.now_s += s
+        self.slept()
+
+
+class Peer:
+    """One that takes a step in 0.1 s, and averages in 0.02 s."""
+
+    def __init__(self, board: Board, schedule: SSP | EveryStep | Partial) -> None:
+        self.board, self.steps = board, 0
+        self.conduct = Conduct(schedule, board, 0)
+        assert self.conduct._pacer is None or self.conduct._pacer._topic == TOPIC
+        if self.conduct._pacer is not None:
+            self.conduct._pacer._clock = lambda: board.now_s
+
+    def step(self) -> bool:
+        self.board.now_s += 0.1
+        self.steps += 1
+        self.conduct.worked(self.steps)
+        if not self.conduct.due(self.steps, 1):
+            return False
+        self.conduct.begin()
+        self.board.now_s += 0.02
+        self.conduct.averaged(replace(outcome(), round=self.steps))
+        return True
+
+
+def outcome(heard: int = 3, last: int = -1, missed: tuple[int, ...] = (), averaged: bool = True) -> Outcome:
+    table, ones = np.zeros((2, 4), np.float32), np.ones(2, np.float32)
+    bits, flags = np.full(2, heard, np.uint64), np.full(2, averaged)
+    return Outcome(0, 0, table, ones, bits, flags, missed, (1,), 0.0, 0.01, 0.01, 0.02, False, last=last)
+
+
+def test_who_is_too_far_ahead_waits_until_the_slowest_has_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(n=2, live=frozenset({0, 1}))
+    clock = Clock(monkeypatch, board)
+    board.tell(1, 0, step_s=1.0)
+    peer = Peer(board, SSP(bound=2))
+    assert peer.step() and peer.step()
+    assert peer.conduct.spent.wait_s == 0.0
+    began_s = board.now_s
+
+    def stepped() -> None:
+        if board.now_s - began_s > 0.6:
+            board.tell(1, 1, step_s=1.0)
+
+    clock.slept = stepped
+    assert peer.step()
+    assert 0.5 <= peer.conduct.spent.wait_s <= 0.8
+    assert peer.conduct.spent.for_peer_s[1] == pytest.approx(peer.conduct.spent.wait_s)
+
+
+def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(n=2, live=frozenset({0, 1}))
+    Clock(monkeypatch, board)
+    board.tell(1, 0, step_s=1.0)
+    peer = Peer(board, SSP(bound=1))
+    peer.step()
+    peer.step()
+    waited_s = peer.conduct.spent.wait_s
+    assert waited_s == pytest.approx(1.5)  # one step of the slowest, and half as much again
+    for _ in range(5):
+        peer.step()
+    assert peer.conduct.spent.wait_s == waited_s
+    board.tell(1, 1, step_s=1.0)  # it goes on, and counts again
+    peer.step()
+    assert peer.conduct.spent.wait_s > waited_s
+
+
+def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(n=2, live=frozenset({0, 1}))
+    clock = Clock(monkeypatch, board)
+    board.tell(1, 0, step_s=100.0)
+    peer = Peer(board, SSP(bound=1))
+    peer.step()
+
+    def leaves() -> None:
+        board.live = frozenset({0})
+
+    clock.slept = leaves
+    peer.step()
+    assert peer.conduct.spent.wait_s == pytest.approx(100.0 / 8)
+
+
+def test_a_slow_peer_is_set_aside_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    Clock(monkeypatch, board)
+    for other, step_s in ((1, 0.1), (2, 0.1), (3, 2.0)):
+        board.tell(other, 1, step_s)
+    peer = Peer(board, Partial())
+    for _ in range(3):
+        peer.step()
+    assert peer.conduct.aside == {3}
+    board.tell(3, 9, 0.1)
+    peer.step()
+    assert peer.conduct.aside == frozenset()
+
+
+def test_where_the_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    Clock(monkeypatch, board)
+    peer = Peer(board, EveryStep())
+    for _ in range(11):
+        peer.step()
+    spent = peer.conduct.take_spent()
+    assert spent.steps == spent.averages == 11
+    assert spent.compute_s == pytest.approx(10 * 0.1)  # how long the first took nobody knows
+    assert spent.average_s == pytest.approx(11 * 0.02)
+    assert spent.stale == [10]  # what the first followed nobody knows
+    assert board.posted == []
+    assert peer.conduct.take_spent() == Spent()
+
+
+def test_staleness_in_classes() -> None:
+    spent = Spent()
+    for steps in (0, 0, 1, 2, 3, 4, 7, 8, 1 << 60):
+        spent.count_stale(steps)
+    assert spent.stale[:5] == [2, 1, 2, 2, 1]
+    assert sum(spent.stale) == 9
+    assert len(spent.stale) <= 64
+
+
+@pytest.mark.parametrize(
+    ("of", "share"),
+    [
+        (outcome(heard=0b11), 0.0),
+        (outcome(heard=0b10), 1.0),
+        (outcome(heard=0b10, averaged=False), 0.0),
+    ],
+)
+def test_what_was_overwritten_without_being_in_it_is_lost(of: Outcome, share: float) -> None:
+    assert overwritten(of, 0) == share
+
+
+def test_waits_in_rounds_are_put_down_to_whom_they_were_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    Clock(monkeypatch, board)
+    conduct = Conduct(EveryStep(), board, 0)
+    conduct.averaged(outcome(last=2))
+    conduct.averaged(outcome(missed=(1, 3), last=1))
+    assert conduct.spent.for_peer_s == {2: 0.01, 1: 0.01, 3: 0.01}
+    assert time.monotonic() == board.now_s

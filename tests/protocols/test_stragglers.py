@@ -1,6 +1,6 @@
 """What a peer that is twenty times slower costs the others, in virtual time.
 
-The figure of ``benchmarks/stragglers.py``, of real processes, without the machine's noise.
+The figure of ``benchmarks/stragglers.py``, which is of real processes, without a machine's noise.
 """
 
 from __future__ import annotations

@@ -150,6 +150,9 @@ class FakeTransport:
     def post(self, topic: int, blob: bytes) -> int:
         return self.crew.post(self.me, topic, blob)
 
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        self.post(topic, blob)
+
     def posts(self, topic: int) -> dict[int, bytes]:
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 

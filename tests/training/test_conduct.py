@@ -104,7 +104,7 @@ def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait(monkeypatch: py
     peer.step()
 
     def leaves() -> None:
-        board.live = frozenset({0})
+        board.silent = frozenset({1})
 
     clock.slept = leaves
     peer.step()

@@ -28,12 +28,11 @@ class Board:
     told: dict[int, bytes] = field(default_factory=dict)
     posted: list[tuple[float, int, Pace]] = field(default_factory=list)
 
-    def post(self, topic: int, blob: bytes) -> int:
+    def post_soon(self, topic: int, blob: bytes) -> None:
         pace = decode(blob)
         assert pace is not None
         self.posted.append((self.now_s, topic, pace))
         self.now_s += self.post_s
-        return len(self.posted)
 
     def posts(self, topic: int) -> dict[int, bytes]:
         return dict(self.told)
@@ -93,13 +92,13 @@ def test_what_is_read_of_the_others() -> None:
     assert of.read().since_s[1] == 0.0
 
 
-def test_the_dead_and_the_silent_have_no_clock() -> None:
+def test_who_has_left_or_does_not_answer_has_no_clock() -> None:
     board = Board()
     of = pacer(board)
     of.stepped(7, 0.1)
     for peer in (1, 2, 3):
         board.tell(peer, 5)
-    board.live, board.silent = frozenset({0, 1, 2}), frozenset({2})
+    board.silent = frozenset({2, 3})
     paces = of.read()
     assert set(paces.steps) == {0, 1}
     assert paces.live == {0, 1}

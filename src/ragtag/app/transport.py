@@ -135,6 +135,10 @@ class SoloTransport:
         self._node.step(0.0, Post(topic, blob))
         return self.notices(topic).posts[self.me].number
 
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        """The same."""
+        self.post(topic, blob)
+
     def posts(self, topic: int) -> dict[PeerId, bytes]:
         """One's own newest value of a topic."""
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
@@ -267,6 +271,10 @@ class DriverTransport:
             ragtag.network.mailbox.DriverFailed: the driver has ended.
         """
         return _result(self._driver.post(topic, blob), self._driver)
+
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        """The same without waiting for the driver; where that has ended, averages say so."""
+        self._driver.post(topic, blob)
 
     def posts(self, topic: int) -> dict[PeerId, bytes]:
         """Every peer's newest value of a topic, one's own included."""

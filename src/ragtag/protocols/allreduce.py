@@ -126,6 +126,10 @@ class Ring:
         """Nothing: a ring waits for its neighbour or for its deadline."""
         return []
 
+    def over(self) -> bool:
+        """In a ring nobody is set aside."""
+        return False
+
     def withheld(self) -> frozenset[PeerId]:
         """Nobody: peers agree on the ring, or it does not turn."""
         return frozenset()

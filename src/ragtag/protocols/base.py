@@ -76,6 +76,10 @@ class Round(Protocol):
         """A peer was heard in a later round: it is done with this one."""
         ...
 
+    def over(self) -> bool:
+        """Whether all averages have come already, so that what is sent now is too late."""
+        ...
+
     def withheld(self) -> frozenset[PeerId]:
         """The peers that were heard and yet sent this one none of the copies that it waited for.
 

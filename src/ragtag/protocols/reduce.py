@@ -90,6 +90,10 @@ class ScatterGather:
         self._waiting -= {peer}
         return self._advance(now_s)
 
+    def over(self) -> bool:
+        """All averages of others have come."""
+        return bool(self._gathered) and not any(incoming.left for incoming in self._gathered.values())
+
     def withheld(self) -> frozenset[PeerId]:
         """Heard, and waited for, but of their copies nothing came."""
         if not self._mine or self._state == _WAITING:

@@ -53,6 +53,10 @@ class Peers(Protocol):
         """
         ...
 
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        """The same, without waiting for the post's number."""
+        ...
+
     def posts(self, topic: int) -> dict[int, bytes]:
         """Every peer's newest value of a topic, one's own included."""
         ...

@@ -92,8 +92,12 @@ class Conduct:
         self._ended_s = now_s
 
     def due(self, step: int, since: int) -> bool:
-        """Whether to average now. It may stand by for as long as the schedule says, and no longer."""
-        waited_s = 0.0
+        """Whether to average now.
+
+        It stands by for no longer than the schedule says, from the last step of whom it stands by for.
+        """
+        waited_s = idle_s = 0.0
+        seen = -1
         while True:
             progress = self._progress(step, since, waited_s)
             decision = self._schedule.decide(progress)
@@ -102,15 +106,18 @@ class Conduct:
             if isinstance(decision, Average):
                 break
             slowest, _ = lead(progress)
-            if waited_s >= decision.at_most_s:
+            clock = progress.clocks.get(slowest, -1)
+            idle_s, seen = (idle_s if clock == seen else 0.0), clock
+            if idle_s >= decision.at_most_s:
                 if self._pacer is not None:
                     self._pacer.overdue(slowest)
                 break
             if self._pacer is not None:
                 self._pacer.post()
-            pause_s = min(decision.for_s, decision.at_most_s - waited_s)
+            pause_s = min(decision.for_s, decision.at_most_s - idle_s)
             time.sleep(pause_s)
             waited_s += pause_s
+            idle_s += pause_s
             if slowest != self._peers.me:
                 self._charge(slowest, pause_s)
         self.spent.wait_s += waited_s

@@ -53,7 +53,7 @@ def decode(blob: bytes) -> Pace | None:
 
 @dataclass(frozen=True, slots=True)
 class Paces:
-    """What is known of all peers that are believed to be there, this one included.
+    """What is known of all peers that post and answer, this one included (``live``).
 
     steps; step_s, where it is believed; since_s: how long ago each was seen to have taken a step;
     exchange_s: the middle of what averages take.
@@ -113,7 +113,7 @@ class Pacer:
             return
         self._posted = self._steps
         began_s = self._clock()
-        self._peers.post(self._topic, self._mine().encode())
+        self._peers.post_soon(self._topic, self._mine().encode())
         self._posted_s = self._clock()
         took_s = self._posted_s - began_s
         self._post_s = took_s if self._post_s == 0.0 else self._post_s + (took_s - self._post_s) / 8
@@ -128,7 +128,9 @@ class Pacer:
         """What is known now."""
         now_s = self._clock()
         notices = self._peers.notices(self._topic)
-        me, live = self._peers.me, self._peers.live - notices.silent
+        me = self._peers.me
+        # not those that are live in rounds: between averages a peer is silent there, and yet at work
+        live = frozenset(notices.posts) - notices.silent | {me}
         rows = self._rows(notices, live)
         steps, since_s = {me: self._steps}, {me: 0.0}
         for peer, row in rows.items():
@@ -144,7 +146,7 @@ class Pacer:
         if self._took_s:
             told[me] = self._mine().step_s
         exchange_s = median([self._exchange_s, *(row.exchange_s for row in rows.values())])
-        return Paces(steps, self._believed(told), since_s, exchange_s, live | {me})
+        return Paces(steps, self._believed(told), since_s, exchange_s, live)
 
     def _mine(self) -> Pace:
         return Pace(self._steps, median_low(self._took_s), self._exchange_s)

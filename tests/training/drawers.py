@@ -28,6 +28,8 @@ class Drawers:
     """``n`` peers that draw ``epochs`` epochs; a block takes peer ``p`` ``pace_s[p]``.
 
     drawn[epoch][block]: who drew it, when. reports[peer][epoch]. A death is known ``known_s`` later.
+    waits[peer]: each time that a draw had to wait: since when, and how long. rto_max_s: the longest timeout
+    of any board while somebody waited.
     """
 
     def __init__(
@@ -51,6 +53,9 @@ class Drawers:
         self.reports: list[dict[int, EpochReport]] = [{} for _ in range(self.n)]
         self.ended: list[dict[int, float]] = [{} for _ in range(self.n)]
         self.waited_s = [0.0] * self.n
+        self.waits: list[list[tuple[float, float]]] = [[] for _ in range(self.n)]
+        self.rto_max_s = 0.0
+        self._asked_s: list[float | None] = [None] * self.n
         self.finished: set[int] = set()
         self.lives = [0] * self.n
         self.last_s = 0.0
@@ -89,14 +94,19 @@ class Drawers:
                 continue
             if isinstance(action, Wait):
                 self.waited_s[peer] += LOOK_S
+                self.rto_max_s = max(self.rto_max_s, hall.boards[peer].notices(0).rto_s)
+                if self._asked_s[peer] is None:
+                    self._asked_s[peer] = hall.now_s
                 self.later(peer, life, LOOK_S, self.draw)
             elif isinstance(action, Use):
+                self.note_wait(peer)
                 if action.epoch < self.epochs:
                     who = self.drawn[action.epoch].setdefault(action.block, [])
                     who.append((peer, hall.now_s))
                 self.later(peer, life, self.pace_s[peer], self.draw)
             else:
                 assert isinstance(action, Over)
+                self.note_wait(peer)
                 self.ended[peer][pool.epoch] = self.last_s = hall.now_s
                 if pool.epoch + 1 < self.epochs:
                     self.later(peer, life, 0.0, lambda p, li: self.begin(p, li, pool.epoch + 1))
@@ -104,6 +114,11 @@ class Drawers:
                     self.finished.add(peer)
                     self.later(peer, life, 0.0, self.settle)
             return
+
+    def note_wait(self, peer: int) -> None:
+        since_s, self._asked_s[peer] = self._asked_s[peer], None
+        if since_s is not None:
+            self.waits[peer].append((since_s, self.hall.now_s - since_s))
 
     def settle(self, peer: int, life: int) -> None:
         pool, hall = self.pools[peer], self.hall
@@ -140,6 +155,7 @@ class Drawers:
     def restart(self, peer: int, at_s: float) -> None:
         def come() -> None:
             self.lives[peer] += 1
+            self._asked_s[peer] = None
             self.hall.restart(peer)
             self.pools[peer] = Pool(peer, self.deck, self.lives[peer] + 1, self.lease_s)
             known = [self.live[p] for p in range(self.n) if p != peer and p not in self.hall.dead]

@@ -1,8 +1,9 @@
 """A notice board: each peer's latest small value per topic reaches all live peers.
 
-A post goes to everybody at once, and again to who has not acknowledged it, after pauses from the measured
-round trip (RFC 6298: sections 2, 3 and 5.5) that back off. There is one slot per topic and peer: a newer post
-takes an older one's place, acknowledged or not, and goes out at most once in a round trip; so what is on
+A post goes to everybody at once, and again to who has not acknowledged it, after the measured timeout (RFC
+6298, sections 2 and 3): a few times at that pace and two at a time, since somebody may be waiting and a post
+is one datagram; then after pauses that back off (section 5.5). There is one slot per topic and peer: a newer
+post takes an older one's place, acknowledged or not, and goes out at most once in a round trip; so what is on
 its way is bounded, however often a peer posts. An acknowledgement carries the newest post of its sender on
 the topic (a datagram has one size, full or not). Hence: whom a peer has acknowledged knows all that this peer
 had posted by then, and what it posts later has a higher number (Lamport, "Time, clocks, and the ordering
@@ -45,7 +46,9 @@ TOPICS = 32
 _HEAD = struct.Struct("<HHI")
 BLOB_MAX = CHUNK_BYTES - _HEAD.size
 POST, TAKEN = 0, 1
-SILENT_AFTER, SILENT_AFTER_MAX = 8, 20
+EVEN = 4
+"""Sends at the pace of the timeout, before pauses back off; repeated ones are of two copies."""
+SILENT_AFTER, SILENT_AFTER_MAX = 11, 23
 """Unanswered sends, the later ones eight timeouts apart, after which a peer counts as silent."""
 _SILENT_BY_CHANCE = 1e-4
 """On a path that loses much, so many that they are all lost by chance no more often than this."""
@@ -62,13 +65,15 @@ class Notices:
 
     peers: everybody who ever had a place, but oneself. posts: every peer's newest post, one's own included;
     reached: the newest of one's own posts that each peer has acknowledged; silent: the peers that have left,
-    or leave post after post unanswered.
+    or leave post after post unanswered. rto_s: how long an answer may take, of the peers that are not silent
+    the middle one's (RFC 6298).
     """
 
     peers: frozenset[PeerId]
     posts: Mapping[PeerId, Posted]
     reached: Mapping[PeerId, int]
     silent: frozenset[PeerId]
+    rto_s: float = _PAUSE_FIRST_S
 
 
 @dataclass(slots=True)
@@ -140,8 +145,10 @@ class Board:
         lines = dict(self._lines)
         reached = {p: slot.acked for p, line in lines.items() if (slot := line.slots.get(topic)) is not None}
         silent = frozenset(p for p, line in lines.items() if line.silent)
+        rtos_s = sorted(line.rto_s for p, line in lines.items() if line.rto_s > 0 and p not in silent)
+        rto_s = rtos_s[len(rtos_s) // 2] if rtos_s else _PAUSE_FIRST_S
         # posts last: what an acknowledgement brought was put there before it was counted
-        return Notices(frozenset(lines), dict(self._posts.get(topic, {})), reached, silent)
+        return Notices(frozenset(lines), dict(self._posts.get(topic, {})), reached, silent, rto_s)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event and say what to do."""
@@ -219,7 +226,8 @@ class Board:
                 slot.copies = slot.copies + 1 if again else 1
                 slot.sent, slot.sent_s, slot.tries = newest.number, now_s, slot.tries + 1
                 pause_s = self._due_s(line, slot, newest.number) - now_s
-                effects.append(Send(_run(peer, POST, newest, newest.number, 0), now_s + pause_s))
+                send = Send(_run(peer, POST, newest, newest.number, 0), now_s + pause_s)
+                effects += [send, send] if again and slot.tries <= EVEN else [send]
             due_s = min(due_s, self._due_s(line, slot, newest.number))
         if due_s < line.armed_s:
             line.armed_s = due_s
@@ -234,7 +242,7 @@ class Board:
         rto_s = rto_s or _PAUSE_FIRST_S
         if number > slot.sent and slot.tries < 2:
             return slot.sent_s + (line.srtt_s or rto_s)
-        times = min(1 << max(0, slot.tries - 1), 8) if slot.tries <= line.tries_max else 64
+        times = min(1 << max(0, slot.tries - EVEN), 8) if slot.tries <= line.tries_max else 64
         return slot.sent_s + min(_PAUSE_MAX_S, times * rto_s)
 
     # -- In

@@ -60,14 +60,15 @@ class Pace:
         self.reach_s = _mean(self.reach_s, max(0.0, took_s))
 
     def blocks(self, lease_s: float, left: int, sharers: int) -> int:
-        """How many blocks to claim at once, of ``left`` that ``sharers`` peers share.
+        """How many blocks to claim at once, of ``left`` that ``sharers`` peers share (0: nobody else may).
 
         Half a lease, and towards the end the share of guided self-scheduling, but no less than is used up
-        while others are asked.
+        while others are asked, which now and then takes twice as long as it does on average.
         """
         rate = 1.0 / self.between_s if self.between_s else 0.0
         half = max(2, int(rate * lease_s)) // 2
-        return max(1, min(half, max(left // (2 * sharers), int(rate * self.reach_s) + 1)))
+        share = left // (2 * sharers) if sharers else half
+        return max(1, min(half, max(share, int(2 * rate * self.reach_s) + 1)))
 
 
 def _mean(before: float, sample: float) -> float:

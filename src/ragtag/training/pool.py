@@ -12,6 +12,10 @@ peer has acknowledged the post that made it, everybody's claims of that time are
 declared firm in a further post before it is used, and nobody takes what is firm, whatever its number; so one
 that was silent meanwhile, and was not waited for, yields when it is back.
 
+Claims are made a lease ahead, so that a peer seldom waits for acknowledgements, and then no longer than some
+timeouts of the board (see ``ragtag.training.answers``). In an exclusive arc that nobody else has entered it
+does not wait at all. What two use because of that is reported as used twice, as soon as they hear each other.
+
 What a dead peer had claimed and not reported as used is nobody's: it is missed. That is at most its lease.
 """
 
@@ -21,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ragtag.protocols.board import BLOB_MAX, Notices
+from ragtag.training.answers import Answers
 from ragtag.training.claims import SPANS_MAX, Section, Span, decode, encode, joined, overlap, without
 from ragtag.training.deck import Deck, Pace
 from ragtag.training.lease import Lease
@@ -81,8 +86,8 @@ class Pool:
         self._said_ready = 0
         self._began = self._beginning = self._hello = self._entered = self._ended = False
         self._stale = self._unsaid = self._dirty = self._reached = False
-        self._present = frozenset({me})
-        self._behind: frozenset[int] = frozenset()  # those who have not acknowledged the newest post
+        self._answers = Answers(me, frozenset({me}))
+        self._begun: set[int] = set()  # epochs that it has been in, and not reported
         self._numbers: dict[int, int] = {}
         self._awaited = self._hello_number = 0
         self._asked_s = self._seen_s = self._hello_s = 0.0
@@ -115,6 +120,7 @@ class Pool:
             self._hello, self._hello_number, self._hello_s = True, number, now_s
         self._awaited, self._asked_s, self._reached, self._unsaid = number, now_s, False, False
         self._said_ready, self._dirty = self._ready, True
+        self._answers.moved_on()
         self._learn_own(number)
 
     def next(self, now_s: float, notices: Notices, live: Iterable[int]) -> Use | Tell | Wait | Over:
@@ -124,7 +130,7 @@ class Pool:
         are waited for. Who is taken for dead is those who are silent on the board: a peer that missed two
         rounds may only be slow.
         """
-        away_s, self._seen_s = now_s - self._seen_s, now_s
+        away_s = now_s - self._seen_s
         self._read(now_s, notices, live)
         if self._lease.fresh:
             self._lease.look_again(self.ledger)
@@ -135,13 +141,14 @@ class Pool:
         if away_s > max(self._lease_s, STALE * self._pace.between_s):
             self._stale, self._drew_s = True, None  # others may have taken this peer for dead
             return self._tell()
-        if self._stale and not self._reached:
+        if self._stale and not self._answers.enough_know(self._awaited):
             return Wait()
         self._stale = False
         self._abandon()
         self._close()
         if self._beginning:
             self.epoch, self._beginning = max(self.epoch, self._floor), False
+            self._begun.add(self.epoch)
         unused = self._lease.unused()
         if unused and unused[0][0] < (self.epoch + 1) * self._n:
             return self._use(now_s)
@@ -170,6 +177,7 @@ class Pool:
     # -- One step
 
     def _use(self, now_s: float) -> Use:
+        self._answers.moved_on()
         if self._drew_s is not None:
             self._pace.drew(now_s - self._drew_s)
         self._drew_s, self._unsaid = now_s, True
@@ -181,7 +189,7 @@ class Pool:
         if lease.pending and lease.drop_lost(self.ledger):
             self._cursor = -1
         if lease.pending and lease.pending[0][0] < (self.epoch + 1) * self._n:
-            if not self._reached and not (self._known_to_most and self._alone(lease.pending)):
+            if not self._answers.enough_know(lease.number) and not self._alone(lease.pending):
                 return Wait()
             lease.declare()
             self._plan()
@@ -221,7 +229,7 @@ class Pool:
     def _to_relay(self, section: Section) -> bool:
         """Who is gone, or may be, and has anything to say of epochs that are open, or were till lately."""
         first = (self._closed - _KEPT) * self._n
-        away = self._gone(section) or section.peer in self._behind
+        away = self._gone(section) or section.peer in self._answers.behind(self._awaited)
         return away and any(stop > first for _, stop in (*section.firm, *section.pending))
 
     def _trim(self) -> None:
@@ -237,16 +245,17 @@ class Pool:
     def _gone(self, section: Section) -> bool:
         """Whether it cannot speak for itself: its peer is not there, or is another process by now."""
         newer = self.ledger.newest_process(section.peer) > section.process
-        return newer or section.peer not in self._present
+        return newer or section.peer not in self._answers.present
 
     def _here(self) -> list[Section]:
         """The sections of the others who are there."""
         return [s for who, s in self.ledger.sections.items() if who != self._who and not self._gone(s)]
 
     def _read(self, now_s: float, notices: Notices, live: Iterable[int]) -> None:
-        present = (notices.peers - notices.silent) | {self._me}
-        self._dirty |= present != self._present
-        self._present = present
+        present = self._answers.present
+        self._answers.look(notices, live, max(0.0, now_s - self._seen_s))
+        self._seen_s = now_s
+        self._dirty |= present != self._answers.present
         for peer, posted in notices.posts.items():
             if peer == self._me or self._numbers.get(peer) == posted.number:
                 continue
@@ -256,9 +265,7 @@ class Pool:
                 self.strangers.add(peer)
                 continue
             self._dirty |= self.ledger.learn(s for s in sections if (s.peer, s.process) != self._who)
-        awaited = (present & frozenset(live)) - {self._me}
-        self._behind = frozenset(p for p in notices.peers if notices.reached.get(p, 0) < self._awaited)
-        reached = not awaited & self._behind
+        reached = self._answers.all_know(self._awaited)
         if reached and not self._reached and self._awaited:
             self._pace.reached(now_s - self._asked_s)
         self._reached = reached
@@ -269,12 +276,14 @@ class Pool:
         Where some do not answer, also what the others say for them, who may not have known so far: in their
         next posts.
         """
-        unsaid = bool(self._behind) and any(s.number < self._hello_number for s in self._here() if s.firm)
-        if not self._reached or (unsaid and now_s - self._hello_s < 2 * self._lease_s):
+        behind = self._answers.behind(self._awaited)
+        unsaid = bool(behind) and any(s.number < self._hello_number for s in self._here() if s.firm)
+        enough = self._answers.enough_know(self._awaited)
+        if not enough or (unsaid and now_s - self._hello_s < 2 * self._lease_s):
             return False
         self._entered = True
         newest = max((s.epoch for s in self.ledger.sections.values()), default=0)
-        oldest = max(self.ledger.closed(self._present), newest - self._open_max)
+        oldest = max(self.ledger.closed(self._answers.present), newest - self._open_max)
         open_ = (epoch for epoch in range(oldest, newest + 1) if self._enterable(epoch).any())
         self.epoch = max(self.epoch, next(open_, newest))
         self._started_with = self._closed = self._floor = self._ready = self.epoch
@@ -307,8 +316,11 @@ class Pool:
         passed = max((s.reported for s in here), default=0) if self._reached else 0
         until = min(over, over if force else max(agreed, passed, over - self._open_max))
         while self._closed < until:
-            if self._closed >= passed - _KEPT:  # what was before that, others have told too long ago
+            # what was before that, others have told too long ago; what nobody began, nobody missed
+            begun = self._closed in self._begun or self.ledger.claimed(self._closed).any()
+            if self._closed >= passed - _KEPT and begun:
                 self.reports.append(self.ledger.report(self._closed, self._who))
+            self._begun.discard(self._closed)
             self._closed += 1
             self._ready = max(self._ready, self._closed)
             self.ledger.forget(self._closed)
@@ -320,11 +332,6 @@ class Pool:
         return not (may_be & (self.ledger.used(epoch) == 0)).any()
 
     # -- Claims
-
-    @property
-    def _known_to_most(self) -> bool:
-        """Whether half of the others have the newest post, so that it is known though this peer dies."""
-        return 2 * len(self._behind) < len(self._present)
 
     def _alone(self, spans: list[Span]) -> bool:
         """Whether these blocks are in one's own exclusive arc, where nobody else has claimed anything."""
@@ -348,7 +355,7 @@ class Pool:
     def _enterable(self, epoch: int) -> Mask:
         free = ~self.ledger.claimed(epoch)
         if self._deck.exclusive:
-            for peer in self._present - {self._me}:
+            for peer in self._answers.present - {self._me}:
                 start, stop = self._deck.arc(peer)
                 free[start:stop] = False
         return free
@@ -357,7 +364,7 @@ class Pool:
         first, (a, b) = epoch * self._n, self._deck.arc(self._me)
         left = int(free.sum())
         mine_only = self._deck.exclusive and left == int(free[a:b].sum())
-        want = self._pace.blocks(self._lease_s, left, 1 if mine_only else len(self._present))
+        want = self._pace.blocks(self._lease_s, left, 0 if mine_only else len(self._answers.present))
         start = self._deck.start(self._me, self._cursor - first, free)
         stop = start + 1
         while stop < self._n and free[stop] and stop - start < want:

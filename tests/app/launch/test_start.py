@@ -28,6 +28,7 @@ from ragtag.app.environment import place_from_environment
 place = place_from_environment()
 sock = socket.socket(fileno=place.socket_fd)
 assert sock.getsockname() == place.peers[me]
+assert not place.faults.freezes + place.faults.crashes + place.faults.slow  # these are the launcher's to do
 sock.settimeout(20)
 sock.sendto(b"from %d" % me, place.peers[1 - me])  # the other may not run yet
 print(place.crew, place.seed, place.faults.loss.p, sock.recv(100).decode(), sys.argv[1:])
@@ -35,7 +36,7 @@ print(place.crew, place.seed, place.faults.loss.p, sock.recv(100).decode(), sys.
     script.write_text(JOIN + text)
     events: list[Event] = []
     env = {"PYTHONPATH": str(SRC)}
-    faults = parse_faults("loss=0.25")
+    faults = parse_faults("loss=0.25,freeze=0@90+4,kill=1@95,slow=0x2@90+1")
     argv = [str(script), "--lr", "0.1"]
     result = launch(2, argv, seed=5, faults=faults, env=env, crew="otters", on_event=events.append)
     assert result.exit_code == 0, events

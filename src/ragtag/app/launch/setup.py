@@ -69,7 +69,8 @@ class Setup:
                 socket_fd=data.fileno(),
                 member_fd=member.fileno(),
                 ready_fd=ready_fd,
-                faults=self.faults,
+                # the launcher itself stops, slows and kills processes: drivers would do it a second time
+                faults=replace(self.faults, crashes=(), freezes=(), slow=()),
                 token=self.token,
             )
             if self.token is None and self.n > 1:

@@ -36,8 +36,9 @@ def launch(
 
     argv: a script and its arguments, or ``-m``, a module and its arguments.
     run_folder: where the trace goes; it must not hold one already. ``None``: no trace.
-    faults: done to the peers' processes here, and passed on to their drivers. Their times count from the
-    moment when all running peers have joined (``environment.announce_ready``).
+    faults: those of processes (freeze, kill, slow) are done here, the others by the peers' drivers. Times
+    count from the moment when all running peers have joined (``environment.announce_ready``); the drivers'
+    own from when each began.
     on_error: what a peer that fails means to the others. env: added to the peers' environment.
     on_event: told of everything, in this thread; without it, nothing is printed.
     run: the record that opens the trace; name, seed, peers and start are filled in.

@@ -120,7 +120,7 @@ class FakeCrew:
                 run = effect.run
                 mask = self._losses.draw(peer, run.peer, run.key, run.total)
                 if mask is not None and run.mask is not None:
-                    mask &= run.mask
+                    mask = mask & run.mask
                 copy = replace(
                     run, peer=peer, payload=run.payload.copy(), mask=run.mask if mask is None else mask
                 )

@@ -91,7 +91,14 @@ class Transport(Peers, Protocol):
         """
         ...
 
-    def offer(self, channel: int, rows: Bytes, weight: float, deadline_s: float | None = None) -> Pending:
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[int] = frozenset(),
+    ) -> Pending:
         """Begin the next round of a channel whose method gathers rows (see ``Outcome.gathered``).
 
         rows: uint8 ``[k, chunk_bytes]``, k at most ``schema.n_chunks(codec.elements)``; not changed any more.

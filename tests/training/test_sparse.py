@@ -148,11 +148,12 @@ def test_under_loss_nothing_is_lost_and_nothing_counts_twice(deadline_s: float |
         inside = replica(optimizer)
         given[me] = np.zeros(len(inside.bucket.flat))
         applied[me] = np.zeros(len(inside.bucket.flat))
-        real_round, real_moved = inside._round, inside._moved
+        real_difference, real_moved = inside._difference, inside._moved
 
-        def watched(vector, weight, deadline_s):  # type: ignore[no-untyped-def]
+        def watched():  # type: ignore[no-untyped-def]
+            vector = real_difference()
             given[me] += vector
-            return real_round(vector, weight, deadline_s)
+            return vector
 
         def moved():  # type: ignore[no-untyped-def]
             mean = real_moved()
@@ -161,7 +162,7 @@ def test_under_loss_nothing_is_lost_and_nothing_counts_twice(deadline_s: float |
             applied[me] += mean
             return mean
 
-        inside._round, inside._moved = watched, moved  # type: ignore[method-assign]
+        inside._difference, inside._moved = watched, moved  # type: ignore[method-assign]
         steps(model, optimizer, me, 25)
         for _ in range(4):  # nothing more is sent: what is late comes, and the last tickets are decided
             optimizer.step()

@@ -17,9 +17,9 @@ own: at density .001 and up to 16 peers a round's rows are a hundredth of a dens
 A row counts by its sender's weight over the weight of all that the owner heard of or waited for: what was
 lost is restored by its sender's error feedback, and must count as much when it comes.
 
-What a peer lacks of an owner's message at its deadline it goes on asking for, for as long again. Rows that
-come while the machine is kept (``lane.BEHIND`` rounds) are part of a later outcome (``Gathered.late``), so
-that all replicas add the same rows, some a round later.
+What a peer lacks of an owner's message at its deadline it goes on asking for, for some rounds' time. Rows
+that come while the machine is kept (``lane.BEHIND`` rounds) are part of a later outcome
+(``Gathered.late``), so that all replicas add the same rows, some a round later.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ NO_VALUES: Floats = np.zeros((0, 1), np.float32)
 _NO_ROWS: Bytes = np.zeros((1, CHUNK_BYTES), np.uint8)
 _WAITING, _SCATTERING, _GATHERING, _DONE = range(4)
 _PATIENCE = 4.0  # a sum that all replicas share is worth standing by for
+_LATE = 4.0  # what was decided is sent and asked for so many times as long as a round may take
 
 
 def require_rows(rows: Bytes, most: int) -> None:
@@ -189,6 +190,7 @@ class Gather:
         self._waited_for = tuple(sorted(self._waiting))
         self._scatter_until_s = now_s + begin.scatter_s
         self._round_until_s = self._scatter_until_s + begin.gather_s
+        self._late_s = _LATE * (begin.scatter_s + begin.gather_s)
         effects: list[Effect] = []
         for block, owner in self._turn():
             if owner != spec.me:
@@ -299,7 +301,7 @@ class Gather:
             self._gathered[spec.me, block] = decided
             for peer in self._others():
                 run = whole(peer, spec.key(GATHER, block), decided.rows, decided.weight, decided.heard)
-                effects.append(self._send(run, self._round_until_s))
+                effects.append(self._send(run, self._round_until_s + self._late_s))
         silent = self._missed - self._came
         for block, owner in enumerate(spec.owners):
             if owner in self._waiting and owner not in silent:
@@ -335,7 +337,7 @@ class Gather:
     def _finish(self, now_s: float) -> list[Effect]:
         self._state = _DONE
         self._repair.forget(SCATTER)
-        self._late_until_s = now_s + self._begun.scatter_s + self._begun.gather_s
+        self._late_until_s = now_s + self._late_s
         gathered, heard = self._collect(), np.zeros(len(self.spec.owners), np.uint64)
         for (_, block), message in self._gathered.items():
             heard[block] |= np.bitwise_or.reduce(message.heard[message.came], initial=np.uint64(0))

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ragtag.codecs import fast
 from ragtag.codecs.checkpoint import State
 from ragtag.codecs.dense import fp32
 from ragtag.codecs.feedback import ErrorFeedback
@@ -31,13 +32,14 @@ from ragtag.core.types import Bools, Floats, Gathered, Outcome
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.gather import gather
 from ragtag.protocols.rps import rps_repair
-from ragtag.training.averager import Transport
+from ragtag.training.averager import Pending, Transport
 from ragtag.training.bucket import Bucket
 from ragtag.training.checks import require_finite, require_weight
 from ragtag.training.compress import TopK
 from ragtag.training.replica import Replica
 from ragtag.training.tensors import Part
 
+_WARM = 1 << 17  # values: enough to be selected from as millions are
 RESYNC = 64
 """So far above its own is the channel on which a sparse optimizer averages models densely."""
 
@@ -62,6 +64,13 @@ class Compression(NamedTuple):
     late: int
     given_up: int
     refused: int
+
+
+class Begun(NamedTuple):
+    """A round under way, and the ticket of what was sent (``None``: nothing)."""
+
+    pending: Pending
+    ticket: Ticket | None
 
 
 @dataclass(slots=True)
@@ -104,6 +113,7 @@ class SparseReplica:
         self._mean = np.zeros(d, np.float32)
         self._sent: dict[int, _Sent] = {}
         self.compression: Compression | None = None
+        _warm(compress)
         transport.configure(channel, self.schema, gather, compress.codec(self.schema.n_values, d))
         self._whole: Replica | None = None
         if compress.resync:
@@ -111,9 +121,25 @@ class SparseReplica:
 
     def average(self, weight: float = 1.0, deadline_s: float | None = None) -> Outcome:
         """One round. Raises NotFinite, naming the tensor, before anything is sent or the residual changed."""
+        return self.end(self.begin(weight, deadline_s), weight, deadline_s)
+
+    def begin(self, weight: float = 1.0, deadline_s: float | None = None) -> Begun:
+        """The first half of ``average``: select, and send. Nothing may change until ``end``."""
         self._flat = self.bucket.flatten().reshape(-1)
         require_finite(self.bucket)
-        outcome = self._round(self._difference(), require_weight(weight), deadline_s)
+        if require_weight(weight) == 0:  # who has no weight in this round sends nothing either
+            none = np.zeros((0, CHUNK_BYTES), np.uint8)
+            return Begun(self._transport.offer(self._channel, none, 0.0, deadline_s), None)
+        chunks, ticket = self.feedback.prepare(self._difference(), self.feedback.round + 1)
+        try:
+            return Begun(self._transport.offer(self._channel, chunks, weight, deadline_s), ticket)
+        except BaseException:
+            self.feedback.rollback(ticket)
+            raise
+
+    def end(self, begun: Begun, weight: float = 1.0, deadline_s: float | None = None) -> Outcome:
+        """The second half: wait, add up what came, and take it over."""
+        outcome = self._wait(begun)
         assert outcome.gathered is not None
         self._take(outcome.round, outcome.gathered)
         self.bucket.restore(self._moved().reshape(self.bucket.values.shape), _all(self.bucket))
@@ -141,23 +167,18 @@ class SparseReplica:
             self._anchor, self._momentum = outer.update(self._anchor, average, self._momentum)
         return self._anchor
 
-    def _round(self, vector: Floats, weight: float, deadline_s: float | None) -> Outcome:
-        """Send what is to be sent of ``vector``. Who has no weight in this round sends nothing."""
-        if weight == 0:
-            none = np.zeros((0, CHUNK_BYTES), np.uint8)
-            return self._transport.offer(self._channel, none, 0.0, deadline_s).wait()
-        chunks, ticket = self.feedback.prepare(vector, self.feedback.round + 1)
+    def _wait(self, begun: Begun) -> Outcome:
+        ticket = begun.ticket
         try:
-            outcome = self._transport.offer(self._channel, chunks, weight, deadline_s).wait()
+            outcome = begun.pending.wait()
         except BaseException:
-            self.feedback.rollback(ticket)
+            if ticket is not None:
+                self.feedback.rollback(ticket)
             raise
-        assert outcome.gathered is not None
-        n = len(outcome.gathered.whole)
-        block = (self._transport.me + np.arange(ticket.fragments)) % n
-        self._sent[outcome.round] = _Sent(
-            ticket, np.ones(ticket.fragments, np.bool_), block, np.ones(n, np.bool_)
-        )
+        if ticket is not None and outcome.gathered is not None:
+            n, k = len(outcome.gathered.whole), ticket.fragments
+            block = (self._transport.me + np.arange(k)) % n
+            self._sent[outcome.round] = _Sent(ticket, np.ones(k, np.bool_), block, np.ones(n, np.bool_))
         return outcome
 
     # -- What came
@@ -249,3 +270,11 @@ class SparseReplica:
 
 def _all(bucket: Bucket) -> Bools:
     return np.ones(len(bucket.values), np.bool_)
+
+
+def _warm(compress: TopK) -> None:
+    """Have loops compiled before the peers meet: in the first round others would wait for it."""
+    if fast.compiled():
+        vector = np.arange(_WARM, dtype=np.float32)
+        rows = ErrorFeedback(_WARM, compress.options()).prepare(vector, 0).chunks
+        add_rows(vector, rows, np.ones(len(rows), np.float32), compress.values)

@@ -82,7 +82,12 @@ class SimulatedTransport:
         self.crew.nodes[self.me].configure(channel, shape)
 
     def offer(
-        self, channel: int, rows: Bytes, weight: float, deadline_s: float | None = None
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[int] = frozenset(),
     ) -> SimulatedPending:
         self.crew.world.at(self.crew.world.now_s, self.me, Offer(channel, rows, weight, deadline_s))
         return SimulatedPending(self)

@@ -174,7 +174,14 @@ class FakeTransport:
         self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside))
         return FakePending(self.crew, self.me)
 
-    def offer(self, channel: int, rows: Bytes, weight: float, deadline_s: float | None = None) -> FakePending:
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[int] = frozenset(),
+    ) -> FakePending:
         self.crew.ask(self.me, Offer(channel, rows, weight, deadline_s))
         return FakePending(self.crew, self.me)
 

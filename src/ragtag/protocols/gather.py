@@ -380,10 +380,13 @@ class Gather:
         n = len(self.spec.owners)
         whole, none = np.ones(n, np.bool_), np.ones(n, np.bool_)
         rows, factor, block = [_NO_ROWS[:0]], [np.zeros(0, np.float32)], [np.zeros(0, np.int64)]
-        for (_, j), message in sorted(self._gathered.items(), key=lambda entry: entry[0][::-1]):
+        for (peer, j), message in sorted(self._gathered.items(), key=lambda entry: entry[0][::-1]):
             which = message.handed()
             whole[j] &= message.incoming.left == 0
-            none[j] &= not message.came.any()
+            if (
+                peer == self.spec.owners[j]
+            ):  # who else takes itself for the owner decides on none of one's own
+                none[j] = not message.came.any()
             rows.append(message.rows[which])
             factor.append(message.weight[which])
             block.append(np.full(int(which.sum()), j, np.int64))

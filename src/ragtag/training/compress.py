@@ -99,7 +99,9 @@ def require_compressible(
     partial: whether slow peers may miss rounds.
     """
     if partial:
-        raise ValueError("this schedule lets slow peers miss rounds, whose selections they need; use every=...")
+        raise ValueError(
+            "slow peers may miss rounds by this schedule, but need all selections; use every=..."
+        )
     if method.crowd is not None:
         raise ValueError(f"{method.name} averages in groups, which selections do not; leave out compress")
     if compress.momentum_correction and any(group.get("momentum") for group in inner.param_groups):

@@ -28,8 +28,9 @@ from ragtag.codecs.feedback import ErrorFeedback
 from ragtag.codecs.gather import add_rows
 from ragtag.codecs.tickets import Ticket
 from ragtag.core.schema import Schema
-from ragtag.core.types import Bools, Floats, Gathered, Outcome
+from ragtag.core.types import Bools, Floats, Gathered, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
+from ragtag.optim.outer import Nesterov
 from ragtag.protocols.gather import gather
 from ragtag.protocols.rps import rps_repair
 from ragtag.training.averager import Pending, Transport
@@ -99,13 +100,15 @@ class SparseReplica:
         channel: int = 0,
         content: str = "gradients",
         whole: Iterable[Part] = (),
+        outer: Nesterov | None = None,
         seed: int = 0,
     ) -> None:
+        self._outer, self._me = outer, transport.me
         self.bucket = Bucket((part for part in parts if part.kind != "list"), fp32.elements)
         self._flat: Floats = self.bucket.values.reshape(-1)
         d = len(self._flat)
         self.compress, self._transport, self._channel = compress, transport, channel
-        self._models = content == "models"
+        self._models = content.startswith("models")
         self.schema = Schema(self.bucket.specs, compress.name, gather.name, content)
         self.feedback = ErrorFeedback(d, compress.options(), peer=transport.me, seed=seed)
         self._anchor: Floats = np.zeros(d if self._models else 0, np.float32)
@@ -119,20 +122,28 @@ class SparseReplica:
         if compress.resync:
             self._whole = Replica(whole, transport, rps_repair, fp32, channel=channel + RESYNC)
 
-    def average(self, weight: float = 1.0, deadline_s: float | None = None) -> Outcome:
+    def average(
+        self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
+    ) -> Outcome:
         """One round. Raises NotFinite, naming the tensor, before anything is sent or the residual changed."""
-        return self.end(self.begin(weight, deadline_s), weight, deadline_s)
+        return self.end(self.begin(weight, deadline_s, aside), weight, deadline_s)
 
-    def begin(self, weight: float = 1.0, deadline_s: float | None = None) -> Begun:
+    def begin(
+        self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
+    ) -> Begun:
         """The first half of ``average``: select, and send. Nothing may change until ``end``."""
+        if self._me != self._transport.me:  # joined anew, in another place: nobody tells of what was sent
+            self._me = self.feedback.peer = self._transport.me
+            self.feedback.members_changed()
+            self._sent.clear()
         self._flat = self.bucket.flatten().reshape(-1)
         require_finite(self.bucket)
         if require_weight(weight) == 0:  # who has no weight in this round sends nothing either
             none = np.zeros((0, CHUNK_BYTES), np.uint8)
-            return Begun(self._transport.offer(self._channel, none, 0.0, deadline_s), None)
+            return Begun(self._transport.offer(self._channel, none, 0.0, deadline_s, aside), None)
         chunks, ticket = self.feedback.prepare(self._difference(), self.feedback.round + 1)
         try:
-            return Begun(self._transport.offer(self._channel, chunks, weight, deadline_s), ticket)
+            return Begun(self._transport.offer(self._channel, chunks, weight, deadline_s, aside), ticket)
         except BaseException:
             self.feedback.rollback(ticket)
             raise
@@ -160,11 +171,11 @@ class SparseReplica:
         """What the bucket's parts become: the mean, or the anchor that it has moved."""
         if not self._models:
             return self._mean
-        if self.compress.outer is None:
+        if self._outer is None:
             self._anchor += self._mean
         else:
-            outer, average = self.compress.outer, self._anchor + self._mean
-            self._anchor, self._momentum = outer.update(self._anchor, average, self._momentum)
+            average = self._anchor + self._mean
+            self._anchor, self._momentum = self._outer.update(self._anchor, average, self._momentum)
         return self._anchor
 
     def _wait(self, begun: Begun) -> Outcome:

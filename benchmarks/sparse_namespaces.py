@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -282,6 +283,7 @@ def main() -> None:
     missing = [tool for tool in ("ip", "ss", "tc", "nft", "ethtool") if shutil.which(tool) is None]
     if sys.platform != "linux" or os.geteuid() != 0 or missing:
         sys.exit(f"needs root on Linux, with iproute2, nftables and ethtool (missing: {missing or 'root'})")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # namespaces outlive who made them
     with ExitStack() as undo:
         names = build(asked.n, asked, undo)
         rows = []

@@ -19,11 +19,13 @@ from ragtag.core.types import (
     Arm,
     Arrived,
     Average,
+    Bytes,
     Done,
     Effect,
     Event,
     Expired,
     Floats,
+    Offer,
     Outcome,
     Post,
     Run,
@@ -46,12 +48,12 @@ class FakeCrew:
         self.nodes = [Node(i, n, seed) for i in range(n)]
         self.present = set(range(n))
         self.sent: list[Run] = []
-        self.asked: list[Average] = []
+        self.asked: list[Average | Offer] = []
         self.schemas: dict[int, Schema] = {}
         self._losses = LossStream(Faults(loss=Loss(loss) if loss else None), seed)
         self._now_s, self._seq = 0.0, 0
         self._heap: list[tuple[float, int, int, Event]] = []
-        self._asks: dict[int, Average] = {}
+        self._asks: dict[int, Average | Offer] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._failed: BaseException | None = None
         self._changed = threading.Condition()
@@ -69,7 +71,7 @@ class FakeCrew:
             shape = Channel(method, codec, schema.n_chunks(codec.elements), 1.0, 2 * LATENCY_S)
             self.nodes[peer].configure(channel, shape)
 
-    def ask(self, peer: int, event: Average) -> None:
+    def ask(self, peer: int, event: Average | Offer) -> None:
         with self._changed:
             self.asked.append(event)
             self._asks[peer] = event
@@ -118,7 +120,7 @@ class FakeCrew:
                 run = effect.run
                 mask = self._losses.draw(peer, run.peer, run.key, run.total)
                 if mask is not None and run.mask is not None:
-                    mask &= run.mask
+                    mask = mask & run.mask
                 copy = replace(
                     run, peer=peer, payload=run.payload.copy(), mask=run.mask if mask is None else mask
                 )
@@ -173,6 +175,17 @@ class FakeTransport:
         aside: frozenset[int] = frozenset(),
     ) -> FakePending:
         self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside))
+        return FakePending(self.crew, self.me)
+
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[int] = frozenset(),
+    ) -> FakePending:
+        self.crew.ask(self.me, Offer(channel, rows, weight, deadline_s))
         return FakePending(self.crew, self.me)
 
 

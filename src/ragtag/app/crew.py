@@ -152,6 +152,7 @@ class Crew:
             if self._keeper.optimizer is not None and outcome.channel == self._keeper.optimizer.channel:
                 self._look_back(outcome)
             self._record_pace(made)
+            self._record_sparse(made, outcome)
             if inner_hook is not None:
                 inner_hook(outcome)
 
@@ -166,6 +167,16 @@ class Crew:
             **options,
         )
         return made
+
+    def _record_sparse(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+        """What sending less came to."""
+        found = optimizer.compression
+        if self._writer is None or found is None:
+            return
+        figures = {name: value for name, value in found._asdict().items() if name != "refused"}
+        figures["residual_norm"] = min(1e9, found.residual_norm)
+        where = {"peer": self.rank, "round": outcome.round, "channel": outcome.channel}
+        self.record(trace.Sparse(t=self.now_s(), **where, **figures))
 
     def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
         """Where the time went, at most twice a second."""

@@ -16,10 +16,11 @@ from ragtag.app.parties import outvoted_by
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, SchemaMismatch
-from ragtag.core.types import Average, Done, Floats, Met, Outcome, PeerId, Post
+from ragtag.core.types import Average, Bytes, Done, Floats, Met, Offer, Outcome, PeerId, Post
 from ragtag.core.wire import name_hash
 from ragtag.network.driver import Driver
 from ragtag.protocols.board import Notices
+from ragtag.protocols.gather import nothing_gathered
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
@@ -114,7 +115,8 @@ class SoloTransport:
     def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
         """Open a channel."""
         chunks = schema.n_chunks(codec.elements)
-        self._node.configure(channel, Channel(rps, codec, chunks, probe_s=1e-3, rtt_s=1e-3))
+        method = method if method.gathers else rps
+        self._node.configure(channel, Channel(method, codec, chunks, probe_s=1e-3, rtt_s=1e-3))
 
     def start(
         self,
@@ -125,7 +127,21 @@ class SoloTransport:
         aside: frozenset[PeerId] = frozenset(),
     ) -> Ready:
         """Average with nobody."""
-        for effect in self._node.step(0.0, Average(channel, values, weight, deadline_s)):
+        return self._done(Average(channel, values, weight, deadline_s))
+
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+    ) -> Ready:
+        """Gather one's own rows."""
+        return self._done(Offer(channel, rows, weight, deadline_s))
+
+    def _done(self, event: Average | Offer) -> Ready:
+        for effect in self._node.step(0.0, event):
             if isinstance(effect, Done):
                 return Ready(effect.outcome)
         raise RuntimeError("a crew of one did not end its round")  # pragma: no cover
@@ -229,7 +245,22 @@ class DriverTransport:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
             return Ready(_alone(channel, values, weight, self.me))
-        ask = Average(channel, values, weight, deadline_s, aside)
+        return self._begin(Average(channel, values, weight, deadline_s, aside))
+
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+    ) -> DriverPending | Ready:
+        """Begin the channel's next round with rows to be gathered; without a place, nobody has them."""
+        if self._driver.lost_seat:
+            return Ready(nothing_gathered(channel))
+        return self._begin(Offer(channel, rows, weight, deadline_s, aside))
+
+    def _begin(self, ask: Average | Offer) -> DriverPending:
         return DriverPending(self._driver.average(ask), self._driver)
 
     @property

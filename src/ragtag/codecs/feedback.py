@@ -76,6 +76,11 @@ class ErrorFeedback:
 
     # -- A round
 
+    @property
+    def round(self) -> int:
+        """The last one prepared; -1: none yet."""
+        return self._round
+
     def form(self, round_: int) -> Format:
         """What all peers send in a round: receivers need it too."""
         k = self.options.density.k(self.size, round_)

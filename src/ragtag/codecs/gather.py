@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ragtag.codecs.indices import HEADER_BYTES
+from ragtag.codecs.indices import HEADER_BYTES, Indices
 from ragtag.codecs.sparse import FRAGMENTS_MAX, HEADER, Format, decode
 from ragtag.core.types import Bools, Bytes, Floats, PeerId
 
@@ -74,3 +75,45 @@ class SparseSum:
             return False
         came[fragment] = True
         return True
+
+
+class Added(NamedTuple):
+    """sender, fragment: int64 ``[m]``, of the rows that were good. refused: why the others were not."""
+
+    sender: Indices
+    fragment: Indices
+    refused: tuple[str, ...]
+
+
+def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Literal["fp32", "bf16", "int8"]) -> Added:
+    """``total += factor * row`` for fragments of several peers: uint8 ``[m, 1088]``, factor float32 ``[m]``.
+
+    They are added by sender and fragment, so that peers that have the same rows come to the same sum, bit for
+    bit, in whatever order these came. Each may say another density: peers that missed rounds are elsewhere in
+    the warm-up. values: how all send them.
+    """
+    header = rows[:, :HEADER_BYTES].copy().view(HEADER)[:, 0]
+    sender, fragment = header["sender"].astype(np.int64), header["fragment"].astype(np.int64)
+    name = sender << 16 | fragment
+    order = np.argsort(name, kind="stable")
+    twice = np.zeros(len(rows), np.bool_)
+    twice[1:] = name[order][1:] == name[order][:-1]
+    refused = [f"fragment {fragment[row]} of peer {sender[row]} came before" for row in order[twice].tolist()]
+    order, good = order[~twice], []
+    for density in np.unique(header["density"][order]).tolist():
+        these = order[header["density"][order] == density]
+        got = decode(rows[these], _form(len(total), density, values))
+        weights = np.repeat(factor[these], np.diff(got.starts))
+        np.add.at(total, got.indices, got.values * weights)
+        bad = [row for row, _ in got.refused]
+        refused += [reason for _, reason in got.refused]
+        good.append(np.delete(these, bad))
+    kept = np.concatenate([order[:0], *good])
+    return Added(sender[kept], fragment[kept], tuple(refused))
+
+
+def _form(d: int, density: int, values: Literal["fp32", "bf16", "int8"]) -> Format:
+    """A format of this density (the rows say which; where there is none such, all of them are refused)."""
+    about = min(max(1, d), max(1, round(d / 2 ** (density / 8))))
+    forms = [Format(d, k, values) for k in (about, about + 1, about - 1) if 0 < k <= max(1, d)]
+    return next((form for form in forms if form.density == density), forms[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ragtag.core.types import Arrived, Average, Begin, Event, Run
+from ragtag.core.types import Arrived, Average, Begin, Event, Offer, Run
 
 _ENTRY_BYTES = 256  # the objects around one event or run, roughly
 
@@ -37,6 +37,8 @@ class Recording:
             size += sum(_ENTRY_BYTES + _run_bytes(run) for run in event.runs)
         elif isinstance(event, Average | Begin):
             size += event.values.nbytes
+        elif isinstance(event, Offer):
+            size += event.rows.nbytes
         if self.size_bytes + size > self.bytes_max:
             raise RecordingFull(
                 f"a recording of {len(self.entries)} events and {self.size_bytes} bytes has no room for "
@@ -62,6 +64,8 @@ def _copied(event: Event) -> Event:
         return Arrived(tuple(_copied_run(run) for run in event.runs))
     if isinstance(event, Average | Begin):
         return replace(event, values=event.values.copy())
+    if isinstance(event, Offer):
+        return replace(event, rows=event.rows.copy())
     return event
 
 

@@ -98,6 +98,29 @@ class Round(Base, frozen=True, kw_only=True, tag="round"):
     bytes_received: Count = 0
 
 
+class Sparse(Base, frozen=True, kw_only=True, tag="sparse"):
+    """What a round that sent selections came to on ``peer``.
+
+    entries, density: what was selected. bytes, dense_bytes: of the peer's message, and of all its values.
+    captured: the share of the energy (squared norm) that was selected; residual_norm: of what is kept.
+    committed, restored: fragments that are in the round's sum, that went back into the residual. late: rows
+    of earlier rounds; given_up: blocks of which some rows never came.
+    """
+
+    round: Count
+    entries: Count
+    density: Share
+    bytes: Count
+    dense_bytes: Count
+    captured: Share
+    residual_norm: Mean
+    channel: Count = 0
+    committed: Count = 0
+    restored: Count = 0
+    late: Count = 0
+    given_up: Count = 0
+
+
 class Step(Base, frozen=True, kw_only=True, tag="step"):
     """A local step. samples: since the start. loss: of this step's batch; null: it was not finite."""
 
@@ -211,7 +234,7 @@ class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):
     of_kind: str
 
 
-Known = Run | Join | Round | Step | Pace | Epoch | Eval | Fault | Note | Error | Result | Leave
+Known = Run | Join | Round | Sparse | Step | Pace | Epoch | Eval | Fault | Note | Error | Result | Leave
 Record = Known | Unknown
 
 _TYPES: dict[str, type[Base]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Known)}

@@ -126,11 +126,28 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """Ask a node to gather what all peers offer: ``rows``, uint8 ``[k, chunk_bytes]``, each decoding alone.
+
+    k is 0 to the channel's ``n_chunks``. The outcome has rows in place of a mean (``Outcome.gathered``).
+
+    ``rows`` must not change any more. ``deadline_s``, ``aside``: as in ``Average``.
+    """
+
+    channel: int
+    rows: Bytes
+    weight: float
+    deadline_s: float | None = None
+    aside: frozenset[PeerId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Begin:
     """Begin one round: what a node tells the round's machine when its own peer asks for an average.
 
     waiting: the peers whose messages the round waits for; scatter_s, gather_s: for how long at most.
     withheld: those of them whose copies it does not wait for (see ``Round.withheld``).
+    rows: what is offered, in place of values, where rows are gathered.
     """
 
     values: Floats
@@ -139,6 +156,7 @@ class Begin:
     scatter_s: float
     gather_s: float
     withheld: frozenset[PeerId] = frozenset()
+    rows: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +184,7 @@ class Post:
     blob: bytes
 
 
-Event = Post | Tell | Measured | Start | Arrived | Expired | Joined | Visits | Left | Average | Begin
+Event = Post | Tell | Measured | Start | Arrived | Expired | Joined | Visits | Left | Average | Offer | Begin
 
 
 @dataclass(slots=True, eq=False)
@@ -186,6 +204,26 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Gathered:
+    """The rows that blocks' owners have taken into a round, as far as they came here.
+
+    rows: uint8 ``[m, chunk_bytes]``. factor: float32 ``[m]``, by how much each counts in the mean: its
+    sender's weight over that of all who take part. block: int64 ``[m]``, the block that each was in.
+    whole: bool ``[n_blocks]``, of which blocks all rows are here; none: of which ones nothing has come.
+    late: earlier rounds of which something was lacking, and what has come of them since (perhaps nothing).
+    given_up: (round, block) of earlier rounds whose lacking rows will not come any more.
+    """
+
+    rows: Bytes
+    factor: Floats
+    block: NDArray[np.int64]
+    whole: Bools
+    none: Bools
+    late: tuple[tuple[int, Gathered], ...] = ()
+    given_up: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """What a round came to, and what it is made of.
 
@@ -199,6 +237,8 @@ class Outcome:
     members: in a group, bit ``i`` of ``heard`` stands for peer ``members[i]`` (empty: for peer ``i``).
     last: the peer whose copies ended the wait for them, or one that had not sent all of them when it ended
     (-1: there was nobody to wait for, or the method does not tell).
+    gathered: where rows were gathered. Then ``mean`` is empty, and there is an entry per block: ``heard``, of
+        whom its owner heard in time; ``weight``, how many these are; ``averaged``, whether all its rows came.
     """
 
     channel: int
@@ -216,6 +256,7 @@ class Outcome:
     expired: bool
     members: tuple[PeerId, ...] = ()
     last: PeerId = -1
+    gathered: Gathered | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from torch.futures import Future
 from ragtag.codecs.density import Density
 from ragtag.codecs.options import Options
 from ragtag.codecs.selection import Selector
+from ragtag.codecs.selections import selector_named
 from ragtag.codecs.sparse import decode
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import Bytes, Floats
@@ -28,7 +29,6 @@ from ragtag.hooks.agree import require_agreement
 from ragtag.hooks.backward import Names, after_backward
 from ragtag.hooks.faults import complaint
 from ragtag.hooks.plan import Last, Memory, Plan, UnderWay
-from ragtag.hooks.selections import selector_named
 from ragtag.hooks.stats import Stats, stats_of
 
 DENSE_BELOW = 1024

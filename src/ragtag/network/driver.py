@@ -32,6 +32,7 @@ from ragtag.core.types import (
     Measured,
     Met,
     Noted,
+    Offer,
     Outcome,
     PeerId,
     Post,
@@ -143,7 +144,7 @@ class Driver:
         """Seconds since this driver was made."""
         return time.monotonic() - self._origin_s
 
-    def average(self, event: Average) -> Future[Outcome]:
+    def average(self, event: Average | Offer) -> Future[Outcome]:
         """Begin a round; the outcome comes by the round's own deadline."""
         future: Future[Outcome] = Future()
 

@@ -18,6 +18,7 @@ class Setting:
     live: the peers that own blocks, as far as this one knows; present: those that have not left for good.
     growth: of ``n`` since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
+    earlier: the machines of the rounds before that still answer.
     """
 
     me: PeerId
@@ -32,6 +33,7 @@ class Setting:
     repair_s: float
     growth: int = 0
     scratch: Floats | None = None
+    earlier: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,14 @@ class Method(NamedTuple):
     patience: how many times the measured budget a round may take. Lossy methods take 1; a method
     that repairs what is lost stands by longer, as its name promises.
     crowd: for methods that average in groups, in place of ``make``.
+    gathers: it takes ``Offer`` in place of ``Average``, and ``n_chunks`` is how many rows a peer may offer.
     """
 
     name: str
     make: Callable[[Setting], Round]
     patience: float = 1.0
     crowd: Callable[[CrowdSetting], Many] | None = None
+    gathers: bool = False
 
 
 def no_round(setting: Setting) -> Round:

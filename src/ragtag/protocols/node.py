@@ -24,6 +24,7 @@ from ragtag.core.types import (
     Measured,
     Met,
     Noted,
+    Offer,
     PeerId,
     Post,
     Tell,
@@ -31,6 +32,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.base import BLOCK_BITS, Round
 from ragtag.protocols.board import BOARD, Board
+from ragtag.protocols.gather import NO_VALUES, require_rows
 from ragtag.protocols.lane import HEADROOM, Channel, Lane
 from ragtag.protocols.meet import MEET, Exchange, Meetings
 from ragtag.protocols.method import CrowdSetting, Many, Setting
@@ -151,7 +153,7 @@ class Node:
             if event.timer.channel in self._crowds:
                 return self._crowds[event.timer.channel].step(now_s, event)
             return self._route(now_s, event.timer.channel, event.timer.round, event)
-        if isinstance(event, Average):
+        if isinstance(event, Average | Offer):
             return self._average(now_s, event)
         if isinstance(event, Tell):
             exchange = self._exchange(event.number)
@@ -179,10 +181,14 @@ class Node:
     def _tell_crowds(self, now_s: float, event: Joined | Left) -> list[Effect]:
         return [effect for crowd in self._crowds.values() for effect in crowd.step(now_s, event)]
 
-    def _average(self, now_s: float, ask: Average) -> list[Effect]:
+    def _average(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         newcomer = ask.channel in self._newcomer_to
         self._newcomer_to.discard(ask.channel)
         if ask.channel in self._crowds:
+            if isinstance(ask, Offer):
+                raise ValueError(
+                    f"channel {ask.channel} averages in groups; rows are gathered by all at once"
+                )
             return self._crowds[ask.channel].step(now_s, replace(ask, weight=0.0) if newcomer else ask)
         lane = self._ready(ask)
         number = lane.next()
@@ -201,16 +207,25 @@ class Node:
         if skipped > 0 and not new and self.me not in ask.aside:
             effects.append(Noted("skipped", self.me, f"{skipped} rounds, to {number}"))
         waiting = self._presence.waiting - ask.aside
-        begin = Begin(ask.values, weight, waiting, scatter_s, gather_s, lane.withheld)
+        values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values, None)
+        begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows)
         return self._settle(lane, effects + machine.step(now_s, begin))
 
-    def _ready(self, ask: Average) -> Lane:
+    def _ready(self, ask: Average | Offer) -> Lane:
         """The channel that is asked for an average, if it can be."""
         lane = self._lanes.get(ask.channel)
         if lane is None:
             raise KeyError(f"channel {ask.channel} is not configured; call configure() first")
         if lane.active is not None:
             raise RuntimeError(f"round {lane.active} of channel {ask.channel} is not done yet; one at a time")
+        if isinstance(ask, Offer) != lane.channel.method.gathers:
+            takes = "rows (Offer)" if lane.channel.method.gathers else "values (Average)"
+            raise ValueError(
+                f"channel {ask.channel} is one of {lane.channel.method.name}, which takes {takes}"
+            )
+        if isinstance(ask, Offer):
+            require_rows(ask.rows, lane.channel.n_chunks)
+            return lane
         want = (lane.channel.n_chunks, lane.channel.codec.elements)
         if ask.values.shape != want:
             raise ValueError(f"values of shape {ask.values.shape} on a channel of {want}")
@@ -233,6 +248,7 @@ class Node:
                 repair_s=max(self._rtt_s.values(), default=lane.channel.rtt_s),
                 growth=self.n - self.founded,
                 scratch=lane.spare.pop() if lane.spare else None,
+                earlier=tuple(lane.rounds[r] for r in sorted(lane.rounds) if r < number),
             )
             return lane.channel.method.make(setting)
 

@@ -24,6 +24,7 @@ from ragtag.core.types import (
     Effect,
     Event,
     Floats,
+    Offer,
     Outcome,
     PeerId,
     PeerSet,
@@ -31,6 +32,7 @@ from ragtag.core.types import (
     Send,
 )
 from ragtag.protocols.base import NACK
+from ragtag.simulation.check_rows import RowChecker
 
 TOLERANCE = 1e-5
 """Relative, on weights and means: float32 sums in any order."""
@@ -72,7 +74,8 @@ class Checker:
             raise ValueError(f"a chunk names {PEERS_MAX} contributors; {n} peers cannot be checked")
         self._n, self._seed, self._replay, self._tolerance = n, seed, replay, tolerance
         self._rounds: dict[tuple[int, int], _Round] = {}
-        self._pending: dict[tuple[PeerId, int], Average] = {}
+        self._pending: dict[tuple[PeerId, int], Average | Offer] = {}
+        self._rows = RowChecker()
         self._active: dict[tuple[PeerId, int], int] = {}
         self._flying: dict[int, int] = {}
         self.outcomes = self.means = 0
@@ -102,7 +105,7 @@ class Checker:
                     f"a payload from peer {run.peer} to peer {peer} changed in flight ({run.key}): "
                     f"a machine wrote to what it had sent, or a caller to values or a mean under way"
                 )
-        elif isinstance(event, Average):
+        elif isinstance(event, Average | Offer):
             if (peer, event.channel) in self._pending:
                 raise self.broken(f"peer {peer} was asked for two averages at once, channel {event.channel}")
             self._pending[peer, event.channel] = event
@@ -113,7 +116,7 @@ class Checker:
 
     def stepped(self, now_s: float, peer: PeerId, event: Event, effects: list[Effect]) -> None:
         """A machine has answered: everything it sends and says must follow from what was asked."""
-        if isinstance(event, Average):
+        if isinstance(event, Average | Offer):
             self._begins(peer, event, effects)
         for effect in effects:
             if isinstance(effect, Send):
@@ -123,7 +126,7 @@ class Checker:
 
     # -- The rules
 
-    def _begins(self, peer: PeerId, ask: Average, effects: list[Effect]) -> None:
+    def _begins(self, peer: PeerId, ask: Average | Offer, effects: list[Effect]) -> None:
         number = _round_of(ask.channel, effects)
         if number is None:
             raise self.broken(f"peer {peer} was asked for an average and neither sends, waits nor ends")
@@ -136,10 +139,14 @@ class Checker:
             raise self.broken(f"peer {peer} began round {number} of channel {ask.channel} twice")
         round_.weight[peer] = np.float32(ask.weight)
         round_.begun |= 1 << peer
+        self._active[peer, ask.channel] = number
+        if isinstance(ask, Offer):
+            round_.checksums[peer] = _crc(ask.rows)
+            self._rows.offers(peer, number, ask)
+            return
         round_.checksums[peer] = _crc(ask.values)
         if round_.values is not None and ask.values.size <= VALUES_MAX:
             round_.values[peer] = ask.values.copy()
-        self._active[peer, ask.channel] = number
 
     def _sends(self, now_s: float, peer: PeerId, run: Run) -> None:
         where = f"peer {peer} to peer {run.peer} at {now_s} s, {run.key}"
@@ -153,7 +160,7 @@ class Checker:
         round_ = self._rounds.get((run.key.channel, run.key.round))
         if round_ is None or not round_.begun >> peer & 1:
             raise self.broken(f"a message of a round that its sender has not begun: {where}")
-        if not run.key.stage & NACK:
+        if not run.key.stage & NACK and not self._rows.knows(run.key.channel):
             here = slice(None) if run.mask is None else run.mask
             self._adds_up(round_, run.heard[here], run.weight[here], where)
 
@@ -162,10 +169,17 @@ class Checker:
         ask = self._pending.pop((peer, outcome.channel), None)
         if ask is None or self._active.get((peer, outcome.channel)) != outcome.round:
             raise self.broken(f"an outcome that was not asked for, or came twice: {where}")
-        if outcome.mean.shape != ask.values.shape:
-            raise self.broken(f"an outcome of shape {outcome.mean.shape} for {ask.values.shape}: {where}")
         self.outcomes += 1
         round_ = self._rounds.get((outcome.channel, outcome.round))
+        if isinstance(ask, Offer):
+            wrong = self._rows.ends(peer, outcome)
+            if round_ is not None and _crc(ask.rows) != round_.checksums[peer]:
+                wrong = "rows changed while they were gathered"
+            if wrong:
+                raise self.broken(f"{wrong}: {where}")
+            return
+        if outcome.mean.shape != ask.values.shape:
+            raise self.broken(f"an outcome of shape {outcome.mean.shape} for {ask.values.shape}: {where}")
         if round_ is None:
             return
         if _crc(ask.values) != round_.checksums[peer]:

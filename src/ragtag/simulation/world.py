@@ -25,8 +25,10 @@ from ragtag.core.types import (
     Effect,
     Event,
     Expired,
+    Gathered,
     Machine,
     Noted,
+    Offer,
     Outcome,
     PeerId,
     Send,
@@ -129,9 +131,9 @@ class World:
         return self._link.traffic[peer]
 
     def at(self, at_s: float, peer: PeerId, event: Event) -> None:
-        """Deliver an event (``Average``, ``Joined``, ``Left``) to a peer at a virtual time."""
+        """Deliver an event (``Average``, ``Offer``, ``Joined``, ``Left``) to a peer at a virtual time."""
         self._known(peer)
-        if isinstance(event, Average):
+        if isinstance(event, Average | Offer):
             self._asked[peer] += 1
         self._later(at_s)
         self._post(at_s, peer, event)
@@ -243,6 +245,8 @@ class World:
     def _done(self, at_s: float, peer: PeerId, outcome: Outcome) -> None:
         self._asked[peer] -= 1
         self._history += outcome.heard.tobytes() + outcome.weight.tobytes() + outcome.averaged.tobytes()
+        for part in () if outcome.gathered is None else _parts(outcome.gathered):
+            self._history += part.rows.tobytes() + part.factor.tobytes()
         mean = outcome.mean
         if mean.nbytes <= _HASHED_WHOLE_BYTES:
             self._history += mean.tobytes()
@@ -290,3 +294,7 @@ class World:
     def _later(self, at_s: float) -> None:
         if not at_s >= self.now_s:
             raise ValueError(f"it is {self.now_s} s already; nothing can be planned for {at_s} s")
+
+
+def _parts(gathered: Gathered) -> list[Gathered]:
+    return [gathered, *(part for _, part in gathered.late)]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
-from ragtag.core.types import Floats, Outcome
+from ragtag.core.types import Bytes, Floats, Outcome
 from ragtag.protocols import allreduce, groups, rps
 from ragtag.protocols.board import Notices
 from ragtag.protocols.method import Method
@@ -92,6 +92,20 @@ class Transport(Peers, Protocol):
         ``values`` may be the model's own memory: it does not change before ``wait`` returns, and does
         right afterwards. What a transport still has to send of it by then it copies, or drops.
         ``outcome.mean`` is not changed by the caller.
+        """
+        ...
+
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[int] = frozenset(),
+    ) -> Pending:
+        """Begin the next round of a channel whose method gathers rows (see ``Outcome.gathered``).
+
+        rows: uint8 ``[k, chunk_bytes]``, k at most ``schema.n_chunks(codec.elements)``; not changed any more.
         """
         ...
 

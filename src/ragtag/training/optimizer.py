@@ -16,13 +16,15 @@ from ragtag.optim.outer import Nesterov
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.training.averager import RPS, Transport
+from ragtag.training.compress import TopK, require_compressible
 from ragtag.training.conduct import Conduct
 from ragtag.training.merge import Merge
-from ragtag.training.modes import Closure
+from ragtag.training.modes import Closure, Models
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
 from ragtag.training.options import codec_of, mode_of, require_outer, require_partial, schedule_of
 from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
+from ragtag.training.sparse import Compression, SparseReplica
 from ragtag.training.weight import Weight, weight_of
 
 _KEY = "ragtag"  # this optimizer's entry in a state_dict
@@ -41,7 +43,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     parameter and no buffer. Peers should begin with the same weights (the same seed, or a checkpoint):
     the first average is one of whatever they begin with.
 
-    transport: the crew's network. method: ``RPS()`` or ``AllReduce()``.
+    seed: of random selections. transport: the crew's network. method: ``RPS()`` or ``AllReduce()``.
     average: "models" after the local step, or "gradients" before it (see ``modes.Gradients``).
     schedule, or every (an int): when; by default after every step. Schedules that do not wait for slow peers
         (``ragtag.schedules.Partial``, ``SSP``, ``DSSP``) need average="models" and RPS() or AllReduce().
@@ -53,6 +55,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         state is not in checkpoints: who resumes, or comes late, begins it anew from its next average.
     codec: how values travel: "fp32" bit for bit, "bf16" at half the bytes (relative error 2^-9), "int8" at a
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
+    compress: send a share of the entries only, ``TopK(ratio=.001)`` (``codec`` is then of no meaning): of the
+        gradients, or, with average="models", of the differences to the last average.
     weight: how much this peer counts in a mean: a number, a function called before each average, or
         "samples": the number of samples since the last average.
     samples: how many samples this peer has been given so far (a crew tells that by itself).
@@ -81,11 +85,13 @@ class CrewOptimizer(torch.optim.Optimizer):
         samples: Callable[[], int] | None = None,
         outer: Nesterov | None = None,
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
+        compress: TopK | None = None,
         deadline_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
         on_ready: Callable[[CrewOptimizer], None] | None = None,
         on_note: Callable[[Noted], None] | None = None,
         channel: int = 0,
+        seed: int = 0,
     ) -> None:
         if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, CrewOptimizer):
             raise TypeError(
@@ -110,10 +116,16 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._outer_steps: OuterSteps | None = None
         self._weight: Weight = weight_of(weight, samples)
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
+        self._compress, self._seed = compress, seed
+        if compress is not None:
+            require_compressible(compress, self._method, inner, self.conduct.partial)
+            if model is None and average == "models":
+                raise ValueError("differences are to the model before the first step: give model=...")
         self._on_ready = on_ready
         self._buffers = buffers
         self._steps = self._since = 0
-        self._replica: Replica | None = None
+        self._replica: Replica | SparseReplica | None = None
+        self._feedback: dict[str, Any] | None = None
         self._watch: Watch | None = None
         self.outcome: Outcome | None = None
         """What the last average came to."""
@@ -154,6 +166,13 @@ class CrewOptimizer(torch.optim.Optimizer):
         for more in (self._merge, self._outer_steps):
             if more is not None:
                 more.forget()
+        if isinstance(self._replica, SparseReplica):
+            self._replica.anchor_here()
+
+    @property
+    def compression(self) -> Compression | None:
+        """What sending less came to in the last round (``None``: everything is sent)."""
+        return self._replica.compression if isinstance(self._replica, SparseReplica) else None
 
     @property
     def channel(self) -> int:
@@ -201,7 +220,9 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, and how far this peer has come (under "ragtag", which others pass over)."""
-        progress = {"step": self._steps, "since_average": self._since}
+        progress: dict[str, Any] = {"step": self._steps, "since_average": self._since}
+        if isinstance(self._replica, SparseReplica):
+            progress["feedback"] = self._replica.state_dict()
         return {**self._inner.state_dict(), _KEY: progress}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -211,6 +232,13 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._inner.load_state_dict(plain)
         if progress is not None:
             self._steps, self._since = int(progress["step"]), int(progress["since_average"])
+            self._feedback = progress.get("feedback")
+            self._load_feedback()
+
+    def _load_feedback(self) -> None:
+        if self._feedback is not None and isinstance(self._replica, SparseReplica):
+            self._replica.load_state_dict(self._feedback)
+            self._feedback = None
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a crew's optimizer holds a network; copy or save its state_dict() instead")
@@ -260,7 +288,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         """Whether this peer is so slow that the others' rounds do not wait for it, by its schedule."""
         return self._transport.me in self.conduct.aside
 
-    def _catch_up(self, replica: Replica) -> Outcome | None:
+    def _catch_up(self, replica: Replica | SparseReplica) -> Outcome | None:
         """Take the crew's average and add to it what was learned here; ``None``: it is to be offered now.
 
         Where little came, there is nothing to add it to: it is kept for the next time.
@@ -290,20 +318,34 @@ class CrewOptimizer(torch.optim.Optimizer):
                     parameter.grad.mul_(factor)
         return False
 
-    def _configure(self, modules: list[torch.nn.Module]) -> Replica:
+    def _configure(self, modules: list[torch.nn.Module]) -> Replica | SparseReplica:
         names = name_parameters(self.param_groups, modules)
         buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
-        self._replica = Replica(
-            self._mode.parts(names, buffers),
-            self._transport,
-            self._method,
-            self._codec,
-            channel=self._channel,
-            content=self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer}",
-        )
-        if self._outer is not None:
-            parameters = offsets_of(self._replica.schema.tensors)[len(names)]
-            self._outer_steps = self._replica.after = OuterSteps(self._outer, parameters)
+        content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer}"
+        if self._compress is not None:
+            self._replica = SparseReplica(
+                self._mode.parts(names, ()),
+                self._transport,
+                self._compress,
+                channel=self._channel,
+                content=content,
+                whole=Models(self._inner).parts(names, buffers),
+                outer=self._outer,
+                seed=self._seed,
+            )
+            self._load_feedback()
+        else:
+            self._replica = Replica(
+                self._mode.parts(names, buffers),
+                self._transport,
+                self._method,
+                self._codec,
+                channel=self._channel,
+                content=content,
+            )
+            if self._outer is not None:
+                parameters = offsets_of(self._replica.schema.tensors)[len(names)]
+                self._outer_steps = self._replica.after = OuterSteps(self._outer, parameters)
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
         if self._watch is not None:
@@ -311,6 +353,8 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._watch = None
         if self._on_ready is not None:
             self._on_ready(self)
+        if isinstance(self._replica, SparseReplica):
+            self._replica.anchor_here()  # a peer that came late has the crew's model now
         return self._replica
 
 

@@ -6,6 +6,7 @@ import math
 
 from ragtag.app.report.data import ALL, FREEZES, MEMBERSHIP, Item, Peer, Summary
 from ragtag.app.report.series import Bins
+from ragtag.app.report.sparse import Sums
 from ragtag.core import trace
 
 ITEMS_MAX = 200
@@ -31,6 +32,8 @@ class Collector:
             peer.last_t = max(record.t, peer.last_t or 0.0)
         if isinstance(record, trace.Round) and peer is not None:
             self._round(peer, record)
+        elif isinstance(record, trace.Sparse) and peer is not None:
+            self._to.sparse.setdefault(record.peer, Sums()).add(record)
         elif isinstance(record, trace.Step) and peer is not None:
             self._step(peer, record)
         elif isinstance(record, trace.Pace):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from ragtag.app.report.series import Bins, Dots, Sample
 from ragtag.app.report.spent import Timeline
 from ragtag.core import trace
+
+if TYPE_CHECKING:
+    from ragtag.app.report.sparse import Sums
 
 ALL = -2
 """The row of all peers together in a table of bins."""
@@ -113,6 +117,7 @@ class Summary:
     items_left_out: int = 0
     errors: int = 0
     mean_eval: trace.Eval | None = None
+    sparse: dict[int, Sums] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
 
     @property

@@ -1,0 +1,313 @@
+"""Time to a fixed training loss on a slow, lossy network: DDP over gloo beside Ragtag's sparse averages.
+
+Four peers are network namespaces on a bridge. What each sends and what it receives passes a token bucket
+(tbf) of 50 Mbit/s, and nftables drops 1 % of what comes in; segmentation offloads are off. In one run, one
+after the other: DDP with cubic, DDP with BBR (where the kernel has it), gradients by selections,
+differences to an anchor by selections every so many local steps.
+
+    python benchmarks/sparse_namespaces.py --json benchmarks/results/sparse_namespaces.json     # root, Linux
+
+A peer's time runs from its first step, when all have met, to the first look at the loss (every 10 steps, over
+the same 512 training examples everywhere) that finds it at the target; that of a way is its slowest peer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ROOT = Path(__file__).parents[1]
+PORT = 4848
+EXAMPLES, WIDE, CLASSES, BATCH, LOOK, SHOWN = 8192, 256, 10, 32, 10, 512
+WAYS = ("ddp-cubic", "ddp-bbr", "sparse", "sparse-local")
+RULES = """
+table inet lossy {{
+  chain incoming {{
+    type filter hook input priority 0;
+    iifname "eth0" numgen random mod 1000 < {per_mille} counter drop
+  }}
+}}
+"""
+
+
+def host_of(peer: int) -> str:
+    """A peer's address."""
+    return f"10.204.48.{peer + 1}"
+
+
+# -- The task
+
+
+def model_of(seed: int = 0) -> nn.Module:
+    """A network of 1.0M parameters, the same everywhere."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(WIDE, 1024), nn.ReLU(), nn.Linear(1024, 704), nn.ReLU(), nn.Linear(704, CLASSES)
+    )
+
+
+def task(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and a teacher's labels."""
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(EXAMPLES, WIDE, generator=draw)
+    hidden = torch.tanh(inputs @ torch.randn(WIDE, 16, generator=draw) / 4)
+    return inputs, (hidden @ torch.randn(16, CLASSES, generator=draw)).argmax(1)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    me: int,
+    asked: argparse.Namespace,
+    agree: Callable[[bool], bool] = bool,
+) -> dict[str, Any]:
+    """Step until the loss is at the target, or time is up. agree: what all make of one's wish to stop."""
+    n, target = asked.n, asked.target
+    inputs, labels = task()
+    mine = torch.arange(me, EXAMPLES, n)
+    draw = torch.Generator().manual_seed(me)
+    began_s, curve, steps = time.perf_counter(), [], 0
+    while True:
+        at = mine[torch.randint(0, len(mine), (BATCH,), generator=draw)]
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs[at]), labels[at]).backward()
+        optimizer.step()
+        steps += 1
+        if steps % LOOK:
+            continue
+        with torch.no_grad():
+            loss = float(F.cross_entropy(model(inputs[:SHOWN]), labels[:SHOWN]))
+        curve.append((steps, time.perf_counter() - began_s, loss))
+        if agree(loss <= target or curve[-1][1] > asked.limit_s):
+            return {
+                "reached": loss <= target,
+                "steps": steps,
+                "s": curve[-1][1],
+                "loss": loss,
+                "curve": curve,
+            }
+
+
+# -- A peer, in its namespace
+
+
+def ddp(me: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """DistributedDataParallel over gloo."""
+    import torch.distributed as dist
+
+    os.environ |= {
+        "MASTER_ADDR": host_of(0), "MASTER_PORT": str(PORT + 1), "GLOO_SOCKET_IFNAME": "eth0"
+    }  # fmt: skip
+    dist.init_process_group("gloo", rank=me, world_size=asked.n, timeout=timedelta(seconds=120))
+    model = nn.parallel.DistributedDataParallel(model_of())
+    optimizer = torch.optim.SGD(model.parameters(), lr=asked.lr, momentum=0.9)
+    dist.barrier()
+
+    def agree(stop: bool) -> bool:
+        wish = torch.tensor([float(stop)])
+        dist.all_reduce(wish, op=dist.ReduceOp.MAX)
+        return bool(wish)
+
+    return {"tcp": congestion_in_use(me), **train(model, optimizer, me, asked, agree)}
+
+
+def ours(me: int, asked: argparse.Namespace, local: bool) -> dict[str, Any]:
+    """Ragtag, by selections: of gradients, or of differences after local steps."""
+    import ragtag
+
+    os.environ |= {
+        "RAGTAG_RANK": str(me),
+        "RAGTAG_SIZE": str(asked.n),
+        "RAGTAG_CREW": f"namespaces-{'local' if local else 'steps'}",
+        "RAGTAG_PEERS": ",".join(f"{host_of(peer)}:{PORT}" for peer in range(asked.n)),
+    }
+    model, rounds = model_of(), []
+    with ragtag.join() as crew:
+        if local:
+            inner = torch.optim.SGD(model.parameters(), lr=asked.lr, momentum=0.9)
+            compress = ragtag.TopK(ratio=asked.local_ratio, selection="chunked", decay=0.95, resync=0)
+            optimizer = crew.optimizer(
+                inner, model=model, compress=compress, every=asked.every, on_outcome=rounds.append
+            )
+        else:
+            inner = torch.optim.SGD(model.parameters(), lr=asked.lr)
+            compress = ragtag.TopK(ratio=asked.ratio, momentum_correction=0.9, resync=0)
+            optimizer = crew.optimizer(
+                inner, average="gradients", model=model, compress=compress, on_outcome=rounds.append
+            )
+        result = train(model, optimizer, me, asked)
+        found = optimizer.compression
+        result["rounds"] = len(rounds)
+        result["expired"] = sum(outcome.expired for outcome in rounds)
+        result["round_s"] = sorted(outcome.total_s for outcome in rounds)[len(rounds) // 2]
+        result["compression"] = None if found is None else found._asdict()
+        traffic = crew._driver.traffic() if crew._driver is not None else None
+        result["bytes_sent"] = 0 if traffic is None else traffic.bytes_sent
+    return result
+
+
+def peer(way: str, me: int, asked: argparse.Namespace) -> None:
+    """One peer of one way; prints its result."""
+    torch.set_num_threads(1)
+    result = ddp(me, asked) if way.startswith("ddp") else ours(me, asked, local=way.endswith("local"))
+    print(json.dumps(result), flush=True)
+
+
+# -- The network
+
+
+def run(*command: str, stdin: str | None = None) -> str:
+    """A command's output. Raises RuntimeError with what it complained of."""
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def build(n: int, asked: argparse.Namespace, undo: ExitStack) -> list[str]:
+    """Namespaces on a bridge, with their rates and losses."""
+    mark = f"rs{os.getpid() % 0xFFFFF:x}"
+    names, hub = [f"{mark}n{peer}" for peer in range(n)], f"{mark}hub"
+    for name in (hub, *names):
+        run("ip", "netns", "add", name)
+        undo.callback(run, "ip", "netns", "del", name)
+    run("ip", "-n", hub, "link", "add", "bridge0", "type", "bridge")
+    run("ip", "-n", hub, "link", "set", "bridge0", "up")
+    for peer, name in enumerate(names):
+        port = f"port{peer}"
+        run("ip", "-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        for where, device in ((hub, port), (name, "eth0")):
+            offloads = [word for kind in ("tx", "rx", "tso", "gso", "gro") for word in (kind, "off")]
+            run("ip", "netns", "exec", where, "ethtool", "-K", device, *offloads)
+            run("ip", "-n", where, "link", "set", device, "up")
+            shape = f"rate {asked.mbit}mbit burst 32kb latency 50ms".split()
+            run("ip", "netns", "exec", where, "tc", "qdisc", "add", "dev", device, "root", "tbf", *shape)
+        run("ip", "-n", hub, "link", "set", port, "master", "bridge0")
+        run("ip", "-n", name, "addr", "add", f"{host_of(peer)}/24", "dev", "eth0")
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        rules = RULES.format(per_mille=round(asked.loss * 1000))
+        run("ip", "netns", "exec", name, "nft", "-f", "-", stdin=rules)
+    return names
+
+
+def congestion(names: list[str], way: str) -> str:
+    """Set TCP's congestion control in all namespaces; the reason why it cannot be, or nothing.
+
+    By route: a namespace's default may only become what the whole machine allows everyone.
+    """
+    if not way.startswith("ddp"):
+        return ""
+    wanted = way.removeprefix("ddp-")
+    for me, name in enumerate(names):
+        route = f"10.204.48.0/24 dev eth0 scope link src {host_of(me)} congctl {wanted}".split()
+        try:
+            run("ip", "-n", name, "route", "replace", *route)
+        except RuntimeError as error:
+            return f"this kernel has no {wanted}: {error}"
+    return ""
+
+
+def congestion_in_use(me: int) -> list[str]:
+    """What a peer's connections to others go by."""
+    known = {"cubic", "bbr", "reno"}
+    return sorted(known & set(run("ss", "-tinH", "not", "dst", host_of(me)).split()))
+
+
+def measure(way: str, names: list[str], asked: argparse.Namespace) -> dict[str, Any]:
+    """All peers of one way, side by side; the slowest one's time counts."""
+    reason = congestion(names, way)
+    if reason:
+        return {"way": way, "not_run": reason}
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    patience_s = asked.limit_s + 180.0
+    with ExitStack() as undo:
+        processes = []
+        for me, name in enumerate(names):
+            err = undo.enter_context(tempfile.TemporaryFile("w+"))
+            command = ["ip", "netns", "exec", name, sys.executable, *sys.argv, "--peer", way, str(me)]
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            processes.append((process, err))
+        said = []
+        for process, err in processes:
+            out = process.communicate(timeout=patience_s)[0]
+            lines = [line for line in out.splitlines() if line.startswith("{")]
+            if not lines:
+                err.seek(0)
+                return {"way": way, "not_run": f"a peer failed: {err.read()[-2000:]}"}
+            said.append(json.loads(lines[-1]))
+    slowest = max(said, key=lambda one: one["s"])
+    summary = {key: value for key, value in slowest.items() if key != "curve"}
+    return {"way": way, **summary, "reached": all(one["reached"] for one in said), "curve": said[0]["curve"]}
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add: Callable[..., Any] = parser.add_argument
+    add("-n", type=int, default=4)
+    add("--mbit", type=float, default=50.0)
+    add("--loss", type=float, default=0.01)
+    add("--target", type=float, default=0.5, help="training loss")
+    add("--limit-s", type=float, default=900.0, help="for each way")
+    add("--lr", type=float, default=0.05)
+    add("--ratio", type=float, default=0.001)
+    add("--local-ratio", type=float, default=0.01)
+    add("--every", type=int, default=16)
+    add("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    add("--json", type=Path)
+    add("--peer", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.peer:
+        return peer(asked.peer[0], int(asked.peer[1]), asked)
+    missing = [tool for tool in ("ip", "ss", "tc", "nft", "ethtool") if shutil.which(tool) is None]
+    if sys.platform != "linux" or os.geteuid() != 0 or missing:
+        sys.exit(f"needs root on Linux, with iproute2, nftables and ethtool (missing: {missing or 'root'})")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # namespaces outlive who made them
+    with ExitStack() as undo:
+        names = build(asked.n, asked, undo)
+        rows = []
+        for way in asked.ways:
+            rows.append(measure(way, names, asked))
+            shown = {key: value for key, value in rows[-1].items() if key not in ("curve", "compression")}
+            print(json.dumps(shown), flush=True)
+    times = {row["way"]: row["s"] for row in rows if row.get("reached")}
+    ratios = {
+        f"{slow} / {quick}": times[slow] / times[quick]
+        for slow in ("ddp-cubic", "ddp-bbr") for quick in ("sparse", "sparse-local")
+        if slow in times and quick in times
+    }  # fmt: skip
+    print(json.dumps({key: round(value, 1) for key, value in ratios.items()}))
+    if asked.json:
+        setting = {key: value for key, value in vars(asked).items() if key not in ("json", "peer")}
+        machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
+        report = {
+            "command": " ".join(["python", *sys.argv]), "setting": setting, "machine": machine,
+            "parameters": sum(p.numel() for p in model_of().parameters()), "ratios": ratios, "rows": rows,
+        }  # fmt: skip
+        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()

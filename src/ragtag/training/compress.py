@@ -1,0 +1,114 @@
+"""How a crew's optimizer sends less: the largest entries of what is averaged, the rest later."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+import torch
+
+from ragtag.codecs.base import Codec
+from ragtag.codecs.density import Density
+from ragtag.codecs.options import Options
+from ragtag.codecs.selection import Selector
+from ragtag.codecs.selections import selector_named
+from ragtag.protocols.method import Method
+
+_ROW_BYTES = 1064  # of a row, behind header and rounding
+_INDEX_BYTES = 6  # of an entry's index, at most: far more than any takes on average
+_VALUE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Send a share of the entries, the largest in magnitude, and keep the rest for later (error feedback).
+
+    ratio: the share. selection: "sampled" (the k largest, found fast), "exact", "random", "chunked",
+        "gaussian-k", "gaussian-k-strict", "dgc", "sidco", "reused", or a Selector.
+    values: how they travel: "int8" (a scale per 256; the rounding is fed back, too), "bf16" or "fp32".
+    momentum_correction: above 0, velocities are summed in place of gradients, and forgotten where they were
+        sent (Lin et al., ICLR 2018, sections 3.1-3.2); the optimizer itself then takes no momentum.
+    warm_up: rounds in which the share falls from a quarter to ``ratio`` (section 3.3).
+    decay: what is left of the residual from round to round (SparseLoCo: .95).
+    resync: after every so many rounds the models are averaged densely, buffers with them (only then): what
+        a peer could not get of some round, because it was away, is made good. 0: never.
+
+    The same on all peers, or they refuse each other. Raises ValueError for what cannot be.
+    """
+
+    ratio: float = 0.001
+    selection: str | Selector = "sampled"
+    values: Literal["fp32", "bf16", "int8"] = "int8"
+    momentum_correction: float = 0.0
+    warm_up: int = 0
+    decay: float = 1.0
+    resync: int = 1000
+
+    def __post_init__(self) -> None:
+        self.options()
+        if self.resync < 0:
+            raise ValueError(f"resync is {self.resync}; it is a number of rounds, or 0: never")
+
+    def options(self) -> Options:
+        """As error feedback takes them."""
+        given = self.selection
+        selector = given if isinstance(given, Selector) else selector_named(given)
+        return Options(
+            density=Density(self.ratio, warm_up_rounds=self.warm_up),
+            selector=selector,
+            values=self.values,
+            decay=self.decay,
+            momentum=self.momentum_correction,
+        )
+
+    @property
+    def name(self) -> str:
+        """All that peers must agree on, in words: it is compared when they meet."""
+        parts = [f"{self.options().selector.name} of {self.ratio:g}", self.values]
+        for what, value, usual in (
+            ("warm-up", self.warm_up, 0),
+            ("momentum correction", self.momentum_correction, 0.0),
+            ("decay", self.decay, 1.0),
+            ("resync", self.resync, 1000),
+        ):
+            if value != usual:
+                parts.append(f"{what} {value}")
+        return ", ".join(parts)
+
+    def rows_most(self, d: int) -> int:
+        """How many rows a peer may offer for a vector of ``d`` values: a bound, far above what is usual."""
+        options = self.options()
+        entries = options.selector.most(options.density.k(d, 0), d)
+        return 2 + math.ceil(entries * (_VALUE_BYTES[self.values] + _INDEX_BYTES) / _ROW_BYTES)
+
+    def codec(self, n_values: int, d: int) -> Codec:
+        """What a channel is told: a name, and so many elements to a chunk that there is one for each row.
+
+        n_values: of the channel's schema; d: of the vector that they are part of.
+        """
+        elements = max(1, n_values // self.rows_most(d))
+        return Codec(self.name, elements, _no_chunks, _no_chunks, _no_chunks, exact=False)
+
+
+def require_compressible(
+    compress: TopK, method: Method, inner: torch.optim.Optimizer, partial: bool = False
+) -> None:
+    """Raises ValueError, saying what to change, where the one does not go with the other.
+
+    partial: whether slow peers may miss rounds.
+    """
+    if partial:
+        raise ValueError(
+            "slow peers may miss rounds by this schedule, but need all selections; use every=..."
+        )
+    if method.crowd is not None:
+        raise ValueError(f"{method.name} averages in groups, which selections do not; leave out compress")
+    if compress.momentum_correction and any(group.get("momentum") for group in inner.param_groups):
+        raise ValueError(
+            "momentum correction is momentum already: set the optimizer's momentum to 0, or leave it out"
+        )
+
+
+def _no_chunks(*arguments: object) -> NoReturn:
+    raise RuntimeError("rows of a selection are not averaged chunk by chunk")

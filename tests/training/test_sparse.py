@@ -1,0 +1,314 @@
+"""A crew's optimizer that sends the largest entries: what is applied, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ragtag
+from ragtag.core.errors import NotFinite
+from ragtag.core.schema import SchemaMismatch
+from ragtag.core.types import Average, Offer
+from ragtag.optim.outer import Nesterov
+from ragtag.training.averager import AllReduce, Moshpit
+from ragtag.training.compress import TopK
+from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.sparse import Compression, SparseReplica
+from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
+
+N = 3
+WIDE = 40
+TIGHT_S = 0.0042
+"""A deadline of a round that ends before anything that was lost can come again."""
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(WIDE, 60), nn.BatchNorm1d(60), nn.ReLU(), nn.Linear(60, 3))
+
+
+def loss_of(model: nn.Module, peer: int, step: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(1000 * peer + step)
+    inputs = torch.randn(16, WIDE, generator=draw)
+    return F.cross_entropy(model(inputs), (inputs[:, 0] > 0).long())
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, peer: int, until: int, begin: int = 0) -> None:
+    for step in range(begin, until):
+        loss_of(model, peer, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def sgd(model: nn.Module, momentum: float = 0.0) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+
+
+def trained(
+    crew: FakeCrew, rounds: int, models: list[nn.Sequential] | None = None, **options: object
+) -> tuple[list[nn.Sequential], list[CrewOptimizer]]:
+    models = models or [net() for _ in range(crew.n)]
+    momentum = float(options.pop("momentum", 0.0))  # type: ignore[arg-type]
+
+    def train(transport: FakeTransport) -> CrewOptimizer:
+        model = models[transport.me]
+        optimizer = CrewOptimizer(sgd(model, momentum), transport, model=model, **options)  # type: ignore[arg-type]
+        steps(model, optimizer, transport.me, rounds)
+        return optimizer
+
+    return models, run_peers(crew, train)
+
+
+def replica(optimizer: CrewOptimizer) -> SparseReplica:
+    found = optimizer._replica
+    assert isinstance(found, SparseReplica)
+    return found
+
+
+# -- What is applied
+
+
+@pytest.mark.parametrize("average", ["gradients", "models"])
+def test_all_entries_as_they_are_come_to_what_dense_averaging_does(average: str) -> None:
+    everything = TopK(ratio=1.0, values="fp32", resync=0)
+    sparse, _ = trained(FakeCrew(N), 5, average=average, compress=everything, buffers=False, momentum=0.9)
+    dense, _ = trained(FakeCrew(N), 5, average=average, method=AllReduce(), buffers=False, momentum=0.9)
+    for one, other in zip(sparse, dense, strict=True):
+        torch.testing.assert_close(flat(one), flat(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("average", ["gradients", "models"])
+@pytest.mark.parametrize("values", ["int8", "bf16", "fp32"])
+def test_replicas_are_the_same_bit_for_bit_after_every_round(average: str, values: str) -> None:
+    compress = TopK(ratio=0.05, values=values, warm_up=3, resync=4)  # type: ignore[arg-type]
+    models, optimizers = trained(
+        FakeCrew(N), 10, [net(7 * peer) for peer in range(N)], average=average, compress=compress
+    )
+    if average == "models":  # begun apart: the first dense average brings them together
+        assert torch.equal(flat(models[0]), flat(models[1]))
+    for optimizer in optimizers:
+        figures = optimizer.compression
+        assert figures is not None
+        assert figures.refused == figures.given_up == figures.late == 0
+        assert 0 < figures.captured < 1
+        assert figures.density == pytest.approx(0.05, rel=0.05)
+    twins, _ = trained(FakeCrew(N), 10, average=average, compress=compress, momentum=0.9)
+    assert torch.equal(flat(twins[0]), flat(twins[1]))
+    assert torch.equal(flat(twins[0]), flat(twins[2]))
+
+
+def test_it_learns_and_sends_far_fewer_bytes() -> None:
+    def run(**options: object) -> tuple[float, int]:
+        crew = FakeCrew(N)
+        models, _ = trained(crew, 120, average="gradients", **options)
+        sent = sum(run.payload.size for run in crew.sent if run.key.channel == 0)
+        models[0].train()
+        return sum(float(loss_of(models[0], 9, at).detach()) for at in range(20)) / 20, sent
+
+    dense_loss, dense_bytes = run()
+    sparse_loss, sparse_bytes = run(compress=TopK(ratio=0.02, resync=0))
+    assert sparse_loss < 1.15 * dense_loss + 0.02
+    assert sparse_bytes < dense_bytes
+
+
+@pytest.mark.parametrize("deadline_s", [None, 0.012, TIGHT_S])
+def test_under_loss_nothing_is_lost_and_nothing_counts_twice(deadline_s: float | None) -> None:
+    """The sum of all that replicas applied is what was committed, and the rest is pending or residual.
+
+    With a deadline that leaves repairs no time, fragments go back, and rows come late.
+    """
+    seen: list[list[Compression]] = [[] for _ in range(4)]
+    crew = FakeCrew(4, loss=0.25, seed=3)
+    models = [net() for _ in range(4)]
+    given = [np.zeros(0)] * 4
+    applied = [np.zeros(0)] * 4
+    optimizers: list[CrewOptimizer | None] = [None] * 4
+
+    def train(transport: FakeTransport) -> None:
+        me, model = transport.me, models[transport.me]
+        optimizer = optimizers[me] = CrewOptimizer(
+            sgd(model),
+            transport,
+            average="gradients",
+            compress=TopK(ratio=0.1, values="fp32", resync=0),
+            model=model,
+            deadline_s=deadline_s,
+        )
+        optimizer_seen = seen[me]
+        inside = replica(optimizer)
+        given[me] = np.zeros(len(inside.bucket.flat))
+        applied[me] = np.zeros(len(inside.bucket.flat))
+        real_difference, real_moved = inside._difference, inside._moved
+
+        def watched():  # type: ignore[no-untyped-def]
+            vector = real_difference()
+            given[me] += vector
+            return vector
+
+        def moved():  # type: ignore[no-untyped-def]
+            mean = real_moved()
+            assert inside.compression is not None
+            optimizer_seen.append(inside.compression)
+            applied[me] += mean
+            return mean
+
+        inside._difference, inside._moved = watched, moved  # type: ignore[method-assign]
+        steps(model, optimizer, me, 25)
+        for _ in range(4):  # nothing more is sent: what is late comes, and the last tickets are decided
+            optimizer.average()
+
+    run_peers(crew, train)
+    feedbacks = [replica(o).feedback for o in optimizers if o is not None]
+    kept = [feedback.residual + feedback.pending() for feedback in feedbacks]
+    committed = sum(g - k for g, k in zip(given, kept, strict=True)) / 4
+    scale = float(np.abs(committed).max())
+    behind = [float(np.abs(one - committed).max()) / scale for one in applied]
+    counts = {name: sum(getattr(c, name) for one in seen for c in one) for name in Compression._fields[6:]}
+    assert counts["committed"] > 100
+    assert counts["refused"] == 0
+    if counts["given_up"] == 0:  # to rounding
+        assert max(behind) < 1e-6
+    assert max(behind) < 0.2
+    assert (counts["restored"] > 0) == (deadline_s == TIGHT_S)
+    assert counts["late"] > 0 or deadline_s is None
+
+
+def test_peers_without_gradients_give_nothing_and_take_what_others_have() -> None:
+    models = [net() for _ in range(2)]
+
+    def train(transport: FakeTransport) -> torch.Tensor:
+        model = models[transport.me]
+        optimizer = CrewOptimizer(
+            sgd(model), transport, average="gradients", compress=TopK(ratio=0.1), model=model
+        )
+        if transport.me == 0:
+            loss_of(model, 0, 0).backward()
+        optimizer.step()
+        return flat(model)
+
+    one, other = run_peers(FakeCrew(2), train)
+    assert torch.equal(one, other)
+    assert not torch.equal(one, flat(net()))
+
+
+def test_outer_momentum_moves_the_anchor_further() -> None:
+    compress = TopK(ratio=1.0, values="fp32", resync=0)
+    moves = []
+    for outer in (None, Nesterov(1.0, 0.5)):
+        models, _ = trained(FakeCrew(2), 1, compress=compress, buffers=False, outer=outer)
+        moves.append(flat(models[0]) - flat(net()))
+    torch.testing.assert_close(moves[1], 1.5 * moves[0], rtol=1e-3, atol=1e-5)
+
+
+def test_local_steps_send_once_in_so_many() -> None:
+    crew = FakeCrew(2)
+    trained(crew, 12, compress=TopK(ratio=0.1, selection="chunked", decay=0.95, resync=0), every=4)
+    assert sum(isinstance(ask, Offer) for ask in crew.asked) == 2 * 3
+
+
+def test_models_are_averaged_densely_every_so_often_with_their_buffers() -> None:
+    crew = FakeCrew(2)
+    models, _ = trained(crew, 9, average="gradients", compress=TopK(ratio=0.1, resync=4))
+    assert sum(isinstance(ask, Average) for ask in crew.asked) == 2 * 3  # after rounds 0, 4 and 8
+    for (name, one), other in zip(models[0].named_buffers(), models[1].buffers(), strict=True):
+        assert torch.equal(one, other), name
+
+
+# -- What is kept
+
+
+def test_feedback_is_part_of_the_optimizers_state() -> None:
+    compress = TopK(ratio=0.05, momentum_correction=0.5)
+    models, optimizers = trained(FakeCrew(1), 6, average="gradients", compress=compress)
+    saved = copy.deepcopy(optimizers[0].state_dict())
+    model = copy.deepcopy(models[0])
+    again = CrewOptimizer(
+        sgd(model), FakeCrew(1).transport(0), average="gradients", compress=compress, model=model
+    )
+    again.load_state_dict(saved)
+    for name, tensor in replica(optimizers[0]).state_dict().items():
+        assert torch.equal(tensor, replica(again).state_dict()[name]), name
+    later = CrewOptimizer(sgd(model), FakeCrew(1).transport(0), average="gradients", compress=compress)
+    later.load_state_dict(saved)  # before the model is known
+    steps(model, later, 0, 1)
+    assert replica(later).feedback.round == 6
+    smaller = nn.Linear(3, 3)
+    other = CrewOptimizer(
+        sgd(smaller), FakeCrew(1).transport(0), average="gradients", compress=compress, model=smaller
+    )
+    with pytest.raises(ValueError, match="residual"):
+        replica(other).load_state_dict(replica(again).state_dict())
+
+
+# -- What is refused
+
+
+@pytest.mark.parametrize("average", ["gradients", "models"])
+def test_nan_is_named_nothing_is_sent_and_the_residual_stays(average: str) -> None:
+    crew, model = FakeCrew(1), net()
+    optimizer = CrewOptimizer(
+        sgd(model),
+        crew.transport(0),
+        average=average,
+        compress=TopK(ratio=0.1),
+        model=model,  # type: ignore[arg-type]
+    )
+    steps(model, optimizer, 0, 2)
+    before, asked = replica(optimizer).feedback.residual.copy(), len(crew.asked)
+    bad = next(model.parameters())
+    loss_of(model, 0, 3).backward()
+    assert bad.grad is not None
+    bad.grad[0, 0] = float("nan")
+    with pytest.raises(NotFinite, match=r"0\.weight"):
+        optimizer.step()
+    assert len(crew.asked) == asked
+    assert np.array_equal(before, replica(optimizer).feedback.residual)
+
+
+def test_another_ratio_is_refused_by_name() -> None:
+    models = [net() for _ in range(2)]
+
+    def train(transport: FakeTransport) -> None:
+        compress = TopK(ratio=0.01 if transport.me else 0.001)
+        CrewOptimizer(sgd(models[transport.me]), transport, compress=compress, model=models[transport.me])
+
+    with pytest.raises(
+        SchemaMismatch, match=r"sampled top-k of 0.01.*sampled top-k of 0.001|of 0.001.*of 0.01"
+    ):
+        run_peers(FakeCrew(2), train)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    model, transport = net(), FakeCrew(1).transport(0)
+    with pytest.raises(ValueError, match="averages in groups"):
+        CrewOptimizer(sgd(model), transport, method=Moshpit(4), compress=TopK())
+    with pytest.raises(ValueError, match="momentum to 0"):
+        CrewOptimizer(sgd(model, 0.9), transport, compress=TopK(momentum_correction=0.9))
+    for wrong in ({"ratio": 0.0}, {"ratio": 2.0}, {"selection": "best"}, {"values": "fp8"}, {"resync": -1}):
+        with pytest.raises(ValueError):
+            TopK(**wrong)  # type: ignore[arg-type]
+    assert ragtag.TopK is TopK
+
+
+@pytest.mark.parametrize("values", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("selection", ["sampled", "random", "chunked", "gaussian-k", "dgc", "reused"])
+@pytest.mark.parametrize("d", [1, 16, 5000, 200_000])
+def test_no_selection_has_more_rows_than_the_channel_takes(d: int, selection: str, values: str) -> None:
+    from ragtag.codecs.feedback import ErrorFeedback
+
+    compress = TopK(ratio=0.01, selection=selection, values=values)  # type: ignore[arg-type]
+    feedback = ErrorFeedback(d, compress.options())
+    draw = np.random.default_rng(d)
+    for at in range(3):
+        rows = feedback.prepare(draw.standard_normal(d).astype(np.float32) ** 3, at).chunks
+        assert 1 <= len(rows) <= compress.rows_most(d)

@@ -168,6 +168,10 @@ class Gather:
         self._waiting -= {peer}
         return self._advance(now_s)
 
+    def over(self) -> bool:
+        """Schedules that set peers aside do not gather rows."""
+        return False
+
     def withheld(self) -> frozenset[PeerId]:
         """Heard, and waited for, but of their rows nothing came."""
         if not self._mine or self._state == _WAITING:

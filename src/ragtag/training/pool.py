@@ -27,7 +27,7 @@ from ragtag.protocols.board import BLOB_MAX, Notices
 from ragtag.training.actions import Over, Tell, Use, Wait
 from ragtag.training.answers import Answers
 from ragtag.training.claiming import alone, enterable, next_claim
-from ragtag.training.claims import SPANS_MAX, Section, Span, decode, encode, joined
+from ragtag.training.claims import SPANS_MAX, Section, decode, encode, joined
 from ragtag.training.closing import KEPT, Closing
 from ragtag.training.deck import Deck, Pace
 from ragtag.training.lease import Lease
@@ -163,7 +163,8 @@ class Pool:
         if lease.pending and lease.drop_lost(self.ledger):
             self._cursor = -1
         if lease.pending and lease.pending[0][0] < (self.epoch + 1) * self._n:
-            if not self._answers.enough_know(lease.number) and not self._alone(lease.pending):
+            mine = alone(self._deck, self.ledger, self._who, lease.pending)
+            if not mine and not self._answers.enough_know(lease.number):
                 return Wait()
             lease.declare()
             self._plan()
@@ -279,9 +280,6 @@ class Pool:
             self._closing.advance(self.epoch + self._ended, self._here(), self._reached, force)
 
     # -- Claims
-
-    def _alone(self, spans: list[Span]) -> bool:
-        return alone(self._deck, self.ledger, self._who, spans)
 
     def _enterable(self, epoch: int) -> Mask:
         return enterable(self._deck, self.ledger, epoch, self._answers.present - {self._me})

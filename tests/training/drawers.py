@@ -94,7 +94,8 @@ class Drawers:
                 continue
             if isinstance(action, Wait):
                 self.waited_s[peer] += LOOK_S
-                self.rto_max_s = max(self.rto_max_s, hall.boards[peer].notices(0).rto_s)
+                if pool.entered:  # before, nothing may be measured yet
+                    self.rto_max_s = max(self.rto_max_s, hall.boards[peer].notices(0).rto_s)
                 if self._asked_s[peer] is None:
                     self._asked_s[peer] = hall.now_s
                 self.later(peer, life, LOOK_S, self.draw)

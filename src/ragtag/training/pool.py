@@ -22,11 +22,13 @@ What a dead peer had claimed and not reported as used is nobody's: it is missed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ragtag.protocols.board import BLOB_MAX, Notices
+from ragtag.training.actions import Over, Tell, Use, Wait
 from ragtag.training.answers import Answers
-from ragtag.training.claims import SPANS_MAX, Section, Span, decode, encode, joined, overlap, without
+from ragtag.training.claiming import alone, enterable, next_claim
+from ragtag.training.claims import SPANS_MAX, Section, decode, encode, joined
+from ragtag.training.closing import KEPT, Closing
 from ragtag.training.deck import Deck, Pace
 from ragtag.training.lease import Lease
 from ragtag.training.ledger import EpochReport, Ledger, Mask
@@ -37,33 +39,6 @@ OPEN_MAX, OPEN_MAX_EXCLUSIVE = 8, 32
 """Epochs that wait for their report; with one more, the oldest is reported as it is known."""
 STALE = 8.0
 """After so many typical pauses between draws (and a lease) a peer asks whether its claims still stand."""
-_KEPT = 2
-"""Epochs that are kept in posts for those who are away."""
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Draw this block now."""
-
-    epoch: int
-    block: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Post this, give its number to ``posted``, and ask again."""
-
-    blob: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Ask again soon: others have not answered yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """All blocks are claimed, and one's own are used."""
 
 
 class Pool:
@@ -79,15 +54,14 @@ class Pool:
         self._n = len(deck.sizes)
         self.ledger = Ledger(deck.sizes)
         self.epoch = 0
-        self.reports: list[EpochReport] = []
+        self._closing = Closing(self._who, self.ledger, OPEN_MAX_EXCLUSIVE if deck.exclusive else OPEN_MAX)
+        self.reports = self._closing.reports
         self.strangers: set[int] = set()
         self._lease, self._pace = Lease(self._who), Pace()
-        self._started_with = self._closed = self._ready = self._floor = 0
-        self._said_ready = 0
+        self._floor = self._said_ready = 0
         self._began = self._beginning = self._hello = self._entered = self._ended = False
         self._stale = self._unsaid = self._dirty = self._reached = False
         self._answers = Answers(me, frozenset({me}))
-        self._begun: set[int] = set()  # epochs that it has been in, and not reported
         self._numbers: dict[int, int] = {}
         self._awaited = self._hello_number = 0
         self._asked_s = self._seen_s = self._hello_s = 0.0
@@ -119,7 +93,7 @@ class Pool:
         if not self._hello:
             self._hello, self._hello_number, self._hello_s = True, number, now_s
         self._awaited, self._asked_s, self._reached, self._unsaid = number, now_s, False, False
-        self._said_ready, self._dirty = self._ready, True
+        self._said_ready, self._dirty = self._closing.ready, True
         self._answers.moved_on()
         self._learn_own(number)
 
@@ -148,7 +122,7 @@ class Pool:
         self._close()
         if self._beginning:
             self.epoch, self._beginning = max(self.epoch, self._floor), False
-            self._begun.add(self.epoch)
+            self._closing.begin(self.epoch)
         unused = self._lease.unused()
         if unused and unused[0][0] < (self.epoch + 1) * self._n:
             return self._use(now_s)
@@ -165,9 +139,9 @@ class Pool:
         if not self._entered:
             return Over()
         self._close(force)
-        if self._ready > self._said_ready or self._unsaid:
+        if self._closing.ready > self._said_ready or self._unsaid:
             return self._tell()
-        return Over() if self._closed >= self.epoch + self._ended else Wait()
+        return Over() if self._closing.closed >= self.epoch + self._ended else Wait()
 
     def give_back(self) -> Tell:
         """Nothing more will be drawn: what is claimed and not used is given back."""
@@ -189,7 +163,8 @@ class Pool:
         if lease.pending and lease.drop_lost(self.ledger):
             self._cursor = -1
         if lease.pending and lease.pending[0][0] < (self.epoch + 1) * self._n:
-            if not self._answers.enough_know(lease.number) and not self._alone(lease.pending):
+            mine = alone(self._deck, self.ledger, self._who, lease.pending)
+            if not mine and not self._answers.enough_know(lease.number):
                 return Wait()
             lease.declare()
             self._plan()
@@ -215,7 +190,7 @@ class Pool:
     def _section(self, number: int) -> Section:
         lease = self._lease
         firm = tuple(joined([*lease.firm, *lease.fresh]))
-        epochs = self._started_with, self._closed, self._ready, self.epoch
+        epochs = self._closing.started_with, self._closing.closed, self._closing.ready, self.epoch
         return Section(*self._who, number, *epochs, lease.used, firm, tuple(lease.pending), lease.number)
 
     def _learn_own(self, number: int) -> None:
@@ -228,7 +203,7 @@ class Pool:
 
     def _to_relay(self, section: Section) -> bool:
         """Who is gone, or may be, and has anything to say of epochs that are open, or were till lately."""
-        first = (self._closed - _KEPT) * self._n
+        first = (self._closing.closed - KEPT) * self._n
         away = self._gone(section) or section.peer in self._answers.behind(self._awaited)
         return away and any(stop > first for _, stop in (*section.firm, *section.pending))
 
@@ -237,8 +212,8 @@ class Pool:
         known = [s for s in self.ledger.sections.values() if s.process == self.ledger.newest_process(s.peer)]
         here = [s.closed for s in known if not self._gone(s)]
         away = [s.closed for s in known if self._gone(s)]
-        floor = min([self._closed, *here, max(min(away, default=0), self._closed - _KEPT)])
-        self._lease.forget_below(max(floor, self.epoch - self._open_max - _KEPT) * self._n)
+        floor = min([self._closing.closed, *here, max(min(away, default=0), self._closing.closed - KEPT)])
+        self._lease.forget_below(max(floor, self.epoch - self._closing.open_max - KEPT) * self._n)
 
     # -- What others say
 
@@ -283,10 +258,11 @@ class Pool:
             return False
         self._entered = True
         newest = max((s.epoch for s in self.ledger.sections.values()), default=0)
-        oldest = max(self.ledger.closed(self._answers.present), newest - self._open_max)
+        oldest = max(self.ledger.closed(self._answers.present), newest - self._closing.open_max)
         open_ = (epoch for epoch in range(oldest, newest + 1) if self._enterable(epoch).any())
         self.epoch = max(self.epoch, next(open_, newest))
-        self._started_with = self._closed = self._floor = self._ready = self.epoch
+        self._floor = self.epoch
+        self._closing.start(self.epoch)
         return True
 
     def _abandon(self) -> None:
@@ -296,79 +272,31 @@ class Pool:
             self._lease.drop_below(closed * self._n)
             self._floor = closed
 
-    # -- Reports
-
-    @property
-    def _open_max(self) -> int:
-        return OPEN_MAX_EXCLUSIVE if self._deck.exclusive else OPEN_MAX
-
     def _close(self, force: bool = False) -> None:
-        """Report the epochs that are over, in order, once all who are there know of nothing left in them."""
-        if not (self._dirty or force):
-            return
-        self._dirty = False
-        self._see_own()
-        over, here = self.epoch + self._ended, self._here()
-        self._ready = max(self._ready, self._closed)
-        while self._ready < over and self._resolved(self._ready):
-            self._ready += 1
-        agreed = min([self._ready, *(max(s.ready, s.closed) for s in here)])
-        passed = max((s.reported for s in here), default=0) if self._reached else 0
-        until = min(over, over if force else max(agreed, passed, over - self._open_max))
-        while self._closed < until:
-            # what was before that, others have told too long ago; what nobody began, nobody missed
-            begun = self._closed in self._begun or self.ledger.claimed(self._closed).any()
-            if self._closed >= passed - _KEPT and begun:
-                self.reports.append(self.ledger.report(self._closed, self._who))
-            self._begun.discard(self._closed)
-            self._closed += 1
-            self._ready = max(self._ready, self._closed)
-            self.ledger.forget(self._closed)
-
-    def _resolved(self, epoch: int) -> bool:
-        """Whether each block is used, or claimed by nobody who could still use it."""
-        here = [(s.peer, s.process) for s in self._here()]
-        may_be = self.ledger.claimed_by(epoch, [self._who, *here]) | ~self.ledger.claimed(epoch)
-        return not (may_be & (self.ledger.used(epoch) == 0)).any()
+        """Report the epochs that are over, if anything has changed since the last look."""
+        if self._dirty or force:
+            self._dirty = False
+            self._see_own()
+            self._closing.advance(self.epoch + self._ended, self._here(), self._reached, force)
 
     # -- Claims
 
-    def _alone(self, spans: list[Span]) -> bool:
-        """Whether these blocks are in one's own exclusive arc, where nobody else has claimed anything."""
-        first = spans[0][0] // self._n * self._n
-        start, stop = self._deck.arc(self._me)
-        arc = [(first + start, first + stop)]
-        if not self._deck.exclusive or without(spans, arc):
-            return False
-        others = (s for who, s in self.ledger.sections.items() if who != self._who)
-        return not any(overlap(arc, (*section.firm, *section.pending)) for section in others)
+    def _enterable(self, epoch: int) -> Mask:
+        return enterable(self._deck, self.ledger, epoch, self._answers.present - {self._me})
 
     def _plan(self) -> None:
         """Claim the next blocks: of the oldest epoch that has any left, or already of the next one."""
         self._see_own()
-        for epoch in range(max(self._floor, self._closed), self.epoch + 2):
+        for epoch in range(max(self._floor, self._closing.closed), self.epoch + 2):
             free = self._enterable(epoch)
             if free.any():
                 self._claim(epoch, free)
                 return
 
-    def _enterable(self, epoch: int) -> Mask:
-        free = ~self.ledger.claimed(epoch)
-        if self._deck.exclusive:
-            for peer in self._answers.present - {self._me}:
-                start, stop = self._deck.arc(peer)
-                free[start:stop] = False
-        return free
-
     def _claim(self, epoch: int, free: Mask) -> None:
-        first, (a, b) = epoch * self._n, self._deck.arc(self._me)
-        left = int(free.sum())
-        mine_only = self._deck.exclusive and left == int(free[a:b].sum())
-        want = self._pace.blocks(self._lease_s, left, 0 if mine_only else len(self._answers.present))
-        start = self._deck.start(self._me, self._cursor - first, free)
-        stop = start + 1
-        while stop < self._n and free[stop] and stop - start < want:
-            stop += 1
+        first, present = epoch * self._n, len(self._answers.present)
+        where = self._deck, self._pace, self._me, free, self._cursor - first
+        start, stop = next_claim(*where, present, self._lease_s)
         claim = [(first + start, first + stop)]
         if self._lease.spans_with(claim) < SPANS_MAX:  # else a patchwork that fits into no post: others do it
             self._lease.pending, self._cursor = claim, first + stop

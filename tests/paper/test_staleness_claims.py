@@ -14,7 +14,7 @@ def slow_down(depth: int, optimiser: str, workers: int, s: int) -> float:
     """Batches to the target over those without delay; one seed."""
 
     def batches(s: int) -> float:
-        study = Study(depth, optimiser, workers, s, 0, LEARNING_RATES[optimiser], batches_max=6000)
+        study = Study(f"DNN {depth}", optimiser, workers, s, 0, LEARNING_RATES[optimiser], batches_max=6000)
         return min(run(study).batches, study.batches_max)
 
     return batches(s) / batches(0)

@@ -62,8 +62,8 @@ if me == 2:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[held])
-join()
 print("up", flush=True)
+join()  # whoever is the last to join may be stopped at once
 time.sleep(60)
 """
 

@@ -213,3 +213,26 @@ def test_all_copies_are_lost_once_in_a_thousand_times(p: float, copies: int) -> 
 def test_one_copy_until_something_is_known() -> None:
     assert Pacer().copies == 1
     assert Pacer(acked=4, received=1).copies == 1
+
+
+def answer(pacer: Pacer, rtt_s: float) -> None:
+    """One datagram leaves, and is answered after so long."""
+    pacer.sent += 1
+    pacer.on_ack(99.0, pacer.sent, pacer.received + 1, 1 << 20, rtt_s)
+
+
+def test_one_answer_that_a_frozen_peer_kept_back_does_not_make_the_timeout_long() -> None:
+    pacer = Pacer()
+    round_trips(pacer, 40, no_loss)
+    before_s = pacer.rto_s
+    answer(pacer, 6.0)
+    assert before_s < pacer.rto_s < 4 * before_s
+
+
+def test_a_path_that_has_become_slower_is_known_within_some_tens_of_answers() -> None:
+    pacer = Pacer()
+    round_trips(pacer, 40, no_loss)
+    for _ in range(40):
+        answer(pacer, 1.0)
+    assert 0.9 < pacer.srtt_s < 1.1
+    assert pacer.rto_s >= 1.0

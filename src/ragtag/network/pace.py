@@ -104,6 +104,14 @@ class Pacer:
         self._unheard = None
 
     def _measure(self, rtt_s: float) -> None:
+        """RFC 6298, section 2; but one answer teaches at most twice the timeout.
+
+        What a process stood still for, at either end, is in the round trip of whatever was under way:
+        seconds, after which marks and questions would be repeated only that rarely. A path that has really
+        become slower shows in every answer, and the timeout follows it.
+        """
+        if self.srtt_s > 0.0:
+            rtt_s = min(rtt_s, 2.0 * self.rto_s)
         if self.srtt_s == 0.0:
             self.srtt_s, self.rttvar_s = rtt_s, rtt_s / 2
         else:

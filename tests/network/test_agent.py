@@ -37,7 +37,8 @@ def stranger() -> Iterator[socket.socket]:
 
 
 def test_agents_find_each_other(three: Agents) -> None:
-    assert all(agent.entered and not agent.failure and not agent.over for agent in three.agents.values())
+    three.until(lambda: all(agent.entered for agent in three.agents.values()), "all in")
+    assert all(not agent.failure and not agent.over for agent in three.agents.values())
     assert all(three.agents[p].machine.members()["otter-2"].metadata for p in (0, 1))
 
 

@@ -213,6 +213,19 @@ def test_the_first_to_join_begins_a_crew_and_a_second_joins_it(place: Place) -> 
 
 
 @pytest.mark.slow
+def test_several_that_come_at_once_average_with_each_other(place: Place) -> None:
+    """Each knew the others while they were on their way in; once averaged only with the first one."""
+    token = new_invitation("127.0.0.1", "otters", None).text
+    first = place.join(token, "first")
+    first.says("heard 0b1 live [0]")
+    others = [place.join(token, f"other-{i}") for i in range(3)]
+    for peer in [first, *others]:
+        peer.says("heard 0b1111 live [0, 1, 2, 3]")
+    place.end()
+    assert [peer.code() for peer in [first, *others]] == [0] * 4, first.text
+
+
+@pytest.mark.slow
 def test_a_newcomer_with_another_model_is_told_the_tensor_and_is_never_waited_for(place: Place) -> None:
     crew = place.crew(2)
     joined = place.join(kept_token(place.run), INPUTS="7")

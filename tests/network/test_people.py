@@ -34,9 +34,11 @@ def agent() -> Iterator[Agent]:
     made.close()
 
 
-def people(agent: Agent, faults: Faults | None = None) -> tuple[People, dict[int, Flow]]:
+def people(
+    agent: Agent, faults: Faults | None = None, inside: tuple[int, ...] = (1, 2)
+) -> tuple[People, dict[int, Flow]]:
     flows = {peer: Flow(peer, ("127.0.0.1", 6000 + peer)) for peer in (1, 2)}
-    return People(0, agent, flows, Injector(faults or Faults(), 1, 0)), flows
+    return People(0, agent, flows, Injector(faults or Faults(), 1, 0), inside), flows
 
 
 def member(
@@ -71,6 +73,14 @@ def test_a_newcomer_visits_then_joins(agent: Agent) -> None:
     assert told(here, member(3, averaging=False)) == [Noted("comes", 3, "p3"), Visits(3)]
     assert flows[3].address == ("10.0.0.9", 6003) and not flows[3].mute
     assert told(here, member(3)) == [Noted("takes part", 3, "p3"), Joined(3)]
+
+
+def test_one_that_was_on_its_way_in_when_this_peer_came_is_told_of_when_it_takes_part(agent: Agent) -> None:
+    """Several come at once: each knew the others' addresses before they averaged, and has to wait for them."""
+    agent.roster.changed(member(2, averaging=False), None)  # heard by whoever turned the agent before
+    here, flows = people(agent, inside=(1,))
+    assert told(here, member(2)) == [Noted("takes part", 2, "p2"), Joined(2)]
+    assert not flows[2].mute
 
 
 def test_who_is_dead_is_sent_nothing_more_and_heard_again_when_it_is_back(agent: Agent) -> None:

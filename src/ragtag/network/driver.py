@@ -120,7 +120,9 @@ class Driver:
         self._inbox = Inbox(endpoint, self._framer, self._flows, self._outbox, node, agent is not None)
         self._people: People | None = None
         if agent is not None:
-            self._people = People(node.me, agent, self._flows, self._injector)
+            self._people = People(
+                node.me, agent, self._flows, self._injector, self._flows.keys() - node.gone
+            )
             for peer, holder in agent.roster.seats.items():
                 if peer in self._flows:
                     self._flows[peer].process = holder.card.epoch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -19,13 +19,21 @@ News = Joined | Left | Visits | Noted
 class People:
     """Applies what an agent tells to a driver's flows.
 
+    inside: whom the node takes for peers that average, from the beginning: not those on their way in.
     lost_seat: why this peer may average no more (empty: it may).
     """
 
-    def __init__(self, me: PeerId, agent: Agent, flows: dict[PeerId, Flow], injector: Injector) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        agent: Agent,
+        flows: dict[PeerId, Flow],
+        injector: Injector,
+        inside: Iterable[PeerId],
+    ) -> None:
         self.agent, self._flows, self._me = agent, flows, me
         self._injector = injector
-        self._inside = set(flows)  # whom the node takes for peers that average
+        self._inside = set(inside)
         self._known: set[PeerId] = set()
         self.lost_seat = ""
         agent.lost = self._lost

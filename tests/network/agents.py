@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import time
@@ -63,6 +64,7 @@ class Agents:
         poll.poll(1e3 * max(0.0, min(wait_s, due_s)))
         for peer, agent in self.agents.items():
             self.told[peer] += agent.turn(agent.now_s())
+            assert agent.over or agent.due_s < math.inf, "nothing would wake it but another's datagram"
 
     def until(self, true: Callable[[], bool], what: str) -> None:
         """Turn them until something is true; fail after ``PATIENCE_S``."""

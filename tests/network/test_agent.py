@@ -42,7 +42,6 @@ def test_agents_find_each_other(three: Agents) -> None:
     assert all(three.agents[p].machine.members()["otter-2"].metadata for p in (0, 1))
 
 
-@pytest.mark.slow  # one run in eight did not end within its deadline: not understood yet
 def test_a_dead_one_is_declared(three: Agents) -> None:
     three.kill(1)
     three.until(three.agree, "the dead one declared by all")

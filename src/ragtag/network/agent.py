@@ -168,7 +168,8 @@ class Agent:
             if not self.lost(effect.dest, now_s):
                 self._send(effect)
         elif isinstance(effect, Wake):
-            self._wake_s = min(self._wake_s, effect.at_s)
+            # Also where the one before is overdue: a datagram was read first, and its step did what was due
+            self._wake_s = effect.at_s
         elif isinstance(effect, Entered):
             self.entered = True
         elif isinstance(effect, Failed):

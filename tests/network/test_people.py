@@ -14,7 +14,7 @@ from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent
 from ragtag.network.flow import Flow
 from ragtag.network.inject import Injector
-from ragtag.network.people import News, People
+from ragtag.network.people import APART_MAX, News, People
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_types import Changed, Failed, Identity, Member, Remarked, Status
 from ragtag.protocols.roster import NO_SEAT, Card, Roster, decode_card, encode_card
@@ -103,6 +103,32 @@ def test_another_process_in_a_seat_begins_anew(agent: Agent) -> None:
     assert told(here, heir)[-1] == Visits(1)
     assert flows[1] is not flow and flows[1].address == ("10.0.0.8", 6001) and flows[1].process == 200
     assert told(here, member(1, name="heir", epoch=200, term=1, host="10.0.0.8"))[-1] == Joined(1)
+
+
+def test_a_process_that_comes_back_to_its_seat_goes_on_where_it_was(agent: Agent) -> None:
+    """It was declared dead, a newcomer claimed the seat, and it refuted: new counts would deafen both ends."""
+    here, flows = people(agent)
+    told(here, member(1))
+    flow = flows[1]
+    flow.pacer.sent = flow.pacer.acked = flow.pacer.received = 4000
+    flow.inbound.enter(100)
+    flow.inbound.count(1.0, 1, 3000, 3000, 0)
+    told(here, member(1), Status.SUSPECT, Status.DEAD)
+    heir = member(1, name="heir", epoch=200, averaging=False, term=1, host="10.0.0.8")
+    assert told(here, heir)[-1] == Visits(1)
+    assert flows[1].pacer.sent == 0 and flows[1].inbound.highest == 0
+    back = told(here, member(1), Status.DEAD)  # who averages stays before who only comes
+    assert back[-1] == Joined(1)
+    assert flows[1] is flow and not flow.mute and flow.process == 100
+    assert (flow.pacer.sent, flow.inbound.highest, flow.inbound.received) == (4000, 3000, 3000)
+
+
+def test_of_processes_without_a_seat_no_more_are_kept_than_a_bound(agent: Agent) -> None:
+    here, flows = people(agent)
+    for term in range(1, APART_MAX + 20):
+        told(here, member(1, name=f"p{term}", epoch=term, term=term))
+        flows[1].inbound.enter(term)
+    assert len(here._apart) == APART_MAX
 
 
 def test_who_lost_its_seat_says_so_gives_it_up_and_stays_told(agent: Agent) -> None:

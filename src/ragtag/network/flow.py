@@ -165,6 +165,11 @@ class Flow:
         for number in [n for n, ending in self.endings.items() if ending.deadline_s <= now_s]:
             del self.endings[number]
 
+    def clear(self) -> None:
+        """Nothing that waits is sent any more; what is known of the peer is kept."""
+        self.queue.clear()
+        self.endings.clear()
+
     def unwrap(self, low: int) -> int:
         """The full number of a datagram of ours from its low 32 bits."""
         return self.pacer.sent - ((self.pacer.sent - low) & _U32)

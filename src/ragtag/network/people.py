@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
@@ -12,6 +13,9 @@ from ragtag.network.flow import Flow
 from ragtag.network.inject import Injector
 from ragtag.protocols.member_types import Address, Changed, Failed
 from ragtag.protocols.roster import NO_SEAT, Reach, RosterEffect, Unseated
+
+APART_MAX = 256
+"""Processes without a seat, of which it is kept what was sent to them and what came."""
 
 News = Joined | Left | Visits | Noted
 
@@ -35,6 +39,7 @@ class People:
         self._injector = injector
         self._inside = set(inside)
         self._known: set[PeerId] = set()
+        self._apart: OrderedDict[tuple[PeerId, int], Flow] = OrderedDict()
         self.lost_seat = ""
         agent.lost = self._lost
 
@@ -95,26 +100,37 @@ class People:
             yield effect
 
     def _reach(self, reach: Reach) -> None:
-        """A process takes data at an address; where it is another one than before, all begins anew."""
+        """A process takes data at an address. Another one than before begins anew, unless it was here once.
+
+        Of one that comes back (it was thought dead, and a newcomer had claimed its seat) the counts must go
+        on: it takes datagrams with numbers that it has seen for old ones, and answers nothing sensible.
+        """
         flow = self._flows.get(reach.peer)
-        if (
-            flow is not None
-            and flow.process in (None, reach.epoch)
-            and flow.inbound.epoch in (-1, reach.epoch)
-        ):
-            flow.process, flow.address = reach.epoch, reach.address
-            return
-        flow = self._flows[reach.peer] = Flow(reach.peer, reach.address)
-        flow.process = reach.epoch
-        self._inside.discard(reach.peer)
+        known = flow is None or (
+            flow.process in (None, reach.epoch) and flow.inbound.epoch in (-1, reach.epoch)
+        )
+        if flow is None or not known:
+            if flow is not None:
+                self._set_apart(flow)
+            self._inside.discard(reach.peer)
+            flow = self._apart.pop((reach.peer, reach.epoch), None) or Flow(reach.peer, reach.address)
+            self._flows[reach.peer] = flow
+        flow.process, flow.address = reach.epoch, reach.address
+
+    def _set_apart(self, flow: Flow) -> None:
+        """Keep what was counted of a process whose seat is another's now."""
+        process = flow.process if flow.process is not None else flow.inbound.epoch
+        flow.clear()
+        self._apart[flow.peer, process] = flow
+        while len(self._apart) > APART_MAX:
+            self._apart.popitem(last=False)
 
     def _mute(self, peer: PeerId, mute: bool) -> None:
         flow = self._flows.get(peer)
         if flow is not None:
             flow.mute = mute
             if mute:
-                flow.queue.clear()
-                flow.endings.clear()
+                flow.clear()
 
     def _lost(self, address: Address, now_s: float) -> bool:
         """Faults that are injected between two peers hold for their membership's datagrams, too."""

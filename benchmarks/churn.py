@@ -4,7 +4,8 @@
     python benchmarks/churn.py --minutes 1 --averager moshpit
 
 All peers join by a token: the first one begins the crew. kill -9, SIGSTOP for 2 to 6 s, or a new peer, every
-10 s on average (seeded). Printed: the longest pause of a peer that was neither frozen nor starting, in median
+10 s on average (seeded). Newcomers' processes are started before, and wait for their turn: on a machine of
+their own, as newcomers have, importing torch would not slow the others down. Printed: the longest pause of a peer that was neither frozen nor starting, in median
 rounds; how long newcomers took from their first message to their first average; accuracy of both runs; how
 far the survivors' models lie apart.
 """
@@ -35,6 +36,8 @@ from ragtag.app.token import Token, encode, new_key
 
 PEER = Path(__file__).with_name("churn_peer.py")
 START_S = 60.0
+WARM_S = 240.0
+"""How long all processes may take to import torch, on a few cores."""
 
 
 @dataclass
@@ -42,7 +45,6 @@ class Peer:
     number: int
     process: subprocess.Popen
     file: Path
-    started_s: float
     killed_s: float = math.inf
     frozen: list[tuple[float, float]] = field(default_factory=list)
 
@@ -59,8 +61,11 @@ class Peer:
 class Run:
     """One run of a crew."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
-        self.arguments, self.folder, self.peers = arguments, folder, []
+    def __init__(self, arguments: argparse.Namespace, folder: Path, churned: bool) -> None:
+        self.arguments, self.folder, self.churned = arguments, folder, churned
+        self.peers: list[Peer] = []
+        self.spares: list[Peer] = []
+        self.cold = 0
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind(("127.0.0.1", 0))
             address = probe.getsockname()
@@ -68,7 +73,8 @@ class Run:
         self.started_s = time.time()
 
     def start(self) -> Peer:
-        number = len(self.peers)
+        """Start a process that imports all it needs, and then waits for its turn."""
+        number = len(self.peers) + len(self.spares)
         a, file = self.arguments, self.folder / f"process-{number:02d}.jsonl"
         env = os.environ | {
             "RAGTAG_TOKEN": self.token,
@@ -77,34 +83,52 @@ class Run:
             "RAGTAG_STARTED": str(self.started_s),
             "OMP_NUM_THREADS": "1",
         }
-        argv = [
-            sys.executable,
-            str(PEER),
-            str(file),
-            str(self.ends_s),
-            str(a.parameters),
-            str(a.every),
-            a.averager,
-        ]
-        log = (self.folder / f"process-{number:02d}.log").open("w")
-        process = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
-        self.peers.append(peer := Peer(number, process, file, time.time()))
+        argv = [sys.executable, str(PEER), str(file), str(a.parameters), str(a.every), a.averager]
+        with (self.folder / f"process-{number:02d}.log").open("w") as log:
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                text=True,
+            )
+        self.spares.append(peer := Peer(number, process, file))
         return peer
+
+    def release(self) -> Peer:
+        """It is the next one's turn."""
+        peer = self.spares.pop(0) if self.spares else self.start_cold()
+        self.peers.append(peer)
+        print(self.ends_s, file=peer.process.stdin, flush=True)
+        return peer
+
+    def start_cold(self) -> Peer:
+        """More come than were thought of."""
+        self.cold += 1
+        self.start()
+        return self.spares.pop()
 
     def begin(self) -> None:
         """Start all peers, and wait until each has averaged."""
-        self.ends_s = time.time() + START_S + 60 * self.arguments.minutes
-        self.start()
-        until_s = time.time() + START_S
-        while not any(line["what"] == "joined" for line in self.peers[0].lines()) and time.time() < until_s:
-            time.sleep(0.1)
-        for _ in range(self.arguments.peers - 1):
+        a = self.arguments
+        newcomers = math.ceil(60 * a.minutes / a.every_s / 2) + 2 if self.churned else 0
+        for _ in range(a.peers + newcomers):
             self.start()
-        while time.time() < until_s:
-            if all(any(line["what"] == "round" for line in peer.lines()) for peer in self.peers):
-                break
-            time.sleep(0.2)
+        self.wait("warm", self.spares, WARM_S)
+        self.ends_s = time.time() + START_S / 2 + 60 * a.minutes
+        self.wait("joined", [self.release()], START_S)
+        self.wait("round", self.peers + [self.release() for _ in range(a.peers - 1)], START_S)
         self.began_s = time.time()
+
+    def wait(self, what: str, peers: list[Peer], for_s: float) -> None:
+        """Until all of these have said that."""
+        until_s = time.time() + for_s
+        while not all(any(line["what"] == what for line in peer.lines()) for peer in peers):
+            if time.time() > until_s:
+                raise SystemExit(f"not all peers said {what!r} within {for_s:g} s; see {self.folder}")
+            time.sleep(0.1)
 
     def alive(self) -> list[Peer]:
         return [p for p in self.peers if p.process.poll() is None and p.killed_s == math.inf]
@@ -134,7 +158,7 @@ class Run:
                 what = "kill"
             counts[what] += 1
             if what == "new":
-                self.start()
+                self.release()
                 continue
             peer = draw.choice(free)
             if what == "kill":
@@ -150,8 +174,11 @@ class Run:
         return counts
 
     def finish(self) -> None:
+        """All end by themselves; who does not is ended."""
+        for spare in self.spares:
+            spare.process.stdin.close()
         until_s = self.ends_s + 40.0
-        for peer in self.peers:
+        for peer in self.peers + self.spares:
             try:
                 peer.process.wait(max(0.1, until_s - time.time()))
             except subprocess.TimeoutExpired:
@@ -233,16 +260,16 @@ def main() -> None:
         for name in ("churn",) if arguments.no_calm else ("calm", "churn"):
             folder = (arguments.keep or Path(scratch)) / name
             folder.mkdir(parents=True, exist_ok=True)
-            run = Run(arguments, folder)
+            run = Run(arguments, folder, churned=name == "churn")
             try:
                 run.begin()
-                counts = run.churn() if name == "churn" else {}
+                counts = run.churn() if run.churned else {}
                 run.finish()
             finally:
-                for peer in run.peers:
+                for peer in run.peers + run.spares:
                     if peer.process.poll() is None:
                         os.killpg(peer.process.pid, signal.SIGKILL)
-            results[name] = run.measure() | {"events": counts}
+            results[name] = run.measure() | {"events": counts, "started cold": run.cold}
             show(name, results[name])
     if "calm" in results:
         means = [statistics.fmean(results[name]["accuracy"]) for name in ("calm", "churn")]

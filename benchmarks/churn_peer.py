@@ -1,4 +1,4 @@
-"""One peer of benchmarks/churn.py: trains digits until a moment in time, and tells what it saw."""
+"""One peer of benchmarks/churn.py: waits for its turn, trains digits until then, and tells what it saw."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_of(parameters: int) -> nn.Module:
 
 
 def main() -> None:
-    out, ends_s, parameters, every, averager = Path(sys.argv[1]), *map(float, sys.argv[2:5]), sys.argv[5]
+    out, parameters, every, averager = Path(sys.argv[1]), *map(float, sys.argv[2:4]), sys.argv[4]
     lines = out.open("w", buffering=1)
 
     def tell(**fields: object) -> None:
@@ -41,6 +41,11 @@ def main() -> None:
     digits = load_digits(0)
     model = model_of(int(parameters))
     data = DataLoader(TensorDataset(digits.train_images, digits.train_labels), batch_size=16, shuffle=True)
+    tell(what="warm")
+    turn = sys.stdin.readline()  # until when to train; nothing: the run is over
+    if not turn:
+        return
+    ends_s = float(turn)
     tell(what="joining")
     crew = ragtag.join(deadline_s=60.0)
     tell(what="joined", seat=crew.rank)

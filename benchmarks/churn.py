@@ -3,11 +3,11 @@
     python benchmarks/churn.py                        # 8 peers, 5 minutes of churn, 5 minutes calm
     python benchmarks/churn.py --minutes 1 --averager moshpit
 
-All peers join by a token: the first one begins the crew. kill -9, SIGSTOP for 2 to 6 s, or a new peer, every
-10 s on average (seeded). Newcomers' processes are started before, and wait for their turn: on a machine of
-their own, as newcomers have, importing torch would not slow the others down. Printed: the longest pause of a peer that was neither frozen nor starting, in median
-rounds; how long newcomers took from their first message to their first average; accuracy of both runs; how
-far the survivors' models lie apart.
+All peers join by a token: the first one begins the crew. kill -9, SIGSTOP for 2 to 6 s, or a new peer,
+every 10 s on average (seeded). Newcomers' processes are started before, and wait for their turn: on a
+machine of their own, as newcomers have, importing torch would not slow the others down. Printed: the
+longest pause of a peer that was neither frozen nor starting, in median rounds; how long newcomers took from
+their first message to their first average; accuracy of both runs; how far the survivors' models lie apart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from ragtag.app.token import Token, encode, new_key
+from ragtag.app.token import Token, encode, keep_token, new_key
 
 PEER = Path(__file__).with_name("churn_peer.py")
 START_S = 60.0
@@ -69,7 +69,7 @@ class Run:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind(("127.0.0.1", 0))
             address = probe.getsockname()
-        self.token = encode(Token((address,), "churn", new_key()))
+        keep_token(folder, encode(Token((address,), "churn", new_key())))
         self.started_s = time.time()
 
     def start(self) -> Peer:
@@ -77,7 +77,6 @@ class Run:
         number = len(self.peers) + len(self.spares)
         a, file = self.arguments, self.folder / f"process-{number:02d}.jsonl"
         env = os.environ | {
-            "RAGTAG_TOKEN": self.token,
             "RAGTAG_NAME": f"p{number}",
             "RAGTAG_RUN": str(self.folder),
             "RAGTAG_STARTED": str(self.started_s),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
 from ragtag.app.demo_task import evaluate, load_digits
+from ragtag.app.token import kept_token
 
 
 def model_of(parameters: int) -> nn.Module:
@@ -46,6 +48,7 @@ def main() -> None:
     if not turn:
         return
     ends_s = float(turn)
+    os.environ["RAGTAG_TOKEN"] = kept_token(Path(os.environ["RAGTAG_RUN"]))  # as `ragtag join FOLDER` does
     tell(what="joining")
     crew = ragtag.join(deadline_s=60.0)
     tell(what="joined", seat=crew.rank)

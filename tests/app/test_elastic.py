@@ -21,7 +21,7 @@ import ragtag
 from ragtag.app.environment import VARIABLES
 from ragtag.app.invite import new_invitation
 from ragtag.app.join import JoinError
-from ragtag.app.token import TOKEN_FILE, Token, encode, kept_token, new_key
+from ragtag.app.token import TOKEN_FILE, Token, decode, encode, kept_token, new_key
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.network.agents import KEY, Agents
@@ -170,6 +170,7 @@ def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
         crew.says("heard 0b111 live [0, 1, 2]", peer)
     joined.says("heard 0b111 live [0, 1, 2]")
     assert joined.lines(0)[0].startswith("seat 2 ")
+    _until(lambda: len(decode(kept_token(place.run)).addresses) == 3, "the token told of all three")
     (place.folder / "stop.2").touch()
     assert joined.code() == 0, joined.text
     for peer in (0, 1):

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
 from ragtag.app.environment import VARIABLES, Place
-from ragtag.app.join import JoinError, join, read_hello
+from ragtag.app.greeting import read_hello
+from ragtag.app.join import JoinError, join
 from ragtag.app.launch import launch
 from ragtag.app.launch_events import Ended, Event, Line
 from ragtag.app.report import report_json
@@ -111,6 +112,8 @@ def test_alone_a_script_trains_as_it_would_without() -> None:
         assert torch.equal(model.weight, plain.weight)
         assert torch.equal(model.bias, plain.bias)
         crew.log_step(1.0, 4)
+        with pytest.raises(RuntimeError, match="nobody can join this peer: start it by `ragtag run`"):
+            crew.invitation()
     crew.leave()  # twice does no harm
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.app.join import read_hello
+from ragtag.app.greeting import read_hello
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.seed import generator

@@ -76,7 +76,7 @@ def test_a_newcomer_visits_then_joins(agent: Agent) -> None:
 
 
 def test_one_that_was_on_its_way_in_when_this_peer_came_is_told_of_when_it_takes_part(agent: Agent) -> None:
-    """Several come at once: each knew the others' addresses before they averaged, and has to wait for them."""
+    """Several come at once: each knows the others before they average, and then has to wait for them."""
     agent.roster.changed(member(2, averaging=False), None)  # heard by whoever turned the agent before
     here, flows = people(agent, inside=(1,))
     assert told(here, member(2)) == [Noted("takes part", 2, "p2"), Joined(2)]
@@ -106,7 +106,7 @@ def test_another_process_in_a_seat_begins_anew(agent: Agent) -> None:
 
 
 def test_a_process_that_comes_back_to_its_seat_goes_on_where_it_was(agent: Agent) -> None:
-    """It was declared dead, a newcomer claimed the seat, and it refuted: new counts would deafen both ends."""
+    """It was thought dead, a newcomer claimed the seat, and it refuted: new counts would deafen both ends."""
     here, flows = people(agent)
     told(here, member(1))
     flow = flows[1]

@@ -119,7 +119,7 @@ class SeatedWorld:
         if seating is None or seating.settled or machine.over or member.failed:
             return
         try:
-            claim = seating.look(self.world.now_s, machine.period_s, len(machine.live()))
+            claim = seating.look(self.world.now_s, machine.period_s, len(machine.live()), machine.whole)
         except RuntimeError as error:
             member.failed = str(error)
             return

@@ -124,6 +124,13 @@ def test_who_is_alone_leaves_at_once() -> None:
     assert life.ended_s == 1.0 and life.machine.over and life.machine.step(2.0, Woke()) == []
 
 
+def test_what_a_member_says_of_itself_reaches_a_small_crew_in_one_trip() -> None:
+    world = crew(12)
+    world._push(world.now_s, "event", world.lives[3], Describe(b"12 rounds"))
+    world.run(world.now_s + 0.02)  # the line takes 10 ms, and some jitter; gossip alone takes periods
+    assert all(life.machine.members()[name_of(3)].metadata == b"12 rounds" for life in world.lives)
+
+
 def test_metadata_reaches_all() -> None:
     world = crew(5)
     machine = world.lives[3].machine

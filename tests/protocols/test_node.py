@@ -438,6 +438,32 @@ def test_channels_do_not_silence_each_other() -> None:
 # -- Deadlines
 
 
+def early(others_after_s: float, deadline_s: float | None = None) -> Outcome:
+    """What comes of a peer's first round, with a deadline of 75 ms, when the four others begin later."""
+    world = World(5, rps, 20, probe_s=0.05)
+    for peer, given in enumerate(vectors(5, 20)):
+        world.average(peer, given, after_s=0.0 if peer == 0 else others_after_s, deadline_s=deadline_s)
+    return world.run().outcomes[0][0]
+
+
+def test_where_most_have_not_come_by_the_deadline_a_peer_is_early_and_waits_once_more() -> None:
+    outcome = early(0.1)
+    assert not outcome.expired and outcome.missed == () and outcome.averaged.all()
+    assert heard(outcome) == set(range(5))
+    assert 0.1 < outcome.total_s < 2 * HEADROOM * 0.05
+
+
+def test_it_waits_no_more_than_once() -> None:
+    outcome = early(1.0)
+    assert outcome.expired and outcome.missed == (1, 2, 3, 4) and not outcome.averaged[0]
+    assert outcome.scatter_s == pytest.approx(2 * HEADROOM * 0.05)
+
+
+def test_who_is_early_does_not_wait_beyond_a_callers_deadline() -> None:
+    assert early(0.1, deadline_s=0.06).total_s <= 0.06 + 1e-9
+    assert early(1.0, deadline_s=0.16).scatter_s == pytest.approx(0.16 - HEADROOM * 0.05)
+
+
 @SCATTERING
 def test_a_callers_deadline_bounds_the_round(method: Method) -> None:
     world = World(3, method, 9, probe_s=100.0)

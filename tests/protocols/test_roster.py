@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from ragtag.core.faults import Faults, Loss, Partition, Window
 from ragtag.core.types import PEERS_MAX, Joined, Left, Noted, Visits
 from ragtag.core.wire import VERSION
+from ragtag.protocols.member_probe import ANNOUNCED_MAX
 from ragtag.protocols.member_types import Limits, Member, Status
 from ragtag.protocols.roster import (
     CARD_BYTES_MAX,
@@ -256,9 +257,25 @@ def test_a_newcomer_waits_for_the_list_claims_and_settles_when_nobody_objects() 
     assert claim is not None
     assert (claim.seat, claim.term, claim.averaging, claim.founded, claim.seed) == (2, 1, False, 3, 77)
     mine.claim(claim)
-    assert seating.look(12.9, 0.5, 3) is None and not seating.settled
-    assert seating.until_s == 11.0 + 4 * 0.5
-    assert seating.look(13.0, 0.5, 3) is None and seating.settled
+    assert seating.look(11.9, 0.5, 3) is None and not seating.settled
+    assert seating.until_s == 11.0 + 2 * 0.5
+    assert seating.look(12.0, 0.5, 3) is None and seating.settled
+
+
+def test_a_newcomer_that_has_the_whole_list_claims_at_once() -> None:
+    mine = roster()
+    mine.changed(member("a", seated(0)), None)
+    seating = Seating(mine, card_of(9, 1), 10.0, 0.5)
+    claim = seating.look(10.0, 0.5, 2, whole=True)
+    assert claim is not None and claim.seat == 1
+
+
+def test_in_a_crew_that_cannot_be_told_at_once_a_claim_waits_for_gossip() -> None:
+    mine = roster()
+    mine.changed(member("a", seated(0)), None)
+    seating = Seating(mine, card_of(9, 1), 10.0, 0.5)
+    assert seating.look(10.0, 0.5, 4 * ANNOUNCED_MAX, whole=True) is not None
+    assert seating.until_s == 10.0 + (2 + 2) * 0.5
 
 
 def test_a_newcomer_whose_claim_is_contested_claims_another_seat_at_once() -> None:
@@ -270,7 +287,7 @@ def test_a_newcomer_whose_claim_is_contested_claims_another_seat_at_once() -> No
     mine.claim(claim)
     mine.changed(member("b", seated(1, averaging=False, term=1), 10), None)
     again = seating.look(0.25, 0.1, 3)
-    assert again is not None and again.seat == 2 and seating.until_s > 0.5
+    assert again is not None and again.seat == 2 and seating.until_s == pytest.approx(0.45)
 
 
 def test_where_nobody_has_a_seat_the_first_one_begins_the_crew() -> None:

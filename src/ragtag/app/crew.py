@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from ragtag.app.environment import Place
 from ragtag.app.membership import Entrance
 from ragtag.app.state import Keeper
+from ragtag.app.token import ADDRESSES_MAX, TOKEN_FILE, Token, decode, encode, keep_token
 from ragtag.app.tracefile import TraceWriter
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.core import trace
@@ -79,6 +80,7 @@ class Crew:
         if shelf is not None:
             self._keeper.serve(shelf)
         self._last_round: int | None = None
+        self._invited_by: frozenset[PeerId] = frozenset()
         self._last_s = time.monotonic()
         self._place, self._transport, self._driver, self._writer = place, transport, driver, writer
         self._origin_s = origin_s
@@ -132,6 +134,35 @@ class Crew:
     def now_s(self) -> float:
         """Seconds since the run began, as in the trace."""
         return time.time() - self._origin_s
+
+    def invitation(self, minutes: int | None = None) -> str:
+        """A token for ``ragtag join``: through this peer, and up to seven others that live now.
+
+        minutes: for how long it lets newcomers in (``None``: as long as one of these peers is there).
+
+        Raises RuntimeError where nobody can join: the peer is alone, or was started without membership.
+        """
+        return self._invitation(0 if minutes is None else int(time.time()) + 60 * minutes)
+
+    def _invitation(self, ends_unix_s: int) -> str:
+        driver, place = self._driver, self._place
+        own = driver.own_member_address if driver is not None else None
+        if driver is None or own is None or place.key is None:
+            raise RuntimeError(
+                "nobody can join this peer: start it by `ragtag run`, `ragtag join` or torchrun"
+            )
+        addresses = (own, *driver.members())[:ADDRESSES_MAX]
+        return encode(Token(addresses, place.crew, place.key, ends_unix_s))
+
+    def _keep_invitation(self) -> None:
+        """As members come and go, keep the token in the run's folder one that lets newcomers in."""
+        live, place, driver = self.live, self._place, self._driver
+        if live == self._invited_by or place.run_folder is None or driver is None:
+            return
+        self._invited_by = live
+        if driver.own_member_address is not None and (place.run_folder / TOKEN_FILE).exists():
+            ends = decode(place.token).ends_unix_s if place.token is not None else 0
+            keep_token(place.run_folder, self._invitation(ends))
 
     # -- Training
 
@@ -337,6 +368,7 @@ class Crew:
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
         self._write_round(outcome)
+        self._keep_invitation()
         if self._driver is not None and self._driver.lost_seat:
             self._join_anew(self._driver, self._driver.lost_seat)
 

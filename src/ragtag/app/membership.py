@@ -180,7 +180,7 @@ def _take_seat(agent: Agent, card: Card, deadline_s: float) -> Entrance:
     seating = Seating(roster, card, agent.now_s(), machine.period_s)
     while not seating.settled:
         try:
-            claim = seating.look(agent.now_s(), machine.period_s, len(machine.live()))
+            claim = seating.look(agent.now_s(), machine.period_s, len(machine.live()), machine.whole)
         except RuntimeError as error:
             raise NotLetIn(str(error)) from None
         if claim is not None:
@@ -192,7 +192,11 @@ def _take_seat(agent: Agent, card: Card, deadline_s: float) -> Entrance:
             raise NotLetIn(
                 f"no seat could be taken within {deadline_s:g} s: others claimed the same ones each time"
             )
-        _turn(agent, lambda: seating.claimed and bool(roster.contested()), seating.until_s - now_s)
+        _turn(
+            agent,
+            lambda: bool(roster.contested()) if seating.claimed else machine.whole,
+            seating.until_s - now_s,
+        )
     seats = roster.seats
     known = {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
     late = any(h.live and h.card.averaging for h in seats.values())

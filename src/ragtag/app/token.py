@@ -144,13 +144,14 @@ def decode(text: str, now_unix_s: float | None = None) -> Token:
 
 
 def keep_token(folder: Path, token: str | None) -> None:
-    """Keep a crew's invitation in its run's folder, for this user's eyes only."""
+    """Keep a crew's invitation in its run's folder, for this user's eyes only, in place of an older one."""
     if token is None:
         return
-    path = folder / TOKEN_FILE
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    new = folder / f".{TOKEN_FILE}.{os.getpid()}"
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(token + "\n")
+    new.replace(folder / TOKEN_FILE)
 
 
 def kept_token(folder: Path) -> str:

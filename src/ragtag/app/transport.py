@@ -16,7 +16,7 @@ from ragtag.app.parties import outvoted_by
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, SchemaMismatch
-from ragtag.core.types import Average, Bytes, Done, Floats, Met, Offer, Outcome, PeerId, Post
+from ragtag.core.types import Average, Bytes, Done, Floats, Met, Offer, Outcome, PeerId, Post, nobodys
 from ragtag.core.wire import name_hash
 from ragtag.network.driver import Driver
 from ragtag.protocols.board import Notices
@@ -244,7 +244,9 @@ class DriverTransport:
     ) -> DriverPending | Ready:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
-            return Ready(_alone(channel, values, weight, self.me))
+            k = len(values)
+            heard = np.full(k, 1 << self.me, np.uint64)
+            return Ready(nobodys(channel, values, np.full(k, weight, np.float32), heard, None))
         return self._begin(Average(channel, values, weight, deadline_s, aside))
 
     def offer(
@@ -347,23 +349,3 @@ class DriverTransport:
         if outcome.expired:  # that long took a peer that died meanwhile; a round trip is all that is known
             return max(2.0 * self._driver.rto_s(), 1e-6)
         return max(outcome.scatter_s, outcome.gather_s, 1e-6)
-
-
-def _alone(channel: int, values: Floats, weight: float, me: PeerId) -> Outcome:
-    """A round that nobody else took part in."""
-    k = len(values)
-    return Outcome(
-        channel=channel,
-        round=0,
-        mean=values,
-        weight=np.full(k, weight, np.float32),
-        heard=np.full(k, 1 << me, np.uint64),
-        averaged=np.zeros(k, np.bool_),
-        missed=(),
-        waited_for=(),
-        started_s=0.0,
-        scatter_s=0.0,
-        gather_s=0.0,
-        total_s=0.0,
-        expired=False,
-    )

@@ -148,6 +148,7 @@ class Begin:
     waiting: the peers whose messages the round waits for; scatter_s, gather_s: for how long at most.
     withheld: those of them whose copies it does not wait for (see ``Round.withheld``).
     rows: what is offered, in place of values, where rows are gathered.
+    grace_s: how much longer it may scatter where most have not come (see ``stages.Stages``).
     """
 
     values: Floats
@@ -157,6 +158,7 @@ class Begin:
     gather_s: float
     withheld: frozenset[PeerId] = frozenset()
     rows: Bytes | None = None
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,26 @@ class Outcome:
     members: tuple[PeerId, ...] = ()
     last: PeerId = -1
     gathered: Gathered | None = None
+
+
+def nobodys(channel: int, mean: Floats, weight: Floats, heard: PeerSet, gathered: Gathered | None) -> Outcome:
+    """The outcome of a round that nobody else took part in: nothing came, nobody was waited for."""
+    return Outcome(
+        channel=channel,
+        round=0,
+        mean=mean,
+        weight=weight,
+        heard=heard,
+        averaged=np.zeros(len(heard), np.bool_),
+        missed=(),
+        waited_for=(),
+        started_s=0.0,
+        scatter_s=0.0,
+        gather_s=0.0,
+        total_s=0.0,
+        expired=False,
+        gathered=gathered,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from ragtag.network.donor_budget import CpuBudget, LinkBudget
 from ragtag.network.donor_session import Closed, DonorLimits, DonorSession
 from ragtag.network.shelf import Shelf
-from ragtag.network.udp import Address, PortInUse
+from ragtag.network.udp import Address, bound
 from ragtag.protocols.transfer_wire import KEY_BYTES
 
 _LOOK_S = 1.0  # how often the trainer's progress is looked at
@@ -259,21 +259,7 @@ def _peer_of(sock: socket.socket) -> str:
 
 
 def _listen(address: Address) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(64)
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                error.errno,
-                f"TCP port {address[1]} on {address[0]} is in use by another program; "
-                "choose another port, or 0 for any free one",
-            ) from None
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise OSError(error.errno, f"{address[0]} is not an address of this machine") from None
-        raise
+    sock = bound(socket.SOCK_STREAM, address, again=True)
+    sock.listen(64)
+    sock.setblocking(False)
     return sock

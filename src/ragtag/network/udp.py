@@ -58,7 +58,7 @@ class Endpoint:
     def __init__(
         self, address: Address = ("127.0.0.1", 0), *, fd: int | None = None, plain: bool = False
     ) -> None:
-        self.sock = _inherited(fd) if fd is not None else _bound(address)
+        self.sock = _inherited(fd) if fd is not None else bound(socket.SOCK_DGRAM, address)
         self.sock.setblocking(False)
         self._grow_buffers()
         self.segmentation = not plain and _option(self.sock, UDP_SEGMENT, DATAGRAM_BYTES)
@@ -182,17 +182,25 @@ class Endpoint:
                     continue
 
 
-def _bound(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_DGRAM)
+def bound(kind: socket.SocketKind, address: Address, *, again: bool = False) -> socket.socket:
+    """A socket of a kind, bound there; again: though connections of an earlier one may linger.
+
+    Raises:
+        PortInUse: another program has the port.
+        OSError: the address is none of this machine's.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, kind)
     try:
+        if again:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
+            protocol = "UDP" if kind == socket.SOCK_DGRAM else "TCP"
             raise PortInUse(
                 error.errno,
-                f"UDP port {address[1]} on {address[0]} is in use by another program; "
+                f"{protocol} port {address[1]} on {address[0]} is in use by another program; "
                 "choose another port, or 0 for any free one",
             ) from None
         if error.errno == errno.EADDRNOTAVAIL:

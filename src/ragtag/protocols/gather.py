@@ -24,38 +24,34 @@ that come while the machine is kept (``lane.BEHIND`` rounds) are part of a later
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
+
 import numpy as np
 
 from ragtag.core.types import (
-    Arm,
-    Arrived,
-    Begin,
     Bools,
     Bytes,
     Done,
     Effect,
-    Event,
-    Expired,
     Floats,
     Gathered,
-    Left,
     Outcome,
     PeerId,
     PeerSet,
     Run,
     Send,
+    nobodys,
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.base import GATHER, NACK, SCATTER, Incoming, Round, Spec, bit, whole
 from ragtag.protocols.lane import BEHIND
 from ragtag.protocols.layout import layout_of, rotating_owners
 from ragtag.protocols.method import Method, Setting
-from ragtag.protocols.reduce import WITNESSES
 from ragtag.protocols.repair import Repairer
+from ragtag.protocols.stages import DONE, SCATTERING, WAITING, Stages
 
 NO_VALUES: Floats = np.zeros((0, 1), np.float32)
 _NO_ROWS: Bytes = np.zeros((1, CHUNK_BYTES), np.uint8)
-_WAITING, _SCATTERING, _GATHERING, _DONE = range(4)
 _PATIENCE = 4.0  # a sum that all replicas share is worth standing by for
 _LATE = 4.0  # what was decided is sent and asked for so many times as long as a round may take
 
@@ -78,22 +74,7 @@ def nothing_gathered(channel: int) -> Outcome:
     """The outcome of a round that never was: nobody has any rows, and all that was offered goes back."""
     one, gone = np.ones(1, np.bool_), np.zeros(1, np.bool_)
     nothing = Gathered(_NO_ROWS[:0], np.zeros(0, np.float32), np.zeros(0, np.int64), one, gone)
-    return Outcome(
-        channel=channel,
-        round=0,
-        mean=NO_VALUES,
-        weight=np.zeros(1, np.float32),
-        heard=np.zeros(1, np.uint64),
-        averaged=gone,
-        missed=(),
-        waited_for=(),
-        started_s=0.0,
-        scatter_s=0.0,
-        gather_s=0.0,
-        total_s=0.0,
-        expired=False,
-        gathered=nothing,
-    )
+    return nobodys(channel, NO_VALUES, np.zeros(1, np.float32), np.zeros(1, np.uint64), nothing)
 
 
 class _Message:
@@ -122,93 +103,43 @@ class _Message:
         return rows
 
 
-class Gather:
-    """One round on one peer. Runs may come before ``Begin``, and after ``Done``.
+class Gather(Stages):
+    """One round on one peer. Runs may come after ``Done``, too.
 
     Spec.layout: a block per peer; its chunks are how many rows a peer may offer at most.
     """
 
     def __init__(self, spec: Spec, earlier: tuple[Round, ...] = ()) -> None:
-        self.spec = spec
-        self.outcome: Outcome | None = None
+        self._repairer = Repairer(spec)
+        super().__init__(spec, [j for j, owner in enumerate(spec.owners) if owner == spec.me], self._repairer)
         self._earlier = earlier
-        self._state = _WAITING
-        self._mine = [j for j, owner in enumerate(spec.owners) if owner == spec.me]
         self._scattered: dict[tuple[PeerId, int], _Message] = {}
         self._gathered: dict[tuple[PeerId, int], _Message] = {}
-        self._open: set[tuple[PeerId, int, int]] = set()
-        self._waiting: set[PeerId] = set()
-        self._came: set[PeerId] = set()
-        self._missed: set[PeerId] = set()
-        self._gave: set[PeerId] = set()
-        self._reduced: dict[PeerId, int] = {}
-        self._repair = Repairer(spec)
-        self._expired = False
         self._late_until_s = 0.0
         self._whole = False
-
-    def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Take one event; ``Done`` comes once."""
-        if isinstance(event, Arrived):
-            effects: list[Effect] = []
-            for run in event.runs:
-                effects += self._take(now_s, run)
-            return effects if self._open else effects + self._advance(now_s)
-        if isinstance(event, Begin):
-            return self._begin(now_s, event)
-        if isinstance(event, Expired):
-            return self._expire(now_s, event.timer.name)
-        if isinstance(event, Left):
-            return self.passed(now_s, event.peer)
-        return []
-
-    def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Wait no more for a peer: what has not come from it was lost."""
-        self._open = {entry for entry in self._open if entry[0] != peer}
-        self._waiting -= {peer}
-        return self._advance(now_s)
 
     def over(self) -> bool:
         """Schedules that set peers aside do not gather rows."""
         return False
 
-    def withheld(self) -> frozenset[PeerId]:
-        """Heard, and waited for, but of their rows nothing came."""
-        if not self._mine or self._state == _WAITING:
-            return frozenset()
-        return frozenset((set(self._waited_for) & self._came) - self._gave)
-
-    def owed(self) -> dict[PeerId, bool]:
-        """All peers owe an owner their rows; others are owed what owners send."""
-        owners = set(self.spec.owners) - {self.spec.me}
-        return {peer: peer in self._came for peer in (self._others() if self._mine else sorted(owners))}
+    def _owners(self) -> Collection[PeerId]:
+        return set(self.spec.owners) - {self.spec.me}
 
     # -- Begin: rows to the owners
 
-    def _begin(self, now_s: float, begin: Begin) -> list[Effect]:
-        spec = self.spec
-        assert begin.rows is not None
-        self._state, self._begun, self._rows = _SCATTERING, begin, begin.rows
-        self._started_s = now_s
-        self._waiting = set(begin.waiting) & spec.members - {spec.me}
-        self._waited_for = tuple(sorted(self._waiting))
-        self._scatter_until_s = now_s + begin.scatter_s
-        self._round_until_s = self._scatter_until_s + begin.gather_s
-        self._late_s = _LATE * (begin.scatter_s + begin.gather_s)
-        effects: list[Effect] = []
+    def _scatter(self) -> Iterator[Send]:
         for block, owner in self._turn():
-            if owner != spec.me:
-                effects.append(self._send(self._share(owner, block), self._scatter_until_s))
-        for block in self._mine:
-            for peer in self._waiting - begin.withheld:
-                self._wait_for(peer, SCATTER, block, self._scattered.get((peer, block)))
-        effects.append(Arm(spec.timer("scatter"), self._scatter_until_s))
-        effects += self._repair.again(now_s, self._round_until_s)
-        return effects + self._advance(now_s)
+            if owner != self.spec.me:
+                yield self._send(self._share(owner, block), self._scatter_until_s)
+
+    @property
+    def _late_s(self) -> float:
+        return _LATE * (self._begun.scatter_s + self._begun.gather_s)
 
     def _own(self, block: int) -> Bytes:
         """This peer's rows of a block."""
-        return self._rows[(block - self.spec.me) % len(self.spec.owners) :: len(self.spec.owners)]
+        assert self._begun.rows is not None
+        return self._begun.rows[(block - self.spec.me) % len(self.spec.owners) :: len(self.spec.owners)]
 
     def _share(self, owner: PeerId, block: int) -> Run:
         """The message to a block's owner; a row by nobody where there is none to send, to say so."""
@@ -219,11 +150,6 @@ class Gather:
         key = self.spec.key(SCATTER, block)
         return whole(owner, key, rows, np.full(k, weight, np.float32), np.full(k, heard, np.uint64))
 
-    def _turn(self) -> list[tuple[int, PeerId]]:
-        """Blocks with their owners, starting behind oneself, so that not all send to one peer at first."""
-        me, n = self.spec.me, max(self.spec.members) + 1
-        return sorted(enumerate(self.spec.owners), key=lambda entry: (entry[1] - me) % n)
-
     # -- Arrivals
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
@@ -231,13 +157,13 @@ class Gather:
         if not 0 <= block < len(spec.owners) or run.peer not in spec.members or run.peer == spec.me:
             return []
         if stage & NACK:
-            if self._state == _WAITING:
+            if self._state == WAITING:
                 return []
-            return self._repair.answer(run, now_s + self._begun.gather_s)  # the other may have begun later
+            return self._repairer.answer(run, now_s + self._begun.gather_s)  # the other may have begun later
         if stage == SCATTER:
             self._gave.add(run.peer)
         most = spec.layout.n_chunks
-        if stage == SCATTER and spec.owners[block] == spec.me and self._state <= _SCATTERING:
+        if stage == SCATTER and spec.owners[block] == spec.me and self._state <= SCATTERING:
             table = self._scattered
         elif stage == GATHER:
             table, most = self._gathered, most * len(spec.owners)
@@ -251,67 +177,35 @@ class Gather:
             message = table[run.peer, block] = _Message(total)
         message.take(run)
         self._came.add(run.peer)
-        if stage == GATHER and self._state == _SCATTERING and self._open and len(run.heard):
+        if stage == GATHER and self._state == SCATTERING and self._open and len(run.heard):
             self._go_on_without(run)
         return self._close(now_s, run, message.incoming, (run.peer, stage, block))
 
-    def _close(
-        self, now_s: float, run: Run, incoming: Incoming, entry: tuple[PeerId, int, int]
-    ) -> list[Effect]:
-        if incoming.ended and incoming.left:
-            if self._state == _WAITING:
-                self._repair.later(incoming, run.peer, run.key)
-            elif self._state != _DONE or now_s < self._late_until_s:
-                return self._repair.ask(now_s, incoming, run.peer, run.key, self._asking_until_s())
+    def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
+        if self._state == DONE:
+            return self._ask_late(now_s, run, incoming)
+        return super()._ask(now_s, run, incoming, repair)
+
+    def _ask_late(self, now_s: float, run: Run, incoming: Incoming) -> list[Effect]:
+        if now_s >= self._late_until_s:
             return []
-        if incoming.closed:
-            self._open.discard(entry)
-        return []
+        return self._repairer.ask(now_s, incoming, run.peer, run.key, self._late_until_s)
 
-    def _asking_until_s(self) -> float:
-        return self._late_until_s if self._state == _DONE else self._round_until_s
+    # -- Decide: what came of this peer's blocks is told to every member
 
-    def _go_on_without(self, run: Run) -> None:
-        """Most owners have gone on without a peer: so does this one (see ``reduce.ScatterGather``)."""
-        if run.peer not in self._reduced:
-            self._reduced[run.peer] = int(np.bitwise_or.reduce(run.heard))
-        if 2 * len(self._reduced) < len(self._waiting):
-            return
-        for peer in {entry[0] for entry in self._open}:
-            others = self._waiting - {peer}
-            without = sum(not self._reduced.get(other, -1) >> peer & 1 for other in others)
-            if without >= WITNESSES and 2 * without > len(others):
-                self._open = {entry for entry in self._open if entry[0] != peer}
-                self._missed.add(peer)
-                self._expired = True
-
-    # -- From stage to stage
-
-    def _advance(self, now_s: float) -> list[Effect]:
-        if self._open or self._state not in (_SCATTERING, _GATHERING):
-            return []
-        return self._decide(now_s) if self._state == _SCATTERING else self._finish(now_s)
-
-    def _decide(self, now_s: float) -> list[Effect]:
-        """What came of this peer's blocks is in: tell every member, and wait for the others' blocks."""
+    def _reduce(self) -> Iterator[Send]:
         spec = self.spec
-        self._state = _GATHERING
-        self._decided_s = now_s
-        # an owner may decide as late as its scatter deadline: what it sends then is in time
-        self._round_until_s = max(now_s, self._scatter_until_s) + self._begun.gather_s
-        effects: list[Effect] = []
         for block in self._mine:
             decided = self._decided(block)
             self._gathered[spec.me, block] = decided
             for peer in self._others():
                 run = whole(peer, spec.key(GATHER, block), decided.rows, decided.weight, decided.heard)
-                effects.append(self._send(run, self._round_until_s + self._late_s))
-        silent = self._missed - self._came
-        for block, owner in enumerate(spec.owners):
-            if owner in self._waiting and owner not in silent:
-                self._wait_for(owner, GATHER, block, self._gathered.get((owner, block)))
-        effects.append(Arm(spec.timer("gather"), self._round_until_s))
-        return effects + self._advance(now_s)
+                yield self._send(run, self._round_until_s + self._late_s)
+
+    def _awaited(self) -> Iterable[tuple[int, PeerId, Incoming | None]]:
+        for block, owner in enumerate(self.spec.owners):
+            message = self._gathered.get((owner, block))
+            yield block, owner, None if message is None else message.incoming
 
     def _decided(self, block: int) -> _Message:
         """A block's rows with their factors; all name whom this owner heard of."""
@@ -339,8 +233,8 @@ class Gather:
         return decided
 
     def _finish(self, now_s: float) -> list[Effect]:
-        self._state = _DONE
-        self._repair.forget(SCATTER)
+        self._state = DONE
+        self._repairer.forget(SCATTER)
         self._late_until_s = now_s + self._late_s
         gathered, heard = self._collect(), np.zeros(len(self.spec.owners), np.uint64)
         for (_, block), message in self._gathered.items():
@@ -355,10 +249,11 @@ class Gather:
             missed=tuple(sorted(self._missed)),
             waited_for=self._waited_for,
             started_s=self._started_s,
-            scatter_s=self._decided_s - self._started_s,
-            gather_s=now_s - self._decided_s,
+            scatter_s=self._reduced_s - self._started_s,
+            gather_s=now_s - self._reduced_s,
             total_s=now_s - self._started_s,
             expired=self._expired,
+            last=self._last,
             gathered=gathered,
         )
         return [Done(self.outcome)]
@@ -398,35 +293,16 @@ class Gather:
         self._whole = bool(whole.all())
         return Gathered(np.concatenate(rows), np.concatenate(factor), np.concatenate(block), whole, none)
 
-    # -- Time
-
-    def _expire(self, now_s: float, name: str) -> list[Effect]:
-        if name == "repair":
-            if self._state == _WAITING or (self._state == _DONE and now_s >= self._late_until_s):
-                return []
-            return self._repair.again(now_s, self._asking_until_s())
-        due = (name == "scatter" and self._state == _SCATTERING) or (
-            name == "gather" and self._state == _GATHERING
-        )
-        if not due:
-            return []
-        self._expired = True
-        self._missed |= {peer for peer, _, _ in self._open}
-        self._open.clear()
-        return self._advance(now_s)
-
     # -- Small change
 
-    def _send(self, run: Run, deadline_s: float) -> Send:
-        return Send(self._repair.remember(run), deadline_s)
+    def _scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
+        message = self._scattered.get((peer, block))
+        return None if message is None else message.incoming
 
-    def _others(self) -> list[PeerId]:
-        n = max(self.spec.members) + 1
-        return sorted(self.spec.members - {self.spec.me}, key=lambda peer: (peer - self.spec.me) % n)
-
-    def _wait_for(self, peer: PeerId, stage: int, block: int, message: _Message | None) -> None:
-        if message is None or message.incoming.left:
-            self._open.add((peer, stage, block))
+    def _repair_again(self, now_s: float) -> list[Effect]:
+        if self._state != DONE:
+            return super()._repair_again(now_s)
+        return self._repairer.again(now_s, self._late_until_s) if now_s < self._late_until_s else []
 
 
 def _make(setting: Setting) -> Round:

@@ -90,6 +90,11 @@ class Membership:
         return tuple(sorted([self.me.name, *self._view.live]))
 
     @property
+    def whole(self) -> bool:
+        """Whether this peer is in, and has the whole list of members that it was let in with."""
+        return self._door.entered and not self._door.pulling
+
+    @property
     def period_s(self) -> float:
         """The protocol period now: a few members are probed in each."""
         return self._prober.period_s
@@ -185,6 +190,7 @@ class Membership:
                 f"member: {len(metadata)} bytes of metadata; at most {self._core.limits.metadata_bytes}"
             )
         self._view.renew(metadata=metadata)
+        self._prober.announce()
 
     # -- Hearing
 

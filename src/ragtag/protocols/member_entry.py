@@ -156,6 +156,11 @@ class Door:
         elif not message.more and source == self._pulled_from:
             self._pulling = self._pulled_from = ""
 
+    @property
+    def pulling(self) -> bool:
+        """Whether there is more of a list of members to come."""
+        return bool(self._pulled_from)
+
     def asked(self, entry: Entry) -> bool:
         """Whether this peer waits for that member's view."""
         return not self.entered or entry.member.name == self._pulled_from

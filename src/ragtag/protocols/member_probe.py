@@ -26,6 +26,8 @@ from ragtag.protocols.member_wire import Ack, Ask, Gossip, Message, Ping, Record
 VERDICT_RTOS = 4.0
 PERIOD_RTOS = 5.0
 """A protocol period: a whole probe, and some time in hand (SWIM asks for at least three round trips)."""
+ANNOUNCED_MAX = 64
+"""Members that are told at once what a member says anew of itself; the others hear it from them."""
 _NONCES_MAX = 4096
 
 
@@ -282,6 +284,13 @@ class Prober:
         for name in self.core.some(self.view.live, k):
             entry = self.view.entries[name]
             self.tell(entry, Gossip(self.view.mine.name, self._news(entry)))
+
+    def announce(self) -> None:
+        """Tell what is new of this peer, now, and hear by the answers what the others know of it."""
+        for name in self.core.some(self.view.live, ANNOUNCED_MAX):
+            entry = self.view.entries[name]
+            news = gossip_of(self.view.gossip(name, about_me=True))
+            self.tell(entry, Ping(self.view.mine.name, self._number(None, True), news))
 
     def _news(self, entry: Entry) -> list[Record]:
         return gossip_of(self.view.gossip(entry.member.name))

@@ -153,7 +153,7 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Deliver ``Woke`` at ``at_s`` (absolute). The newest is in force; one that comes too many does no harm."""
+    """Deliver ``Woke`` at ``at_s`` (absolute). The newest is in force; one too many does no harm."""
 
     at_s: float
 

@@ -238,15 +238,15 @@ class View:
 
     # -- Telling
 
-    def gossip(self, to: str | None) -> list[Raw]:
-        """What rides on a datagram to ``to``.
+    def gossip(self, to: str | None, about_me: bool = False) -> list[Raw]:
+        """What rides on a datagram to ``to``; about_me: with this peer's own record in any case.
 
         Its own accusation comes first (Lifeguard's buddy system, section IV-C), or this peer's word against
         one that it has just read.
         """
         subject = self.entries.get(to) if to is not None else None
         first = to if subject is not None and subject.member.status is not Status.ALIVE else None
-        if self._speak_up:
+        if self._speak_up or about_me:
             first, self._speak_up = self.mine.name, False
         return self._rumours.gossip(first, 1 + len(self.live))
 

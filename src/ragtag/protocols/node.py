@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ragtag.core.types import (
     PEERS_MAX,
     Arrived,
     Average,
-    Begin,
-    Done,
     Effect,
     Event,
     Expired,
@@ -30,23 +26,18 @@ from ragtag.core.types import (
     Tell,
     Visits,
 )
-from ragtag.protocols.base import BLOCK_BITS, Round
+from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.board import BOARD, Board
-from ragtag.protocols.gather import NO_VALUES, require_rows
 from ragtag.protocols.lane import HEADROOM, Channel, Lane
 from ragtag.protocols.meet import MEET, Exchange, Meetings
-from ragtag.protocols.method import CrowdSetting, Many, Setting
-from ragtag.protocols.presence import GONE_AFTER, Presence
+from ragtag.protocols.method import CrowdSetting, Many
+from ragtag.protocols.presence import GONE_AFTER
+from ragtag.protocols.rounds import CATCH_UP, Rounds
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 
-CATCH_UP = 8
-"""A peer that skipped more rounds than this adds weight 0 to its first average: it takes, and gives later."""
-ROUND_MAX = (1 << 32) - 1
-"""Round numbers travel in 32 bits."""
 
-
-class Node:
+class Node(Rounds):
     """The machine that a driver or a simulated world runs for one peer.
 
     n: how many places the crew has, taken or not; it grows when a peer comes for whom there is none.
@@ -61,13 +52,10 @@ class Node:
             raise ValueError(f"peer {me} of {n}: a peer's number lies between 0 and {n - 1}")
         if not 1 <= founded <= n:
             raise ValueError(f"a crew of {n} peers that began with {founded}: crews grow, from 1 on")
-        self.me, self.n, self.founded, self._seed = me, n, founded, seed
-        self._lanes: dict[int, Lane] = {}
-        self._presence = Presence(me, n)
+        super().__init__(me, n, seed, founded)
         self._meetings = Meetings()
         self._crowds: dict[int, Many] = {}
         self._newcomer_to: set[int] = set()
-        self._rtt_s: dict[PeerId, float] = {}
         self.board = Board(me, n)
 
     def configure(self, number: int, channel: Channel, now_s: float = 0.0) -> None:
@@ -98,16 +86,6 @@ class Node:
             return
         lane = self._lanes[number]
         lane.probed(replace(lane.channel, probe_s=probe_s), now_s)
-
-    @property
-    def live(self) -> frozenset[PeerId]:
-        """The peers that own blocks now: this one, and those not silent for long."""
-        return self._presence.live
-
-    @property
-    def gone(self) -> frozenset[PeerId]:
-        """The peers that have left."""
-        return self._presence.gone
 
     def silent_rounds(self, peer: PeerId) -> int:
         """How many rounds in a row nothing has come from a peer."""
@@ -190,81 +168,7 @@ class Node:
                     f"channel {ask.channel} averages in groups; rows are gathered by all at once"
                 )
             return self._crowds[ask.channel].step(now_s, replace(ask, weight=0.0) if newcomer else ask)
-        lane = self._ready(ask)
-        number = lane.next()
-        early = lane.rounds.get(number)
-        if self.me in ask.aside and ask.weight > 0 and early is not None and early.over():
-            number += 1  # a slow peer that gives comes in time for the next one
-        if number > ROUND_MAX:
-            raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
-        new, skipped = lane.done < 0, number - lane.done - 1
-        lane.aside = ask.aside
-        machine = self._machine(lane, ask.channel, number)
-        scatter_s, gather_s = lane.begin(number, now_s, ask.deadline_s, self._rtt_s.values())
-        lane.behind |= skipped > 0
-        weight = ask.weight if (skipped <= CATCH_UP or new) and not newcomer else 0.0
-        effects: list[Effect] = []
-        if skipped > 0 and not new and self.me not in ask.aside:
-            effects.append(Noted("skipped", self.me, f"{skipped} rounds, to {number}"))
-        waiting = self._presence.waiting - ask.aside
-        values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values, None)
-        begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows)
-        return self._settle(lane, effects + machine.step(now_s, begin))
-
-    def _ready(self, ask: Average | Offer) -> Lane:
-        """The channel that is asked for an average, if it can be."""
-        lane = self._lanes.get(ask.channel)
-        if lane is None:
-            raise KeyError(f"channel {ask.channel} is not configured; call configure() first")
-        if lane.active is not None:
-            raise RuntimeError(f"round {lane.active} of channel {ask.channel} is not done yet; one at a time")
-        if isinstance(ask, Offer) != lane.channel.method.gathers:
-            takes = "rows (Offer)" if lane.channel.method.gathers else "values (Average)"
-            raise ValueError(
-                f"channel {ask.channel} is one of {lane.channel.method.name}, which takes {takes}"
-            )
-        if isinstance(ask, Offer):
-            require_rows(ask.rows, lane.channel.n_chunks)
-            return lane
-        want = (lane.channel.n_chunks, lane.channel.codec.elements)
-        if ask.values.shape != want:
-            raise ValueError(f"values of shape {ask.values.shape} on a channel of {want}")
-        if ask.values.dtype != np.float32 or not ask.values.flags.c_contiguous:
-            raise ValueError(f"values of {ask.values.dtype}, or not in one piece; give contiguous float32")
-        return lane
-
-    def _machine(self, lane: Lane, channel: int, number: int) -> Round:
-        def make() -> Round:
-            setting = Setting(
-                me=self.me,
-                n=self.n,
-                seed=self._seed,
-                channel=channel,
-                round=number,
-                live=self.live - lane.aside or self.live,
-                present=frozenset(range(self.n)) - self.gone,
-                n_chunks=lane.channel.n_chunks,
-                codec=lane.channel.codec,
-                repair_s=max(self._rtt_s.values(), default=lane.channel.rtt_s),
-                growth=self.n - self.founded,
-                scratch=lane.spare.pop() if lane.spare else None,
-                earlier=tuple(lane.rounds[r] for r in sorted(lane.rounds) if r < number),
-            )
-            return lane.channel.method.make(setting)
-
-        return lane.machine(number, make)
-
-    def _settle(self, lane: Lane, effects: list[Effect]) -> list[Effect]:
-        """Look for the end of the active round among a machine's effects."""
-        if not effects:
-            return effects
-        outcome = next((e.outcome for e in effects if isinstance(e, Done)), None)
-        if outcome is None:
-            return effects
-        owed = {p: came for p, came in lane.rounds[outcome.round].owed().items() if p not in lane.aside}
-        lane.end(outcome)
-        lane.learn(outcome, owed)
-        return effects + self._presence.count_silence(owed)
+        return self._begin(now_s, ask, newcomer)
 
     # -- Arrivals
 
@@ -314,78 +218,6 @@ class Node:
             if run.key.block >> BLOCK_BITS != growth:
                 return self._deliver_apart(now_s, channel, number, event)
         return self._deliver_alike(now_s, lane, number, event)
-
-    def _deliver_alike(self, now_s: float, lane: Lane, number: int, event: Arrived) -> list[Effect]:
-        """Runs of one round, whose senders cut the vector as this peer does."""
-        channel = event.runs[0].key.channel
-        if number == lane.active:  # most are of the round under way
-            effects = lane.rounds[number].step(now_s, event)
-            return self._settle(lane, effects) if effects else effects
-        if not lane.admits(number):
-            return []
-        if number <= lane.done:
-            if any(run.peer not in lane.aside for run in event.runs):
-                lane.late(now_s, number)
-        else:
-            self._machine(lane, channel, number)
-        effects = self._route(now_s, channel, number, event)
-        if lane.active is not None and number > lane.active + (not lane.behind):
-            ahead = [run.peer for run in event.runs if run.peer not in lane.passed]
-            return effects + self._pass(now_s, lane, ahead)
-        return effects
-
-    def _deliver_apart(self, now_s: float, channel: int, number: int, event: Arrived) -> list[Effect]:
-        """Some senders cut the vector otherwise: one of them, or this peer, knows of newcomers already.
-
-        Their chunks mean other values here, so this round goes on without them; whoever knows of fewer
-        newcomers goes by the larger number from its next round on, so that one round is spoilt at most.
-        """
-        lane = self._lanes[channel]
-        growths = {id(run): run.key.block >> BLOCK_BITS for run in event.runs}
-        believed = [g for g in growths.values() if self.founded + g <= PEERS_MAX]
-        self._grow(self.founded + max(believed, default=0))
-        if number != lane.active and number > lane.done and lane.grown(number, self.n - self.founded):
-            del lane.rounds[number]  # early runs of those that knew of fewer; none of them is waited for more
-        machine = lane.rounds.get(number)
-        growth = self.n - self.founded if machine is None else machine.spec.growth
-        alike = [run for run in event.runs if growths[id(run)] == growth]
-        apart = [run.peer for run in event.runs if growths[id(run)] in believed and run not in alike]
-        effects: list[Effect] = []
-        if number == lane.active:
-            for peer in apart:
-                if lane.active == number:
-                    effects += self._settle(lane, lane.rounds[number].passed(now_s, peer))
-        return effects + (self._deliver_alike(now_s, lane, number, Arrived(alike)) if alike else [])
-
-    def _grow(self, n: int) -> None:
-        """The crew has ``n`` places at least."""
-        if n > self.n:
-            self.n = n
-            self._presence.grow(n)
-
-    def _pass(self, now_s: float, lane: Lane, peers: list[PeerId]) -> list[Effect]:
-        """Peers are ahead of this one's round and send no more of it: end it soon, and catch up.
-
-        They are certainly done with it when they are two rounds ahead. A message of the next round shows it
-        too, but may have overtaken others; only a peer that knows itself to be behind goes by that.
-        """
-        effects: list[Effect] = []
-        for peer in peers:
-            if lane.active is None:
-                break
-            if peer not in lane.passed:
-                lane.passed.add(peer)
-                effects += self._settle(lane, lane.rounds[lane.active].passed(now_s, peer))
-        return effects
-
-    def _route(
-        self, now_s: float, channel: int, number: int, event: Arrived | Expired | Left
-    ) -> list[Effect]:
-        lane = self._lanes.get(channel)
-        machine = lane.rounds.get(number) if lane is not None else None
-        if lane is None or machine is None:
-            return []
-        return self._settle(lane, machine.step(now_s, event))
 
     # -- Who is there
 

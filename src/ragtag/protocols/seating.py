@@ -6,7 +6,11 @@ import math
 
 from msgspec.structs import replace
 
+from ragtag.protocols.member_probe import ANNOUNCED_MAX
 from ragtag.protocols.roster import Card, Roster
+
+_OBJECT_PERIODS = 2.0
+"""All members are told of a claim at once, and answer with what they know; what got lost comes by gossip."""
 
 
 class Seating:
@@ -17,7 +21,7 @@ class Seating:
 
     def __init__(self, roster: Roster, card: Card, now_s: float, period_s: float) -> None:
         self._roster, self.card = roster, card
-        self.until_s = now_s + 2 * period_s  # the rest of a long list of members
+        self.until_s = now_s + 2 * period_s  # the rest of a long list of members, at the latest
         self.settled = False
 
     @property
@@ -25,8 +29,10 @@ class Seating:
         """Whether a seat was claimed (it may be contested)."""
         return self.card.seat >= 0
 
-    def look(self, now_s: float, period_s: float, n: int) -> Card | None:
+    def look(self, now_s: float, period_s: float, n: int, whole: bool = False) -> Card | None:
         """See how things stand; a card is to be told to the crew, of ``n`` members, at once.
+
+        whole: the list of members has come to its end.
 
         Raises:
             RuntimeError: no seat is free.
@@ -36,10 +42,11 @@ class Seating:
         if self.claimed and not self._roster.contested():
             self.settled = now_s >= self.until_s
             return None
-        if not self.claimed and now_s < self.until_s:
+        if not self.claimed and not whole and now_s < self.until_s:
             return None
         self.card = self._next()
-        self.until_s = now_s + (2 + math.log2(1 + n)) * period_s  # as long as news takes to reach all
+        spread = math.log2(n / ANNOUNCED_MAX) if n > ANNOUNCED_MAX else 0.0  # from those told to the others
+        self.until_s = now_s + (_OBJECT_PERIODS + spread) * period_s
         return self.card
 
     def _next(self) -> Card:

@@ -1,0 +1,239 @@
+"""Two stages through block owners: what a reduce-scatter with all-gather and a gathering of rows share.
+
+Stage SCATTER: every peer sends each block's owner what it has of the block. Stage GATHER: the owner sends
+every peer what it made of that. A stage is over when all messages that are waited for have closed (all chunks
+are there, or the marked last datagram shows that the rest will not come), or at its deadline.
+
+Where most have not come by the first deadline, this peer is early, or was slow to listen, rather than most
+of the crew dead: the first time it waits once more as long. One that went on alone would be early in its next
+round, too, and in the one after that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator
+
+import numpy as np
+
+from ragtag.core.types import Arm, Arrived, Begin, Effect, Event, Expired, Left, Outcome, PeerId, Run, Send
+from ragtag.protocols.base import GATHER, SCATTER, Incoming, Spec
+from ragtag.protocols.repair import Repairer
+
+WITNESSES = 2
+"""Owners that must have gone on without a peer: one may have had bad luck (a mark overtook data)."""
+WAITING, SCATTERING, GATHERING, DONE = range(4)
+
+
+class Stages(ABC):
+    """One round on one peer; runs may come before ``Begin`` (faster peers start earlier).
+
+    mine: the blocks that this peer owns. repair: asks again for what is missing while time remains.
+    """
+
+    def __init__(self, spec: Spec, mine: list[int], repair: Repairer | None) -> None:
+        self.spec = spec
+        self.outcome: Outcome | None = None
+        self._state = WAITING
+        self._mine, self._repair = mine, repair
+        self._open: set[tuple[PeerId, int, int]] = set()
+        self._waiting: set[PeerId] = set()
+        self._came: set[PeerId] = set()
+        self._missed: set[PeerId] = set()
+        self._gave: set[PeerId] = set()
+        self._reduced: dict[PeerId, int] = {}
+        self._expired = False
+        self._last = -1
+
+    # -- What a kind of round does
+
+    @abstractmethod
+    def _owners(self) -> Collection[PeerId]:
+        """The other peers that own blocks."""
+
+    @abstractmethod
+    def _scatter(self) -> Iterator[Send]:
+        """The round has begun: this peer's share of each block, to its owner."""
+
+    @abstractmethod
+    def _scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
+        """What has come so far of a peer's share of one of this peer's blocks."""
+
+    @abstractmethod
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        """Something came."""
+
+    @abstractmethod
+    def _reduce(self) -> Iterator[Send]:
+        """What came of this peer's blocks is in: what becomes of it, to every member."""
+
+    @abstractmethod
+    def _awaited(self) -> Iterable[tuple[int, PeerId, Incoming | None]]:
+        """Others' blocks, their owners, and what has come so far."""
+
+    @abstractmethod
+    def _finish(self, now_s: float) -> list[Effect]:
+        """All that is waited for is in."""
+
+    # -- Looking
+
+    def withheld(self) -> frozenset[PeerId]:
+        """Heard, and waited for, but of what they owe this owner nothing came."""
+        if not self._mine or self._state == WAITING:
+            return frozenset()
+        return frozenset((set(self._waited_for) & self._came) - self._gave)
+
+    def owed(self) -> dict[PeerId, bool]:
+        """All peers owe an owner their share; others are owed what owners send."""
+        owing = self._others() if self._mine else sorted(self._owners())
+        return {peer: peer in self._came for peer in owing}
+
+    # -- Events
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take one event; ``Done`` comes once."""
+        if isinstance(event, Arrived):
+            effects: list[Effect] = []
+            for run in event.runs:
+                effects += self._take(now_s, run)
+            return effects if self._open else effects + self._advance(now_s)
+        if isinstance(event, Begin):
+            return self._begin(now_s, event)
+        if isinstance(event, Expired):
+            return self._expire(now_s, event.timer.name)
+        if isinstance(event, Left):
+            return self.passed(now_s, event.peer)
+        return []
+
+    def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """Wait no more for a peer: what has not come from it was lost."""
+        self._open = {entry for entry in self._open if entry[0] != peer}
+        self._waiting -= {peer}
+        return self._advance(now_s)
+
+    def _begin(self, now_s: float, begin: Begin) -> list[Effect]:
+        spec = self.spec
+        self._state, self._begun, self._started_s = SCATTERING, begin, now_s
+        self._waiting = set(begin.waiting) & spec.members - {spec.me}
+        self._waited_for = tuple(sorted(self._waiting))
+        self._scatter_until_s = now_s + begin.scatter_s
+        self._round_until_s = self._scatter_until_s + begin.gather_s
+        self._grace_s = begin.grace_s
+        effects: list[Effect] = list(self._scatter())
+        for block in self._mine:
+            for peer in self._waiting - begin.withheld:
+                self._wait_for(peer, SCATTER, block, self._scattered_of(peer, block))
+        effects.append(Arm(spec.timer("scatter"), self._scatter_until_s))
+        if self._repair is not None:
+            effects += self._repair.again(now_s, self._round_until_s)
+        return effects + self._advance(now_s)
+
+    def _turn(self) -> list[tuple[int, PeerId]]:
+        """Blocks with their owners, starting behind oneself, so that not all send to one peer at first."""
+        me, n = self.spec.me, max(self.spec.members) + 1
+        return sorted(enumerate(self.spec.owners), key=lambda entry: (entry[1] - me) % n)
+
+    # -- Arrivals
+
+    def _close(
+        self, now_s: float, run: Run, incoming: Incoming, entry: tuple[PeerId, int, int]
+    ) -> list[Effect]:
+        """A run was taken: whether its message is over."""
+        if self._repair is not None and incoming.ended and incoming.left:
+            return self._ask(now_s, run, incoming, self._repair)
+        if incoming.closed and entry in self._open:
+            self._open.discard(entry)
+            if self._state == SCATTERING and not self._open:
+                self._last = run.peer
+        return []
+
+    def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
+        """A message ended with holes: ask for them now, or once the round has begun here."""
+        if self._state in (SCATTERING, GATHERING):
+            return repair.ask(now_s, incoming, run.peer, run.key, self._round_until_s)
+        if self._state == WAITING:
+            repair.later(incoming, run.peer, run.key)
+        return []
+
+    def _go_on_without(self, run: Run) -> None:
+        """Most owners have reduced without a peer: it gave nothing, so wait no longer for it either.
+
+        Each peer's deadline comes from its own measurements. By this rule what counts is the middle one of
+        the crew: a peer that would wait much longer does not hold up those that have gone on.
+        """
+        if run.peer not in self._reduced:
+            self._reduced[run.peer] = int(np.bitwise_or.reduce(run.heard))
+        if 2 * len(self._reduced) < len(self._waiting):
+            return
+        for peer in {entry[0] for entry in self._open}:
+            others = self._waiting - {peer}
+            without = sum(not self._reduced.get(other, -1) >> peer & 1 for other in others)
+            if without >= WITNESSES and 2 * without > len(others):
+                self._open = {entry for entry in self._open if entry[0] != peer}
+                self._missed.add(peer)
+                self._expired = True
+                self._last = peer
+
+    # -- From stage to stage
+
+    def _advance(self, now_s: float) -> list[Effect]:
+        if self._open or self._state not in (SCATTERING, GATHERING):
+            return []
+        return self._turn_over(now_s) if self._state == SCATTERING else self._finish(now_s)
+
+    def _turn_over(self, now_s: float) -> list[Effect]:
+        """From the first stage to the second."""
+        self._state, self._reduced_s = GATHERING, now_s
+        # an owner may reduce as late as its scatter deadline: what it sends then is in time
+        self._round_until_s = max(now_s, self._scatter_until_s) + self._begun.gather_s
+        effects: list[Effect] = list(self._reduce())
+        silent = self._missed - self._came
+        for block, owner, incoming in self._awaited():
+            if owner in self._waiting and owner not in silent:
+                self._wait_for(owner, GATHER, block, incoming)
+        effects.append(Arm(self.spec.timer("gather"), self._round_until_s))
+        return effects + self._advance(now_s)
+
+    def _expire(self, now_s: float, name: str) -> list[Effect]:
+        if name == "repair":
+            return self._repair_again(now_s)
+        due = (name == "scatter" and self._state == SCATTERING) or (
+            name == "gather" and self._state == GATHERING
+        )
+        if not due:
+            return []
+        overdue = {peer for peer, _, _ in self._open}
+        if self._state == SCATTERING and self._grace_s > 0 and 2 * len(overdue) > len(self._waited_for) > 2:
+            return self._wait_more()
+        self._expired = True
+        self._missed |= overdue
+        if self._state == SCATTERING and overdue:
+            self._last = min(overdue)
+        self._open.clear()
+        return self._advance(now_s)
+
+    def _wait_more(self) -> list[Effect]:
+        """Most are missing: once, wait longer."""
+        self._scatter_until_s += self._grace_s
+        self._round_until_s += self._grace_s
+        self._grace_s = 0.0
+        return [Arm(self.spec.timer("scatter"), self._scatter_until_s)]
+
+    def _repair_again(self, now_s: float) -> list[Effect]:
+        if self._repair is None or self._state not in (SCATTERING, GATHERING):
+            return []
+        return self._repair.again(now_s, self._round_until_s)
+
+    # -- Small change
+
+    def _send(self, run: Run, deadline_s: float) -> Send:
+        return Send(run if self._repair is None else self._repair.remember(run), deadline_s)
+
+    def _others(self) -> list[PeerId]:
+        spec = self.spec
+        n = max(spec.members) + 1
+        return sorted(spec.members - {spec.me}, key=lambda peer: (peer - spec.me) % n)
+
+    def _wait_for(self, peer: PeerId, stage: int, block: int, incoming: Incoming | None) -> None:
+        if incoming is None or not incoming.closed or (self._repair is not None and incoming.left):
+            self._open.add((peer, stage, block))

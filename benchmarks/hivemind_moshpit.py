@@ -351,7 +351,10 @@ def main() -> None:
         timeout=DEADLINE_S,
     )
     figures = {
-        "command": "python benchmarks/hivemind_moshpit.py " + " ".join(sys.argv[1:]),
+        "command": "python benchmarks/hivemind_moshpit.py "
+        + " ".join(
+            "HM/bin/python" if given == arguments.hivemind_python else given for given in sys.argv[1:]
+        ),
         "machine": {
             "cores": os.cpu_count(),
             "kernel": platform.release(),

@@ -3,10 +3,11 @@
     python benchmarks/transfer.py                         # 4 MB and 400 MB
     python benchmarks/transfer.py --sizes 4e6 --fetches 3 # in small
 
-The first donor trains (a torch loop on one core, its donor thread on the same one); the other two, which only
-finish rounds, and the newcomer run on the other cores. Its steps while a fetch is under way are compared with
-those before and after, in the same run: without taking the snapshot (once per newcomer, the trainer's own
-work) and with it.
+The first donor trains (a torch loop on one core, its donor thread on the same one); the other two, which
+only finish rounds, and the newcomer run on the other cores. Its steps while a newcomer takes the state from
+all three are compared, in the same run, with those while one takes it from the other two (cores share
+memory, caches and often more, so that any work beside it slows a trainer), and with those while nothing
+goes on: without taking the snapshot (once per newcomer, the trainer's own work) and with it.
 """
 
 from __future__ import annotations
@@ -93,14 +94,19 @@ def measure(size: int, fetches: int, pause_s: float) -> dict[str, Any]:
     os.sched_setaffinity(0, cores[1:] or cores)
     donors = [Donor(f"donor-{i}", pipe.recv()) for i, pipe in enumerate(pipes)]
     time.sleep(2 * pause_s)
-    spans, given, rounds = [], [], []
-    for _ in range(fetches):
+    spans: list[tuple[float, float]] = []
+    beside: list[tuple[float, float]] = []
+    given, rounds = [], []
+    for i in range(2 * fetches):
         began_s = time.monotonic()
-        fetched = fetch_state(key, donors, schema=SCHEMA, deadline_s=DEADLINE_S)
-        spans.append((began_s, time.monotonic()))
-        given.append(fetched.given.get("donor-0", 0))
-        rounds.append(len(fetched.rounds))
-        time.sleep(max(pause_s, spans[-1][1] - began_s))
+        some = donors[i % 2 :]
+        fetched = fetch_state(key, some, schema=SCHEMA, deadline_s=DEADLINE_S)
+        span = began_s, time.monotonic()
+        (beside if i % 2 else spans).append(span)
+        if len(some) == len(donors):
+            given.append(fetched.given.get("donor-0", 0))
+            rounds.append(len(fetched.rounds))
+        time.sleep(max(pause_s, span[1] - began_s))
     for pipe in pipes:
         pipe.send("stop")
     told = [pipe.recv() for pipe in pipes]
@@ -108,8 +114,12 @@ def measure(size: int, fetches: int, pause_s: float) -> dict[str, Any]:
         process.join(30)
     os.sched_setaffinity(0, cores)
     steps: list[Step] = told[0][0][10:]
-    during = [s for s in steps if any(a <= s.began_s and s.began_s + s.took_s <= b for a, b in spans)]
-    calm = [s for s in steps if all(s.began_s + s.took_s < a or s.began_s > b for a, b in spans)]
+    during, control = (
+        [s for s in steps if any(a <= s.began_s and s.began_s + s.took_s <= b for a, b in some)]
+        for some in (spans, beside)
+    )
+    calm = [s for s in steps if all(s.began_s + s.took_s < a or s.began_s > b for a, b in spans + beside)]
+    control_s = statistics.mean(s.took_s for s in control)
     calm_s = statistics.mean(s.took_s for s in calm)
     took = [b - a for a, b in spans]
     return {
@@ -120,6 +130,10 @@ def measure(size: int, fetches: int, pause_s: float) -> dict[str, Any]:
         "steps_calm": len(calm),
         "steps_during": len(during),
         "step_s_calm": calm_s,
+        "step_s_beside_others": control_s,
+        "ratio_to_others": statistics.mean(s.took_s for s in during if not s.put) / control_s,
+        "ratio_median_to_others": statistics.median(s.took_s for s in during if not s.put)
+        / statistics.median(s.took_s for s in control),
         "ratio_mean": statistics.mean(s.took_s for s in during if not s.put) / calm_s,
         "ratio_mean_with_snapshots": statistics.mean(s.took_s for s in during) / calm_s,
         "ratio_median": statistics.median(s.took_s for s in during if not s.put)
@@ -132,9 +146,9 @@ def show(r: dict[str, Any], allowed: float) -> None:
     """One size as text."""
     print(f"{r['bytes'] / 1e6:g} MB from 3 donors: {r['fetch_s']['median']:.3f} s (median)")
     print(
-        f"  the donor that trains: {r['steps_during']} steps meanwhile took {r['ratio_mean']:.3f} x a calm "
-        f"one ({r['step_s_calm'] * 1e3:.1f} ms), median {r['ratio_median']:.3f} x; with its snapshots "
-        f"{r['ratio_mean_with_snapshots']:.3f} x"
+        f"  the donor that trains: {r['steps_during']} steps meanwhile took {r['ratio_to_others']:.3f} x one "
+        f"while others give (median {r['ratio_median_to_others']:.3f} x), {r['ratio_mean']:.3f} x a calm one "
+        f"({r['step_s_calm'] * 1e3:.1f} ms); with its snapshots {r['ratio_mean_with_snapshots']:.3f} x"
     )
     print(
         f"  its donor thread used {r['donor_cpu_share']:.2%} of a core (allowed {allowed:.0%}), and gave "

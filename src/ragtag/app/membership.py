@@ -16,6 +16,7 @@ from ragtag.app.token import Token
 from ragtag.core.types import PeerId
 from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent, Told
+from ragtag.network.udp import bound
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_pace import INITIAL_RTO_S
 from ragtag.protocols.member_types import Changed, Identity
@@ -228,14 +229,7 @@ def _socket(fd: int | None, address: Address | None) -> socket.socket:
     if fd is not None:
         return socket.socket(fileno=os.dup(fd))
     assert address is not None
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_DGRAM)
-    try:
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    return bound(socket.SOCK_DGRAM, address)
 
 
 def seated(place: Place, token: Token, entrance: Entrance) -> Place:

@@ -209,6 +209,11 @@ def bound(kind: socket.SocketKind, address: Address, *, again: bool = False) -> 
     return sock
 
 
+def bound_at(host: str) -> socket.socket:
+    """A UDP socket on a free port of this host. Raises as ``bound`` does."""
+    return bound(socket.SOCK_DGRAM, (host, 0))
+
+
 def _inherited(fd: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=fd)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from ragtag.app.tracefile import CREW_FILE, TraceWriter
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 from ragtag.core.types import PeerId
+from ragtag.network.udp import bound_at
 
 TICK_S = 5.0
 """Peers are looked at this often even if no signal told of an end."""
@@ -61,8 +61,8 @@ class Launch:
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._signals = stack.enter_context(Signals())
         self._selector.register(self._signals.fd, selectors.EVENT_READ, "signals")
-        self._sockets = [stack.enter_context(_bound(setup.host)) for _ in range(setup.n)]
-        self._member_sockets = [stack.enter_context(_bound(setup.host)) for _ in range(setup.n)]
+        self._sockets = [stack.enter_context(bound_at(setup.host)) for _ in range(setup.n)]
+        self._member_sockets = [stack.enter_context(bound_at(setup.host)) for _ in range(setup.n)]
         self._ready_read, self._ready_write = os.pipe()
         stack.callback(os.close, self._ready_read)
         stack.callback(os.close, self._ready_write)
@@ -257,13 +257,3 @@ class Launch:
     def _write(self, record: trace.Record) -> None:
         if self._trace is not None:
             self._trace.write(record)
-
-
-def _bound(host: str) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        sock.bind((host, 0))
-    except OSError:
-        sock.close()
-        raise
-    return sock

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from ragtag.app.on_ray.library import own_host
 from ragtag.app.on_ray.register import Arrival
 from ragtag.app.on_ray.script import News, Script
+from ragtag.network.udp import bound_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,13 @@ class Came:
     arrival: Arrival
 
 
-def bound(host: str) -> socket.socket:
-    """A UDP socket on a free port of this host."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        sock.bind((host, 0))
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
 class PeerActor:
     """One peer. Its sockets are bound before the script starts: datagrams that come early wait in them."""
 
     def __init__(self) -> None:
         self._life = secrets.token_hex(8)
         self._host = own_host()
-        self._data, self._member = bound(self._host), bound(self._host)
+        self._data, self._member = bound_at(self._host), bound_at(self._host)
         self._script: Script | None = None
 
     def come(self) -> Came:

@@ -18,10 +18,10 @@ from typing import Any
 from ragtag.app.crew import Crew
 from ragtag.app.environment import Place
 from ragtag.app.join import JoinError, join_as
-from ragtag.app.on_ray.actor import bound
 from ragtag.app.on_ray.library import load, own_host
 from ragtag.app.on_ray.register import Arrival, Register
 from ragtag.app.token import new_key
+from ragtag.network.udp import bound_at
 
 ALIVE_S = 2.0
 """How often a peer gives the meeting a sign of life."""
@@ -115,7 +115,7 @@ class RayCrew:
         while True:
             left_s = until_s - time.monotonic()
             host = own_host()
-            with bound(host) as data, bound(host) as member:
+            with bound_at(host) as data, bound_at(host) as member:
                 arrival = Arrival(data.getsockname()[:2], member.getsockname()[:2])
                 place = self._place(ray, who, arrival, left_s)
                 one_try_s = left_s if place.token is None else deadline_s / 4  # whom it names may be dead

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn
 
 import torch
 
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
-from ragtag.core.schema import offsets_of
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov
 from ragtag.protocols.method import Method
@@ -51,8 +50,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
     buffers: average the model's floating-point buffers too (see ``modules.buffer_parts``).
-    outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``). Its
-        state is not in checkpoints: who resumes, or comes late, begins it anew from its next average.
+    outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``).
+        Its anchor and momentum are in ``state_dict`` and in snapshots: who resumes, or comes late, has them.
     codec: how values travel: "fp32" bit for bit, "bf16" at half the bytes (relative error 2^-9), "int8" at a
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
     compress: send a share of the entries only, ``TopK(ratio=.001)`` (``codec`` is then of no meaning): of the
@@ -114,6 +113,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             require_outer(average, self.conduct.partial)
         self._outer = outer
         self._outer_steps: OuterSteps | None = None
+        self._outer_state: dict[str, Any] | None = None  # loaded before averaging began
         self._weight: Weight = weight_of(weight, samples)
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
         self._compress, self._seed = compress, seed
@@ -170,6 +170,21 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._replica.anchor_here()
 
     @property
+    def outer_state(self) -> dict[str, Any]:
+        """Anchor and momentum of the outer steps (see ``outer.OuterSteps.state_dict``); empty: none yet."""
+        if self._outer_steps is None:
+            return dict(self._outer_state or {})
+        return self._outer_steps.state_dict()
+
+    @outer_state.setter
+    def outer_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError, naming it, at the first parameter that does not fit."""
+        if self._outer_steps is not None:
+            self._outer_steps.load_state_dict(state)
+        elif self._outer is not None and self._compress is None:
+            self._outer_state = dict(state)
+
+    @property
     def compression(self) -> Compression | None:
         """What sending less came to in the last round (``None``: everything is sent)."""
         return self._replica.compression if isinstance(self._replica, SparseReplica) else None
@@ -223,6 +238,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         progress: dict[str, Any] = {"step": self._steps, "since_average": self._since}
         if isinstance(self._replica, SparseReplica):
             progress["feedback"] = self._replica.state_dict()
+        if outer := self.outer_state:
+            progress["outer"] = outer
         return {**self._inner.state_dict(), _KEY: progress}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -234,6 +251,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._steps, self._since = int(progress["step"]), int(progress["since_average"])
             self._feedback = progress.get("feedback")
             self._load_feedback()
+            self.outer_state = progress.get("outer") or {}
 
     def _load_feedback(self) -> None:
         if self._feedback is not None and isinstance(self._replica, SparseReplica):
@@ -344,8 +362,11 @@ class CrewOptimizer(torch.optim.Optimizer):
                 content=content,
             )
             if self._outer is not None:
-                parameters = offsets_of(self._replica.schema.tensors)[len(names)]
-                self._outer_steps = self._replica.after = OuterSteps(self._outer, parameters)
+                specs = self._replica.schema.tensors[: len(names)]
+                shape = self._replica.bucket.values.shape
+                self._outer_steps = self._replica.after = OuterSteps(self._outer, specs, shape)
+                self._outer_steps.load_state_dict(self._outer_state or {})
+                self._outer_state = None
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
         if self._watch is not None:

@@ -11,16 +11,16 @@ import torch
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Noted, Outcome
-from ragtag.optim.outer import Nesterov
+from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
-from ragtag.training.averager import RPS, Transport
+from ragtag.training.averager import RPS, Pending, Transport
 from ragtag.training.compress import TopK, require_compressible
 from ragtag.training.conduct import Conduct
 from ragtag.training.merge import Merge
 from ragtag.training.modes import Closure, Models
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
-from ragtag.training.options import codec_of, mode_of, require_outer, require_partial, schedule_of
+from ragtag.training.options import codec_of, mode_of, require_partial, schedule_of, streaming_of
 from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
 from ragtag.training.sparse import Compression, SparseReplica
@@ -52,6 +52,8 @@ class CrewOptimizer(torch.optim.Optimizer):
     buffers: average the model's floating-point buffers too (see ``modules.buffer_parts``).
     outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``).
         Its anchor and momentum are in ``state_dict`` and in snapshots: who resumes, or comes late, has them.
+        ``ragtag.Outer(fragments=P, delay=tau)``: fragments in turn, while local steps go on (Streaming
+        DiLoCo); ``average()`` at the end waits for what is still under way.
     codec: how values travel: "fp32" bit for bit, "bf16" at half the bytes (relative error 2^-9), "int8" at a
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
     compress: send a share of the entries only, ``TopK(ratio=.001)`` (``codec`` is then of no meaning): of the
@@ -82,7 +84,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         buffers: bool = True,
         weight: float | Callable[[], float] | Literal["samples"] = 1.0,
         samples: Callable[[], int] | None = None,
-        outer: Nesterov | None = None,
+        outer: Nesterov | Streaming | None = None,
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         compress: TopK | None = None,
         deadline_s: float | None = None,
@@ -109,10 +111,9 @@ class CrewOptimizer(torch.optim.Optimizer):
         if self.conduct.partial:
             require_partial(average, self._method)
             self._merge = Merge(parameters_of(inner.param_groups))
-        if outer is not None:
-            require_outer(average, self.conduct.partial)
-        self._outer = outer
+        self._outer = streaming_of(outer, average, self.conduct.partial, self._method, compress is not None)
         self._outer_steps: OuterSteps | None = None
+        self._under_way: Pending | None = None
         self._outer_state: dict[str, Any] | None = None  # loaded before averaging began
         self._weight: Weight = weight_of(weight, samples)
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
@@ -162,6 +163,9 @@ class CrewOptimizer(torch.optim.Optimizer):
     def resume_at(self, steps: int, since: int) -> None:
         """Go on as one who has come so far; gradients gathered here before are forgotten."""
         self._steps, self._since = steps, since
+        if self._under_way is not None:  # it is of what was here before; it ends by its own deadline
+            self._under_way.wait()
+            self._under_way = None
         self._mode.forget()
         for more in (self._merge, self._outer_steps):
             if more is not None:
@@ -277,15 +281,17 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._steps += 1
         self._since += 1
         self.conduct.worked(self._steps)
+        delay = self._outer.delay if self._outer is not None else 0
+        if self._under_way is not None and self._since >= delay:
+            self._end()
         if self.conduct.due(self._steps, self._since):
-            self.average()
+            self._begin() if delay else self.average()
         return loss
 
     def average(self) -> Outcome:
-        """Average now, whatever the schedule says."""
-        replica = self._replica
-        if replica is None:
-            replica = self._configure(self._watch.modules if self._watch is not None else [])
+        """Average now, whatever the schedule says: of fragments, the next one."""
+        self._end()
+        replica = self._ready()
         weight = self._mode.offer(self._weight())
         aside = self.conduct.begin()
         outcome = self._catch_up(replica) if self.stands_aside else None
@@ -294,12 +300,32 @@ class CrewOptimizer(torch.optim.Optimizer):
             if self._merge is not None:
                 self._merge.mark() if self.stands_aside else self._merge.forget()
         self._since = 0
+        return self._averaged(outcome)
+
+    def _averaged(self, outcome: Outcome) -> Outcome:
         self.outcome = outcome
         self._mode.take(outcome)
         self.conduct.averaged(outcome)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         return outcome
+
+    # -- Averages that local steps do not wait for (outer=Outer(delay=...))
+
+    def _begin(self) -> None:
+        """Begin an average, and go on with local steps."""
+        self._end()
+        replica = self._ready()
+        assert isinstance(replica, Replica)
+        weight = self._mode.offer(self._weight())
+        self._under_way = replica.begin(weight, self._deadline_s, self.conduct.begin())
+        self._since = 0
+
+    def _end(self) -> None:
+        """Wait for the average under way, if there is one, and step by it."""
+        pending, self._under_way = self._under_way, None
+        if pending is not None and isinstance(self._replica, Replica) and self._outer is not None:
+            self._averaged(self._replica.end(pending, self._outer.kept))
 
     @property
     def stands_aside(self) -> bool:
@@ -336,10 +362,17 @@ class CrewOptimizer(torch.optim.Optimizer):
                     parameter.grad.mul_(factor)
         return False
 
+    def _ready(self) -> Replica | SparseReplica:
+        """What is averaged; where that is not agreed on yet, it is now."""
+        if self._replica is not None:
+            return self._replica
+        return self._configure(self._watch.modules if self._watch is not None else [])
+
     def _configure(self, modules: list[torch.nn.Module]) -> Replica | SparseReplica:
         names = name_parameters(self.param_groups, modules)
         buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
-        content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer}"
+        content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer.rule}"
+        fragments = 1 if self._outer is None else self._outer.fragments
         if self._compress is not None:
             self._replica = SparseReplica(
                 self._mode.parts(names, ()),
@@ -348,7 +381,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 channel=self._channel,
                 content=content,
                 whole=Models(self._inner).parts(names, buffers),
-                outer=self._outer,
+                outer=None if self._outer is None else self._outer.rule,
                 seed=self._seed,
             )
             self._load_feedback()
@@ -360,12 +393,14 @@ class CrewOptimizer(torch.optim.Optimizer):
                 self._codec,
                 channel=self._channel,
                 content=content,
+                fragments=fragments,
             )
             if self._outer is not None:
                 specs = self._replica.schema.tensors[: len(names)]
                 shape = self._replica.bucket.values.shape
-                self._outer_steps = self._replica.after = OuterSteps(self._outer, specs, shape)
-                self._outer_steps.load_state_dict(self._outer_state or {})
+                made = OuterSteps(self._outer.rule, specs, shape, fragments)
+                made.load_state_dict(self._outer_state or {})
+                self._outer_steps = self._replica.after = made
                 self._outer_state = None
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)

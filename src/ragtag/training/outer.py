@@ -20,68 +20,78 @@ class OuterSteps:
     """One peer's outer optimizer, on the table that is averaged.
 
     specs: of the parameters, which come first in the table; what follows (buffers) takes the average as it
-    is. shape: the table's, ``(n_chunks, elements)``.
+    is. shape: the table's, ``(rows, elements)``. fragments: equal parts of it, of which each round steps one.
 
-    The first average is taken as it is and becomes the anchor, so peers need not have begun alike. Where no
-    average came, values, anchor and momentum stay, and the next average there is of two rounds' steps. Peers
-    then differ in anchor and momentum; with DiLoCo's .7 and .9 that shrinks by half with each average that
-    comes (the largest eigenvalue of the map of both is .52).
+    The first average (of each fragment) is taken as it is and becomes the anchor, so peers need not have
+    begun alike. Where no average came, values, anchor and momentum stay, and the next average there is of two
+    rounds' steps. Peers then differ in anchor and momentum; with DiLoCo's .7 and .9 that shrinks by half with
+    each average that comes (the largest eigenvalue of the map of both is .52).
     """
 
-    def __init__(self, rule: Nesterov, specs: Sequence[TensorSpec], shape: tuple[int, int]) -> None:
-        self._rule, self._specs, self._shape = rule, tuple(specs), shape
+    def __init__(
+        self, rule: Nesterov, specs: Sequence[TensorSpec], shape: tuple[int, ...], fragments: int = 1
+    ) -> None:
+        self._rule, self._specs, self._shape, self._fragments = rule, tuple(specs), shape, fragments
         *self._offsets, self._parameters = offsets_of(self._specs)
         self.forget()
 
     def forget(self) -> None:
         """The model has come from elsewhere: begin anew from the next average."""
-        self._begun = False
-        self._anchor: Floats = np.zeros((0, self._shape[1]), np.float32)
-        self._momentum: Floats = self._anchor
+        self._begun = [False] * self._fragments
+        self._anchor: Floats | None = None
+        self._momentum: Floats | None = None
 
     def __call__(self, outcome: Outcome) -> Floats:
-        """The table to go on with, float32 ``[n_chunks, elements]``. Raises ValueError: it is not finite."""
+        """The fragment to go on with, float32 ``[n_chunks, elements]``. Raises ValueError: not finite."""
         mean, came = outcome.mean, outcome.averaged
-        if not self._begun:
-            self._anchor, self._momentum, self._begun = mean.copy(), np.zeros_like(mean), True
+        if self._anchor is None or self._momentum is None:
+            self._anchor, self._momentum = (
+                np.zeros(self._shape, np.float32),
+                np.zeros(self._shape, np.float32),
+            )
+        at = outcome.round % self._fragments
+        rows = slice(at * len(mean), (at + 1) * len(mean))
+        anchor, momentum = self._anchor[rows], self._momentum[rows]
+        if not self._begun[at]:
+            self._begun[at] = True
+            np.copyto(anchor, mean)
             return mean
+        buffers = max(0, self._parameters - rows.start * self._shape[1])
         if came.all():
-            after, self._momentum = self._rule.update(self._anchor, mean, self._momentum)
-            self._anchor = self._with_buffers(after, mean)
-            return self._anchor
-        after, grown = self._rule.update(self._anchor[came], mean[came], self._momentum[came])
+            after, momentum[:] = self._rule.update(anchor, mean, momentum)
+            after.reshape(-1)[buffers:] = mean.reshape(-1)[buffers:]
+            anchor[:] = after
+            return after
+        after, grown = self._rule.update(anchor[came], mean[came], momentum[came])
         table = mean.copy()
         table[came] = after
-        table = self._with_buffers(table, mean)
-        self._anchor[came], self._momentum[came] = table[came], grown
-        return table
-
-    def _with_buffers(self, table: Floats, mean: Floats) -> Floats:
-        table.reshape(-1)[self._parameters :] = mean.reshape(-1)[self._parameters :]
+        table.reshape(-1)[buffers:] = mean.reshape(-1)[buffers:]
+        anchor[came], momentum[came] = table[came], grown
         return table
 
     # -- What is kept
 
     def state_dict(self) -> dict[str, Any]:
         """``anchor`` and ``momentum``: copies, float32, by the parameters' names in their shapes, whatever
-        the codec. Empty before the first average.
+        the codec; ``begun``: which fragments have them. Empty before the first average.
         """
-        if not self._begun:
+        if self._anchor is None or self._momentum is None:
             return {}
-        tables = self._anchor, self._momentum
-        return {part: self._tensors(table) for part, table in zip(_PARTS, tables, strict=True)}
+        anchor, momentum = self._tensors(self._anchor), self._tensors(self._momentum)
+        return {"begun": list(self._begun), "anchor": anchor, "momentum": momentum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` gave; of an empty one, begin anew.
+        """Take up what ``state_dict`` gave; of an empty one, begin anew, and so of one with another number of
+        fragments of which some had not been averaged yet.
 
         Raises ValueError, naming it, at the first parameter that does not fit; nothing has changed then.
         """
-        if not state:
-            self.forget()
-            return
         require_outer_state(state, {spec.name: spec.shape for spec in self._specs})
-        self._anchor, self._momentum = (self._table(state[part]) for part in _PARTS)
-        self._begun = True
+        self.forget()
+        begun = state.get("begun", [])
+        if len(begun) == self._fragments or (begun and all(begun)):
+            self._anchor, self._momentum = (self._table(state[part]) for part in _PARTS)
+            self._begun = list(begun) if len(begun) == self._fragments else [True] * self._fragments
 
     def _tensors(self, table: Floats) -> dict[str, torch.Tensor]:
         return {
@@ -108,8 +118,11 @@ def require_outer_state(state: Mapping[str, Any], shapes: Mapping[str, Sequence[
     """Raise ValueError, naming what differs first, where a state is not of parameters of these shapes."""
     if not state:
         return
-    if set(state) != set(_PARTS):
-        raise ValueError(f"the outer momentum's state has {sorted(state)}; it has {list(_PARTS)}")
+    if set(state) != {*_PARTS, "begun"}:
+        raise ValueError(f"the outer momentum's state has {sorted(state)}; it has {[*_PARTS, 'begun']}")
+    begun = state["begun"]
+    if not isinstance(begun, list) or not all(type(of) is bool for of in begun):
+        raise ValueError("which fragments the outer momentum's state has is no list of bools")
     for part in _PARTS:
         saved = state[part]
         for name, shape in shapes.items():

@@ -227,6 +227,8 @@ class Crew:
                 waited_for=list(spent.for_peer_s),
                 waited_s=list(spent.for_peer_s.values()),
                 stale=spent.stale,
+                coherence=[mu for _, mu in spent.coherence],
+                coherence_steps=[step for step, _ in spent.coherence],
             )
         )
 

@@ -15,6 +15,7 @@ from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.training.averager import RPS, Pending, Transport
+from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.compress import TopK, require_compressible
 from ragtag.training.conduct import Conduct
 from ragtag.training.merge import Merge
@@ -62,6 +63,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         "samples": the number of samples since the last average.
     samples: how many samples this peer has been given so far (a crew tells that by itself).
     deadline_s: bounds each round; by default its bound comes from measurement.
+    coherence: ``ragtag.Coherence()``: measure now and then how far gradients agree with earlier ones (see
+        ``training.coherence``); in trace and report, and in ``conduct.spent.coherence``.
     on_outcome: called with each round's outcome. on_ready: called once, when the crew has agreed on what is
         averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed).
 
@@ -88,6 +91,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         compress: TopK | None = None,
         deadline_s: float | None = None,
+        coherence: Coherence | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
         on_ready: Callable[[CrewOptimizer], None] | None = None,
         on_note: Callable[[Noted], None] | None = None,
@@ -116,6 +120,9 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._under_way: Pending | None = None
         self._outer_state: dict[str, Any] | None = None  # loaded before averaging began
         self._weight: Weight = weight_of(weight, samples)
+        self._meter = (
+            None if coherence is None else CoherenceMeter(coherence, parameters_of(inner.param_groups))
+        )
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
         self._compress, self._seed = compress, seed
         if compress is not None:
@@ -167,7 +174,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._under_way.wait()
             self._under_way = None
         self._mode.forget()
-        for more in (self._merge, self._outer_steps):
+        for more in (self._merge, self._outer_steps, self._meter):
             if more is not None:
                 more.forget()
         if isinstance(self._replica, SparseReplica):
@@ -228,6 +235,8 @@ class CrewOptimizer(torch.optim.Optimizer):
                 "step (and without model=...), or make a new crew optimizer on every peer"
             )
         self._inner.add_param_group(param_group)
+        if self._meter is not None:
+            self._meter = CoherenceMeter(self._meter.asked, parameters_of(self._inner.param_groups))
         if self._watch is not None:
             self._watch.end()
             self._watch = Watch(parameters_of(self._inner.param_groups))
@@ -277,9 +286,12 @@ class CrewOptimizer(torch.optim.Optimizer):
         return self._step(closure)
 
     def _step(self, closure: Closure | None = None) -> float | None:
-        loss = self._mode.local(closure, self._unscale())
+        skipped = self._unscale()
+        loss = self._mode.local(closure, skipped)
         self._steps += 1
         self._since += 1
+        if self._meter is not None and not skipped:
+            self.conduct.spent.cohered(self._steps, self._meter.stepped(self._steps))
         self.conduct.worked(self._steps)
         delay = self._outer.delay if self._outer is not None else 0
         if self._under_way is not None and self._since >= delay:

@@ -82,6 +82,8 @@ class Conduct:
         self._ended_s: float | None = None
         self._began_s = time.monotonic()
         self.spent = Spent()
+        self.busy_s = 0.0
+        """How long was computed since the start."""
 
     @property
     def aside(self) -> frozenset[PeerId]:
@@ -93,6 +95,7 @@ class Conduct:
         now_s = time.monotonic()
         took_s = None if self._ended_s is None else now_s - self._ended_s
         self._computed_s += took_s or 0.0
+        self.busy_s += took_s or 0.0
         self.spent.compute_s += took_s or 0.0
         self.spent.steps += 1
         if self._pacer is not None:  # a first step is taken to have begun with all else: better than nothing

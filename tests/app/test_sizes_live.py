@@ -1,4 +1,4 @@
-"""A mixed crew of real processes: batches follow speeds, every sample is used once, all are ready at one time."""
+"""A mixed crew of real processes: batches follow speeds, and every sample is used once an epoch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ with ragtag.join(deadline_s=60.0) as crew:
     optimizer = crew.optimizer(
         sgd, averager=ragtag.AllReduce(), model=model, weight="samples", coherence=ragtag.Coherence(every=2)
     )
-    data = torch.utils.data.TensorDataset(torch.arange(%d))
-    loader = torch.utils.data.DataLoader(data, batch_size=%d, shuffle=True)
+    data = torch.utils.data.TensorDataset(torch.arange(int(sys.argv[2])))
+    loader = torch.utils.data.DataLoader(data, batch_size=int(sys.argv[3]), shuffle=True)
     split = crew.split(loader, sizes=ragtag.BatchSizes(grain=4))
     epochs = []
-    for epoch in range(%d):
+    for epoch in range(int(sys.argv[4])):
         sizes, used = [], []
         for (batch,) in split:
             time.sleep(SLEEPS_S[crew.rank] * len(batch))
@@ -46,7 +46,7 @@ with ragtag.join(deadline_s=60.0) as crew:
         epochs.append((sizes, used))
     with open(f"{sys.argv[1]}/{crew.rank}.json", "w") as file:
         json.dump(epochs, file)
-""" % (SAMPLES, BATCH, EPOCHS)
+"""
 
 
 @pytest.mark.slow
@@ -55,8 +55,9 @@ def test_batches_follow_speeds_of_real_processes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = tmp_path / "run"
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAGTAG_")}
+    arguments = [str(tmp_path), *map(str, (SAMPLES, BATCH, EPOCHS))]
     ended = subprocess.run(
-        [sys.executable, "-m", "ragtag.app.cli", "run", "-n", "2", "-o", str(run), "train.py", str(tmp_path)],
+        [sys.executable, "-m", "ragtag.app.cli", "run", "-n", "2", "-o", str(run), "train.py", *arguments],
         env=clean | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,12 @@ def test_batches_follow_speeds_of_real_processes(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     peers = [json.loads((tmp_path / f"{peer}.json").read_text()) for peer in range(2)]
+    told = [record for record in read_run(run).records() if isinstance(record, trace.Epoch)]
     for epoch in range(EPOCHS):
-        used = [i for peer in peers for i in peer[epoch][1]]
-        assert sorted(used) == list(range(SAMPLES))
-    epochs = [record for record in read_run(run).records() if isinstance(record, trace.Epoch)]
-    assert {(e.samples, e.missed, e.twice) for e in epochs} == {(SAMPLES, 0, 0)}
+        used = Counter(i for peer in peers for i in peer[epoch][1])
+        assert set(used) == set(range(SAMPLES))
+        twice = sum(count > 1 for count in used.values())  # where the machine is so busy that claims are late
+        assert {(e.samples, e.missed, e.twice) for e in told if e.epoch == epoch} == {(SAMPLES, 0, twice)}
     fast, slow = (peer[-1][0][1:-2] for peer in peers)  # by then speeds are known
     assert sum(fast) / len(fast) > 1.8 * sum(slow) / len(slow)
     assert report_json(run)["coherence"]["count"] > 0

@@ -14,9 +14,11 @@ from torch import nn
 from torch.func import grad
 
 import ragtag
+from ragtag.app import transport as module
 from ragtag.app.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.optim.outer import Nesterov
+from ragtag.protocols.lane import Channel
 from ragtag.recipes.diloco_training import Method, Setup, _Crew, train
 from ragtag.training.averager import AllReduce
 from ragtag.training.optimizer import CrewOptimizer
@@ -47,6 +49,7 @@ def live(setup: Setup, text: Path) -> list[torch.Tensor]:
     twin = _Crew(setup, text)  # for its beginning, its texts, its loss and its learning rates
     models = [Flat(values) for values in twin.models.detach()]
     outer = ragtag.Outer(fragments=FRAGMENTS)
+    whole: list[bool] = []
 
     def work(transport: DriverTransport) -> None:
         model = models[transport.me]
@@ -58,9 +61,10 @@ def live(setup: Setup, text: Path) -> list[torch.Tensor]:
             every=EVERY // FRAGMENTS,
             outer=outer,
             model=model,
+            on_outcome=lambda outcome: whole.append(bool((outcome.heard == (1 << N) - 1).all())),
         )
         for _ in range(FRAGMENTS):  # all begin alike, so the first averages make that the anchor
-            assert optimizer.average().averaged.all()
+            optimizer.average()
         for _ in range(setup.steps):
             x, y = next(twin._text[transport.me])
             model.w.grad = grad(twin._loss)(model.w.detach(), x, y)
@@ -70,10 +74,14 @@ def live(setup: Setup, text: Path) -> list[torch.Tensor]:
     with Crew(N) as crew:
         came = all_at_once(transports(crew), work)
     assert all(value is None for value in came.values()), came
+    assert all(whole)
+    assert len(whole) == N * (FRAGMENTS + FRAGMENTS * setup.steps // EVERY)
     return [model.w.detach() for model in models]
 
 
-def test_live_is_as_simulated(text: Path) -> None:
+def test_live_is_as_simulated(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # no deadline ends a round, however busy the machine is
+    monkeypatch.setattr(module, "Channel", partial(Channel, floor_s=PATIENCE_S))
     method = Method("streaming", EVERY, Nesterov(), FRAGMENTS)
     setup = Setup(method, 0, STEPS, 0.01, n=N, width=8, layers=1, length=8, batch=2, looks=2)
     models = live(setup, text)

@@ -57,7 +57,7 @@ class Rounds:
     # -- Begin and end
 
     def _begin(self, now_s: float, ask: Average | Offer, newcomer: bool) -> list[Effect]:
-        """Begin a lane's next round; a newcomer takes of its first one (of each fragment), and gives nothing."""
+        """Begin a lane's next round; of its first (of each fragment) a newcomer takes, and gives nothing."""
         lane = self._ready(ask)
         number = lane.next()
         early = lane.rounds.get(number)

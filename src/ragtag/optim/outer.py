@@ -68,7 +68,8 @@ class Streaming:
     """Outer steps on fragments of the model in turn, while local steps go on.
 
     "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", Douillard et al.,
-    2025 (arXiv 2501.18512), algorithm 2. Here fragments are equal consecutive parts of all values.
+    2025 (arXiv 2501.18512). Here fragments are equal consecutive parts of all values, and the codec is the
+    channel's (the paper has layers in strides, and sends 4 bits a value).
 
     fragments: P; each average is of one of them, so it moves 1/P of the bytes. delay: tau, how many local
     steps are taken between the beginning of an average and its use (0: none, steps wait for it). kept: alpha,

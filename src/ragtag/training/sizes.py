@@ -1,9 +1,9 @@
 """Batches whose size follows each peer's measured speed, so that all come to an average at about one time.
 
 "Semi-Dynamic Load Balancing: Efficient Distributed Learning in Non-Dedicated Environments", Chen, Weng, Wang,
-Li, Li, SoCC 2020 (LB-BSP): sizes in proportion to speeds, their sum unchanged. Here each peer finds its own
-from what all post, with no agreement: nobody waits for anybody's, and averages weighted by samples are right
-whatever the sizes are.
+Li, Li, SoCC 2020 (arXiv 1806.02508; LB-BSP): sizes follow speeds at the barriers, their sum unchanged. Here
+each peer finds its own from what all post, with no agreement: nobody waits for anybody's, and averages
+weighted by samples are right whatever the sizes are.
 """
 
 from __future__ import annotations

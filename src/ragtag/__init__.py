@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from ragtag.training.averager import AllReduce as AllReduce
     from ragtag.training.averager import Moshpit as Moshpit
     from ragtag.training.averager import RandomGroups as RandomGroups
+    from ragtag.training.coherence import Coherence as Coherence
     from ragtag.training.compress import TopK as TopK
+    from ragtag.training.sizes import BatchSizes as BatchSizes
     from ragtag.training.split import skewed_shards as skewed_shards
 
 _HOMES = {
@@ -40,6 +42,8 @@ _HOMES = {
     "Moshpit": "ragtag.training.averager",
     "RandomGroups": "ragtag.training.averager",
     "NotFinite": "ragtag.core.errors",
+    "BatchSizes": "ragtag.training.sizes",
+    "Coherence": "ragtag.training.coherence",
     "TopK": "ragtag.training.compress",
     "skewed_shards": "ragtag.training.split",
 }

@@ -68,7 +68,8 @@ class FakeCrew:
             difference = schema.difference(first)
             if difference is not None:
                 raise SchemaMismatch(difference)
-            shape = Channel(method, codec, schema.n_chunks(codec.elements), 1.0, 2 * LATENCY_S)
+            chunks, parts = schema.n_chunks(codec.elements), schema.fragments
+            shape = Channel(method, codec, chunks, 1.0, 2 * LATENCY_S, fragments=parts)
             self.nodes[peer].configure(channel, shape)
 
     def ask(self, peer: int, event: Average | Offer) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import ragtag
-from ragtag.core.schema import SchemaMismatch
+from ragtag.core.schema import SchemaMismatch, TensorSpec
 from ragtag.core.types import Outcome
 from ragtag.optim.outer import Nesterov
 from ragtag.schedules import Partial
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.outer import OuterSteps
+from ragtag.training.state import Snapshot, capture, restore
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_optimizer import flat, loss_of, net, sgd, steps
 
@@ -73,9 +77,16 @@ def test_buffers_take_the_average_as_it_is() -> None:
     run_peers(FakeCrew(2), train_plain)
     a, b = (m[1].running_mean for m in models)
     assert torch.equal(a, b)
-    outer = OuterSteps(Nesterov(), 2)
-    outer(outcome([[1.0, 1.0, 5.0, 5.0]]))
-    assert outer(outcome([[2.0, 2.0, 6.0, 7.0]]))[0, 2:].tolist() == [6.0, 7.0]
+    outer = OuterSteps(Nesterov(), [TensorSpec("a", (16,), "float32")], (1, 32))
+    outer(outcome([[1.0] * 16 + [5.0] * 16]))
+    went_on = outer(outcome([[2.0] * 16 + [6.0] * 15 + [7.0]]))
+    assert went_on[0, 16:].tolist() == [6.0] * 15 + [7.0]
+    assert went_on[0, 0] != 2.0
+
+
+def steps_of(n_chunks: int, elements: int) -> OuterSteps:
+    """For one parameter that fills a table."""
+    return OuterSteps(Nesterov(), [TensorSpec("a", (n_chunks * elements,), "float32")], (n_chunks, elements))
 
 
 def outcome(table: list[list[float]], averaged: list[bool] | None = None) -> Outcome:
@@ -87,7 +98,7 @@ def outcome(table: list[list[float]], averaged: list[bool] | None = None) -> Out
 
 
 def test_where_no_average_came_everything_stays() -> None:
-    outer, whole = OuterSteps(Nesterov(), 4), OuterSteps(Nesterov(), 4)
+    outer, whole = steps_of(2, 2), steps_of(2, 2)
     for of in (outer, whole):
         of(outcome([[0.0, 0.0], [0.0, 0.0]]))
     first = outer(outcome([[1.0, 1.0], [9.0, 9.0]], [True, False]))
@@ -98,7 +109,7 @@ def test_where_no_average_came_everything_stays() -> None:
 
 def test_peers_that_differ_come_together() -> None:
     """One misses an average on all chunks; some averages later both have the same model again."""
-    one, other = OuterSteps(Nesterov(), 1), OuterSteps(Nesterov(), 1)
+    one, other = steps_of(1, 1), steps_of(1, 1)
     models = [one(outcome([[0.0]])), other(outcome([[0.0]]))]
     apart = []
     for round_ in range(1, 16):
@@ -111,12 +122,115 @@ def test_peers_that_differ_come_together() -> None:
     assert apart[-1] < 0.01 * apart[2]
 
 
-def test_a_restored_state_begins_anew() -> None:
-    outer = OuterSteps(Nesterov(), 1)
+def test_a_state_without_it_begins_anew() -> None:
+    outer = steps_of(1, 1)
     outer(outcome([[0.0]]))
     outer(outcome([[1.0]]))
-    outer.forget()
+    outer.load_state_dict({})
+    assert outer.state_dict() == {}
     assert outer(outcome([[5.0]])).tolist() == [[5.0]]
+
+
+def conv(seed: int = 0) -> nn.Module:
+    """A model with parameters in other orders of memory, of other dtypes, and buffers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(20, 3))
+        model[3] = model[3].to(torch.bfloat16)
+        return model.to(memory_format=torch.channels_last)
+
+
+def shake(model: nn.Module, round_: int) -> None:
+    """A round's local steps."""
+    draw = torch.Generator().manual_seed(round_)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), model[1].running_mean):  # type: ignore[index]
+            tensor.add_(torch.randn(tensor.shape, generator=draw))
+
+
+def outer_sgd(model: nn.Module, codec: str = "fp32", given: bool = True) -> CrewOptimizer:
+    transport = FakeCrew(1).transport(0)
+    codec_ = {"codec": codec}
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    return CrewOptimizer(inner, transport, outer=ragtag.Outer(), model=model if given else None, **codec_)
+
+
+@pytest.mark.parametrize("way", ["snapshot", "state_dict", "state_dict before the first step", "bf16"])
+def test_who_resumes_goes_on_with_anchor_and_momentum(way: str) -> None:
+    """Beside one that was never stopped, to the bit; the table's chunks may be others (another codec)."""
+    model, again = conv(), conv(1)
+    optimizer = outer_sgd(model)
+    for round_ in range(3):
+        shake(model, round_)
+        optimizer.average()
+    assert any(t.abs().max() > 0 for t in optimizer.outer_state["momentum"].values())
+    later = outer_sgd(again, "bf16" if way == "bf16" else "fp32", way != "state_dict before the first step")
+    if way.startswith("state_dict"):
+        again.load_state_dict(model.state_dict())
+        later.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        if not later.modules_known:  # the state waits until averaging begins
+            later._configure([again])
+    else:
+        restore(Snapshot.from_bytes(capture(optimizer).to_bytes()), later)
+    for part in ("anchor", "momentum"):
+        for name, tensor in optimizer.outer_state[part].items():
+            assert torch.equal(later.outer_state[part][name], tensor), (part, name)
+    if way == "bf16":
+        return
+    for round_ in range(3, 6):
+        for one, of in ((model, optimizer), (again, later)):
+            shake(one, round_)
+            of.average()
+    for (name, a), b in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_newcomer_steps_as_the_others_do() -> None:
+    """Given a snapshot as after a round, its next outer step is theirs; without the momentum it is not."""
+
+    def run(begin: int, until: int, state: Snapshot | None) -> list[CrewOptimizer]:
+        models = [net(0), net(1)]
+
+        def train(transport: FakeTransport) -> CrewOptimizer:
+            model = models[transport.me]
+            optimizer = CrewOptimizer(sgd(model), transport, every=1, outer=ragtag.Outer(), model=model)
+            if state is not None:
+                restore(state, optimizer)
+            steps(model, optimizer, transport.me, until, begin)
+            return optimizer
+
+        return run_peers(FakeCrew(2), train)
+
+    whole, state = run(0, 6, None)[0], capture(run(0, 5, None)[0])
+    with_it, without = run(5, 6, state)[1], run(5, 6, replace(state, outer={}))[1]
+    aim, one, other = (flat(optimizer.modules[0]) for optimizer in (whole, with_it, without))
+    torch.testing.assert_close(one, aim, rtol=1e-6, atol=1e-7)
+    assert not torch.allclose(other, aim, rtol=1e-3)
+
+
+def test_a_state_of_other_parameters_changes_nothing() -> None:
+    model = net()
+    optimizer = CrewOptimizer(sgd(model), FakeCrew(1).transport(0), outer=ragtag.Outer(), model=model)
+    optimizer.average()
+    before = optimizer.state_dict()
+    state = copy.deepcopy(optimizer.outer_state)
+    state["momentum"]["0.weight"] = torch.zeros(2)
+    snapshot = replace(capture(optimizer), outer=state, step=77)
+    for load in (
+        lambda: restore(snapshot, optimizer),
+        lambda: setattr(optimizer, "outer_state", state),
+        lambda: setattr(optimizer, "outer_state", {"anchor": {}}),
+    ):
+        with pytest.raises(ValueError, match="outer momentum"):
+            load()
+    after = optimizer.state_dict()
+    assert after["ragtag"]["step"] == before["ragtag"]["step"]
+    assert torch.equal(
+        after["ragtag"]["outer"]["momentum"]["0.weight"], before["ragtag"]["outer"]["momentum"]["0.weight"]
+    )
+    plain = CrewOptimizer(sgd(model), FakeCrew(1).transport(0), model=model)
+    restore(capture(optimizer), plain)  # who does not use it passes it over
+    assert plain.outer_state == {}
 
 
 def test_peers_must_agree_on_it() -> None:

@@ -147,13 +147,28 @@ json_values = st.recursive(
 
 def forged(form: Any, numbers: int = 3, **entry: Any) -> bytes:
     tensors = {"__numbers__": torch.zeros(numbers, dtype=torch.int64).view(torch.uint64)}
-    body = {"version": 1, "schema": snapshot_of(None).schema_hash, "form": form} | entry
+    body = {"version": 2, "schema": snapshot_of(None).schema_hash, "form": form} | entry
     return save(tensors, {"ragtag": json.dumps(body)})
 
 
-@given(st.lists(json_values, min_size=6, max_size=6) | json_values, st.integers(0, 6))
-def test_a_forged_form_is_read_or_refused(form: Any, numbers: int) -> None:
-    read_or_refuse(forged(form, numbers))
+@given(st.lists(json_values, min_size=6, max_size=7) | json_values, st.integers(0, 6), st.integers(0, 3))
+def test_a_forged_form_is_read_or_refused(form: Any, numbers: int, version: int) -> None:
+    read_or_refuse(forged(form, numbers, version=version))
+
+
+def test_files_of_the_first_version_are_read() -> None:
+    """They had no outer momentum: six parts."""
+    data = snapshot_of({"t": torch.ones(3), "n": 5}).to_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    entry = json.loads(header["__metadata__"]["ragtag"])
+    assert entry["version"] == 2
+    assert entry["form"].pop() == {"dict": []}
+    old = save(load(data), {"ragtag": json.dumps(entry | {"version": 1})})
+    found, whole = Snapshot.from_bytes(old), Snapshot.from_bytes(data)
+    assert (found.step, found.outer) == (whole.step, {})
+    assert same(dict(found.extra), dict(whole.extra))
+    with pytest.raises(ValueError, match="7 parts"):
+        Snapshot.from_bytes(save(load(data), {"ragtag": json.dumps(entry)}))
 
 
 def test_what_is_wrong_is_said() -> None:
@@ -167,14 +182,15 @@ def test_what_is_wrong_is_said() -> None:
     assert "something follows" in why(WHOLE + b"x")
     assert f"at most {HEADER_BYTES_MAX}" in why((1 << 62).to_bytes(8, "little") + b"{" * 100)
     assert "its metadata has no entry 'ragtag'" in why(save({"a": torch.zeros(2)}))
-    assert "format version 2, and this ragtag reads 1" in why(forged([], version=2))
-    assert "six parts" in why(forged([]))
-    deep = '{"version":1,"schema":"' + "0" * 32 + '","form":' + "[" * 5_000 + "]" * 5_000 + "}"
+    assert "format version 3, and this ragtag reads 1 to 2" in why(forged([], version=3))
+    assert "7 parts" in why(forged([]))
+    assert "6 parts" in why(forged([], version=1))
+    deep = '{"version":2,"schema":"' + "0" * 32 + '","form":' + "[" * 5_000 + "]" * 5_000 + "}"
     assert "its header is damaged" in why(save(load(WHOLE), {"ragtag": deep}))
     nested: Any = None
     for _ in range(DEPTH_MAX + 2):
         nested = {"list": [nested]}
-    assert "nested more than" in why(forged([nested] * 6))
+    assert "nested more than" in why(forged([nested] * 7))
     assert "not those of its schema" in why(WHOLE.replace(b"model.w", b"model.v"))
     lost = WHOLE.replace(b'"extra.x.t"', b'"extra.x.s"')
     assert "tensor 'extra.x.t' is missing" in why(lost)

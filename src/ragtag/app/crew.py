@@ -29,8 +29,10 @@ from ragtag.network.shelf import Shelf
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import CATCH_UP
 from ragtag.training.checkpoint import Found
+from ragtag.training.conduct import Conduct
 from ragtag.training.deal import Indices
 from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.sizes import BatchSizes
 from ragtag.training.split import EpochReport, Split
 from ragtag.training.state import Stateful
 
@@ -87,6 +89,7 @@ class Crew:
         self._steps = self._samples = 0
         self._left = False
         self._splits_made = 0
+        self._conducts: list[Conduct] = []
         self._splits: weakref.WeakKeyDictionary[DataLoader[Any], Split] = weakref.WeakKeyDictionary()
         this = weakref.ref(self)
 
@@ -197,6 +200,7 @@ class Crew:
             samples=self._samples_so_far,
             **options,
         )
+        self._conducts.append(made.conduct)
         return made
 
     def _record_sparse(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
@@ -227,6 +231,8 @@ class Crew:
                 waited_for=list(spent.for_peer_s),
                 waited_s=list(spent.for_peer_s.values()),
                 stale=spent.stale,
+                coherence=[mu for _, mu in spent.coherence],
+                coherence_steps=[step for step, _ in spent.coherence],
             )
         )
 
@@ -309,10 +315,12 @@ class Crew:
         *,
         shards: Sequence[Sequence[int] | Indices] | None = None,
         seed: int | None = None,
+        sizes: BatchSizes | None = None,
     ) -> Split:
         """Batches of a loader, drawn from one pool with the others; survivors use what dead peers do not.
 
         Peers make their splits in the same order. What an epoch came to is logged and traced.
+        sizes: ``ragtag.BatchSizes()``: each peer's batches follow its speed, as its optimizer measures it.
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
         over epochs goes through a new epoch each time.
         """
@@ -328,10 +336,12 @@ class Crew:
                 shards=shards,
                 ordinal=ordinal,
                 on_epoch=self._record_epoch,
+                sizes=sizes,
+                busy_s=lambda: sum(conduct.busy_s for conduct in self._conducts),
             )
             self._splits[loader] = split
-        elif shards is not None or seed is not None:
-            raise ValueError("this loader is split already; give shards and seed the first time only")
+        elif shards is not None or seed is not None or sizes is not None:
+            raise ValueError("this loader is split already; give shards, seed and sizes the first time only")
         return split
 
     # -- The trace

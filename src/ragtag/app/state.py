@@ -22,7 +22,7 @@ from ragtag.training.tree import copy_tree
 
 DONORS_MAX = 4
 """Donors that one newcomer asks: each takes a snapshot for it."""
-_GROWTH = 4  # a state is taken for damaged where it is so many times longer than this peer's own
+_GROWTH = 8  # a state is taken for damaged where it is so many times longer than this peer's own
 _SLACK_BYTES = 1 << 20
 
 _log = logging.getLogger("ragtag")

@@ -116,7 +116,9 @@ class SoloTransport:
         """Open a channel."""
         chunks = schema.n_chunks(codec.elements)
         method = method if method.gathers else rps
-        self._node.configure(channel, Channel(method, codec, chunks, probe_s=1e-3, rtt_s=1e-3))
+        parts = schema.fragments
+        lane = Channel(method, codec, chunks, probe_s=1e-3, rtt_s=1e-3, fragments=parts)
+        self._node.configure(channel, lane)
 
     def start(
         self,
@@ -214,7 +216,10 @@ class DriverTransport:
         chunks = schema.n_chunks(codec.elements)
         hash32 = schema.hash32()
         rtt_s = max(1e-4, self._driver.rto_s())
-        lane = Channel(method, codec, chunks, probe_s=self.deadline_s, rtt_s=rtt_s, reuse=True)
+        parts = schema.fragments
+        lane = Channel(
+            method, codec, chunks, probe_s=self.deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts
+        )
         probe_chunks = min(chunks, _PROBE_CHUNKS)
         probe = Channel(rps, fp32, probe_chunks, probe_s=self.deadline_s, rtt_s=rtt_s)
         # both channels are open before the peers meet: whoever is done first sends at once
@@ -244,9 +249,10 @@ class DriverTransport:
     ) -> DriverPending | Ready:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
-            k = len(values)
+            parts = self._opened[channel][0].fragments if channel in self._opened else 1
+            k = len(values) // parts
             heard = np.full(k, 1 << self.me, np.uint64)
-            return Ready(nobodys(channel, values, np.full(k, weight, np.float32), heard, None))
+            return Ready(nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None))
         return self._begin(Average(channel, values, weight, deadline_s, aside))
 
     def offer(

@@ -21,6 +21,7 @@ SCHEMA_BYTES_MAX = 1_000_000
 """An encoded schema's size: peers tell each other at most a megabyte; 10,000 tensors or so."""
 TENSORS_MAX = 1 << 16
 VALUES_MAX = 1 << 40
+FRAGMENTS_MAX = 1 << 12
 ALIGN = 16
 """Every tensor begins at a multiple of 16 float32 values (64 bytes), so that kernels may read it in place."""
 
@@ -69,16 +70,23 @@ def offsets_of(tensors: Iterable[TensorSpec]) -> tuple[int, ...]:
     return tuple(accumulate(sizes, initial=0))
 
 
-class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+def fragment_chunks(n_values: int, elements: int, fragments: int) -> int:
+    """How many chunks of ``elements`` values each of the equal parts has that a vector is cut into."""
+    return -(-n_chunks(n_values, elements) // fragments)
+
+
+class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
     """The tensors of a channel in their order, and how they are averaged.
 
-    codec, method: their names; content: what the tensors are ("models" or "gradients").
+    codec, method: their names; content: what the tensors are ("models" or "gradients"). fragments: of how
+    many parts, all of one length, a round averages one: round ``r`` part ``r`` mod ``fragments``.
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(max_length=TENSORS_MAX)]
     codec: _Name
     method: _Name
     content: _Name = "models"
+    fragments: Annotated[int, msgspec.Meta(ge=1, le=FRAGMENTS_MAX)] = 1
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -91,8 +99,8 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return self.offsets[-1]
 
     def n_chunks(self, elements: int) -> int:
-        """How many chunks of ``elements`` values a channel of this schema has."""
-        return n_chunks(self.n_values, elements)
+        """How many chunks of ``elements`` values are averaged in a round."""
+        return fragment_chunks(self.n_values, elements, self.fragments)
 
     def hash32(self) -> int:
         """32 bits that go into the header of every datagram."""
@@ -130,6 +138,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
             ("averages", self.content, other.content),
             ("averages by", self.method, other.method),
             ("sends as", self.codec, other.codec),
+            ("averages one part in", self.fragments, other.fragments),
         ):
             if here != there:
                 return f"this peer {what} {here}, the other {there}"

@@ -137,6 +137,7 @@ class Pace(Base, frozen=True, kw_only=True, tag="pace"):
     overwrote without having them. steps, averages: how many.
     waited_for, waited_s: for whom it waited, in averages and for its schedule, and for how long.
     stale: of the averages, to how many it came after 0, 1, 2 to 3, 4 to 7, ... rounds without it.
+    coherence, coherence_steps: of its gradients with earlier ones, where that is measured; at which steps.
     """
 
     steps: Count
@@ -148,6 +149,8 @@ class Pace(Base, frozen=True, kw_only=True, tag="pace"):
     waited_for: Peers = []
     waited_s: Annotated[list[Seconds], Meta(max_length=1 << 16)] = []
     stale: Annotated[list[Count], Meta(max_length=64)] = []
+    coherence: Annotated[list[float], Meta(max_length=1 << 10)] = []
+    coherence_steps: Annotated[list[Count], Meta(max_length=1 << 10)] = []
 
 
 class Epoch(Base, frozen=True, kw_only=True, tag="epoch"):

@@ -113,9 +113,10 @@ class Left:
 class Average:
     """Ask a node to average ``values`` (float32 ``[n_chunks, elements]``) with the crew.
 
-    ``values`` must not change until the round is done. ``deadline_s`` bounds the whole round;
-    ``None`` leaves it to measurement. aside: peers (this one may be among them) that are known to come to few
-    rounds: this one does not wait for them and they own no blocks; what they send in time counts.
+    Where the channel averages fragments in turn, ``values`` are all of them, the outcome is of the round's.
+    ``values`` must not change until the round is done. ``deadline_s`` bounds the whole round; ``None`` leaves
+    it to measurement. aside: peers (this one may be among them) that are known to come to few rounds: this
+    one does not wait for them and they own no blocks; what they send in time counts.
     """
 
     channel: int

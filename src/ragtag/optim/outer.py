@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ragtag.core.schema import FRAGMENTS_MAX
+
 Vector = NDArray[np.float32]
 
 
@@ -61,9 +63,49 @@ class Nesterov:
         return np.asarray(model - lr * step, np.float32), grown
 
 
-def Outer(lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True) -> Nesterov:
-    """Outer momentum for ``crew.optimizer(..., every=50, outer=ragtag.Outer())``; DiLoCo's values by default.
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """Outer steps on fragments of the model in turn, while local steps go on.
 
-    Raises ValueError: a learning rate that is not above 0, a momentum outside [0, 1).
+    "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", Douillard et al.,
+    2025 (arXiv 2501.18512). Here fragments are equal consecutive parts of all values, and the codec is the
+    channel's (the paper has layers in strides, and sends 4 bits a value).
+
+    fragments: P; each average is of one of them, so it moves 1/P of the bytes. delay: tau, how many local
+    steps are taken between the beginning of an average and its use (0: none, steps wait for it). kept: alpha,
+    how much of what the fragment has become meanwhile is kept; the rest is the outer step's.
+    Raises ValueError: fragments below 1, a delay below 0, kept outside [0, 1].
     """
-    return Nesterov(lr, momentum, nesterov)
+
+    rule: Nesterov
+    fragments: int = 1
+    delay: int = 0
+    kept: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fragments, int) or not 1 <= self.fragments <= FRAGMENTS_MAX:
+            raise ValueError(f"{self.fragments} fragments; a whole number from 1 to {FRAGMENTS_MAX}")
+        if not isinstance(self.delay, int) or self.delay < 0:
+            raise ValueError(f"a delay of {self.delay} local steps; a whole number, 0 or more")
+        if not 0 <= self.kept <= 1:
+            raise ValueError(f"kept is {self.kept}; a share, from 0 to 1")
+
+
+def Outer(
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    *,
+    fragments: int = 1,
+    delay: int = 0,
+    kept: float = 0.5,
+) -> Nesterov | Streaming:
+    """Outer momentum for ``crew.optimizer(..., every=50, outer=ragtag.Outer())``; by default as in DiLoCo.
+
+    fragments: so many parts of the model are averaged in turn: with ``every=10, fragments=5`` one each 10
+    steps, and all of them once in 50. delay, kept: let so many local steps go on meanwhile (``Streaming``).
+    Raises ValueError: a learning rate that is not above 0, a momentum outside [0, 1); fragments below 1, a
+    delay below 0, kept outside [0, 1].
+    """
+    rule = Nesterov(lr, momentum, nesterov)
+    return rule if (fragments, delay) == (1, 0) else Streaming(rule, fragments, delay, kept)

@@ -27,6 +27,7 @@ class Channel:
 
     floor_s: no stage's deadline is shorter, nor shorter than the measured round trip to the middle peer.
     reuse: use the memory of an outcome's mean again once the round after the next begins.
+    fragments: values come as a table of so many parts of ``n_chunks`` each, of which a round averages one.
     """
 
     method: Method
@@ -36,6 +37,12 @@ class Channel:
     rtt_s: float
     floor_s: float = 0.0
     reuse: bool = False
+    fragments: int = 1
+
+    def part(self, round_: int) -> slice:
+        """The rows of the table that a round averages: so it does not matter who skipped which rounds."""
+        start = round_ % self.fragments * self.n_chunks
+        return slice(start, start + self.n_chunks)
 
 
 @dataclass(slots=True)
@@ -45,6 +52,7 @@ class Lane:
     done: the last round that is over; active: the one under way; highest: the newest that was heard of.
     passed: the peers that were seen to be ahead of the round under way; behind: whether this peer knows
     itself to be. aside: the peers that its newest round does not wait for, by what its own peer said.
+    taking: to so many rounds to come this peer adds weight 0, one for each fragment.
     """
 
     channel: Channel
@@ -56,6 +64,7 @@ class Lane:
     behind: bool = False
     withheld: frozenset[PeerId] = frozenset()
     aside: frozenset[PeerId] = frozenset()
+    taking: int = 0
     rounds: dict[int, Round] = field(default_factory=dict)
     spare: list[Floats] = field(default_factory=list)
     scatter: Deadline = field(init=False)

@@ -65,6 +65,10 @@ class Node(Rounds):
         if channel.method.crowd is None:
             self._lanes[number] = Lane(channel, ready_s=now_s)
             return
+        if channel.fragments > 1:
+            raise ValueError(
+                f"{channel.method.name} averages in groups, by rounds of their own: no fragments"
+            )
         self._crowds[number] = channel.method.crowd(
             CrowdSetting(
                 me=self.me,
@@ -94,7 +98,7 @@ class Node(Rounds):
     def resume(self, number: int, round_: int) -> None:
         """A channel's next round comes after ``round_``: the crew has averaged before this peer came.
 
-        Its first average has weight 0: it takes the crew's values, and gives from then on.
+        Its first average (of each fragment) has weight 0: it takes the crew's values, and gives from then on.
         """
         self._newcomer_to.add(number)
         channel = self._channel(number)

@@ -26,7 +26,8 @@ from ragtag.protocols.method import Setting
 from ragtag.protocols.presence import Presence
 
 CATCH_UP = 8
-"""A peer that skipped more rounds than this adds weight 0 to its first average: it takes, and gives later."""
+"""A peer that skipped more rounds than this adds weight 0 to its first average (of each fragment): it takes,
+and gives later."""
 ROUND_MAX = (1 << 32) - 1
 """Round numbers travel in 32 bits."""
 
@@ -56,7 +57,7 @@ class Rounds:
     # -- Begin and end
 
     def _begin(self, now_s: float, ask: Average | Offer, newcomer: bool) -> list[Effect]:
-        """Begin a lane's next round; a newcomer takes of its first one, and gives nothing."""
+        """Begin a lane's next round; of its first (of each fragment) a newcomer takes, and gives nothing."""
         lane = self._ready(ask)
         number = lane.next()
         early = lane.rounds.get(number)
@@ -69,12 +70,16 @@ class Rounds:
         machine = self._machine(lane, ask.channel, number)
         scatter_s, gather_s = lane.begin(number, now_s, ask.deadline_s, self._rtt_s.values())
         lane.behind |= skipped > 0
-        weight = ask.weight if (skipped <= CATCH_UP or new) and not newcomer else 0.0
+        if newcomer or (skipped > CATCH_UP and not new):
+            lane.taking = lane.channel.fragments
+        weight = ask.weight if lane.taking == 0 else 0.0
+        lane.taking = max(0, lane.taking - 1)
         effects: list[Effect] = []
         if skipped > 0 and not new and self.me not in ask.aside:
             effects.append(Noted("skipped", self.me, f"{skipped} rounds, to {number}"))
         waiting = self._presence.waiting - ask.aside
-        values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values, None)
+        part = lane.channel.part(number)
+        values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)
         left_s = math.inf if ask.deadline_s is None else ask.deadline_s - scatter_s - gather_s
         grace_s = min(scatter_s, max(0.0, left_s))
         begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows, grace_s)
@@ -95,7 +100,7 @@ class Rounds:
         if isinstance(ask, Offer):
             require_rows(ask.rows, lane.channel.n_chunks)
             return lane
-        want = (lane.channel.n_chunks, lane.channel.codec.elements)
+        want = (lane.channel.fragments * lane.channel.n_chunks, lane.channel.codec.elements)
         if ask.values.shape != want:
             raise ValueError(f"values of shape {ask.values.shape} on a channel of {want}")
         if ask.values.dtype != np.float32 or not ask.values.flags.c_contiguous:

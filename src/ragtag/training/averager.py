@@ -72,7 +72,8 @@ class Transport(Peers, Protocol):
     def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
         """Open a channel: compare the schema with every peer's.
 
-        The vectors averaged on it are float32 ``[schema.n_chunks(codec.elements), codec.elements]``.
+        A round averages float32 ``[schema.n_chunks(codec.elements), codec.elements]``; of
+        ``schema.fragments`` such parts that lie one after the other in a table, the round's (see ``Schema``).
         Raises SchemaMismatch, naming the first tensor that differs.
         """
         ...
@@ -85,7 +86,7 @@ class Transport(Peers, Protocol):
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
     ) -> Pending:
-        """Begin the channel's next round with ``values``, float32 ``[n_chunks, elements]``.
+        """Begin the channel's next round with ``values``, float32 ``[fragments * n_chunks, elements]``.
 
         aside: peers that it does not wait for, since they are known to come to few rounds.
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from ragtag.core.schema import offsets_of
+from ragtag.core.schema import fragment_chunks, offsets_of
 from ragtag.core.types import Bools, Floats
 from ragtag.core.wire import n_chunks
 from ragtag.training.tensors import (
@@ -86,14 +86,17 @@ class _Segment:
 class Bucket:
     """Tensors that are averaged together.
 
-    elements: values per chunk (the codec's); share: let tensors live in the table.
+    elements: values per chunk (the codec's); share: let tensors live in the table. fragments: the table is
+    as long as so many equal parts of whole chunks.
     Raises TypeError or ValueError, naming the tensor, for what cannot be averaged: complex, integer,
     sparse, sharded (DTensor), overlapping or not yet initialised tensors; and for no values at all.
     """
 
-    def __init__(self, parts: Iterable[Part], elements: int, *, share: bool = True) -> None:
+    def __init__(
+        self, parts: Iterable[Part], elements: int, *, share: bool = True, fragments: int = 1
+    ) -> None:
         self.parts = tuple(parts)
-        self._elements, self._share = elements, share
+        self._elements, self._share, self._fragments = elements, share, fragments
         tensors = [part.find() for part in self.parts]
         for part, tensor in zip(self.parts, tensors, strict=True):
             require_plain(part, tensor)
@@ -101,6 +104,8 @@ class Bucket:
         self._offsets = offsets_of(self.specs)
         if self._offsets[-1] == 0:
             raise ValueError("nothing to average: the tensors have no values")
+        if fragments > (most := n_chunks(self._offsets[-1], elements)):
+            raise ValueError(f"{fragments} fragments of {most} chunks of {elements} values: at most {most}")
         self._slots: list[_Slot] = []
         self._segments: list[_Segment] = []
         self._place(tensors)
@@ -143,15 +148,18 @@ class Bucket:
         return self._values
 
     @torch.no_grad()
-    def restore(self, mean: Floats, averaged: Bools) -> None:
-        """Take ``mean`` (float32 ``[n_chunks, elements]``) over where ``averaged`` (bool ``[n_chunks]``).
+    def restore(self, mean: Floats, averaged: Bools, row: int = 0) -> None:
+        """Take ``mean`` (float32 ``[k, elements]``) over where ``averaged`` (bool ``[k]``).
 
-        To be called after ``flatten``, with the tensors unchanged since.
+        row: of the table, that ``mean`` begins with. To be called after ``flatten``, with the tensors
+        unchanged since.
         """
         kept = np.flatnonzero(~averaged)
         if len(kept) == len(averaged):
             return
-        _take(self._values, mean, averaged, kept)
+        _take(self._values[row : row + len(mean)], mean, averaged, kept)
+        if len(averaged) < len(self._values):
+            averaged = np.pad(averaged, (row, len(self._values) - row - len(averaged)))
         for segment in self._segments:
             segment.to_device()
         away: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -160,7 +168,7 @@ class Bucket:
             tensor = part.find()
             if slot.shared:
                 home.append(tensor)
-            elif slot.exact or len(kept) == 0:
+            elif slot.exact or averaged.all():
                 away.append((tensor, slot.view))
             else:
                 fresh = self._fresh(at, averaged).to(tensor.device)
@@ -173,7 +181,8 @@ class Bucket:
 
     def _place(self, tensors: Sequence[torch.Tensor]) -> None:
         """Give every tensor a place in a new table, and move in those that can live there."""
-        size = n_chunks(self._offsets[-1], self._elements) * self._elements
+        chunks = fragment_chunks(self._offsets[-1], self._elements, self._fragments)
+        size = self._fragments * chunks * self._elements
         pin = any(tensor.is_cuda for tensor in tensors)
         self._flat = torch.zeros(size, dtype=torch.float32, pin_memory=pin)
         self._values: Floats = self._flat.numpy().reshape(-1, self._elements)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from ragtag.schedules.partial import set_aside
 from ragtag.training.averager import Peers
 from ragtag.training.pace import Pacer, Paces
 
+COHERENCE_MAX = 256
+"""Measurements that are kept until somebody asks."""
 STALE_MAX = 32
 """The last class of staleness: 2^31 rounds and more."""
 
@@ -27,7 +30,7 @@ class Spent:
     schedule; for_peer_s: of the last two, how much went by waiting for each peer. lost_s: of computing, by
     the share of this peer's values that averages overwrote without having them. averages; steps; stale: of
     the averages, to how many this peer came after 0, 1, 2 to 3, 4 to 7, ... rounds without it (how
-    stale it was).
+    stale it was). coherence: the newest measurements, where they are asked for: (step, mu).
     """
 
     compute_s: float = 0.0
@@ -38,11 +41,17 @@ class Spent:
     steps: int = 0
     for_peer_s: dict[PeerId, float] = field(default_factory=dict)
     stale: list[int] = field(default_factory=list)
+    coherence: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=COHERENCE_MAX))
 
     @property
     def total_s(self) -> float:
         """All of it."""
         return self.compute_s + self.average_s + self.wait_s
+
+    def cohered(self, step: int, mu: float | None) -> None:
+        """What was measured at a step, if anything was."""
+        if mu is not None:
+            self.coherence.append((step, mu))
 
     def count_stale(self, rounds: int) -> None:
         """``rounds`` went by without this peer before the one that it has just taken part in."""
@@ -73,6 +82,8 @@ class Conduct:
         self._ended_s: float | None = None
         self._began_s = time.monotonic()
         self.spent = Spent()
+        self.busy_s = 0.0
+        """How long was computed since the start."""
 
     @property
     def aside(self) -> frozenset[PeerId]:
@@ -84,6 +95,7 @@ class Conduct:
         now_s = time.monotonic()
         took_s = None if self._ended_s is None else now_s - self._ended_s
         self._computed_s += took_s or 0.0
+        self.busy_s += took_s or 0.0
         self.spent.compute_s += took_s or 0.0
         self.spent.steps += 1
         if self._pacer is not None:  # a first step is taken to have begun with all else: better than nothing

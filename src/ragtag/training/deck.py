@@ -46,14 +46,23 @@ class Deck:
 
 @dataclass(slots=True)
 class Pace:
-    """How fast this peer draws and is answered, as it is measured: moving means, in seconds."""
+    """How fast this peer draws and is answered, as it is measured: moving means, in seconds.
+
+    batch: how many blocks it draws at once, one right after the other, before it computes.
+    """
 
     between_s: float = 0.0
     reach_s: float = 0.0
+    batch: int = 1
+    _drawn: int = 0
+    _drawn_s: float = 0.0
 
     def drew(self, took_s: float) -> None:
         """A block was drawn that long after the one before."""
-        self.between_s = _mean(self.between_s, max(1e-6, took_s))
+        self._drawn, self._drawn_s = self._drawn + 1, self._drawn_s + took_s
+        if self._drawn >= self.batch:
+            self.between_s = _mean(self.between_s, max(1e-6, self._drawn_s / self._drawn))
+            self._drawn, self._drawn_s = 0, 0.0
 
     def reached(self, took_s: float) -> None:
         """All had acknowledged a post after that time."""
@@ -62,11 +71,11 @@ class Pace:
     def blocks(self, lease_s: float, left: int, sharers: int) -> int:
         """How many blocks to claim at once, of ``left`` that ``sharers`` peers share (0: nobody else may).
 
-        Half a lease, and towards the end the share of guided self-scheduling, but no less than is used up
-        while others are asked, which now and then takes twice as long as it does on average.
+        Half a lease (a batch at least), and towards the end the share of guided self-scheduling, but no less
+        than is used up while others are asked, which now and then takes twice as long as it does on average.
         """
         rate = 1.0 / self.between_s if self.between_s else 0.0
-        half = max(2, int(rate * lease_s)) // 2
+        half = max(2 * self.batch, int(rate * lease_s)) // 2
         share = left // (2 * sharers) if sharers else half
         return max(1, min(half, max(share, int(2 * rate * self.reach_s) + 1)))
 

@@ -39,6 +39,10 @@ class Drawer:
         """Whether nobody else draws, now or later. Who may be joined tells what it draws from the start."""
         return self._peers.n == 1 and not self._peers.may_grow
 
+    def draws_at_once(self, blocks: int) -> None:
+        """From now on so many blocks (1 or more) make a batch."""
+        self._pool.draws_at_once(blocks)
+
     def stop(self) -> None:
         """Draw nothing more: the epoch under way ends here."""
         self._stopped = True

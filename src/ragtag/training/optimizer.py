@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn
 
 import torch
 
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
-from ragtag.core.schema import offsets_of
 from ragtag.core.types import Noted, Outcome
-from ragtag.optim.outer import Nesterov
+from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
-from ragtag.training.averager import RPS, Transport
+from ragtag.training.averager import RPS, Pending, Transport
+from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.compress import TopK, require_compressible
 from ragtag.training.conduct import Conduct
 from ragtag.training.merge import Merge
 from ragtag.training.modes import Closure, Models
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
-from ragtag.training.options import codec_of, mode_of, require_outer, require_partial, schedule_of
+from ragtag.training.options import codec_of, mode_of, require_partial, schedule_of, streaming_of
 from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
 from ragtag.training.sparse import Compression, SparseReplica
@@ -51,8 +51,10 @@ class CrewOptimizer(torch.optim.Optimizer):
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
     buffers: average the model's floating-point buffers too (see ``modules.buffer_parts``).
-    outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``). Its
-        state is not in checkpoints: who resumes, or comes late, begins it anew from its next average.
+    outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``).
+        Its anchor and momentum are in ``state_dict`` and in snapshots: who resumes, or comes late, has them.
+        ``ragtag.Outer(fragments=P, delay=tau)``: fragments in turn, while local steps go on (Streaming
+        DiLoCo); ``average()`` at the end waits for what is still under way.
     codec: how values travel: "fp32" bit for bit, "bf16" at half the bytes (relative error 2^-9), "int8" at a
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
     compress: send a share of the entries only, ``TopK(ratio=.001)`` (``codec`` is then of no meaning): of the
@@ -61,6 +63,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         "samples": the number of samples since the last average.
     samples: how many samples this peer has been given so far (a crew tells that by itself).
     deadline_s: bounds each round; by default its bound comes from measurement.
+    coherence: ``ragtag.Coherence()``: measure now and then how far gradients agree with earlier ones (see
+        ``training.coherence``); in trace and report, and in ``conduct.spent.coherence``.
     on_outcome: called with each round's outcome. on_ready: called once, when the crew has agreed on what is
         averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed).
 
@@ -83,10 +87,11 @@ class CrewOptimizer(torch.optim.Optimizer):
         buffers: bool = True,
         weight: float | Callable[[], float] | Literal["samples"] = 1.0,
         samples: Callable[[], int] | None = None,
-        outer: Nesterov | None = None,
+        outer: Nesterov | Streaming | None = None,
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         compress: TopK | None = None,
         deadline_s: float | None = None,
+        coherence: Coherence | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
         on_ready: Callable[[CrewOptimizer], None] | None = None,
         on_note: Callable[[Noted], None] | None = None,
@@ -110,11 +115,14 @@ class CrewOptimizer(torch.optim.Optimizer):
         if self.conduct.partial:
             require_partial(average, self._method)
             self._merge = Merge(parameters_of(inner.param_groups))
-        if outer is not None:
-            require_outer(average, self.conduct.partial)
-        self._outer = outer
+        self._outer = streaming_of(outer, average, self.conduct.partial, self._method, compress is not None)
         self._outer_steps: OuterSteps | None = None
+        self._under_way: Pending | None = None
+        self._outer_state: dict[str, Any] | None = None  # loaded before averaging began
         self._weight: Weight = weight_of(weight, samples)
+        self._meter = (
+            None if coherence is None else CoherenceMeter(coherence, parameters_of(inner.param_groups))
+        )
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
         self._compress, self._seed = compress, seed
         if compress is not None:
@@ -162,12 +170,30 @@ class CrewOptimizer(torch.optim.Optimizer):
     def resume_at(self, steps: int, since: int) -> None:
         """Go on as one who has come so far; gradients gathered here before are forgotten."""
         self._steps, self._since = steps, since
+        if self._under_way is not None:  # it is of what was here before; it ends by its own deadline
+            self._under_way.wait()
+            self._under_way = None
         self._mode.forget()
-        for more in (self._merge, self._outer_steps):
+        for more in (self._merge, self._outer_steps, self._meter):
             if more is not None:
                 more.forget()
         if isinstance(self._replica, SparseReplica):
             self._replica.anchor_here()
+
+    @property
+    def outer_state(self) -> dict[str, Any]:
+        """Anchor and momentum of the outer steps (see ``outer.OuterSteps.state_dict``); empty: none yet."""
+        if self._outer_steps is None:
+            return dict(self._outer_state or {})
+        return self._outer_steps.state_dict()
+
+    @outer_state.setter
+    def outer_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError, naming it, at the first parameter that does not fit."""
+        if self._outer_steps is not None:
+            self._outer_steps.load_state_dict(state)
+        elif self._outer is not None and self._compress is None:
+            self._outer_state = dict(state)
 
     @property
     def compression(self) -> Compression | None:
@@ -209,6 +235,8 @@ class CrewOptimizer(torch.optim.Optimizer):
                 "step (and without model=...), or make a new crew optimizer on every peer"
             )
         self._inner.add_param_group(param_group)
+        if self._meter is not None:
+            self._meter = CoherenceMeter(self._meter.asked, parameters_of(self._inner.param_groups))
         if self._watch is not None:
             self._watch.end()
             self._watch = Watch(parameters_of(self._inner.param_groups))
@@ -223,6 +251,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         progress: dict[str, Any] = {"step": self._steps, "since_average": self._since}
         if isinstance(self._replica, SparseReplica):
             progress["feedback"] = self._replica.state_dict()
+        if outer := self.outer_state:
+            progress["outer"] = outer
         return {**self._inner.state_dict(), _KEY: progress}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -234,6 +264,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._steps, self._since = int(progress["step"]), int(progress["since_average"])
             self._feedback = progress.get("feedback")
             self._load_feedback()
+            self.outer_state = progress.get("outer") or {}
 
     def _load_feedback(self) -> None:
         if self._feedback is not None and isinstance(self._replica, SparseReplica):
@@ -255,19 +286,24 @@ class CrewOptimizer(torch.optim.Optimizer):
         return self._step(closure)
 
     def _step(self, closure: Closure | None = None) -> float | None:
-        loss = self._mode.local(closure, self._unscale())
+        skipped = self._unscale()
+        loss = self._mode.local(closure, skipped)
         self._steps += 1
         self._since += 1
+        if self._meter is not None and not skipped:
+            self.conduct.spent.cohered(self._steps, self._meter.stepped(self._steps))
         self.conduct.worked(self._steps)
+        delay = self._outer.delay if self._outer is not None else 0
+        if self._under_way is not None and self._since >= delay:
+            self._end()
         if self.conduct.due(self._steps, self._since):
-            self.average()
+            self._begin() if delay else self.average()
         return loss
 
     def average(self) -> Outcome:
-        """Average now, whatever the schedule says."""
-        replica = self._replica
-        if replica is None:
-            replica = self._configure(self._watch.modules if self._watch is not None else [])
+        """Average now, whatever the schedule says: of fragments, the next one."""
+        self._end()
+        replica = self._ready()
         weight = self._mode.offer(self._weight())
         aside = self.conduct.begin()
         outcome = self._catch_up(replica) if self.stands_aside else None
@@ -276,12 +312,32 @@ class CrewOptimizer(torch.optim.Optimizer):
             if self._merge is not None:
                 self._merge.mark() if self.stands_aside else self._merge.forget()
         self._since = 0
+        return self._averaged(outcome)
+
+    def _averaged(self, outcome: Outcome) -> Outcome:
         self.outcome = outcome
         self._mode.take(outcome)
         self.conduct.averaged(outcome)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         return outcome
+
+    # -- Averages that local steps do not wait for (outer=Outer(delay=...))
+
+    def _begin(self) -> None:
+        """Begin an average, and go on with local steps."""
+        self._end()
+        replica = self._ready()
+        assert isinstance(replica, Replica)
+        weight = self._mode.offer(self._weight())
+        self._under_way = replica.begin(weight, self._deadline_s, self.conduct.begin())
+        self._since = 0
+
+    def _end(self) -> None:
+        """Wait for the average under way, if there is one, and step by it."""
+        pending, self._under_way = self._under_way, None
+        if pending is not None and isinstance(self._replica, Replica) and self._outer is not None:
+            self._averaged(self._replica.end(pending, self._outer.kept))
 
     @property
     def stands_aside(self) -> bool:
@@ -318,10 +374,17 @@ class CrewOptimizer(torch.optim.Optimizer):
                     parameter.grad.mul_(factor)
         return False
 
+    def _ready(self) -> Replica | SparseReplica:
+        """What is averaged; where that is not agreed on yet, it is now."""
+        if self._replica is not None:
+            return self._replica
+        return self._configure(self._watch.modules if self._watch is not None else [])
+
     def _configure(self, modules: list[torch.nn.Module]) -> Replica | SparseReplica:
         names = name_parameters(self.param_groups, modules)
         buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
-        content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer}"
+        content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer.rule}"
+        fragments = 1 if self._outer is None else self._outer.fragments
         if self._compress is not None:
             self._replica = SparseReplica(
                 self._mode.parts(names, ()),
@@ -330,7 +393,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 channel=self._channel,
                 content=content,
                 whole=Models(self._inner).parts(names, buffers),
-                outer=self._outer,
+                outer=None if self._outer is None else self._outer.rule,
                 seed=self._seed,
             )
             self._load_feedback()
@@ -342,10 +405,15 @@ class CrewOptimizer(torch.optim.Optimizer):
                 self._codec,
                 channel=self._channel,
                 content=content,
+                fragments=fragments,
             )
             if self._outer is not None:
-                parameters = offsets_of(self._replica.schema.tensors)[len(names)]
-                self._outer_steps = self._replica.after = OuterSteps(self._outer, parameters)
+                specs = self._replica.schema.tensors[: len(names)]
+                shape = self._replica.bucket.values.shape
+                made = OuterSteps(self._outer.rule, specs, shape, fragments)
+                made.load_state_dict(self._outer_state or {})
+                self._outer_steps = self._replica.after = made
+                self._outer_state = None
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
         if self._watch is not None:

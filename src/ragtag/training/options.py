@@ -6,6 +6,7 @@ import torch
 
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE
+from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.allreduce import ring
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
@@ -53,8 +54,29 @@ def schedule_of(schedule: Schedule | None, steps: int | None) -> Schedule:
     return EveryStep() if steps is None else every(steps)
 
 
-def require_outer(average: str, partial: bool) -> None:
-    """Raise ValueError where outer momentum cannot work."""
+def streaming_of(
+    outer: Nesterov | Streaming | None, average: str, partial: bool, method: Method, compressed: bool
+) -> Streaming | None:
+    """Outer steps as they are asked for, all of the model at once being one fragment.
+
+    Raises ValueError where they cannot work.
+    """
+    if outer is None:
+        return None
+    _require_outer(average, partial)
+    if isinstance(outer, Nesterov):
+        return Streaming(outer)
+    if compressed:
+        raise ValueError("fragments and delays are of whole averages: give either them or compress=...")
+    if method.crowd is not None and outer.fragments > 1:
+        raise ValueError(
+            f"{method.name} averages in groups, each by rounds of its own, so peers would differ in which "
+            "fragment is next; use RPS() or AllReduce()"
+        )
+    return outer
+
+
+def _require_outer(average: str, partial: bool) -> None:
     if average != "models":
         raise ValueError('outer momentum is on what models were moved by; use average="models"')
     if partial:

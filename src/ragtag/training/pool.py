@@ -75,6 +75,10 @@ class Pool:
         """Whether it takes part."""
         return self._entered
 
+    def draws_at_once(self, blocks: int) -> None:
+        """From now on so many blocks are drawn one right after the other, for one batch."""
+        self._pace.batch = blocks
+
     def begin(self, epoch: int) -> None:
         """Begin an epoch: ``epoch``, or the crew's where that is ahead. Of one that is broken off, blocks
         that were claimed and not used are given back.

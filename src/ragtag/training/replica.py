@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
 from ragtag.core.types import Floats, Outcome, PeerId
 from ragtag.protocols.method import Method
-from ragtag.training.averager import Transport
+from ragtag.training.averager import Pending, Transport
 from ragtag.training.bucket import Bucket
 from ragtag.training.checks import require_finite, require_weight
 from ragtag.training.tensors import Part
@@ -17,7 +19,8 @@ from ragtag.training.tensors import Part
 class Replica:
     """Averages its parts with the crew, in place.
 
-    content: what the parts are ("models", "gradients"). Raises SchemaMismatch, naming the first tensor
+    content: what the parts are ("models", "gradients"). fragments: equal parts of the table, of which each
+    round averages one, in turn. Raises SchemaMismatch, naming the first tensor
     that differs, when another peer averages something else on this channel.
     """
 
@@ -30,11 +33,13 @@ class Replica:
         *,
         channel: int = 0,
         content: str = "models",
+        fragments: int = 1,
     ) -> None:
-        self.bucket = Bucket(parts, codec.elements)
-        self.schema = Schema(self.bucket.specs, codec.name, method.name, content)
+        self.bucket = Bucket(parts, codec.elements, fragments=fragments)
+        self.schema = Schema(self.bucket.specs, codec.name, method.name, content, fragments)
         self.after: Callable[[Outcome], Floats] | None = None
         """Makes of an outcome the table to go on with (``None``: the mean)."""
+        self._sent: Floats | None = None
         self._transport, self._channel = transport, channel
         transport.configure(channel, self.schema, method, codec)
 
@@ -47,10 +52,39 @@ class Replica:
 
         Raises NotFinite, naming the tensor, before anything is sent, when a value is NaN or infinite.
         """
+        return self._take(self._start(self._flatten(), weight, deadline_s, aside).wait())
+
+    def begin(
+        self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
+    ) -> Pending:
+        """The first half of ``average``: what is sent are copies, so that local steps may go on meanwhile."""
+        values = self._flatten()
+        if self._sent is None or self._sent.shape != values.shape:
+            self._sent = np.empty_like(values)
+        np.copyto(self._sent, values)
+        return self._start(self._sent, weight, deadline_s, aside)
+
+    def end(self, pending: Pending, kept: float) -> Outcome:
+        """The second half: ``kept`` of what the values have become meanwhile, the rest from the average."""
+        outcome = pending.wait()
+        self.bucket.flatten()
+        return self._take(outcome, kept)
+
+    def _flatten(self) -> Floats:
         values = self.bucket.flatten()
         require_finite(self.bucket)
-        weight = require_weight(weight)
-        outcome = self._transport.start(self._channel, values, weight, deadline_s, aside).wait()
+        return values
+
+    def _start(
+        self, values: Floats, weight: float, deadline_s: float | None, aside: frozenset[PeerId]
+    ) -> Pending:
+        return self._transport.start(self._channel, values, require_weight(weight), deadline_s, aside)
+
+    def _take(self, outcome: Outcome, kept: float = 0.0) -> Outcome:
         table = outcome.mean if self.after is None else self.after(outcome)
-        self.bucket.restore(table, outcome.averaged)
+        row = outcome.round % self.schema.fragments * len(table)
+        if kept:
+            own = self.bucket.values[row : row + len(table)]
+            table = np.float32(kept) * own + np.float32(1.0 - kept) * table
+        self.bucket.restore(table, outcome.averaged, row)
         return outcome

@@ -6,9 +6,9 @@ The bytes are a safetensors file (https://huggingface.co/docs/safetensors/index#
     header      JSON: each tensor's dtype, shape and place; ``__metadata__`` has one entry, ``ragtag``: JSON
                 with the format's version, the schema's hash, and the form of all that is no tensor (``tree``)
     numbers     tensor ``__numbers__``, uint64: step, round, steps since the last average, then every bool,
-                int and float of the modules' extra state, the optimizer and ``extra``, 64 bits each
-    tensors     ``model.NAME``, ``modules.NAME...``, ``optimizer.state.I.KEY``, ``extra.NAME...``; by the
-                size of the dtype, then by name
+                int and float of the modules' extra state, the optimizer, ``extra``, ``outer``, 64 bits each
+    tensors     ``model.NAME``, ``modules.NAME...``, ``optimizer.state.I.KEY``, ``extra.NAME...``,
+                ``outer.anchor.NAME``, ``outer.momentum.NAME``; by the size of the dtype, then by name
 
 What differs between two peers at the same stage of one training is in the numbers and the tensors, which are
 of fixed width: their files have one length and one header, to the bit. So a newcomer may take any range of
@@ -37,8 +37,10 @@ from ragtag.core.schema import TENSORS_MAX, VALUES_MAX, Schema, TensorSpec
 from ragtag.training.tree import DTYPES, Packer, Unpacker
 
 T = TypeVar("T")
-VERSION = 1
-"""Of the bytes' format; others are refused."""
+VERSION = 2
+"""Of the bytes' format."""
+READ = (1, 2)
+"""Versions that are read; others are refused. 1 had no outer momentum, and no form of it."""
 HEADER_BYTES_MAX = 64 << 20
 _NUMBERS, _MODEL = "__numbers__", "model."
 _ENTRY = "ragtag"
@@ -82,7 +84,8 @@ class Snapshot:
     step: how many steps the peer has taken; since: those since its last average; round: its channel's.
     model: parameters and buffers by name. modules: extra state of modules that have any (get_extra_state).
     optimizer: the inner optimizer's ``class``, ``defaults``, ``names`` (of the parameters, by group),
-    ``param_groups`` and ``state``. extra: state_dicts by name.
+    ``param_groups`` and ``state``. extra: state_dicts by name. outer: anchor and momentum of outer steps (see
+    ``ragtag.training.outer``; empty: there were none).
     """
 
     step: int
@@ -92,6 +95,7 @@ class Snapshot:
     optimizer: Mapping[str, Any]
     modules: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    outer: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def schema(self) -> Schema:
@@ -110,7 +114,12 @@ class Snapshot:
         """As the module says. Raises ValueError for more tensors or a longer header than would be read."""
         packer = Packer()
         form = [packer.pack(count, "") for count in (self.step, self.round, self.since)]
-        trees = {"modules": self.modules, "optimizer": self.optimizer, "extra": self.extra}
+        trees = {
+            "modules": self.modules,
+            "optimizer": self.optimizer,
+            "extra": self.extra,
+            "outer": self.outer,
+        }
         form += [packer.pack(dict(tree), name) for name, tree in trees.items()]
         entry = msgspec.json.encode(_Entry(VERSION, self.schema_hash, form)).decode()
         tensors = {_MODEL + name: tensor for name, tensor in self.model.items()} | packer.tensors
@@ -137,20 +146,21 @@ class Snapshot:
         numbers = tensors.pop(_NUMBERS).tolist()
         model = {name.removeprefix(_MODEL): t for name, t in tensors.items() if name.startswith(_MODEL)}
         unpacker = Unpacker(numbers, {name: t for name, t in tensors.items() if not name.startswith(_MODEL)})
-        if not isinstance(entry.form, list) or len(entry.form) != 6:
-            raise ValueError("its form does not have six parts")
-        *counts, modules, optimizer, extra = [unpacker.unpack(form) for form in entry.form]
+        parts = 6 if entry.version == 1 else 7
+        if not isinstance(entry.form, list) or len(entry.form) != parts:
+            raise ValueError(f"its form does not have {parts} parts")
+        step, round, since, *trees = [unpacker.unpack(form) for form in entry.form]
+        counts, (modules, optimizer, extra, outer) = (step, round, since), [*trees, {}][:4]
         unpacker.end()
         bad = next((n for n, t in tensors.items() if t.dtype == torch.bool and _has_no_bools(t)), None)
         if bad is not None:
             raise ValueError(f"tensor {bad!r} has bools that are neither true nor false")
         if any(type(count) is not int or count < 0 for count in counts):
-            raise ValueError(f"step, round and steps since the average are {counts}")
-        if any(type(part) is not dict for part in (modules, optimizer, extra)):
+            raise ValueError(f"step, round and steps since the average are {list(counts)}")
+        if any(type(part) is not dict for part in (modules, optimizer, extra, outer)):
             raise ValueError("its form has something else where dicts belong")
         _require_optimizer(optimizer)
-        step, round, since = counts
-        snapshot = cls(step, round, since, model, optimizer, modules, extra)
+        snapshot = cls(step, round, since, model, optimizer, modules, extra, outer)
         if snapshot.schema_hash != entry.schema:
             raise ValueError("the tensors are not those of its schema")
         return snapshot
@@ -205,8 +215,8 @@ def _read_entry(data: bytes) -> _Entry:
         if tensor.dtype not in DTYPES or prod(size or 1 for size in tensor.shape) > VALUES_MAX:
             raise ValueError(f"tensor {name!r} of {tensor.dtype} {tensor.shape} is none that is read")
     version = _decode(text, _Version).version
-    if version != VERSION:
-        raise ValueError(f"it has format version {version}, and this ragtag reads {VERSION}")
+    if version not in READ:
+        raise ValueError(f"it has format version {version}, and this ragtag reads {READ[0]} to {READ[-1]}")
     return _decode(text, _Entry)
 
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from ragtag.training.averager import Peers
 from ragtag.training.deal import Indices, cut, every_nth, shuffled, skewed_shards
 from ragtag.training.drawer import Drawer
 from ragtag.training.ledger import EpochReport
+from ragtag.training.loader import Order, fitting, indices_of, rebuilt, samples_in, size_of
+from ragtag.training.sizes import BatchSizes, Sizer
 
 __all__ = ["EpochReport", "Split", "skewed_shards"]
 
@@ -40,6 +34,8 @@ class Split:
         list, and draws of dead peers' shards.
     ordinal: which split of this process it is; peers make theirs in the same order.
     on_epoch: is told what each epoch came to, once all are done with it: usually in the next one.
+    sizes: batches follow each peer's speed (``ragtag.training.sizes``); busy_s: how long this peer has
+    computed so far, which its speed follows from.
 
     The order is cut into blocks, of a batch each (several, in an epoch of more than 16,384). Every peer
     begins at its own part of the order; it claims blocks a little ahead of use (about a second of its work),
@@ -69,6 +65,8 @@ class Split:
         shards: Sequence[Sequence[int] | Indices] | None = None,
         ordinal: int = 0,
         on_epoch: Callable[[EpochReport], None] | None = None,
+        sizes: BatchSizes | None = None,
+        busy_s: Callable[[], float] | None = None,
     ) -> None:
         if not 0 <= me < peers.n:
             raise ValueError(f"peer {me} of {peers.n}: a peer's number lies between 0 and {peers.n - 1}")
@@ -82,21 +80,29 @@ class Split:
         self._ordinal = ordinal
         self._source = self._loader = loader
         self._shards: list[Indices] | None = None
-        self._all = None if isinstance(loader.dataset, IterableDataset) else _indices(loader)
+        self._all = None if isinstance(loader.dataset, IterableDataset) else indices_of(loader)
         self._shuffle = not isinstance(loader.sampler, SequentialSampler)
         if shards is not None:
             if self._all is None:
                 raise ValueError("shards take the sampler's place: give a loader without one of its own")
-            self._shards = _fitting(shards, peers.n, _size(loader))
+            self._shards = fitting(shards, peers.n, size_of(loader))
+        self._sizer: Sizer | None = None
+        self._handed: deque[int] = deque()
+        if sizes is not None:
+            if self._all is None or loader.batch_size is None:
+                raise ValueError("sizes need a loader that makes batches, with no sampler of its own")
+            self._sizer = Sizer(peers, sizes, loader.batch_size, busy_s or (lambda: 0.0), ordinal)
         if self._all is not None:
             self._deal(self._all, ordinal)
-        self._order = _Order(self._begin)
+        self._order = Order(self._begin)
         if not isinstance(loader.dataset, IterableDataset):
-            self._loader = _rebuilt(loader, self._order)
+            self._loader = rebuilt(loader, self._order)
 
     def _deal(self, everything: Indices, ordinal: int) -> None:
         """Cut the order into blocks."""
         n, size = self._peers.n, self._source.batch_size
+        if self._sizer is not None:
+            size = self._sizer.grain
         lengths = [len(everything)] if self._shards is None else [len(shard) for shard in self._shards]
         drop = size is not None and self._source.drop_last
         self._deck, self._starts = cut(
@@ -108,6 +114,7 @@ class Split:
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch."""
         self._order.epoch, self.epoch = self.epoch, self.epoch + 1
+        self._handed.clear()
         if isinstance(self._source.dataset, IterableDataset):
             return _Counted(every_nth(self._me, self._peers.n, self._live, self._source), self)
         return _Counted(iter(self._loader), self)
@@ -118,6 +125,8 @@ class Split:
         if self._all is None:
             return -(-len(self._source) // len(living))
         size = self._source.batch_size or 1
+        if self._sizer is not None and self._shards is None:
+            return -(-sum(self._deck.sizes) // (size * len(living)))
         batches = [sum(-(-samples // size) for samples in self._deck.sizes[a:b]) for a, b in self._deck.arcs]
         dead = sum(count for peer, count in enumerate(batches) if peer not in living)
         if self._shards is None:
@@ -182,14 +191,47 @@ class Split:
             order: Any = self._source.batch_sampler or self._source.sampler
             yield from every_nth(self._me, self._peers.n, self._live, order)
             return
-        for of, block in self._drawer.draw(epoch):
-            self.epoch = max(self.epoch, self._drawer.epoch + 1)
-            start = int(self._starts[block])
-            indices = self._order_of(of)[start : start + self._deck.sizes[block]].tolist()
+        if self._sizer is not None:
+            yield from self._sized(epoch, self._sizer)
+            return
+        for indices in self._blocks(epoch):
             if size is None:
                 yield from indices
             else:
                 yield from (indices[at : at + size] for at in range(0, len(indices), size))
+
+    def _blocks(self, epoch: int) -> Iterator[list[int]]:
+        """The indices of each block that this peer draws."""
+        for of, block in self._drawer.draw(epoch):
+            self.epoch = max(self.epoch, self._drawer.epoch + 1)
+            start = int(self._starts[block])
+            yield self._order_of(of)[start : start + self._deck.sizes[block]].tolist()
+
+    def _sized(self, epoch: int, sizer: Sizer) -> Iterator[list[int]]:
+        """Batches of whole blocks (of parts of them, where an epoch has so many that blocks are large)."""
+        batch: list[int] = []
+        size = self._next_size(sizer)
+        for indices in self._blocks(epoch):
+            batch += indices
+            while len(batch) >= size:
+                self._handed.append(size)
+                yield batch[:size]
+                batch, size = batch[size:], self._next_size(sizer)
+        if batch:
+            self._handed.append(len(batch))
+            yield batch
+
+    def _next_size(self, sizer: Sizer) -> int:
+        size = sizer.size()
+        self._drawer.draws_at_once(max(1, size // max(self._deck.sizes, default=1)))
+        return size
+
+    def handed(self, batch: Any) -> None:
+        """A batch is handed out: its samples count."""
+        samples = self._handed.popleft() if self._handed else samples_in(batch, self.batch_size)
+        self.samples += samples
+        if self._sizer is not None:
+            self._sizer.handed(samples)
 
 
 class _Counted:
@@ -203,81 +245,5 @@ class _Counted:
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        self._of.samples += samples_in(batch, self._of.batch_size)
+        self._of.handed(batch)
         return batch
-
-
-def samples_in(batch: Any, batch_size: int | None) -> int:
-    """How many samples a collated batch has: the length of its first tensor, else of a full batch."""
-    if batch_size is None:
-        return 1
-    while isinstance(batch, (tuple, list, dict)) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    shape: Sequence[int] = getattr(batch, "shape", ())
-    return int(shape[0]) if len(shape) else batch_size
-
-
-class _Order(Sampler[Any]):
-    """An epoch's order; a loader with workers may ask for it more than once as it begins."""
-
-    def __init__(self, begin: Callable[[int], Iterator[Any]]) -> None:
-        self._begin = begin
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._begin(self.epoch)
-
-
-def _size(loader: DataLoader[Any]) -> int:
-    dataset: Any = loader.dataset
-    return len(dataset)
-
-
-def _indices(loader: DataLoader[Any]) -> Indices | None:
-    """What the loader draws from in an epoch, each once; ``None`` when its sampler has other ideas."""
-    sampler: Any = loader.sampler
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        return None
-    if type(sampler) is SubsetRandomSampler:
-        return np.asarray(list(sampler.indices), np.int64)
-    plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == _size(loader)
-    )
-    return np.arange(_size(loader)) if plain else None
-
-
-def _fitting(shards: Sequence[Sequence[int] | Indices], n: int, size: int) -> list[Indices]:
-    if not 0 < len(shards) <= n:  # fewer: for those the crew began with
-        raise ValueError(f"{len(shards)} shards for {n} peers: give each peer one (it may be empty)")
-    lists = [np.asarray(shard, np.int64).reshape(-1) for shard in shards]
-    for peer, shard in enumerate(lists):
-        outside = shard[(shard < 0) | (shard >= size)]
-        if len(outside):
-            raise ValueError(
-                f"shard {peer} has index {outside[0]}; the data set has {size} samples, numbered from 0"
-            )
-    if not any(len(shard) for shard in lists):
-        raise ValueError("all shards are empty")
-    return lists
-
-
-def _rebuilt(loader: DataLoader[Any], order: _Order) -> DataLoader[Any]:
-    """The same loader with another order."""
-    how: dict[str, Any] = {"sampler" if loader.batch_sampler is None else "batch_sampler": order}
-    if loader.batch_sampler is None:
-        how["batch_size"] = None
-    if loader.num_workers > 0:
-        how["prefetch_factor"] = loader.prefetch_factor
-        how["persistent_workers"] = loader.persistent_workers
-        how["multiprocessing_context"] = loader.multiprocessing_context
-    return DataLoader(
-        loader.dataset,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        in_order=loader.in_order,
-        **how,
-    )

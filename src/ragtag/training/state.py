@@ -1,8 +1,9 @@
 """A peer's training state: taken from a model and its optimizer, and given back to ones like them.
 
 What a snapshot holds: all parameters (frozen ones too) and all buffers that the model's own state_dict would
-hold, integers among them; extra state of modules; the inner optimizer's state and groups; how many steps were
-taken; and whatever else is named in ``extra`` (schedulers, a GradScaler, moving averages, a sampler).
+hold, integers among them; extra state of modules; the inner optimizer's state and groups; anchor and momentum
+of outer steps (``outer=``); how many steps were taken; and whatever else is named in ``extra`` (schedulers, a
+GradScaler, moving averages, a sampler).
 
 What it does not hold: buffers that PyTorch calls not persistent (tables that are computed again; caches grow
 on each peer as they like), gradients (nor what ``average="gradients"`` has gathered since the last average:
@@ -22,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from ragtag.training.modules import clean_name, name_parameters, parameters_of
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.optimizer_state import capture_optimizer, fit_optimizer, load_optimizer
+from ragtag.training.outer import require_outer_state
 from ragtag.training.snapshot import Snapshot
 from ragtag.training.tree import copy_tensor, copy_tree
 
@@ -75,6 +77,7 @@ def capture(
             for name, module in _with_extra_state(modules).items()
         },
         extra={name: copy_tree(holder.state_dict(), f"extra {name!r}") for name, holder in extra.items()},
+        outer=copy_tree(optimizer.outer_state, "outer momentum"),
     )
 
 
@@ -90,7 +93,8 @@ def restore(
     All is compared first: on ValueError, which names the first tensor, group or name that differs, nothing
     has changed. (Only an object's own load_state_dict may still raise; those of ``extra`` come last.) How an
     optimizer computes (its flags foreach, fused, capturable) stays as it is here. Schedulers are to be made
-    before: making one changes learning rates.
+    before: making one changes learning rates. Outer momentum where the snapshot has none, as one of a crew
+    without, begins anew from the next average; where it is not used here, it is passed over.
     """
     modules = _modules(optimizer, model)
     targets = _tensors(optimizer, modules)
@@ -100,6 +104,8 @@ def restore(
     names = name_parameters(optimizer.param_groups, modules)
     state = fit_optimizer(snapshot.optimizer, optimizer.inner, names)
     _require_same_names("extra", snapshot.extra, extra)
+    own = zip(names, parameters_of(optimizer.param_groups), strict=True)
+    require_outer_state(snapshot.outer, {name: parameter.shape for name, parameter in own})
     for name, holder in extra.items():
         _require_stateful(name, holder)
     with torch.no_grad():
@@ -109,6 +115,7 @@ def restore(
         module.set_extra_state(copy_tree(snapshot.modules[name], name))
     load_optimizer(state, optimizer.inner)
     optimizer.resume_at(snapshot.step, snapshot.since)
+    optimizer.outer_state = snapshot.outer
     for name, holder in extra.items():
         holder.load_state_dict(copy_tree(snapshot.extra[name], name))
 

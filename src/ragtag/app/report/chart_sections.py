@@ -39,6 +39,13 @@ def all_charts(summary: Summary, marks: Sequence[Mark]) -> str:
         keys = [*named, ("mean", "mean of all peers")]
         caption = "Loss of the batches that each peer trained on, a few steps to a point."
         sections.append(figure("Training loss", caption, legend(keys), both(charts.loss_chart)))
+    if summary.coherence.count.any():
+        keys = [*named, ("mean", "mean of all peers")]
+        caption = (
+            "Of each peer's gradients, the least product with one of its earlier ones over that one's squared"
+            " length. Below the dashed line, at 0, a stale update does harm. Batches' noise draws it to 0."
+        )
+        sections.append(figure("Gradient coherence", caption, legend(keys), both(charts.coherence_chart)))
     if summary.round_s.seen:
         sections += _round_figures(summary, both)
     sections += timeline.section(summary, both)

@@ -45,6 +45,20 @@ def loss_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     return _line_chart(summary, marks, width, 260, lines, span, lambda v: f"{v:.3g}", "Training loss")
 
 
+def coherence_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
+    """Each peer's gradient coherence, and the mean; what is far out stands on the edge."""
+    lines = peer_lines(summary, lambda peer: summary.coherence.points(peer))
+    lines.append(Line("mean of all peers", "mean", *summary.coherence.points(ALL), ends="mean"))
+    lines = [line for line in lines if len(line.t)]
+    values = np.concatenate([line.value for line in lines])
+    low, high = (float(q) for q in np.quantile(values, (0.02, 0.98)))
+    room = max(0.05, 0.15 * (max(0.0, high) - min(0.0, low)))
+    span = (min(0.0, low) - room, max(0.0, high) + room, "linear")
+    return _line_chart(
+        summary, marks, width, 220, lines, span, lambda v: f"{v:.2g}", "Gradient coherence", 0.0
+    )
+
+
 def arrival_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     """Share of chunks averaged, mean over peers, in a band from the lowest peer to the highest."""
     t, mean = summary.arrived.points(ALL)
@@ -121,8 +135,13 @@ def _line_chart(
     span: tuple[float, float, str],
     form: Callable[[float], str],
     title: str,
+    rule: float | None = None,
 ) -> str:
+    """rule: a value at which a dashed line is drawn."""
     place = frame(summary, marks, width, height)
     scale = Scale(span[0], span[1], place.plot_bottom, place.top + 8, span[2])
     unit = "share" if form is axes.percent else ""
-    return svg(summary, place, marks, scale, list(draw_lines(place, scale, lines)), form, title, unit)
+    body = list(draw_lines(place, scale, lines))
+    if rule is not None:
+        body.insert(0, f'<path class="p95" d="M{place.left} {scale(rule):.1f}H{place.width - place.right}"/>')
+    return svg(summary, place, marks, scale, body, form, title, unit)

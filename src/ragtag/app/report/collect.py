@@ -38,6 +38,7 @@ class Collector:
             self._step(peer, record)
         elif isinstance(record, trace.Pace):
             self._to.timeline.add(record)
+            self._coherence(record)
         elif isinstance(record, trace.Eval):
             self._eval(peer, record)
         elif isinstance(record, trace.Join) and peer is not None:
@@ -83,6 +84,17 @@ class Collector:
                 to.peers[other].missed += 1
             if other in self._row:
                 to.missed[self._row[other], column] += 1
+
+    def _coherence(self, record: trace.Pace) -> None:
+        """Measurements are spread evenly over the record's time."""
+        lasted_s = record.compute_s + record.average_s + record.wait_s
+        for at, mu in enumerate(record.coherence):
+            if not math.isfinite(mu):
+                continue
+            self._to.mu.add(mu)
+            t = record.t - lasted_s * (1 - (at + 1) / len(record.coherence))
+            for key in (record.peer, ALL):
+                self._to.coherence.add(key, t, mu)
 
     def _step(self, peer: Peer, record: trace.Step) -> None:
         peer.steps = max(peer.steps, record.step)

@@ -108,6 +108,8 @@ class Summary:
     dots: Dots
     late_dots: Dots
     timeline: Timeline
+    coherence: Bins
+    mu: Sample = field(default_factory=Sample)
     round_s: Sample = field(default_factory=Sample)
     arrival: Sample = field(default_factory=Sample)
     faults: list[trace.Fault] = field(default_factory=list)

@@ -32,6 +32,11 @@ def figures(summary: Summary) -> dict[str, Any]:
             "lowest": summary.arrival.smallest if summary.arrival.seen else None,
         },
         "round_time_s": round_times(summary),
+        "coherence": {
+            "count": summary.mu.seen,
+            "median": summary.mu.quantile(0.5),
+            "lowest": summary.mu.smallest if summary.mu.seen else None,
+        },
         "lost": summary.lost,
         "frozen": [
             {"peer": f.peer, "from_s": f.t, "until_s": f.until_t} for f in summary.faults if f.name in FREEZES

@@ -105,6 +105,7 @@ def summarise(run: RunTrace) -> Summary:
         dots=Dots(COLUMNS * 2, t0, t1),
         late_dots=Dots(COLUMNS * 2, t0, t1),
         timeline=Timeline(charted, STRIP_COLUMNS, t0, t1),
+        coherence=Bins([*charted, ALL], loss_columns, t0, t1),
     )
     collector = Collector(summary)
     for record in run.records():

@@ -435,6 +435,21 @@ def test_channels_do_not_silence_each_other() -> None:
     assert all(heard(o) == {0, 1, 2, 3} for outcomes in world.outcomes for o in outcomes)
 
 
+def test_a_peer_that_others_have_averaged_with_in_later_rounds_is_not_waited_for() -> None:
+    """One block, and views of who owns it that differ: peer 2 sends its copies to peer 1 only."""
+    node = Node(0, 3, 1)
+    node.configure(0, Channel(direct, TINY, 1, probe_s=100.0, rtt_s=0.01))
+    began = node.step(0.0, Average(0, vectors(3, 1)[0], 1.0))
+    assert not any(isinstance(effect, Done) for effect in began)
+    payload = TINY.encode(vectors(3, 1)[1])
+    one, both = np.ones(1, np.float32), np.array([0b110], np.uint64)
+    for block in range(3):
+        later = Run(1, MessageKey(0, 2, GATHER, block), 0, 1, payload, one, both, None, True)
+        began += node.step(0.5, Arrived((later,)))
+    (done,) = [effect.outcome for effect in began if isinstance(effect, Done)]
+    assert done.waited_for == (1, 2) and done.total_s == pytest.approx(0.5)
+
+
 # -- Deadlines
 
 

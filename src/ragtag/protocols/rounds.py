@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from ragtag.core.types import (
     Noted,
     Offer,
     PeerId,
+    Run,
 )
-from ragtag.protocols.base import BLOCK_BITS, Round
+from ragtag.protocols.base import BLOCK_BITS, GATHER, Round
 from ragtag.protocols.gather import NO_VALUES, require_rows
 from ragtag.protocols.lane import Lane
 from ragtag.protocols.method import Setting
@@ -157,7 +159,7 @@ class Rounds:
             self._machine(lane, channel, number)
         effects = self._route(now_s, channel, number, event)
         if lane.active is not None and number > lane.active + (not lane.behind):
-            ahead = [run.peer for run in event.runs if run.peer not in lane.passed]
+            ahead = [peer for peer in _seen_in(event.runs) if peer not in lane.passed and peer != self.me]
             return effects + self._pass(now_s, lane, ahead)
         return effects
 
@@ -213,3 +215,17 @@ class Rounds:
         if lane is None or machine is None:
             return []
         return self._settle(lane, machine.step(now_s, event))
+
+
+def _seen_in(runs: Iterable[Run]) -> list[PeerId]:
+    """Who was in the round of these runs: their senders, and whose values are in what owners have averaged.
+
+    A peer that owns nothing sends to owners only; who takes others for owners hears of it in no other way.
+    """
+    peers: dict[PeerId, None] = {}
+    for run in runs:
+        peers[run.peer] = None
+        if run.key.stage == GATHER and len(run.heard):
+            mask = int(np.bitwise_or.reduce(run.heard))
+            peers.update((peer, None) for peer in range(mask.bit_length()) if mask >> peer & 1)
+    return list(peers)

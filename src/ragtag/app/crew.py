@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from ragtag.app.catching_up import catch_up
 from ragtag.app.environment import Place
 from ragtag.app.membership import Entrance
 from ragtag.app.state import Keeper
@@ -242,13 +244,32 @@ class Crew:
         return drawn or self._samples
 
     def _enter(self, optimizer: CrewOptimizer) -> None:
-        """What is averaged is agreed on. A peer that comes late takes the crew's state over first."""
+        """What is averaged is agreed on. A peer that comes late takes the crew's state over first.
+
+        Where gradients are averaged it does so in its first average, and not here: whatever its script still
+        has to do before it begins, all rounds from then on are to find it in step.
+        """
         first = self._keeper.optimizer is None
         self._keeper.take_in(optimizer)
         transport = self._transport
         if isinstance(transport, DriverTransport) and transport.late:
+            if first and optimizer.follower is not None:
+                optimizer.arrive = partial(self._catch_up, True)
+                return
             round_ = self._fetch(transport.deadline_s) if first else None
             transport.take_part(optimizer.channel, -1 if round_ is None else round_)
+
+    def _catch_up(self, new: bool) -> Outcome | None:
+        """Get into step with a crew that averages gradients (see ``training.replay``).
+
+        new: this peer does not take part yet. Returns the last round that was followed.
+        """
+        transport, driver, key = self._transport, self._driver, self._place.key
+        assert isinstance(transport, DriverTransport) and driver is not None and key is not None
+        came = catch_up(self._keeper, transport, lambda: driver.seats, key, self._write_round, new=new)
+        self.note(Noted("in step" if came.in_step else "not in step", self.rank, str(came)))
+        self._last_round = None
+        return came.outcome
 
     def enter(self, channel: int) -> bool:
         """Take part on a channel that is configured; whether the crew has averaged on it before this peer."""
@@ -268,13 +289,17 @@ class Crew:
         """After a round: give the state to whom waits for it; take it anew after having been away for long.
 
         While the state is fetched the crew goes on, so that the next gap is this peer's own doing. That may
-        take no longer than it was away.
+        take no longer than it was away. Where gradients are averaged it is fetched in the next average.
         """
         now_s = time.monotonic()
         last, self._last_round = self._last_round, outcome.round
         away_s, self._last_s = now_s - self._last_s, now_s
         aside = self._keeper.optimizer is not None and self._keeper.optimizer.stands_aside
+        kept = self._keeper.optimizer
         if last is not None and outcome.round - last > 1 + CATCH_UP and not aside:
+            if kept is not None and kept.follower is not None and self._place.key is not None:
+                kept.arrive = partial(self._catch_up, False)
+                return  # what this peer has is nothing to give
             self._fetch(away_s)
             self._last_round = None
         self._keeper.offer(outcome.round)
@@ -401,12 +426,21 @@ class Crew:
         transport.moved(entered.driver, entered.entrance)
         for split in self._splits.values():
             split.moved(entered.place.rank)
-        round_ = self._fetch(transport.deadline_s) if transport.late else None
         self._last_round = None
+        if transport.late:
+            self._take_part_anew(transport)
+
+    def _take_part_anew(self, transport: DriverTransport) -> None:
         kept = self._keeper.optimizer
-        for channel in transport.channels if transport.late else ():
-            known = round_ is not None and kept is not None and channel == kept.channel
-            transport.take_part(channel, round_ if known and round_ is not None else -1)
+        follows = kept is not None and kept.follower is not None
+        round_ = None if follows else self._fetch(transport.deadline_s)
+        for channel in transport.channels:
+            known = kept is not None and channel == kept.channel
+            if known and follows:
+                continue
+            transport.take_part(channel, -1 if round_ is None or not known else round_)
+        if kept is not None and follows:
+            kept.arrive = partial(self._catch_up, True)
 
     def _write_round(self, outcome: Outcome) -> None:
         """Write a round to this peer's trace."""

@@ -28,6 +28,24 @@ _SLACK_BYTES = 1 << 20
 _log = logging.getLogger("ragtag")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class State:
+    """A crew's state that has come, and what it is made of."""
+
+    snapshot: Snapshot
+    fetched: Fetched
+
+    @property
+    def round(self) -> int:
+        """The round after which it was taken."""
+        return self.fetched.round
+
+    @property
+    def mixed(self) -> bool:
+        """Whether parts of it are of other rounds, since donors of one were too few."""
+        return set(self.fetched.rounds) != {self.fetched.round}
+
+
 class Keeper:
     """What belongs to a peer's training, and its copies.
 
@@ -99,33 +117,65 @@ class Keeper:
         ``None``: there is nobody to give it, or nobody could (a note and a warning say why); the model is as
         it was.
         """
-        optimizer = self.optimizer
-        if optimizer is None:
+        if self.optimizer is None:
             return None
-        donors = self._donors(seats)
-        if not donors:
-            self._tell(Noted("no state", self.me, "no member gives its state; averages bring the model"))
-            return None
-        own = capture(optimizer, {})
-        most = _GROWTH * len(own.to_bytes()) + _SLACK_BYTES
+        state = self.asking(key, lambda: seats)(deadline_s)
+        return state.round if state is not None and self.put(state) else None
+
+    def asking(
+        self, key: bytes, seats: Callable[[], Mapping[PeerId, Holder]]
+    ) -> Callable[[float], State | None]:
+        """What gets the crew's state within so many seconds, in any thread, and changes nothing here.
+
+        It returns ``None`` where nobody could give it; a note and a warning say why. seats: who is there.
+
+        Raises:
+            RuntimeError: there is no optimizer yet.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("nothing to fetch a state for yet: make the crew's optimizer first")
+        own = capture(self.optimizer, {})
+        schema, most = _schema_of(own), _GROWTH * len(own.to_bytes()) + _SLACK_BYTES
+        nobody = "no member gives its state"
+        if self.optimizer.follower is None:
+            nobody += "; averages bring the model"
+
+        def ask(deadline_s: float) -> State | None:
+            donors = self._donors(seats())
+            if not donors:
+                self._tell(Noted("no state", self.me, nobody))
+                return None
+            try:
+                fetched = fetch_state(
+                    key,
+                    donors,
+                    schema=schema,
+                    deadline_s=deadline_s,
+                    layout_hash_of=_layout_hash,
+                    on_note=self._noted,
+                    blob_bytes_max=most,
+                )
+                return State(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
+            except (TransferError, ValueError) as error:
+                self._failed(error)
+                return None
+
+        return ask
+
+    def put(self, state: State) -> bool:
+        """Put the crew's state in place; ``False``: it does not fit: a note says why."""
+        assert self.optimizer is not None
         try:
-            fetched = fetch_state(
-                key,
-                donors,
-                schema=_schema_of(own),
-                deadline_s=deadline_s,
-                layout_hash_of=_layout_hash,
-                on_note=self._noted,
-                blob_bytes_max=most,
-            )
-            snapshot = Snapshot.from_bytes(bytes(fetched.blob))
-            self._load(optimizer, snapshot)
-        except (TransferError, ValueError) as error:
-            _log.warning("the crew's state did not come: %s", error)
-            self._tell(Noted("no state", self.me, str(error)))
-            return None
-        self._tell(Noted("state", self.me, _made_of(fetched)))
-        return fetched.round
+            self._load(self.optimizer, state.snapshot)
+        except ValueError as error:
+            self._failed(error)
+            return False
+        self._tell(Noted("state", self.me, _made_of(state.fetched)))
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        _log.warning("the crew's state did not come: %s", error)
+        self._tell(Noted("no state", self.me, str(error)))
 
     def _donors(self, seats: Mapping[PeerId, Holder]) -> list[Donor]:
         able = [

@@ -123,9 +123,13 @@ class Gradients:
             torch._foreach_div_(self._sums, float(gathered))
         return weight
 
-    @torch.no_grad()
     def take(self, outcome: Outcome) -> None:
-        """Hand the average out as ``.grad`` and take the inner step, unless no peer had any."""
+        """Take the inner step with the average."""
+        self.apply()
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Hand what the parts hold out as ``.grad`` and take the inner step, unless no peer had any."""
         present = self._present.tolist()
         for parameter, total, share in zip(self._parameters, self._sums, present, strict=True):
             if share == 0.0 and not bool(total.any()):  # the chunk that says so may have been lost
@@ -140,6 +144,13 @@ class Gradients:
     def forget(self) -> None:
         """Begin to gather anew."""
         self._gathered = 0
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Have nothing to offer. Which gradients there were the last time stays known."""
+        self._begin()
+        self._gathered = 0
+        torch._foreach_zero_(self._sums)
 
     def _begin(self) -> None:
         if self._sums:

@@ -18,8 +18,9 @@ from ragtag.training.averager import RPS, Pending, Transport
 from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.compress import TopK, require_compressible
 from ragtag.training.conduct import Conduct
+from ragtag.training.follower import Follower
 from ragtag.training.merge import Merge
-from ragtag.training.modes import Closure, Models
+from ragtag.training.modes import Closure, Gradients, Models
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
 from ragtag.training.options import codec_of, mode_of, require_partial, schedule_of, streaming_of
 from ragtag.training.outer import OuterSteps
@@ -137,6 +138,9 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._watch: Watch | None = None
         self.outcome: Outcome | None = None
         """What the last average came to."""
+        self.arrive: Callable[[], Outcome | None] | None = None
+        """What the next average begins with, once: how a peer that was not there gets the crew's model. The
+        outcome takes that average's place (``None``: the average follows)."""
         self.left_out: tuple[str, ...] = ()
         """Floating-point buffers that are not averaged (known once averaging has begun)."""
         if model is not None:
@@ -304,6 +308,12 @@ class CrewOptimizer(torch.optim.Optimizer):
         """Average now, whatever the schedule says: of fragments, the next one."""
         self._end()
         replica = self._ready()
+        arrived = self._arrive()
+        outcome = self._round(replica) if arrived is None else arrived
+        self._since = 0
+        return self._averaged(outcome, taken=arrived is not None)
+
+    def _round(self, replica: Replica | SparseReplica) -> Outcome:
         weight = self._mode.offer(self._weight())
         aside = self.conduct.begin()
         outcome = self._catch_up(replica) if self.stands_aside else None
@@ -311,12 +321,32 @@ class CrewOptimizer(torch.optim.Optimizer):
             outcome = replica.average(weight, self._deadline_s, aside)
             if self._merge is not None:
                 self._merge.mark() if self.stands_aside else self._merge.forget()
-        self._since = 0
-        return self._averaged(outcome)
+        return outcome
 
-    def _averaged(self, outcome: Outcome) -> Outcome:
+    def _arrive(self) -> Outcome | None:
+        """Get into step with the crew, where this peer is not; the last round of doing so."""
+        if self.arrive is None:
+            return None
+        arrive, self.arrive = self.arrive, None
+        outcome = arrive()
+        if outcome is not None:
+            self._weight()  # what was learned until now is in no average
+        return outcome
+
+    @property
+    def follower(self) -> Follower | None:
+        """Takes part without a gradient of its own; ``None``: models are averaged, or in groups, so that the
+        next average brings what a peer has missed, or no average can; or averaging has not begun.
+        """
+        replica, mode = self._replica, self._mode
+        if replica is None or not isinstance(mode, Gradients) or self._method.crowd is not None:
+            return None
+        return Follower(replica, mode, self._deadline_s)
+
+    def _averaged(self, outcome: Outcome, taken: bool = False) -> Outcome:
         self.outcome = outcome
-        self._mode.take(outcome)
+        if not taken:
+            self._mode.take(outcome)
         self.conduct.averaged(outcome)
         if self._on_outcome is not None:
             self._on_outcome(outcome)

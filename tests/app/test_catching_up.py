@@ -1,0 +1,105 @@
+"""What catching up needs of a live crew: to hear when others begin, and to get their state or the reason."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ragtag.app.catching_up import catch_up
+from ragtag.app.state import Keeper, State
+from ragtag.app.transport import DriverTransport
+from ragtag.codecs.dense import fp32
+from ragtag.core.schema import Schema, TensorSpec
+from ragtag.core.types import Noted
+from ragtag.network.fetch import Fetched
+from ragtag.protocols.allreduce import direct
+from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.state import capture
+from tests.network.crew import PATIENCE_S, Crew
+from tests.training.fake_transport import FakeCrew
+
+KEY = bytes(32)
+
+
+def optimizer_of(model: nn.Module, average: str = "gradients") -> CrewOptimizer:
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    return CrewOptimizer(inner, FakeCrew(1).transport(0), average=average, model=model)
+
+
+def test_it_hears_when_another_has_begun() -> None:
+    schema = Schema((TensorSpec("weight", (300,), "float32"),), "fp32", direct.name)
+    values = np.zeros((schema.n_chunks(fp32.elements), fp32.elements), np.float32)
+    with Crew(2) as crew, ThreadPoolExecutor(2) as pool:
+        first, second = (DriverTransport(crew.drivers[peer], PATIENCE_S) for peer in (0, 1))
+        list(pool.map(lambda t: t.configure(0, schema, direct, fp32), (first, second)))
+        assert not first.await_newer(0, 0.05), "nobody has"
+        heard = pool.submit(first.await_newer, 0, PATIENCE_S)
+        pending = second.start(0, values, 1.0)
+        assert heard.result(PATIENCE_S)
+        first.start(0, values, 0.0).wait()
+        pending.wait()
+        assert not first.await_newer(0, 0.05), "that round is over"
+        crew.drivers[0].close(1.0)
+        assert not first.await_newer(0, PATIENCE_S), "its driver has ended"
+
+
+def test_without_what_follows_there_is_nothing_to_do() -> None:
+    keeper = Keeper(0, 0, lambda note: None)
+    with pytest.raises(RuntimeError, match="make the crew's optimizer first"):
+        keeper.asking(KEY, dict)
+    transport = DriverTransport.__new__(DriverTransport)
+    for average in (None, "models"):
+        if average is not None:
+            keeper.take_in(optimizer_of(nn.Linear(2, 2), average))
+        with pytest.raises(RuntimeError, match="it has nothing to follow"):
+            catch_up(keeper, transport, dict, KEY, lambda outcome: None, new=True)
+
+
+@pytest.mark.parametrize(
+    ("average", "says"),
+    [
+        ("gradients", "no member gives its state"),
+        ("models", "no member gives its state; averages bring the model"),
+    ],
+)
+def test_where_nobody_gives_the_state_the_note_says_what_that_means(average: str, says: str) -> None:
+    notes: list[Noted] = []
+    keeper = Keeper(3, 0, notes.append)
+    keeper.take_in(optimizer_of(nn.Linear(2, 2), average))
+    assert keeper.asking(KEY, dict)(1.0) is None
+    assert notes == [Noted("no state", 3, says)]
+
+
+def test_a_state_of_another_model_changes_nothing_and_is_named() -> None:
+    notes: list[Noted] = []
+    keeper = Keeper(3, 0, notes.append)
+    model = nn.Linear(2, 2)
+    keeper.take_in(optimizer_of(model))
+    before = model.weight.detach().clone()
+    other = capture(optimizer_of(nn.Linear(2, 5)), round=7)
+    fetched = Fetched(bytearray(), 7, 7, {7: 3, 6: 1}, {"peer-0": 4}, {}, 0, 0.1)
+    state = State(other, fetched)
+    assert (state.round, state.mixed) == (7, True)
+    assert not keeper.put(state)
+    assert torch.equal(before, model.weight)
+    assert [note.what for note in notes] == ["no state"] and "weight" in notes[0].detail
+    own = State(capture(optimizer_of(nn.Linear(2, 2)), round=7), fetched)
+    assert keeper.put(own) and [note.what for note in notes] == ["no state", "state"]
+
+
+def test_a_state_is_asked_for_by_another_thread_without_touching_the_model() -> None:
+    keeper = Keeper(0, 0, lambda note: None)
+    model = nn.Linear(2, 2)
+    keeper.take_in(optimizer_of(model))
+    ask = keeper.asking(KEY, dict)
+    del keeper.optimizer.inner.param_groups[:]  # what it needs it has asked the trainer's thread for
+    came: list[object] = []
+    thread = threading.Thread(target=lambda: came.append(ask(1.0)))
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert came == [None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Average, Offer
 from ragtag.optim.outer import Nesterov
 from ragtag.training.averager import AllReduce, Moshpit
-from ragtag.training.compress import TopK
+from ragtag.training.compress import Compression, TopK
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.sparse import Compression, SparseReplica
+from ragtag.training.sparse import SparseReplica
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
 N = 3
 WIDE = 40
+plain = functools.partial(TopK, bypass=False)
 TIGHT_S = 0.0042
 """A deadline of a round that ends before anything that was lost can come again."""
 
@@ -80,7 +82,7 @@ def replica(optimizer: CrewOptimizer) -> SparseReplica:
 
 @pytest.mark.parametrize("average", ["gradients", "models"])
 def test_all_entries_as_they_are_come_to_what_dense_averaging_does(average: str) -> None:
-    everything = TopK(ratio=1.0, values="fp32", resync=0)
+    everything = plain(ratio=1.0, values="fp32", resync=0)
     sparse, _ = trained(FakeCrew(N), 5, average=average, compress=everything, buffers=False, momentum=0.9)
     dense, _ = trained(FakeCrew(N), 5, average=average, method=AllReduce(), buffers=False, momentum=0.9)
     for one, other in zip(sparse, dense, strict=True):
@@ -90,7 +92,7 @@ def test_all_entries_as_they_are_come_to_what_dense_averaging_does(average: str)
 @pytest.mark.parametrize("average", ["gradients", "models"])
 @pytest.mark.parametrize("values", ["int8", "bf16", "fp32"])
 def test_replicas_are_the_same_bit_for_bit_after_every_round(average: str, values: str) -> None:
-    compress = TopK(ratio=0.05, values=values, warm_up=3, resync=4)  # type: ignore[arg-type]
+    compress = plain(ratio=0.05, values=values, warm_up=3, resync=4)  # type: ignore[arg-type]
     models, optimizers = trained(
         FakeCrew(N), 10, [net(7 * peer) for peer in range(N)], average=average, compress=compress
     )
@@ -116,7 +118,7 @@ def test_it_learns_and_sends_far_fewer_bytes() -> None:
         return sum(float(loss_of(models[0], 9, at).detach()) for at in range(20)) / 20, sent
 
     dense_loss, dense_bytes = run()
-    sparse_loss, sparse_bytes = run(compress=TopK(ratio=0.02, resync=0))
+    sparse_loss, sparse_bytes = run(compress=plain(ratio=0.02, resync=0))
     assert sparse_loss < 1.15 * dense_loss + 0.02
     assert sparse_bytes < dense_bytes
 
@@ -140,7 +142,7 @@ def test_under_loss_nothing_is_lost_and_nothing_counts_twice(deadline_s: float |
             sgd(model),
             transport,
             average="gradients",
-            compress=TopK(ratio=0.1, values="fp32", resync=0),
+            compress=plain(ratio=0.1, values="fp32", resync=0),
             model=model,
             deadline_s=deadline_s,
         )
@@ -189,7 +191,7 @@ def test_peers_without_gradients_give_nothing_and_take_what_others_have() -> Non
     def train(transport: FakeTransport) -> torch.Tensor:
         model = models[transport.me]
         optimizer = CrewOptimizer(
-            sgd(model), transport, average="gradients", compress=TopK(ratio=0.1), model=model
+            sgd(model), transport, average="gradients", compress=plain(ratio=0.1), model=model
         )
         if transport.me == 0:
             loss_of(model, 0, 0).backward()
@@ -202,7 +204,7 @@ def test_peers_without_gradients_give_nothing_and_take_what_others_have() -> Non
 
 
 def test_outer_momentum_moves_the_anchor_further() -> None:
-    compress = TopK(ratio=1.0, values="fp32", resync=0)
+    compress = plain(ratio=1.0, values="fp32", resync=0)
     moves = []
     for outer in (None, Nesterov(1.0, 0.5)):
         models, _ = trained(FakeCrew(2), 1, compress=compress, buffers=False, outer=outer)
@@ -212,13 +214,13 @@ def test_outer_momentum_moves_the_anchor_further() -> None:
 
 def test_local_steps_send_once_in_so_many() -> None:
     crew = FakeCrew(2)
-    trained(crew, 12, compress=TopK(ratio=0.1, selection="chunked", decay=0.95, resync=0), every=4)
+    trained(crew, 12, compress=plain(ratio=0.1, selection="chunked", decay=0.95, resync=0), every=4)
     assert sum(isinstance(ask, Offer) for ask in crew.asked) == 2 * 3
 
 
 def test_models_are_averaged_densely_every_so_often_with_their_buffers() -> None:
     crew = FakeCrew(2)
-    models, _ = trained(crew, 9, average="gradients", compress=TopK(ratio=0.1, resync=4))
+    models, _ = trained(crew, 9, average="gradients", compress=plain(ratio=0.1, resync=4))
     assert sum(isinstance(ask, Average) for ask in crew.asked) == 2 * 3  # after rounds 0, 4 and 8
     for (name, one), other in zip(models[0].named_buffers(), models[1].buffers(), strict=True):
         assert torch.equal(one, other), name
@@ -228,7 +230,7 @@ def test_models_are_averaged_densely_every_so_often_with_their_buffers() -> None
 
 
 def test_feedback_is_part_of_the_optimizers_state() -> None:
-    compress = TopK(ratio=0.05, momentum_correction=0.5)
+    compress = plain(ratio=0.05, momentum_correction=0.5)
     models, optimizers = trained(FakeCrew(1), 6, average="gradients", compress=compress)
     saved = copy.deepcopy(optimizers[0].state_dict())
     model = copy.deepcopy(models[0])

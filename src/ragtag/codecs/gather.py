@@ -10,6 +10,29 @@ import numpy as np
 from ragtag.codecs.indices import HEADER_BYTES, Indices
 from ragtag.codecs.sparse import FRAGMENTS_MAX, HEADER, Format, decode
 from ragtag.core.types import Bools, Bytes, Floats, PeerId
+from ragtag.core.wire import CHUNK_BYTES
+
+_WHOLE = 0xB0
+"""The kind of a row that is no fragment: its sender is for sending the round whole."""
+
+
+def whole_mark(sender: PeerId, round_: int) -> Bytes:
+    """uint8 ``[1, 1088]``: in place of fragments, that this peer is for a round without a selection."""
+    row = np.zeros((1, CHUNK_BYTES), np.uint8)
+    header = row[:, :HEADER_BYTES].view(HEADER)[:, 0]
+    header["kind"], header["sender"], header["round"] = _WHOLE, sender, round_ & 0xFFFF
+    return row
+
+
+def whole_marks(rows: Bytes) -> Bools:
+    """bool ``[m]``: which rows are such marks."""
+    marks: Bools = rows[:, 0] == _WHOLE
+    return marks
+
+
+def senders(rows: Bytes) -> set[PeerId]:
+    """Whose rows these are, by what they say."""
+    return set(rows[:, :HEADER_BYTES].copy().view(HEADER)[:, 0]["sender"].tolist())
 
 
 class SparseSum:

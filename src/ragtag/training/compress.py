@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 import torch
 
@@ -33,6 +33,8 @@ class TopK:
     decay: what is left of the residual from round to round (SparseLoCo: .95).
     resync: after every so many rounds the models are averaged densely, buffers with them (only then): what
         a peer could not get of some round, because it was away, is made good. 0: never.
+    bypass: "auto": rounds are sent whole, as fp32, while that takes less time than selecting, coding and
+        sending, by what all peers measure (see ``bypass``). False: never.
 
     The same on all peers, or they refuse each other. Raises ValueError for what cannot be.
     """
@@ -44,11 +46,14 @@ class TopK:
     warm_up: int = 0
     decay: float = 1.0
     resync: int = 1000
+    bypass: Literal["auto", False] = "auto"
 
     def __post_init__(self) -> None:
         self.options()
         if self.resync < 0:
             raise ValueError(f"resync is {self.resync}; it is a number of rounds, or 0: never")
+        if self.bypass not in ("auto", False):
+            raise ValueError(f'bypass is {self.bypass!r}; it is "auto", or False: never')
 
     def options(self) -> Options:
         """As error feedback takes them."""
@@ -71,6 +76,7 @@ class TopK:
             ("momentum correction", self.momentum_correction, 0.0),
             ("decay", self.decay, 1.0),
             ("resync", self.resync, 1000),
+            ("bypass", self.bypass, "auto"),
         ):
             if value != usual:
                 parts.append(f"{what} {value}")
@@ -89,6 +95,29 @@ class TopK:
         """
         elements = max(1, n_values // self.rows_most(d))
         return Codec(self.name, elements, _no_chunks, _no_chunks, _no_chunks, exact=False)
+
+
+class Compression(NamedTuple):
+    """What sending less came to in a round: for the trace.
+
+    entries, density, bytes, dense_bytes, captured, residual_norm: see ``codecs.feedback.Measured``.
+    committed, restored: fragments of this peer that were decided in this round, by what became of them.
+    late: rows of earlier rounds that came with this one; given_up: blocks of which some never came.
+    refused: rows that were not good, or twice there. dense: whether the round was sent whole.
+    """
+
+    entries: int
+    density: float
+    bytes: int
+    dense_bytes: int
+    captured: float
+    residual_norm: float
+    committed: int
+    restored: int
+    late: int
+    given_up: int
+    refused: int
+    dense: bool = False
 
 
 def require_compressible(

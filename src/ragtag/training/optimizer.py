@@ -16,7 +16,7 @@ from ragtag.optim.outer import Nesterov
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.training.averager import RPS, Transport
-from ragtag.training.compress import TopK, require_compressible
+from ragtag.training.compress import Compression, TopK, require_compressible
 from ragtag.training.conduct import Conduct
 from ragtag.training.merge import Merge
 from ragtag.training.modes import Closure, Models
@@ -24,7 +24,7 @@ from ragtag.training.modules import Watch, buffer_parts, name_parameters, parame
 from ragtag.training.options import codec_of, mode_of, require_outer, require_partial, schedule_of
 from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
-from ragtag.training.sparse import Compression, SparseReplica
+from ragtag.training.sparse import SparseReplica
 from ragtag.training.weight import Weight, weight_of
 
 _KEY = "ragtag"  # this optimizer's entry in a state_dict
@@ -62,7 +62,8 @@ class CrewOptimizer(torch.optim.Optimizer):
     samples: how many samples this peer has been given so far (a crew tells that by itself).
     deadline_s: bounds each round; by default its bound comes from measurement.
     on_outcome: called with each round's outcome. on_ready: called once, when the crew has agreed on what is
-        averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed).
+        averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed) and
+        of rounds sent whole.
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
     NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent).
@@ -116,7 +117,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._outer_steps: OuterSteps | None = None
         self._weight: Weight = weight_of(weight, samples)
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
-        self._compress, self._seed = compress, seed
+        self._compress, self._seed, self._on_note = compress, seed, on_note
         if compress is not None:
             require_compressible(compress, self._method, inner, self.conduct.partial)
             if model is None and average == "models":
@@ -332,6 +333,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 whole=Models(self._inner).parts(names, buffers),
                 outer=self._outer,
                 seed=self._seed,
+                note=self._on_note,
             )
             self._load_feedback()
         else:

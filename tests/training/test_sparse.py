@@ -90,7 +90,7 @@ def test_all_entries_as_they_are_come_to_what_dense_averaging_does(average: str)
 
 
 @pytest.mark.parametrize("average", ["gradients", "models"])
-@pytest.mark.parametrize("values", ["int8", "bf16", "fp32"])
+@pytest.mark.parametrize("values", ["int8", "bf16", "fp32", "2bit"])
 def test_replicas_are_the_same_bit_for_bit_after_every_round(average: str, values: str) -> None:
     compress = plain(ratio=0.05, values=values, warm_up=3, resync=4)  # type: ignore[arg-type]
     models, optimizers = trained(
@@ -218,6 +218,31 @@ def test_local_steps_send_once_in_so_many() -> None:
     assert sum(isinstance(ask, Offer) for ask in crew.asked) == 2 * 3
 
 
+def test_sparse_loco_learns_with_two_bits_a_value() -> None:
+    """Chunked top-k, 2-bit values, decay .95, local steps and outer momentum: as good as dense here."""
+
+    def run(**options: object) -> float:
+        models, _ = trained(FakeCrew(N), 160, every=4, outer=Nesterov(0.7, 0.6), buffers=False, **options)
+        assert torch.equal(flat(models[0]), flat(models[1]))
+        return sum(float(loss_of(models[0], 9, at).detach()) for at in range(20)) / 20
+
+    two_bits = plain(ratio=0.05, selection="chunked", values="2bit", decay=0.95, resync=0)
+    assert two_bits.name == "top-k of each 4096 of 0.05, 2bit, decay 0.95, resync 0, bypass False"
+    assert run(compress=two_bits) < 1.15 * run() + 0.02
+
+
+def test_two_bits_a_value_take_fewer_datagrams() -> None:
+    from ragtag.codecs.feedback import ErrorFeedback
+
+    vector = np.random.default_rng(1).standard_normal(500_000).astype(np.float32)
+    rows = {}
+    for values in ("int8", "2bit"):
+        compress = TopK(ratio=0.02, selection="chunked", values=values, decay=0.95)  # type: ignore[arg-type]
+        rows[values] = len(ErrorFeedback(len(vector), compress.options()).prepare(vector, 0).chunks)
+    # 2 in place of 8 bits beside an index of 7 to 16
+    assert rows["2bit"] < 0.8 * rows["int8"]
+
+
 def test_models_are_averaged_densely_every_so_often_with_their_buffers() -> None:
     crew = FakeCrew(2)
     models, _ = trained(crew, 9, average="gradients", compress=plain(ratio=0.1, resync=4))
@@ -302,7 +327,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert ragtag.TopK is TopK
 
 
-@pytest.mark.parametrize("values", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("values", ["fp32", "bf16", "int8", "2bit"])
 @pytest.mark.parametrize("selection", ["sampled", "random", "chunked", "gaussian-k", "dgc", "reused"])
 @pytest.mark.parametrize("d", [1, 16, 5000, 200_000])
 def test_no_selection_has_more_rows_than_the_channel_takes(d: int, selection: str, values: str) -> None:

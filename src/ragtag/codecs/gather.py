@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ragtag.codecs.indices import HEADER_BYTES, Indices
+from ragtag.codecs.pack import Values
 from ragtag.codecs.sparse import FRAGMENTS_MAX, HEADER, Format, decode
 from ragtag.core.types import Bools, Bytes, Floats, PeerId
 from ragtag.core.wire import CHUNK_BYTES
@@ -108,7 +109,7 @@ class Added(NamedTuple):
     refused: tuple[str, ...]
 
 
-def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Literal["fp32", "bf16", "int8"]) -> Added:
+def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Values) -> Added:
     """``total += factor * row`` for fragments of several peers: uint8 ``[m, 1088]``, factor float32 ``[m]``.
 
     They are added by sender and fragment, so that peers that have the same rows come to the same sum, bit for
@@ -135,7 +136,7 @@ def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Literal["fp32",
     return Added(sender[kept], fragment[kept], tuple(refused))
 
 
-def _form(d: int, density: int, values: Literal["fp32", "bf16", "int8"]) -> Format:
+def _form(d: int, density: int, values: Values) -> Format:
     """A format of this density (the rows say which; where there is none such, all of them are refused)."""
     about = min(max(1, d), max(1, round(d / 2 ** (density / 8))))
     forms = [Format(d, k, values) for k in (about, about + 1, about - 1) if 0 < k <= max(1, d)]

@@ -11,13 +11,14 @@ import torch
 from ragtag.codecs.base import Codec
 from ragtag.codecs.density import Density
 from ragtag.codecs.options import Options
+from ragtag.codecs.pack import Values
 from ragtag.codecs.selection import Selector
 from ragtag.codecs.selections import selector_named
 from ragtag.protocols.method import Method
 
 _ROW_BYTES = 1064  # of a row, behind header and rounding
 _INDEX_BYTES = 6  # of an entry's index, at most: far more than any takes on average
-_VALUE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+_VALUE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "2bit": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class TopK:
 
     ratio: the share. selection: "sampled" (the k largest, found fast), "exact", "random", "chunked",
         "gaussian-k", "gaussian-k-strict", "dgc", "sidco", "reused", or a Selector.
-    values: how they travel: "int8" (a scale per 256; the rounding is fed back, too), "bf16" or "fp32".
+    values: how they travel: "int8" (a scale per 256), "2bit" (a sign and one of two magnitudes per 256),
+        "bf16" or "fp32". What rounding takes away is fed back, too.
     momentum_correction: above 0, velocities are summed in place of gradients, and forgotten where they were
         sent (Lin et al., ICLR 2018, sections 3.1-3.2); the optimizer itself then takes no momentum.
     warm_up: rounds in which the share falls from a quarter to ``ratio`` (section 3.3).
@@ -36,12 +38,14 @@ class TopK:
     bypass: "auto": rounds are sent whole, as fp32, while that takes less time than selecting, coding and
         sending, by what all peers measure (see ``bypass``). False: never.
 
-    The same on all peers, or they refuse each other. Raises ValueError for what cannot be.
+    The same on all peers, or they refuse each other. Raises ValueError for what cannot be. As SparseLoCo
+    (Sarfi et al. 2025) does with local steps (``every=...``) and an outer optimizer (``ragtag.Outer()``):
+    ``TopK(.02, selection="chunked", values="2bit", decay=.95)``.
     """
 
     ratio: float = 0.001
     selection: str | Selector = "sampled"
-    values: Literal["fp32", "bf16", "int8"] = "int8"
+    values: Values = "int8"
     momentum_correction: float = 0.0
     warm_up: int = 0
     decay: float = 1.0

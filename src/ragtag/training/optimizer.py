@@ -173,7 +173,17 @@ class CrewOptimizer(torch.optim.Optimizer):
     @property
     def compression(self) -> Compression | None:
         """What sending less came to in the last round (``None``: everything is sent)."""
-        return self._replica.compression if isinstance(self._replica, SparseReplica) else None
+        return None if self.sparse is None else self.sparse.compression
+
+    @property
+    def sparse(self) -> SparseReplica | None:
+        """What sends selections, once averaging has begun (``None``: everything is sent)."""
+        return self._replica if isinstance(self._replica, SparseReplica) else None
+
+    def load_compression(self, state: dict[str, Any]) -> None:
+        """Take up ``sparse.state_dict()``, or a part; now, or when averaging begins. Raises ValueError."""
+        self._feedback = {**(self._feedback or {}), **state}
+        self._load_feedback()
 
     @property
     def channel(self) -> int:
@@ -355,8 +365,6 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._watch = None
         if self._on_ready is not None:
             self._on_ready(self)
-        if isinstance(self._replica, SparseReplica):
-            self._replica.anchor_here()  # a peer that came late has the crew's model now
         return self._replica
 
 

@@ -48,6 +48,10 @@ RESYNC = 64
 """So far above its own is the channel on which a sparse optimizer averages models densely."""
 
 
+SHARED = ("anchor", "outer momentum")
+"""Of ``state_dict``, what all peers have alike; the rest is each peer's own."""
+
+
 class Begun(NamedTuple):
     """A round under way, and the ticket of what was sent (``None``: nothing)."""
 
@@ -85,7 +89,7 @@ class SparseReplica:
         self.schema = Schema(self.bucket.specs, compress.name, gather.name, content)
         self.feedback = ErrorFeedback(d, compress.options(), peer=transport.me, seed=seed)
         self._anchor: Floats = np.zeros(d if self._models else 0, np.float32)
-        self._momentum = np.zeros_like(self._anchor)
+        self._momentum = np.zeros_like(self._anchor) if outer is not None else np.zeros(0, np.float32)
         self._mean = np.zeros(d, np.float32)
         self._sent = Undecided(self.feedback)
         self.compression: Compression | None = None
@@ -98,6 +102,7 @@ class SparseReplica:
         if compress.bypass:
             measured, name = bool(compress.resync), compress.name
             self._bypass = Bypass(transport, channel, self.schema, name=name, measured=measured, note=note)
+        self.anchor_here()
 
     def average(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
@@ -286,18 +291,27 @@ class SparseReplica:
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` gave; what was undecided goes back into the residual.
+        """Take up what ``state_dict`` gave: all of it, or what is shared or this peer's own alone. What was
+        undecided goes back into the residual.
 
         Raises ValueError naming what does not fit; then nothing has changed.
         """
         arrays: State = {name: np.asarray(tensor) for name, tensor in state.items()}
-        for name, own in (("anchor", self._anchor), ("outer momentum", self._momentum)):
-            if name not in arrays or arrays[name].shape != own.shape or arrays[name].dtype != own.dtype:
-                raise ValueError(f"the state's {name} is none of {own.shape} {own.dtype}")
-        self.feedback.load_state_dict(arrays)
-        self.feedback.members_changed()
-        self._sent.clear()
-        self._anchor[:], self._momentum[:] = arrays["anchor"], arrays["outer momentum"]
+        shared = {name: arrays.pop(name) for name in SHARED if name in arrays}
+        for name, own in zip(SHARED, (self._anchor, self._momentum), strict=True):
+            given = shared.get(name, own)
+            if given.shape != own.shape or given.dtype != own.dtype:
+                raise ValueError(
+                    f"the state's {name} is {given.shape} {given.dtype}, here it is {own.shape} {own.dtype}"
+                )
+            if not np.isfinite(given).all():
+                raise ValueError(f"the state's {name} has values that are not finite")
+        if arrays:
+            self.feedback.load_state_dict(arrays)
+            self.feedback.members_changed()
+            self._sent.clear()
+        self._anchor[:] = shared.get("anchor", self._anchor)
+        self._momentum[:] = shared.get("outer momentum", self._momentum)
 
 
 def _all(bucket: Bucket) -> Bools:

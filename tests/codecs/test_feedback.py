@@ -47,6 +47,13 @@ def test_gradients_are_committed_pending_or_in_the_residual(data, selector, valu
     for round_ in range(data.draw(st.integers(1, 12))):
         g = gradient(round_, d)
         total += g
+        if data.draw(st.integers(0, 3)) == 0:  # sent whole, and taken in by some
+            feedback.hold(g, round_)
+            whole = feedback.release()
+            kept = np.arange(d) % 3 < data.draw(st.integers(0, 3))
+            committed += np.where(kept, 0.0, whole)
+            feedback.keep(np.where(kept, whole, np.float32(0)))
+            continue
         chunks, ticket = feedback.prepare(g, round_)
         under_way.append((chunks, ticket, np.zeros(ticket.fragments, np.bool_)))
         for _ in range(data.draw(st.integers(0, 3))):
@@ -70,6 +77,45 @@ def test_gradients_are_committed_pending_or_in_the_residual(data, selector, valu
     feedback.members_changed()
     assert not feedback.tickets() and not feedback.pending().any()
     assert np.abs(total - (committed + feedback.residual)).max() <= 2e-5 * max(1.0, np.abs(total).max())
+
+
+def test_what_is_held_decays_and_adds_up_as_if_it_were_selected_from() -> None:
+    one, other = (ErrorFeedback(D, Options(TENTH, exact, "fp32", decay=0.5, momentum=0.25)) for _ in range(2))
+    one.hold(gradient(0), 0)
+    assert one.round == 0
+    assert one.measure().entries == 0
+    one.hold(gradient(1), 1)
+    velocity = 0.25 * gradient(0) + gradient(1)
+    np.testing.assert_allclose(one.residual, 0.5 * gradient(0) + velocity, rtol=1e-5, atol=1e-6)
+    whole = one.release()
+    assert not one.residual.any()
+    assert one._velocity.any(), "all was sent: momentum goes on"
+    one.keep(whole)
+    other.hold(gradient(0), 0)
+    other.hold(gradient(1), 1)
+    assert np.array_equal(one.residual, other.residual)
+    with pytest.raises(ValueError, match="round 1 after round 1"):
+        one.hold(gradient(1), 1)
+    bad = gradient(2)
+    bad[7] = np.inf
+    before, velocities = one.residual.copy(), one._velocity.copy()
+    with pytest.raises(NotFinite):
+        one.hold(bad, 2)
+    assert np.array_equal(before, one.residual)
+    assert np.array_equal(velocities, one._velocity)
+
+
+@pytest.mark.parametrize("selector", [sampled, reused, gaussian])
+def test_a_twin_is_tried_and_nothing_comes_of_it(selector: Selector) -> None:
+    feedback = ErrorFeedback(D, Options(TENTH, selector, "int8"), peer=3)
+    for at in range(3):
+        feedback.commit(feedback.prepare(gradient(at), at).ticket)
+    before = feedback.state_dict()
+    u = feedback.residual + gradient(3)
+    tried = feedback.twin().prepare(u, 3).chunks
+    for name, array in feedback.state_dict().items():
+        assert np.array_equal(array, before[name]), name
+    assert np.array_equal(feedback.prepare(gradient(3), 3).chunks, tried)
 
 
 @pytest.mark.parametrize("d", [0, 1, 2])

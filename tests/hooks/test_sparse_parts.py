@@ -59,7 +59,7 @@ def test_a_length_that_cannot_be_is_refused(sent: int) -> None:
         unpack(pack(Head(1, 0, sent), np.zeros(0, np.uint8), 64))
 
 
-@pytest.mark.parametrize("values", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("values", ["fp32", "bf16", "int8", "2bit"])
 @pytest.mark.parametrize("d", [1, 100, 70_000, 1_000_000])
 @pytest.mark.parametrize("ratio", [0.001, 0.01, 0.5, 1.0])
 def test_the_first_room_is_enough_for_top_k(values: Any, d: int, ratio: float) -> None:
@@ -67,7 +67,8 @@ def test_the_first_room_is_enough_for_top_k(values: Any, d: int, ratio: float) -
     plan.room = plan.first_room(0)
     fitted = plan.prepare(np.random.default_rng(1).standard_normal(d).astype(np.float32), 0)
     assert fitted.wanted == len(fitted.payload) <= plan.room
-    assert plan.room < 3 * fitted.wanted + 256
+    # beside 2 bits the 16 of an index, which ranks without numba need, weigh more
+    assert plan.room < (5 if values == "2bit" else 3) * fitted.wanted + 256
     assert plan.returned == 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.sparse_loss import TIGHT_S, trained
 from ragtag.training.compress import TopK
 
-COMPRESS = TopK(ratio=0.02, resync=0)
+COMPRESS = TopK(ratio=0.02, resync=0, bypass=False)
 
 
 @pytest.mark.slow

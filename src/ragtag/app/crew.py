@@ -210,9 +210,9 @@ class Crew:
         found = optimizer.compression
         if self._writer is None or found is None:
             return
-        figures = {name: value for name, value in found._asdict().items() if name != "refused"}
-        figures["residual_norm"] = min(1e9, found.residual_norm)
-        where = {"peer": self.rank, "round": outcome.round, "channel": outcome.channel}
+        figures: dict[str, Any] = found._asdict() | {"residual_norm": min(1e9, found.residual_norm)}
+        del figures["refused"]
+        where: dict[str, Any] = {"peer": self.rank, "round": outcome.round, "channel": outcome.channel}
         self.record(trace.Sparse(t=self.now_s(), **where, **figures))
 
     def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:

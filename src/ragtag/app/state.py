@@ -15,6 +15,8 @@ from ragtag.network.fetch import Donor, Fetched, TransferError, fetch_state
 from ragtag.network.shelf import Shelf
 from ragtag.protocols.roster import Holder
 from ragtag.training.checkpoint import Checkpoints, Found
+from ragtag.training.compression_state import NAME as COMPRESSION
+from ragtag.training.compression_state import CompressionState
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.snapshot import Snapshot, layout_of
 from ragtag.training.state import Stateful, capture, restore
@@ -105,7 +107,7 @@ class Keeper:
         shelf, optimizer = self._shelf, self.optimizer
         if shelf is None or optimizer is None or not shelf.wanted(round_):
             return
-        snapshot = capture(optimizer, self.extra, round=round_)
+        snapshot = capture(optimizer, self._extra_of(optimizer, own=False), round=round_)
         blob = snapshot.to_bytes()
         shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
 
@@ -196,7 +198,14 @@ class Keeper:
         known = {name: holder for name, holder in self.extra.items() if name in snapshot.extra}
         mine = {name: snapshot.extra[name] for name in known}
         restore(dataclasses.replace(snapshot, extra=mine), optimizer, known)
+        CompressionState(optimizer, own=False).load_state_dict(snapshot.extra.get(COMPRESSION, {}))
         self._pending = snapshot
+
+    def _extra_of(self, optimizer: CrewOptimizer, own: bool) -> dict[str, Stateful]:
+        """What belongs to a snapshot. own: for this peer's checkpoints, with what no other is to have."""
+        if optimizer.sparse is None:
+            return self.extra
+        return self.extra | {COMPRESSION: CompressionState(optimizer, own)}
 
     # -- A disk
 
@@ -209,7 +218,9 @@ class Keeper:
         """
         if self.optimizer is None:
             raise RuntimeError("nothing to save yet: make the crew's optimizer first (crew.optimizer)")
-        return Checkpoints(folder, peer=self.me, keep=keep).save(capture(self.optimizer, self.extra))
+        return Checkpoints(folder, peer=self.me, keep=keep).save(
+            capture(self.optimizer, self._extra_of(self.optimizer, own=True))
+        )
 
     def resume(self, folder: Path) -> Found | None:
         """Load the newest whole checkpoint of any peer; ``None``: there is none.
@@ -221,14 +232,27 @@ class Keeper:
         """
         if self.optimizer is None:
             raise RuntimeError("nothing to resume yet: make the crew's optimizer first (crew.optimizer)")
-        found = Checkpoints(folder, peer=self.me).latest()
+        checkpoints = Checkpoints(folder, peer=self.me)
+        found = checkpoints.latest()
         if found is None:
             return None
         for damaged in found.damaged:
             self._tell(Noted("damaged checkpoint", self.me, str(damaged)))
         self._load(self.optimizer, found.snapshot)
         self._tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
+        if COMPRESSION in found.snapshot.extra:
+            self._resume_own(self.optimizer, checkpoints, found)
         return found
+
+    def _resume_own(self, optimizer: CrewOptimizer, checkpoints: Checkpoints, found: Found) -> None:
+        """What this peer had not delivered is in its own checkpoint of that step, if anywhere."""
+        own = found.snapshot if found.peer == self.me else checkpoints.own(found.step)
+        if own is not None and "own" in own.extra.get(COMPRESSION, {}):
+            CompressionState(optimizer, own=True).load_state_dict({"own": own.extra[COMPRESSION]["own"]})
+            return
+        self._tell(
+            Noted("no residual", self.me, f"it has no checkpoint of step {found.step}: begins with none")
+        )
 
 
 def start_donor(key: bytes, host: str, shelf: Shelf, tell: Callable[[Noted], None]) -> DonorServer:

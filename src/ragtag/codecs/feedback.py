@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from ragtag.codecs.checkpoint import State, as_text, load_ticket, require, save_ticket, text
 from ragtag.codecs.options import Options
+from ragtag.codecs.residual import Residual, energy_of
 from ragtag.codecs.reused import add
-from ragtag.codecs.selection import PASS, Selection, require_finite, require_vector
+from ragtag.codecs.selection import Selection
 from ragtag.codecs.sparse import Format, decode, encode
 from ragtag.codecs.tickets import COMMITTED, RESTORED, Pending, Ticket, TicketError
 from ragtag.core.seed import stream_key
@@ -31,7 +32,6 @@ from ragtag.core.types import Bools, Bytes, Floats, PeerId
 
 TICKETS_MAX = 16
 """Rounds that may be undecided at once."""
-_NORM_MEMORY = 0.9
 
 
 class Prepared(NamedTuple):
@@ -54,32 +54,20 @@ class Measured(NamedTuple):
     forgotten_norm: float
 
 
-class ErrorFeedback:
+class ErrorFeedback(Residual):
     """One peer's residual and what it has under way.
 
     size: of the vector. peer: who sends. seed: of the selectors' random streams.
     """
 
     def __init__(self, size: int, options: Options | None = None, *, peer: PeerId = 0, seed: int = 0) -> None:
-        if size < 0:
-            raise ValueError(f"a vector of {size} values")
-        self.options = Options() if options is None else options
-        self.size, self.peer, self._seed = size, peer, seed
-        self.residual: Floats = np.zeros(size, np.float32)
-        self._velocity = np.zeros(size if self.options.momentum else 0, np.float32)
+        super().__init__(size, Options() if options is None else options)
+        self.peer, self._seed = peer, seed
         self._state = self.options.selector.init()
         self._open: dict[int, Pending] = {}
-        self._next = self._undelivered = 0
-        self._round = -1
-        self._gradient_norm = self._forgotten = 0.0
-        self._last = (0, 0, 0.0)
+        self._next = 0
 
     # -- A round
-
-    @property
-    def round(self) -> int:
-        """The last one prepared; -1: none yet."""
-        return self._round
 
     def form(self, round_: int) -> Format:
         """What all peers send in a round: receivers need it too."""
@@ -94,10 +82,7 @@ class ErrorFeedback:
             TypeError, ValueError: it is not such a vector, or ``round_`` is not after the last one.
             TicketError: ``TICKETS_MAX`` rounds are undecided.
         """
-        if len(require_vector(gradient, "the gradient")) != self.size:
-            raise ValueError(f"a gradient of {len(gradient)} values for a residual of {self.size}")
-        if round_ <= self._round:
-            raise ValueError(f"round {round_} after round {self._round}: each round is prepared once")
+        self._require(gradient, round_)
         if len(self._open) >= TICKETS_MAX:
             raise TicketError(
                 f"{len(self._open)} rounds are undecided, the oldest is {self._oldest()}: commit or roll back"
@@ -120,6 +105,12 @@ class ErrorFeedback:
             state = np.zeros(ticket.fragments, np.uint8)
             self._open[ticket.number] = Pending(ticket, chosen.indices, values, sent.starts, state)
         return Prepared(sent.chunks, ticket)
+
+    def twin(self) -> ErrorFeedback:
+        """One with the same options and selector's state that keeps nothing: to try a round on."""
+        twin = ErrorFeedback(self.size, self.options, peer=self.peer, seed=self._seed)
+        twin._state[:], twin._round = self._state, self._round
+        return twin
 
     def commit(self, ticket: Ticket, fragments: Iterable[int] | Bools | None = None) -> None:
         """These fragments (indices or a bitmap; None: all that are open) are in the round's aggregate.
@@ -174,7 +165,7 @@ class ErrorFeedback:
     def measure(self) -> Measured:
         """Figures for the trace; reads the residual once."""
         entries, n_bytes, energy = self._last
-        left = _energy(self.residual)
+        left = energy_of(self.residual)
         return Measured(
             entries=entries,
             density=entries / self.size if self.size else 0.0,
@@ -191,13 +182,7 @@ class ErrorFeedback:
     def _take(self, gradient: Floats, form: Format, round_: int) -> Selection:
         """Add the gradient to the residual and select; what is selected may still be in the residual."""
         options, key = self.options, stream_key(self._seed, "top-k", self.peer, round_)
-        if options.momentum or options.decay < 1 or options.norm_max is not None or self._stale:
-            require_finite(gradient, "the gradient")  # before anything is changed
-        if options.momentum:
-            self._velocity *= np.float32(options.momentum)
-            add(self._velocity, gradient)
-            gradient = self._velocity
-        self._forget(gradient)
+        gradient = self._to_add(gradient)
         if options.selector.fused is not None:
             chosen = options.selector.fused(self.residual, gradient, form.k, self._state, key)
         else:
@@ -206,27 +191,6 @@ class ErrorFeedback:
         if options.momentum:
             self._velocity[chosen.indices] = 0.0
         return chosen
-
-    def _forget(self, gradient: Floats) -> None:
-        """Decay, and the caps on age and norm."""
-        options, left = self.options, self.options.decay
-        if options.age_max_rounds is not None and self._stale:
-            left *= 1 - 1 / (options.age_max_rounds + 1)
-        if options.norm_max is not None:
-            norm = math.sqrt(_energy(gradient))
-            before = self._gradient_norm
-            self._gradient_norm = _NORM_MEMORY * before + (1 - _NORM_MEMORY) * norm if before else norm
-            most, now = options.norm_max * self._gradient_norm, left * math.sqrt(_energy(self.residual))
-            left *= min(1.0, most / now) if now else 1.0
-        if left < options.decay:
-            self._forgotten += (options.decay - left) * math.sqrt(_energy(self.residual))
-        if left < 1:
-            self.residual *= np.float32(left)
-
-    @property
-    def _stale(self) -> bool:
-        most = self.options.age_max_rounds
-        return most is not None and self._undelivered > most
 
     def _pending(self, ticket: Ticket) -> Pending:
         pending = self._open.get(ticket.number)
@@ -295,12 +259,3 @@ class ErrorFeedback:
         names = ("residual", "velocity", "selector", "counters", "norms")
         state = self.state_dict()
         return {name: state[name] for name in names}
-
-
-def _energy(values: Floats) -> float:
-    """The squared norm, in float64."""
-    total = 0.0
-    for start in range(0, len(values), PASS):
-        part = values[start : start + PASS].astype(np.float64)
-        total += float(part @ part)
-    return total

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ragtag.codecs.indices import HEADER_BYTES, Indices
+from ragtag.codecs.pack import Values
 from ragtag.codecs.sparse import FRAGMENTS_MAX, HEADER, Format, decode
 from ragtag.core.types import Bools, Bytes, Floats, PeerId
+from ragtag.core.wire import CHUNK_BYTES
+
+_WHOLE = 0xB0
+"""The kind of a row that is no fragment: its sender is for sending the round whole."""
+
+
+def whole_mark(sender: PeerId, round_: int) -> Bytes:
+    """uint8 ``[1, 1088]``: in place of fragments, that this peer is for a round without a selection."""
+    row = np.zeros((1, CHUNK_BYTES), np.uint8)
+    header = row[:, :HEADER_BYTES].view(HEADER)[:, 0]
+    header["kind"], header["sender"], header["round"] = _WHOLE, sender, round_ & 0xFFFF
+    return row
+
+
+def whole_marks(rows: Bytes) -> Bools:
+    """bool ``[m]``: which rows are such marks."""
+    marks: Bools = rows[:, 0] == _WHOLE
+    return marks
+
+
+def senders(rows: Bytes) -> set[PeerId]:
+    """Whose rows these are, by what they say."""
+    return set(rows[:, :HEADER_BYTES].copy().view(HEADER)[:, 0]["sender"].tolist())
 
 
 class SparseSum:
@@ -85,7 +109,7 @@ class Added(NamedTuple):
     refused: tuple[str, ...]
 
 
-def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Literal["fp32", "bf16", "int8"]) -> Added:
+def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Values) -> Added:
     """``total += factor * row`` for fragments of several peers: uint8 ``[m, 1088]``, factor float32 ``[m]``.
 
     They are added by sender and fragment, so that peers that have the same rows come to the same sum, bit for
@@ -112,7 +136,7 @@ def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Literal["fp32",
     return Added(sender[kept], fragment[kept], tuple(refused))
 
 
-def _form(d: int, density: int, values: Literal["fp32", "bf16", "int8"]) -> Format:
+def _form(d: int, density: int, values: Values) -> Format:
     """A format of this density (the rows say which; where there is none such, all of them are refused)."""
     about = min(max(1, d), max(1, round(d / 2 ** (density / 8))))
     forms = [Format(d, k, values) for k in (about, about + 1, about - 1) if 0 < k <= max(1, d)]

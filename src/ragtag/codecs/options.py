@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ragtag.codecs.density import Density
+from ragtag.codecs.pack import Values
 from ragtag.codecs.selection import Selector
 from ragtag.codecs.sparse import Format
 from ragtag.codecs.topk import sampled
@@ -27,7 +28,7 @@ class Options:
 
     density: Density = field(default_factory=Density)
     selector: Selector = sampled
-    values: Literal["fp32", "bf16", "int8", "2bit"] = "int8"
+    values: Values = "int8"
     indices: Literal["auto", "rice", "blocks"] = "auto"
     decay: float = 1.0
     momentum: float = 0.0

@@ -5,6 +5,8 @@ The layout is ``ragtag.codecs.sparse``'s.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from ragtag.codecs import fast
@@ -12,6 +14,7 @@ from ragtag.codecs.indices import HEADER_BYTES, Indices, Pieces, Sizes, blocks, 
 from ragtag.codecs.values import to_2bit, to_bf16, to_int8
 from ragtag.core.types import Bytes, Floats
 
+Values = Literal["fp32", "bf16", "int8", "2bit"]
 VALUES = ("fp32", "bf16", "int8", "2bit")
 """How values may be sent, by the number that fragments carry."""
 SIZES = (Sizes(32, 0), Sizes(16, 0), Sizes(8, 2), Sizes(2, 4))

@@ -38,7 +38,7 @@ from ragtag.codecs.indices import (
     unblocks,
     unrice,
 )
-from ragtag.codecs.pack import SIZES, VALUES, cut, write
+from ragtag.codecs.pack import SIZES, VALUES, Values, cut, write
 from ragtag.codecs.selection import Selection, require_k
 from ragtag.codecs.values import from_2bit, from_bf16, from_int8, groups
 from ragtag.core.types import Bytes, Floats
@@ -72,7 +72,7 @@ class Format:
 
     d: int
     k: int
-    values: Literal["fp32", "bf16", "int8", "2bit"] = "int8"
+    values: Values = "int8"
     indices: Literal["auto", "rice", "blocks"] = "auto"
 
     def __post_init__(self) -> None:

@@ -104,7 +104,8 @@ class Sparse(Base, frozen=True, kw_only=True, tag="sparse"):
     entries, density: what was selected. bytes, dense_bytes: of the peer's message, and of all its values.
     captured: the share of the energy (squared norm) that was selected; residual_norm: of what is kept.
     committed, restored: fragments that are in the round's sum, that went back into the residual. late: rows
-    of earlier rounds; given_up: blocks of which some rows never came.
+    of earlier rounds; given_up: blocks of which some rows never came. dense: the selection was by-passed, and
+    all values were sent.
     """
 
     round: Count
@@ -119,6 +120,7 @@ class Sparse(Base, frozen=True, kw_only=True, tag="sparse"):
     restored: Count = 0
     late: Count = 0
     given_up: Count = 0
+    dense: bool = False
 
 
 class Step(Base, frozen=True, kw_only=True, tag="step"):

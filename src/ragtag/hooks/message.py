@@ -17,7 +17,7 @@ from ragtag.core.wire import CHUNK_BYTES
 HEAD_BYTES = 64
 FINE, GRADIENT, SUM = 0, 1, 2
 _GRAIN = 64
-_VALUE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+_VALUE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "2bit": 0.25}
 
 
 class Head(NamedTuple):

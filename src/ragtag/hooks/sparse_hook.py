@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from ragtag.codecs.density import Density
 from ragtag.codecs.options import Options
+from ragtag.codecs.pack import Values
 from ragtag.codecs.selection import Selector
 from ragtag.codecs.selections import selector_named
 from ragtag.codecs.sparse import decode
@@ -40,7 +41,8 @@ class SparseState:
     ratio: the share of values that is sent, above 0 and at most 1; at least one of each bucket.
     selection: "sampled" (exact top-k, fast), "exact", "random", "chunked", "gaussian-k",
         "gaussian-k-strict", "dgc", "sidco", "reused", or a selector of ``ragtag.codecs``.
-    values: how they travel: "int8" (a scale for each 256), "bf16" or "fp32"; rounding is fed back too.
+    values: how they travel: "int8" (a scale for each 256), "2bit" (a sign and one of two magnitudes for each
+        256), "bf16" or "fp32"; rounding is fed back too.
     momentum: above 0, the hook sums velocities (momentum correction, Lin et al. 2018): none in the optimizer.
     warm_up: steps in which the share falls from 25 % (or ``ratio``) to ``ratio``.
     dense_below: tensors of fewer values (biases, norms) are averaged whole.
@@ -58,7 +60,7 @@ class SparseState:
         *,
         ratio: float = 0.001,
         selection: str | Selector = "sampled",
-        values: Literal["fp32", "bf16", "int8"] = "int8",
+        values: Values = "int8",
         momentum: float = 0.0,
         warm_up: int = 0,
         dense_below: int = DENSE_BELOW,

@@ -116,6 +116,17 @@ class Checkpoints:
         self._remove_old(path)
         return path
 
+    def own(self, step: int) -> Snapshot | None:
+        """This peer's own checkpoint of a step; None: there is none, or it is damaged (the log says so)."""
+        path = self.folder / file_name(self.peer, step)
+        try:
+            return Snapshot.from_bytes(read_whole(path, self.bytes_max)[1])
+        except FileNotFoundError:
+            return None
+        except (Damage, ValueError) as why:
+            _log.warning("damaged checkpoint %s", Damaged(path, str(why)))
+            return None
+
     def latest(self) -> Found | None:
         """The newest whole checkpoint of any peer, by round and then step; None: there are none.
 

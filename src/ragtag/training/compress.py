@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 import torch
 
 from ragtag.codecs.base import Codec
 from ragtag.codecs.density import Density
 from ragtag.codecs.options import Options
+from ragtag.codecs.pack import Values
 from ragtag.codecs.selection import Selector
 from ragtag.codecs.selections import selector_named
+from ragtag.protocols.allreduce import ring
 from ragtag.protocols.method import Method
 
 _ROW_BYTES = 1064  # of a row, behind header and rounding
 _INDEX_BYTES = 6  # of an entry's index, at most: far more than any takes on average
-_VALUE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+_VALUE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "2bit": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +28,39 @@ class TopK:
 
     ratio: the share. selection: "sampled" (the k largest, found fast), "exact", "random", "chunked",
         "gaussian-k", "gaussian-k-strict", "dgc", "sidco", "reused", or a Selector.
-    values: how they travel: "int8" (a scale per 256; the rounding is fed back, too), "bf16" or "fp32".
+    values: how they travel: "int8" (a scale per 256), "2bit" (a sign and one of two magnitudes per 256),
+        "bf16" or "fp32". What rounding takes away is fed back, too.
     momentum_correction: above 0, velocities are summed in place of gradients, and forgotten where they were
         sent (Lin et al., ICLR 2018, sections 3.1-3.2); the optimizer itself then takes no momentum.
     warm_up: rounds in which the share falls from a quarter to ``ratio`` (section 3.3).
     decay: what is left of the residual from round to round (SparseLoCo: .95).
     resync: after every so many rounds the models are averaged densely, buffers with them (only then): what
         a peer could not get of some round, because it was away, is made good. 0: never.
+    bypass: "auto": rounds are sent whole, as fp32, while that takes less time than selecting, coding and
+        sending, by what all peers measure (see ``bypass``). False: never.
 
-    The same on all peers, or they refuse each other. Raises ValueError for what cannot be.
+    The same on all peers, or they refuse each other. Raises ValueError for what cannot be. As SparseLoCo
+    (Sarfi et al. 2025) does with local steps (``every=...``) and an outer optimizer (``ragtag.Outer()``):
+    ``TopK(.02, selection="chunked", values="2bit", decay=.95)``.
     """
 
     ratio: float = 0.001
     selection: str | Selector = "sampled"
-    values: Literal["fp32", "bf16", "int8"] = "int8"
+    values: Values = "int8"
     momentum_correction: float = 0.0
     warm_up: int = 0
     decay: float = 1.0
     resync: int = 1000
+    bypass: Literal["auto", False] = "auto"
 
     def __post_init__(self) -> None:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float):
+            raise ValueError(f"ratio is {self.ratio!r}; it is a share of the entries, above 0 and at most 1")
         self.options()
         if self.resync < 0:
             raise ValueError(f"resync is {self.resync}; it is a number of rounds, or 0: never")
+        if self.bypass not in ("auto", False):
+            raise ValueError(f'bypass is {self.bypass!r}; it is "auto", or False: never')
 
     def options(self) -> Options:
         """As error feedback takes them."""
@@ -71,6 +83,7 @@ class TopK:
             ("momentum correction", self.momentum_correction, 0.0),
             ("decay", self.decay, 1.0),
             ("resync", self.resync, 1000),
+            ("bypass", self.bypass, "auto"),
         ):
             if value != usual:
                 parts.append(f"{what} {value}")
@@ -91,19 +104,53 @@ class TopK:
         return Codec(self.name, elements, _no_chunks, _no_chunks, _no_chunks, exact=False)
 
 
+class Compression(NamedTuple):
+    """What sending less came to in a round: for the trace.
+
+    entries, density, bytes, dense_bytes, captured, residual_norm: see ``codecs.feedback.Measured``.
+    committed, restored: fragments of this peer that were decided in this round, by what became of them.
+    late: rows of earlier rounds that came with this one; given_up: blocks of which some never came.
+    refused: rows that were not good, or twice there. dense: whether the round was sent whole.
+    """
+
+    entries: int
+    density: float
+    bytes: int
+    dense_bytes: int
+    captured: float
+    residual_norm: float
+    committed: int
+    restored: int
+    late: int
+    given_up: int
+    refused: int
+    dense: bool = False
+
+
 def require_compressible(
     compress: TopK, method: Method, inner: torch.optim.Optimizer, partial: bool = False
 ) -> None:
-    """Raises ValueError, saying what to change, where the one does not go with the other.
+    """Raises TypeError or ValueError, saying what to change, where the one does not go with the other.
 
+    Rows go through owners that decide, by whichever of RPS and AllReduce: what is lost is sent again later.
     partial: whether slow peers may miss rounds.
     """
+    if not isinstance(compress, TopK):
+        raise TypeError(f"compress is {compress!r}; give ragtag.TopK(ratio=...)")
     if partial:
         raise ValueError(
             "slow peers may miss rounds by this schedule, but need all selections; use every=..."
         )
     if method.crowd is not None:
-        raise ValueError(f"{method.name} averages in groups, which selections do not; leave out compress")
+        raise ValueError(
+            f"{method.name} averages in groups, and selections go to all at once; use RPS() or AllReduce(), "
+            "or leave out compress"
+        )
+    if method.name == ring.name:
+        raise ValueError(
+            "a ring passes sums on, and sums of selections do not stay small; use RPS() or AllReduce(), or "
+            "leave out compress"
+        )
     if compress.momentum_correction and any(group.get("momentum") for group in inner.param_groups):
         raise ValueError(
             "momentum correction is momentum already: set the optimizer's momentum to 0, or leave it out"

@@ -16,7 +16,7 @@ from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.training.averager import RPS, Pending, Transport
 from ragtag.training.coherence import Coherence, CoherenceMeter
-from ragtag.training.compress import TopK, require_compressible
+from ragtag.training.compress import Compression, TopK, require_compressible
 from ragtag.training.conduct import Conduct
 from ragtag.training.follower import Follower
 from ragtag.training.merge import Merge
@@ -25,7 +25,7 @@ from ragtag.training.modules import Watch, buffer_parts, name_parameters, parame
 from ragtag.training.options import codec_of, mode_of, require_partial, schedule_of, streaming_of
 from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
-from ragtag.training.sparse import Compression, SparseReplica
+from ragtag.training.sparse import SparseReplica
 from ragtag.training.weight import Weight, weight_of
 
 _KEY = "ragtag"  # this optimizer's entry in a state_dict
@@ -67,7 +67,8 @@ class CrewOptimizer(torch.optim.Optimizer):
     coherence: ``ragtag.Coherence()``: measure now and then how far gradients agree with earlier ones (see
         ``training.coherence``); in trace and report, and in ``conduct.spent.coherence``.
     on_outcome: called with each round's outcome. on_ready: called once, when the crew has agreed on what is
-        averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed).
+        averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed) and
+        of rounds sent whole.
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
     NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent).
@@ -125,7 +126,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             None if coherence is None else CoherenceMeter(coherence, parameters_of(inner.param_groups))
         )
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
-        self._compress, self._seed = compress, seed
+        self._compress, self._seed, self._on_note = compress, seed, on_note
         if compress is not None:
             require_compressible(compress, self._method, inner, self.conduct.partial)
             if model is None and average == "models":
@@ -202,7 +203,17 @@ class CrewOptimizer(torch.optim.Optimizer):
     @property
     def compression(self) -> Compression | None:
         """What sending less came to in the last round (``None``: everything is sent)."""
-        return self._replica.compression if isinstance(self._replica, SparseReplica) else None
+        return None if self.sparse is None else self.sparse.compression
+
+    @property
+    def sparse(self) -> SparseReplica | None:
+        """What sends selections, once averaging has begun (``None``: everything is sent)."""
+        return self._replica if isinstance(self._replica, SparseReplica) else None
+
+    def load_compression(self, state: dict[str, Any]) -> None:
+        """Take up ``sparse.state_dict()``, or a part; now, or when averaging begins. Raises ValueError."""
+        self._feedback = {**(self._feedback or {}), **state}
+        self._load_feedback()
 
     @property
     def channel(self) -> int:
@@ -425,6 +436,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 whole=Models(self._inner).parts(names, buffers),
                 outer=None if self._outer is None else self._outer.rule,
                 seed=self._seed,
+                note=self._on_note,
             )
             self._load_feedback()
         else:
@@ -451,8 +463,6 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._watch = None
         if self._on_ready is not None:
             self._on_ready(self)
-        if isinstance(self._replica, SparseReplica):
-            self._replica.anchor_here()  # a peer that came late has the crew's model now
         return self._replica
 
 

@@ -9,35 +9,38 @@ is worse than not at all), and goes back where nothing came of it.
 Of models the *difference to the anchor* is sent, never weights; the mean of the differences (through an outer
 optimiser, where one is given) moves the anchor, and the model is set to it: what was not sent stays in the
 residual (SparseLoCo, Sarfi et al. 2025).
+
+Where sending all would take less time a round is sent whole, the residual with it (``bypass``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ragtag.codecs import fast
 from ragtag.codecs.checkpoint import State
 from ragtag.codecs.dense import fp32
 from ragtag.codecs.feedback import ErrorFeedback
-from ragtag.codecs.gather import add_rows
+from ragtag.codecs.gather import add_rows, whole_mark, whole_marks
 from ragtag.codecs.tickets import Ticket
 from ragtag.core.schema import Schema
-from ragtag.core.types import Bools, Floats, Gathered, Outcome, PeerId
+from ragtag.core.types import Bools, Bytes, Floats, Gathered, Noted, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.optim.outer import Nesterov
 from ragtag.protocols.gather import gather
 from ragtag.protocols.rps import rps_repair
 from ragtag.training.averager import Pending, Transport
 from ragtag.training.bucket import Bucket
+from ragtag.training.bypass import Bypass, delivered
 from ragtag.training.checks import require_finite, require_weight
-from ragtag.training.compress import TopK
+from ragtag.training.compress import Compression, TopK
 from ragtag.training.replica import Replica
+from ragtag.training.sent import Undecided
 from ragtag.training.tensors import Part
 
 _WARM = 1 << 17  # values: enough to be selected from as millions are
@@ -45,26 +48,8 @@ RESYNC = 64
 """So far above its own is the channel on which a sparse optimizer averages models densely."""
 
 
-class Compression(NamedTuple):
-    """What sending less came to in a round: for the trace.
-
-    entries, density, bytes, dense_bytes, captured, residual_norm: see ``codecs.feedback.Measured``.
-    committed, restored: fragments of this peer that were decided in this round, by what became of them.
-    late: rows of earlier rounds that came with this one; given_up: blocks of which some never came.
-    refused: rows that were not good, or twice there.
-    """
-
-    entries: int
-    density: float
-    bytes: int
-    dense_bytes: int
-    captured: float
-    residual_norm: float
-    committed: int
-    restored: int
-    late: int
-    given_up: int
-    refused: int
+SHARED = ("anchor", "outer momentum")
+"""Of ``state_dict``, what all peers have alike; the rest is each peer's own."""
 
 
 class Begun(NamedTuple):
@@ -74,20 +59,11 @@ class Begun(NamedTuple):
     ticket: Ticket | None
 
 
-@dataclass(slots=True)
-class _Sent:
-    """A round's ticket: which of its fragments are undecided, and of which blocks anything came."""
-
-    ticket: Ticket
-    open: Bools
-    block: NDArray[np.int64]
-    none: Bools
-
-
 class SparseReplica:
     """Averages its parts with the crew in place, by selections.
 
     parts: what is averaged. content: "gradients" or "models". whole: what ``resync`` averages densely.
+    note: told when the selection is by-passed, and when no longer.
     Raises SchemaMismatch, naming ratio and selection, or the first tensor, where another peer differs.
     """
 
@@ -102,6 +78,7 @@ class SparseReplica:
         whole: Iterable[Part] = (),
         outer: Nesterov | None = None,
         seed: int = 0,
+        note: Callable[[Noted], None] | None = None,
     ) -> None:
         self._outer, self._me = outer, transport.me
         self.bucket = Bucket((part for part in parts if part.kind != "list"), fp32.elements)
@@ -112,15 +89,20 @@ class SparseReplica:
         self.schema = Schema(self.bucket.specs, compress.name, gather.name, content)
         self.feedback = ErrorFeedback(d, compress.options(), peer=transport.me, seed=seed)
         self._anchor: Floats = np.zeros(d if self._models else 0, np.float32)
-        self._momentum = np.zeros_like(self._anchor)
+        self._momentum = np.zeros_like(self._anchor) if outer is not None else np.zeros(0, np.float32)
         self._mean = np.zeros(d, np.float32)
-        self._sent: dict[int, _Sent] = {}
+        self._sent = Undecided(self.feedback)
         self.compression: Compression | None = None
         _warm(compress)
         transport.configure(channel, self.schema, gather, compress.codec(self.schema.n_values, d))
         self._whole: Replica | None = None
         if compress.resync:
             self._whole = Replica(whole, transport, rps_repair, fp32, channel=channel + RESYNC)
+        self._bypass: Bypass | None = None
+        if compress.bypass:
+            measured, name = bool(compress.resync), compress.name
+            self._bypass = Bypass(transport, channel, self.schema, name=name, measured=measured, note=note)
+        self.anchor_here()
 
     def average(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
@@ -141,21 +123,38 @@ class SparseReplica:
         if require_weight(weight) == 0:  # who has no weight in this round sends nothing either
             none = np.zeros((0, CHUNK_BYTES), np.uint8)
             return Begun(self._transport.offer(self._channel, none, 0.0, deadline_s, aside), None)
-        chunks, ticket = self.feedback.prepare(self._difference(), self.feedback.round + 1)
+        chunks, ticket = self._chosen(self.feedback.round + 1)
         try:
             return Begun(self._transport.offer(self._channel, chunks, weight, deadline_s, aside), ticket)
         except BaseException:
-            self.feedback.rollback(ticket)
+            if ticket is not None:
+                self.feedback.rollback(ticket)
             raise
+
+    def _chosen(self, number: int) -> tuple[Bytes, Ticket | None]:
+        """What is offered: a selection, or in its place that all is to be sent."""
+        difference = self._difference()
+        if self._bypass is not None and self._bypass.wanted:
+            self.feedback.hold(difference, number)
+            return whole_mark(self._transport.me, number), None
+        began_s = time.perf_counter()
+        prepared = self.feedback.prepare(difference, number)
+        if self._bypass is not None:
+            self._bypass.selected(time.perf_counter() - began_s, prepared.chunks.size)
+        return prepared
 
     def end(self, begun: Begun, weight: float = 1.0, deadline_s: float | None = None) -> Outcome:
         """The second half: wait, add up what came, and take it over."""
         outcome = self._wait(begun)
         assert outcome.gathered is not None
         self._take(outcome.round, outcome.gathered)
+        dense = self._bypass is not None and self._send_whole(outcome, weight, deadline_s)
         self.bucket.restore(self._moved().reshape(self.bucket.values.shape), _all(self.bucket))
         if self._whole is not None and outcome.round % self.compress.resync == 0:
             self._average_densely(weight, deadline_s)
+            dense = True
+        if self._bypass is not None:
+            self._bypass.ended(outcome.round, dense)
         return outcome
 
     def anchor_here(self) -> None:
@@ -187,9 +186,7 @@ class SparseReplica:
                 self.feedback.rollback(ticket)
             raise
         if ticket is not None and outcome.gathered is not None:
-            n, k = len(outcome.gathered.whole), ticket.fragments
-            block = (self._transport.me + np.arange(k)) % n
-            self._sent[outcome.round] = _Sent(ticket, np.ones(k, np.bool_), block, np.ones(n, np.bool_))
+            self._sent.add(outcome.round, ticket, self._transport.me, len(outcome.gathered.whole))
         return outcome
 
     # -- What came
@@ -198,16 +195,23 @@ class SparseReplica:
         """Sum up what came, and decide the tickets by it."""
         self._mean[:] = 0.0
         committed = restored = refused = late = 0
+        began_s = time.perf_counter()
         for round_, part in [(number, gathered), *gathered.late]:
-            added = add_rows(self._mean, part.rows, part.factor, self.compress.values)
+            fragments = ~whole_marks(part.rows)
+            rows, factor = part.rows, part.factor
+            if not fragments.all():
+                rows, factor = rows[fragments], factor[fragments]
+            added = add_rows(self._mean, rows, factor, self.compress.values)
             refused += len(added.refused)
-            late += len(part.rows) if round_ != number else 0
+            late += len(rows) if round_ != number else 0
             mine = added.fragment[added.sender == self._transport.me]
-            counts = self._decide(round_, mine, part)
+            counts = self._sent.decide(round_, mine, part)
             committed, restored = committed + counts[0], restored + counts[1]
         for round_, block in gathered.given_up:
-            counts = self._give_up(round_, block)
+            counts = self._sent.give_up(round_, block)
             committed, restored = committed + counts[0], restored + counts[1]
+        if self._bypass is not None and len(gathered.rows) and not whole_marks(gathered.rows).any():
+            self._bypass.added(time.perf_counter() - began_s)
         now = self.feedback.measure()
         self.compression = Compression(
             entries=now.entries,
@@ -223,37 +227,59 @@ class SparseReplica:
             refused=refused,
         )
 
-    def _decide(self, round_: int, mine: NDArray[np.int64], part: Gathered) -> tuple[int, int]:
-        sent = self._sent.get(round_)
-        if sent is None:
-            return 0, 0
-        sent.none &= part.none
-        there = np.zeros(len(sent.open), np.bool_)
-        there[mine[mine < len(there)]] = True
-        there &= sent.open
-        return self._settle(round_, sent, there, sent.open & ~there & part.whole[sent.block])
+    # -- What is sent whole
 
-    def _give_up(self, round_: int, block: int) -> tuple[int, int]:
-        sent = self._sent.get(round_)
-        if sent is None:
-            return 0, 0
-        these = sent.open & (sent.block == block)
-        none = np.zeros_like(these)
-        return self._settle(round_, sent, *((none, these) if sent.none[block] else (these, none)))
+    def _send_whole(self, outcome: Outcome, weight: float, deadline_s: float | None) -> bool:
+        """Send all that was not selected, if the crew is for it; whether it was."""
+        assert self._bypass is not None
+        assert outcome.gathered is not None
+        whole, counted = self._bypass.agreed(outcome.gathered)
+        if not whole:
+            return False
+        weight = weight if counted else 0.0
+        values = self.feedback.release()
+        if self._bypass.posts_after(outcome.round):
+            self._rehearse(values)
+        try:
+            came = self._bypass.average(values, weight, deadline_s)
+        except BaseException:
+            self.feedback.keep(values)
+            raise
+        into, kept = delivered(came, self._transport.me, weight)
+        total, table = self._mean.reshape(came.mean.shape), values.reshape(came.mean.shape)
+        np.add(total, came.mean, out=total, where=into[:, None])
+        table[~kept] = 0.0
+        self.feedback.keep(values)
+        if self.compression is not None:
+            self.compression = self.compression._replace(
+                entries=len(values),
+                density=1.0,
+                bytes=self._bypass.message_bytes,
+                captured=1.0,
+                residual_norm=self.feedback.measure().residual_norm,
+                dense=True,
+            )
+        return True
 
-    def _settle(self, round_: int, sent: _Sent, there: Bools, not_there: Bools) -> tuple[int, int]:
-        if there.any():
-            self.feedback.commit(sent.ticket, there)
-        if not_there.any():
-            self.feedback.rollback(sent.ticket, not_there)
-        sent.open &= ~(there | not_there)
-        if not sent.open.any():
-            del self._sent[round_]
-        return int(there.sum()), int(not_there.sum())
+    def _rehearse(self, values: Floats) -> None:
+        """What selecting from these would take now: nothing comes of it."""
+        assert self._bypass is not None
+        twin, scratch = self.feedback.twin(), np.zeros_like(self._mean)
+        for fresh in (twin.residual, scratch):
+            fresh.fill(0.0)  # memory is given out when it is first written to
+        began_s = time.perf_counter()
+        rows = twin.prepare(values, self.feedback.round + 1).chunks
+        self._bypass.selected(time.perf_counter() - began_s, rows.size)
+        began_s = time.perf_counter()
+        for _ in self._transport.live:
+            add_rows(scratch, rows, np.ones(len(rows), np.float32), self.compress.values)
+        self._bypass.added(time.perf_counter() - began_s)
 
     def _average_densely(self, weight: float, deadline_s: float | None) -> None:
         assert self._whole is not None
-        self._whole.average(weight, deadline_s)
+        outcome = self._whole.average(weight, deadline_s)
+        if self._bypass is not None:
+            self._bypass.sent_whole(self._whole.bucket.values.nbytes, outcome)
         self.anchor_here()
 
     # -- Checkpoints
@@ -265,18 +291,27 @@ class SparseReplica:
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` gave; what was undecided goes back into the residual.
+        """Take up what ``state_dict`` gave: all of it, or what is shared or this peer's own alone. What was
+        undecided goes back into the residual.
 
         Raises ValueError naming what does not fit; then nothing has changed.
         """
         arrays: State = {name: np.asarray(tensor) for name, tensor in state.items()}
-        for name, own in (("anchor", self._anchor), ("outer momentum", self._momentum)):
-            if name not in arrays or arrays[name].shape != own.shape or arrays[name].dtype != own.dtype:
-                raise ValueError(f"the state's {name} is none of {own.shape} {own.dtype}")
-        self.feedback.load_state_dict(arrays)
-        self.feedback.members_changed()
-        self._sent.clear()
-        self._anchor[:], self._momentum[:] = arrays["anchor"], arrays["outer momentum"]
+        shared = {name: arrays.pop(name) for name in SHARED if name in arrays}
+        for name, own in zip(SHARED, (self._anchor, self._momentum), strict=True):
+            given = shared.get(name, own)
+            if given.shape != own.shape or given.dtype != own.dtype:
+                raise ValueError(
+                    f"the state's {name} is {given.shape} {given.dtype}, here it is {own.shape} {own.dtype}"
+                )
+            if not np.isfinite(given).all():
+                raise ValueError(f"the state's {name} has values that are not finite")
+        if arrays:
+            self.feedback.load_state_dict(arrays)
+            self.feedback.members_changed()
+            self._sent.clear()
+        self._anchor[:] = shared.get("anchor", self._anchor)
+        self._momentum[:] = shared.get("outer momentum", self._momentum)
 
 
 def _all(bucket: Bucket) -> Bools:

@@ -3,7 +3,7 @@
 What a snapshot holds: all parameters (frozen ones too) and all buffers that the model's own state_dict would
 hold, integers among them; extra state of modules; the inner optimizer's state and groups; anchor and momentum
 of outer steps (``outer=``); how many steps were taken; and whatever else is named in ``extra`` (schedulers, a
-GradScaler, moving averages, a sampler).
+GradScaler, moving averages, a sampler; ``compression_state`` for sparse averages).
 
 What it does not hold: buffers that PyTorch calls not persistent (tables that are computed again; caches grow
 on each peer as they like), gradients (nor what ``average="gradients"`` has gathered since the last average:

@@ -39,7 +39,7 @@ def written(folder: Path, selections: bool) -> str:
 def test_what_was_selected_saved_and_given_back_is_shown(tmp_path: Path) -> None:
     page = written(tmp_path, selections=True)
     assert "<h2>Selections</h2>" in page
-    for shown in ("0.100%", "6 MB", "1.5", ">12<"):
+    for shown in ("sent whole", "0.100%", "6 MB", "1.5", ">12<"):
         assert shown in page, shown
 
 

@@ -10,7 +10,7 @@ from ragtag.app.report.html import bytes_text, cell, table
 from ragtag.core import trace
 
 _NAMES = (
-    *("peer", "rounds", "density", "bytes saved", "energy captured", "residual"),
+    *("peer", "rounds", "sent whole", "density", "bytes saved", "energy captured", "residual"),
     *("delivered", "given back", "came late", "never came"),
 )
 _HEADS = tuple((name, "num") for name in _NAMES)
@@ -21,6 +21,7 @@ class Sums:
     """One peer's rounds with selections."""
 
     rounds: int = 0
+    whole: int = 0
     saved_bytes: int = 0
     captured: float = 0.0
     committed: int = 0
@@ -32,6 +33,7 @@ class Sums:
     def add(self, record: trace.Sparse) -> None:
         """One round more."""
         self.rounds += 1
+        self.whole += record.dense
         self.saved_bytes += max(0, record.dense_bytes - record.bytes)
         self.captured += record.captured
         self.committed += record.committed
@@ -47,8 +49,9 @@ def section(summary: Summary) -> str:
         return ""
     rows = [_row(peer, sums) for peer, sums in sorted(summary.sparse.items())]
     caption = (
-        "Of a message in a round, dense against sent; fragments delivered into the round's sum, given back "
-        "to be sent again, rows that came a round late, blocks of which some never came."
+        "Rounds in which all was sent, since a selection would have taken longer. Of a message in a round, "
+        "dense against sent; fragments delivered into the round's sum, given back to be sent again, "
+        "rows that came a round late, blocks of which some never came."
     )
     return f'<section><h2>Selections</h2><p class="cap">{caption}</p>{table(_HEADS, rows)}</section>'
 
@@ -56,7 +59,7 @@ def section(summary: Summary) -> str:
 def _row(peer: int, sums: Sums) -> str:
     last = sums.last
     cells = (
-        peer, f"{sums.rounds:,}", None if last is None else f"{last.density:.3%}",
+        peer, f"{sums.rounds:,}", f"{sums.whole:,}", None if last is None else f"{last.density:.3%}",
         bytes_text(sums.saved_bytes), percent(sums.captured / max(1, sums.rounds)),
         None if last is None else f"{last.residual_norm:.3g}", f"{sums.committed:,}", f"{sums.restored:,}",
         f"{sums.late:,}", f"{sums.given_up:,}",

@@ -1,0 +1,219 @@
+"""Rounds without a selection, where selecting, coding and sending would take longer than sending all.
+
+Each peer measures: what selecting, coding and adding up took in the last rounds, how many bytes that came
+to, and the link's speed in rounds that were sent whole (their second stage, in which every peer sends its
+block's average to all). From these come the two times of a round (``codecs.advice``). In the middle of every
+``WINDOW`` rounds a peer posts its times; at its end all take the middle of what was posted for it, and so
+come to one choice for the rounds that follow.
+
+No round is split by that: what a peer is for travels in the round itself. Who is for sending all offers one
+row that says so in place of its selection (``codecs.gather.whole_mark``); the round is sent whole if most of
+those whose rows came say so, which the rows' owners have decided for all alike. Who had selected by then
+sends all but its selection, so that the sum is the same: a disagreement costs time and nothing else, and
+ends with the round, since all then are for what most were for.
+
+The link is measured in the first round (of models, or, where these are never averaged densely, of what is
+sent), and after that in one of so many that this takes ``TRIALS_MAX`` of the time at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+from collections import deque
+from collections.abc import Callable
+from statistics import median, median_low
+
+import numpy as np
+
+from ragtag.codecs.advice import Choice, Cost, choose_for
+from ragtag.codecs.dense import fp32
+from ragtag.codecs.gather import senders, whole_marks
+from ragtag.core.schema import Schema
+from ragtag.core.types import Bools, Floats, Gathered, Noted, Outcome, PeerId
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.gather import gather
+from ragtag.protocols.rps import rps_repair
+from ragtag.training.averager import Transport
+
+WHOLE = 128
+"""So far above a sparse optimizer's channel is the one on which rounds are sent whole."""
+TOPIC = 24
+"""The first of the notice board's topics of this, one for each channel."""
+CHANNELS = 8
+WINDOW = 16
+"""Rounds between choices."""
+TRIALS_MAX = 0.01
+"""Sending whole rounds to measure the link takes at most this share of the time of the others."""
+_METHOD = rps_repair._replace(patience=gather.patience)  # all replicas share it: worth standing by for
+_SEEN = 5  # measurements of which the middle one counts
+_POST = struct.Struct("<BIdd")
+_VERSION = 1
+
+_log = logging.getLogger("ragtag")
+
+
+class Bypass:
+    """One peer's part in choosing, and the channel for what is sent whole.
+
+    schema: of what is selected from; name: of the selection, for the log. measured: whether something else
+        measures the link in the first round. note: told of each change.
+    Raises ValueError: more channels than there are topics for; SchemaMismatch.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        channel: int,
+        schema: Schema,
+        *,
+        name: str,
+        measured: bool,
+        note: Callable[[Noted], None] | None = None,
+    ) -> None:
+        if not 0 <= channel < CHANNELS:
+            raise ValueError(
+                f"channel {channel}: by-passing a selection runs on channels 0 to {CHANNELS - 1}; use one of "
+                "these, or TopK(bypass=False)"
+            )
+        self._transport, self._channel, self._name, self._note = transport, channel + WHOLE, name, note
+        self._topic = TOPIC + channel
+        whole = Schema(schema.tensors, fp32.name, _METHOD.name, f"{schema.content}, whole")
+        self.message_bytes = whole.n_chunks(fp32.elements) * CHUNK_BYTES
+        transport.configure(self._channel, whole, _METHOD, fp32)
+        self.on = False
+        """Whether rounds are to be sent whole, by the last choice."""
+        self._trial = not measured
+        self._chosen = self._posted = 0
+        self._measured_at = 0
+        self._select_s: deque[float] = deque(maxlen=_SEEN)
+        self._decode_s: deque[float] = deque(maxlen=_SEEN)
+        self._sparse_bytes: deque[int] = deque(maxlen=_SEEN)
+        self._rate_bytes_per_s: deque[float] = deque(maxlen=_SEEN)
+
+    # -- A round
+
+    @property
+    def wanted(self) -> bool:
+        """Whether this peer is for sending the next round whole."""
+        return (self.on or self._trial) and len(self._transport.live) > 1
+
+    def agreed(self, gathered: Gathered) -> tuple[bool, bool]:
+        """Whether the round is sent whole, and whether this peer's word (so, its values) counted in it."""
+        marks = whole_marks(gathered.rows)
+        whole, selected = senders(gathered.rows[marks]), senders(gathered.rows[~marks])
+        most = len(whole) > len(selected - whole)
+        if (whole or selected) and most != self.on and not self._trial:
+            self._turn(most, "as most others do")
+        return most, self._transport.me in whole | selected
+
+    def average(self, values: Floats, weight: float, deadline_s: float | None) -> Outcome:
+        """Average float32 ``[n_chunks * elements]`` with the crew; ``values`` may not change meanwhile."""
+        table = values.reshape(-1, fp32.elements)
+        outcome = self._transport.start(self._channel, table, weight, deadline_s).wait()
+        self.sent_whole(self.message_bytes, outcome)
+        return outcome
+
+    # -- What is measured
+
+    def selected(self, took_s: float, n_bytes: int) -> None:
+        """Selecting and coding a message of so many bytes took so long."""
+        self._select_s.append(took_s)
+        self._sparse_bytes.append(n_bytes)
+
+    def added(self, took_s: float) -> None:
+        """Decoding and adding up all that came in a round took so long."""
+        self._decode_s.append(took_s)
+
+    def sent_whole(self, n_bytes: int, outcome: Outcome) -> None:
+        """A round of vectors of so many bytes, averaged chunk by chunk, is over."""
+        n = len(self._transport.live)
+        if n > 1 and not outcome.expired and outcome.gather_s > 0:
+            self._rate_bytes_per_s.append(n_bytes * (n - 1) / n / outcome.gather_s)
+
+    def estimate(self) -> Choice | None:
+        """The two times of a round, as this peer has measured; ``None``: not enough is measured."""
+        n = len(self._transport.live)
+        if n < 2 or not (self._select_s and self._decode_s and self._rate_bytes_per_s):
+            return None
+        others = n - 1
+        cost = Cost(
+            self._name,
+            median_low(self._sparse_bytes),
+            select_s=median(self._select_s),
+            decode_s=median(self._decode_s) / others,
+        )
+        whole = Cost(fp32.name, self.message_bytes, dense=True)
+        return choose_for(whole, cost, n, median(self._rate_bytes_per_s))
+
+    # -- Choosing
+
+    def posts_after(self, round_: int) -> bool:
+        """Whether this peer's times are posted when this round is over."""
+        window, at = divmod(round_ + 1, WINDOW)
+        return at >= WINDOW // 2 and self._posted <= window
+
+    def ended(self, round_: int, whole: bool) -> None:
+        """A round is over. whole: whether anything in it was sent whole, so that the link was measured."""
+        window = (round_ + 1) // WINDOW
+        self._trial = False
+        if whole:
+            self._measured_at = round_
+        if self.posts_after(round_):
+            found = self.estimate()
+            if found is not None:
+                post = _POST.pack(_VERSION, window, found.dense_s, found.sparse_s)
+                self._transport.post_soon(self._topic, post)
+            self._posted = window + 1
+        if window != self._chosen:
+            self._chosen = window
+            self._choose(round_, window - 1)
+
+    def _choose(self, round_: int, window: int) -> None:
+        times = [
+            found for blob in self._transport.posts(self._topic).values() if (found := read(blob, window))
+        ]
+        if not times:
+            self._trial = not self.on  # the link's speed is not known yet
+            return
+        dense_s, sparse_s = median(t[0] for t in times), median(t[1] for t in times)
+        whole = dense_s <= sparse_s
+        if whole != self.on:
+            self._turn(whole, f"{1e3 * dense_s:.3g} ms against {1e3 * sparse_s:.3g} ms with {self._name}")
+        since = round_ - self._measured_at
+        self._trial = not whole and TRIALS_MAX * since * sparse_s >= dense_s
+
+    def _turn(self, whole: bool, why: str) -> None:
+        self.on = whole
+        what = "all is sent from now on" if whole else "a selection is sent from now on"
+        _log.info("%s: %s", what, why)
+        if self._note is not None:
+            self._note(Noted("by-pass" if whole else "by-pass ends", self._transport.me, why))
+
+
+def read(blob: bytes, window: int) -> tuple[float, float] | None:
+    """The times that a peer posted for a window; ``None``: of another one, or none that can be."""
+    if len(blob) != _POST.size:
+        return None
+    version, of, dense_s, sparse_s = _POST.unpack(blob)
+    if version != _VERSION or of != window:
+        return None
+    good = all(math.isfinite(t) and t >= 0 for t in (dense_s, sparse_s))
+    return (dense_s, sparse_s) if good else None
+
+
+def delivered(outcome: Outcome, me: PeerId, weight: float) -> tuple[Bools, Bools]:
+    """What became of a vector that was sent whole: bool ``[n_chunks]`` twice.
+
+    First, where ``outcome.mean`` goes into the sum; second, where this peer's values were not taken in, and
+    are kept. Where no average came, nobody here knows whether others have one with this peer's values: these
+    stand for it (``outcome.mean`` has them), as in RPS, and are not sent again. Where nobody else was heard
+    at all, the round was none.
+    """
+    mine = (outcome.heard >> np.uint64(me)) & np.uint64(1) == 1
+    alone = not (outcome.heard & ~np.uint64(1 << me)).any()
+    if alone or weight <= 0:
+        into = outcome.averaged & (not alone)
+        return into, np.ones_like(into)
+    return np.ones_like(mine), outcome.averaged & ~mine

@@ -1,0 +1,398 @@
+"""Rounds sent whole where a selection does not pay: who decides, what is measured, what is kept."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ragtag.codecs.advice import Choice
+from ragtag.codecs.gather import senders, whole_mark, whole_marks
+from ragtag.core.types import Average, Gathered, Noted, Offer, Outcome
+from ragtag.training.bypass import WINDOW, Bypass, delivered, read
+from ragtag.training.compress import Compression, TopK
+from ragtag.training.optimizer import CrewOptimizer
+from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
+from tests.training.test_sparse import flat, loss_of, net, replica, sgd
+
+N = 3
+DENSE = 128
+Times = Callable[[int, int], tuple[float, float]]
+"""(peer, windows chosen so far) -> seconds of a whole round, and of one with a selection."""
+
+
+def steps(model: nn.Module, optimizer: CrewOptimizer, peer: int, until: int, begin: int = 0) -> None:
+    for step in range(begin, until):
+        loss_of(model, peer, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def estimating(optimizer: CrewOptimizer, peer: int, times: Times) -> Bypass:
+    """Have a peer measure what ``times`` says."""
+    found = replica(optimizer)._bypass
+    assert found is not None
+
+    def estimate() -> Choice:
+        dense_s, sparse_s = times(peer, found._chosen)
+        return Choice(sparse_s < dense_s, dense_s, sparse_s, 1.0)
+
+    found.estimate = estimate  # type: ignore[method-assign]
+    return found
+
+
+def trained(
+    crew: FakeCrew, rounds: int, times: Times, notes: list[Noted] | None = None, **options: object
+) -> tuple[list[nn.Sequential], list[CrewOptimizer], list[list[Compression]]]:
+    models = [net() for _ in range(crew.n)]
+    seen: list[list[Compression]] = [[] for _ in range(crew.n)]
+    options = {"average": "gradients", "compress": TopK(ratio=0.05, resync=0)} | options
+
+    def train(transport: FakeTransport) -> CrewOptimizer:
+        model, me = models[transport.me], transport.me
+
+        def look(_: Outcome) -> None:
+            assert optimizer.compression is not None
+            seen[me].append(optimizer.compression)
+
+        note = notes.append if notes is not None and me == 0 else None
+        optimizer = CrewOptimizer(
+            sgd(model),
+            transport,
+            model=model,
+            on_outcome=look,
+            on_note=note,
+            **options,  # type: ignore[arg-type]
+        )
+        estimating(optimizer, me, times)
+        steps(model, optimizer, me, rounds)
+        return optimizer
+
+    return models, run_peers(crew, train), seen
+
+
+def dense_rounds(seen: list[Compression]) -> list[int]:
+    return [at for at, one in enumerate(seen) if one.dense]
+
+
+# -- The rounds
+
+
+def test_the_middle_of_all_peers_times_decides_for_all_at_the_same_round() -> None:
+    notes: list[Noted] = []
+
+    def times(peer: int, window: int) -> tuple[float, float]:
+        # one peer of three is always of another mind; in its second window the crew finds that all is faster
+        return (2.0, 1.0) if (peer == 2) == (window == 1) else (1.0, 2.0)
+
+    crew = FakeCrew(N)
+    models, _, seen = trained(crew, 3 * WINDOW, times, notes)
+    # the first round measures the link; the second window goes by what was posted in the first one
+    expected = [0, *range(2 * WINDOW, 3 * WINDOW)]
+    assert [dense_rounds(one) for one in seen] == [expected] * N
+    assert {tuple(flat(model).tolist()) for model in models} == {tuple(flat(models[0]).tolist())}
+    assert [note.what for note in notes] == ["by-pass", "by-pass ends"]
+    assert "1e+03 ms against 2e+03 ms with sampled top-k of 0.05" in notes[0].detail
+    whole = [ask for ask in crew.asked if isinstance(ask, Average)]
+    assert {ask.channel for ask in whole} == {DENSE}
+    assert len(whole) == N * len(expected)
+
+
+@pytest.mark.parametrize("average", ["gradients", "models"])
+def test_a_whole_round_sends_all_that_was_held_back(average: str) -> None:
+    """With plain SGD, what was selected and what was sent whole add up to what dense averaging does."""
+    options = {"average": average, "compress": TopK(ratio=0.02, values="fp32", resync=0), "buffers": False}
+    crew = FakeCrew(N)
+    _, optimizers, seen = trained(crew, 2 * WINDOW, lambda *_: (1.0, 2.0), **options)
+    assert dense_rounds(seen[0]) == [0, *range(WINDOW, 2 * WINDOW)]
+    assert seen[0][10].residual_norm > 0
+    for optimizer in optimizers:
+        assert not replica(optimizer).feedback.residual.any()
+        assert seen[0][-1].captured == seen[0][-1].density == 1.0
+        assert seen[0][-1].bytes == seen[0][-1].dense_bytes
+
+
+@pytest.mark.parametrize("momentum_correction", [0.0, 0.5])
+def test_the_sum_of_what_is_applied_is_the_sum_of_what_was_given(momentum_correction: float) -> None:
+    compress = TopK(ratio=0.05, values="fp32", resync=0, momentum_correction=momentum_correction)
+    given = [np.zeros(0)] * N
+    applied = [np.zeros(0)] * N
+    models = [net() for _ in range(N)]
+
+    def train(transport: FakeTransport) -> CrewOptimizer:
+        me, model = transport.me, models[transport.me]
+        optimizer = CrewOptimizer(sgd(model), transport, average="gradients", compress=compress, model=model)
+        # as if there were noise: each window the other way, and one peer out of step
+        estimating(optimizer, me, lambda peer, window: (1.0, 2.0) if window % 2 == 0 else (2.0, 1.0))
+        inside = replica(optimizer)
+        size = len(inside.bucket.flat)
+        given[me], applied[me] = np.zeros(size), np.zeros(size)
+        velocity = np.zeros(size)
+        real_difference, real_moved = inside._difference, inside._moved
+
+        def difference():  # type: ignore[no-untyped-def]
+            vector = real_difference()
+            velocity[:] = momentum_correction * velocity + vector
+            given[me] += velocity
+            return vector
+
+        def moved():  # type: ignore[no-untyped-def]
+            mean = real_moved()
+            applied[me] += mean
+            return mean
+
+        inside._difference, inside._moved = difference, moved  # type: ignore[method-assign]
+        steps(model, optimizer, me, 3 * WINDOW + 4)
+        return optimizer
+
+    optimizers = run_peers(FakeCrew(N), train)
+    if momentum_correction:  # velocities are forgotten where a selection was sent: only replicas can agree
+        assert np.array_equal(applied[0], applied[1])
+        return
+    kept = [replica(o).feedback.residual + replica(o).feedback.pending() for o in optimizers]
+    committed = sum(g - k for g, k in zip(given, kept, strict=True)) / N
+    for one in applied:
+        np.testing.assert_allclose(one, committed, rtol=0, atol=1e-6 * float(np.abs(committed).max()))
+
+
+def test_a_round_in_which_peers_disagree_comes_to_the_same_sum() -> None:
+    """Two of three are for all, one has selected: its selection and the rest of it are in the sum once."""
+    models = [net() for _ in range(N)]
+    compress = TopK(ratio=0.05, values="fp32", resync=0)
+    applied: dict[int, np.ndarray] = {}
+
+    def train(transport: FakeTransport) -> CrewOptimizer:
+        me, model = transport.me, models[transport.me]
+        optimizer = CrewOptimizer(sgd(model), transport, average="gradients", compress=compress, model=model)
+        inside, bypass = replica(optimizer), replica(optimizer)._bypass
+        assert bypass is not None
+        bypass._trial, bypass.on = False, me != 0
+        loss_of(model, me, 0).backward()
+        optimizer.step()
+        applied[me] = inside._mean.copy()
+        assert bypass.on, "the one follows the most"
+        assert not inside.feedback.residual.any()
+        assert optimizer.compression is not None
+        assert optimizer.compression.dense
+        return optimizer
+
+    run_peers(FakeCrew(N), train)
+    dense = [net() for _ in range(N)]
+
+    def plainly(transport: FakeTransport) -> None:
+        model = dense[transport.me]
+        optimizer = CrewOptimizer(sgd(model), transport, average="gradients", model=model, buffers=False)
+        loss_of(model, transport.me, 0).backward()
+        optimizer.step()
+
+    run_peers(FakeCrew(N), plainly)
+    for one, other in zip(models, dense, strict=True):
+        torch.testing.assert_close(flat(one), flat(other), rtol=1e-5, atol=1e-7)
+    assert np.array_equal(applied[0], applied[1])
+    assert np.array_equal(applied[0], applied[2])
+
+
+def test_one_of_three_that_is_for_all_goes_with_the_others_and_keeps_its_gradient() -> None:
+    models = [net() for _ in range(N)]
+
+    def train(transport: FakeTransport) -> tuple[float, float]:
+        me, model = transport.me, models[transport.me]
+        compress = TopK(ratio=0.05, values="fp32", resync=0)
+        optimizer = CrewOptimizer(sgd(model), transport, average="gradients", compress=compress, model=model)
+        inside, bypass = replica(optimizer), replica(optimizer)._bypass
+        assert bypass is not None
+        bypass._trial, bypass.on = False, me == 2
+        loss_of(model, me, 0).backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        assert not bypass.on
+        return float(gradient.norm()), float(np.linalg.norm(inside.feedback.residual))
+
+    crew = FakeCrew(N)
+    norms = run_peers(crew, train)
+    assert not any(isinstance(ask, Average) for ask in crew.asked)
+    assert norms[2][1] == pytest.approx(norms[2][0], rel=1e-5), "all of it is kept"
+    assert norms[0][1] < norms[0][0]
+
+
+@pytest.mark.parametrize("loss", [0.1, 0.3])
+def test_under_loss_replicas_stay_together(loss: float) -> None:
+    def times(_: int, window: int) -> tuple[float, float]:
+        return (1.0, 2.0) if window % 2 == 0 else (2.0, 1.0)
+
+    models, optimizers, seen = trained(FakeCrew(4, loss=loss, seed=3), 4 * WINDOW, times)
+    assert {len(dense_rounds(one)) for one in seen} == {len(dense_rounds(seen[0]))}
+    assert 2 * WINDOW <= len(dense_rounds(seen[0])) < 3 * WINDOW
+    scale = float(flat(models[0]).norm())
+    assert max(float((flat(m) - flat(models[0])).norm()) for m in models) < 0.01 * scale
+    assert all(o.compression is not None and o.compression.refused == 0 for o in optimizers)
+
+
+def test_false_never_sends_all_and_opens_no_channel_for_it() -> None:
+    crew = FakeCrew(2)
+
+    def train(transport: FakeTransport) -> None:
+        model = net()
+        compress = TopK(ratio=0.05, resync=0, bypass=False)
+        optimizer = CrewOptimizer(sgd(model), transport, average="gradients", compress=compress, model=model)
+        steps(model, optimizer, transport.me, 2 * WINDOW)
+
+    run_peers(crew, train)
+    assert all(isinstance(ask, Offer) for ask in crew.asked)
+    assert set(crew.schemas) == {0}
+    assert TopK(bypass=False).name != TopK().name, "peers must agree on it"
+    with pytest.raises(ValueError, match=r"bypass is True"):
+        TopK(bypass=True)  # type: ignore[arg-type]
+
+
+def test_a_crew_of_one_sends_nothing_whole() -> None:
+    crew = FakeCrew(1)
+    trained(crew, 2 * WINDOW, lambda *_: (1.0, 2.0))
+    assert all(isinstance(ask, Offer) for ask in crew.asked)
+
+
+# -- What is measured
+
+
+def bypass(crew: FakeCrew, me: int = 0, measured: bool = True, channel: int = 0) -> Bypass:
+    from ragtag.core.schema import Schema, TensorSpec
+
+    schema = Schema((TensorSpec("w", (27_200,), "float32"),), "x", "gather", "gradients")
+    return Bypass(crew.transport(me), channel, schema, name="top-k", measured=measured)
+
+
+def outcome(gather_s: float, expired: bool = False, heard: tuple[int, ...] = (3,)) -> Outcome:
+    chunks = len(heard)
+    return Outcome(
+        channel=0,
+        round=0,
+        mean=np.zeros((chunks, 4), np.float32),
+        weight=np.ones(chunks, np.float32),
+        heard=np.array(heard, np.uint64),
+        averaged=np.ones(chunks, np.bool_),
+        missed=(),
+        waited_for=(),
+        started_s=0.0,
+        scatter_s=0.0,
+        gather_s=gather_s,
+        total_s=gather_s,
+        expired=expired,
+    )
+
+
+def test_the_times_are_made_of_what_was_measured() -> None:
+    one = bypass(FakeCrew(2))
+    assert one.message_bytes == 100 * 1088
+    assert one.estimate() is None
+    for took_s in (0.003, 0.5, 0.001):  # the middle one counts
+        one.selected(took_s, 1088)
+    one.added(0.002)
+    one.sent_whole(one.message_bytes, outcome(0.01, expired=True))
+    one.sent_whole(one.message_bytes, outcome(0.0))
+    assert one.estimate() is None, "a round that ran out of time says nothing about the link"
+    one.sent_whole(one.message_bytes, outcome(0.01))
+    found = one.estimate()
+    assert found is not None
+    assert found.dense_s == pytest.approx(0.02)  # both stages
+    # 1088 bytes to the other at the rate at which half of the message went in 10 ms
+    assert found.sparse_s == pytest.approx(0.003 + 0.002 + 0.01 * 1088 / (50 * 1088))
+    assert found.sparse
+
+
+def test_a_slow_link_gets_selections_and_a_fast_one_all() -> None:
+    for gather_s, sparse in ((0.5, True), (0.0005, False)):
+        one = bypass(FakeCrew(2))
+        one.selected(0.004, 2 * 1088)
+        one.added(0.001)
+        one.sent_whole(one.message_bytes, outcome(gather_s))
+        found = one.estimate()
+        assert found is not None
+        assert found.sparse == sparse
+
+
+def test_the_link_is_measured_again_in_few_rounds() -> None:
+    crew = FakeCrew(2)
+    one, other = bypass(crew, 0), bypass(crew, 1)
+    for each in (one, other):
+        each.estimate = lambda: Choice(True, 0.02, 0.01, 1.0)  # type: ignore[method-assign]
+    trials = []
+    for round_ in range(1000):
+        for each in (one, other):
+            if each.wanted:
+                trials.append(round_)
+            each.ended(round_, each.wanted)
+    assert len(trials) == 2 * len(set(trials)), "both at once"
+    assert 3 <= len(set(trials)) <= 1000 * 0.01 * 0.01 / 0.02 + 1
+
+
+def test_without_a_measurement_the_first_round_is_whole_and_then_one_in_each_window() -> None:
+    crew = FakeCrew(2)
+    one = bypass(crew, measured=False)
+    whole = []
+    for round_ in range(3 * WINDOW):
+        if one.wanted:
+            whole.append(round_)
+        one.ended(round_, one.wanted)  # each of them ran out of time
+    assert whole == [0, WINDOW, 2 * WINDOW]
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"x" * 20,
+        struct.pack("<BIdd", 2, 5, 1.0, 1.0),
+        struct.pack("<BIdd", 1, 6, 1.0, 1.0),
+        struct.pack("<BIdd", 1, 5, math.nan, 1.0),
+        struct.pack("<BIdd", 1, 5, 1.0, -1.0),
+        struct.pack("<BIdd", 1, 5, math.inf, 1.0),
+    ],
+)
+def test_posts_that_cannot_be_do_not_count(blob: bytes) -> None:
+    assert read(blob, 5) is None
+    assert read(struct.pack("<BIdd", 1, 5, 2.0, 1.0), 5) == (2.0, 1.0)
+
+
+def test_channels_without_a_topic_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"TopK\(bypass=False\)"):
+        bypass(FakeCrew(2), channel=8)
+
+
+# -- What became of a vector
+
+
+def test_what_was_taken_in_is_not_kept_and_what_was_not_is() -> None:
+    both, mine, others = 3, 1, 2
+    came = replace(outcome(0.1, heard=(both, others, mine)), averaged=np.array([True, True, False]))
+    into, kept = delivered(came, 0, 1.0)
+    assert into.tolist() == [True, True, True]
+    assert kept.tolist() == [False, True, False]
+    into, kept = delivered(came, 0, 0.0)
+    assert into.tolist() == [True, True, False]
+    assert kept.all()
+    alone = outcome(0.1, heard=(mine, mine))
+    into, kept = delivered(alone, 0, 1.0)
+    assert not into.any()
+    assert kept.all()
+
+
+def test_marks_say_who_and_are_no_fragments() -> None:
+    rows = np.concatenate([whole_mark(3, 70_000), np.zeros((1, 1088), np.uint8)])
+    assert whole_marks(rows).tolist() == [True, False]
+    assert senders(rows[:1]) == {3}
+
+
+def test_a_word_that_did_not_count_is_seen() -> None:
+    one = bypass(FakeCrew(3))
+    marks = np.concatenate([whole_mark(1, 0), whole_mark(2, 0)])
+    ones = np.ones(2, np.float32)
+    blocks = np.ones(2, np.bool_)
+    found = Gathered(marks, ones, np.zeros(2, np.int64), blocks, ~blocks)
+    assert one.agreed(found) == (True, False)
+    assert one.on, "it follows the most"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ragtag.training.averager import AllReduce as AllReduce
     from ragtag.training.averager import Moshpit as Moshpit
     from ragtag.training.averager import RandomGroups as RandomGroups
+    from ragtag.training.centre import Centre as Centre
     from ragtag.training.compress import TopK as TopK
     from ragtag.training.split import skewed_shards as skewed_shards
 
@@ -39,6 +40,7 @@ _HOMES = {
     "AllReduce": "ragtag.training.averager",
     "Moshpit": "ragtag.training.averager",
     "RandomGroups": "ragtag.training.averager",
+    "Centre": "ragtag.training.centre",
     "NotFinite": "ragtag.core.errors",
     "TopK": "ragtag.training.compress",
     "skewed_shards": "ragtag.training.split",

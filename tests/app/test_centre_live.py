@@ -119,14 +119,14 @@ from ragtag.schedules import *
 torch.set_num_threads(1)
 with ragtag.join(deadline_s=60.0) as crew:
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 3)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.02)
+    model = torch.nn.Linear(64, 128)  # 31 chunks: a block each
+    sgd = torch.optim.SGD(model.parameters(), lr=0.002)
     optimizer = crew.optimizer(sgd, schedule=eval(os.environ["RULE"]), model=model)
     print("pid", os.getpid(), flush=True)
     steps = 0
     while not os.path.exists(os.environ["STOP"]):
         optimizer.zero_grad()
-        loss = model(torch.ones(2, 4)).square().mean()
+        loss = model(torch.ones(2, 64)).square().sum() / 128
         loss.backward()
         optimizer.step()
         crew.log_step(loss.item(), 2)

@@ -6,12 +6,14 @@ version that it has goes back, and nobody's updates are counted more often than 
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ragtag.core.types import Event, Floats, Joined, Left, Outcome, Run
+from ragtag.core.types import Arrived, Event, Floats, Joined, Left, Outcome, Run
 from ragtag.protocols.centre import CentreNode, centre
 from ragtag.protocols.centre_block import Rule, Verdict
 from tests.protocols.harness import TINY, World
@@ -52,6 +54,7 @@ class Centres(World):
         rule = Each() if rule is None else rule
         super().__init__(n, centre("test", rule), n_chunks, loss=loss, seed=seed)
         self.turns, self.slow, self.made = turns, slow or {}, [0] * n
+        self.batches = False
         self._known = [np.zeros(n_chunks, np.int64) for _ in range(n)]
         self.on_done = self._next
         for peer, at_s in (gone or {}).items():
@@ -80,7 +83,10 @@ class Centres(World):
         self.average(peer, values, weight, after_s=STEP_S * self.slow.get(peer, 1.0))
 
     def _step(self, peer: int, event: Event, sent: bytes) -> None:
-        super()._step(peer, event, sent)
+        if isinstance(event, Arrived) and self.batches:
+            self._take_all(peer, event)
+        else:
+            super()._step(peer, event, sent)
         versions = self.node(peer).keeper.copies.versions
         assert (versions >= self._known[peer]).all(), "a version went back"
         self._known[peer] = versions.copy()
@@ -88,6 +94,21 @@ class Centres(World):
             if held.values is not None:
                 most = np.array(self.made, np.float32) + 1e-3
                 assert (held.values[:, : self.n] <= most).all(), "an update was counted twice"
+
+    def _take_all(self, peer: int, event: Arrived) -> None:
+        """All that comes to a peer at one time, in one event, as a driver has it."""
+        runs = list(event.runs)
+        while self._heap and self._heap[0][0] <= self.now_s + 1e-9 and self._heap[0][2] == peer:
+            _, _, _, more, _ = heapq.heappop(self._heap)
+            if not isinstance(more, Arrived):
+                self.push(self.now_s, peer, more)
+                break
+            runs += more.runs
+        event = Arrived([replace(run, payload=run.payload.copy()) for run in runs])
+        effects = self.nodes[peer].step(self.now_s, event)
+        self.log.append((self.now_s, peer, event, effects))
+        for effect in effects:
+            self._do(peer, effect)
 
     # -- What tests look at
 
@@ -132,6 +153,17 @@ def doubled(world: World) -> None:
 
     def carry(source: int, run: Run) -> Iterable[tuple[float, Run]]:
         return [(0.0, run), (world.latency_s * 3, replace(run))]
+
+    world.carry = carry
+
+
+def in_batches(world: Centres, every_s: float = 0.003) -> None:
+    """What comes is looked at now and then only, and then all at once."""
+    world.batches = True
+
+    def carry(source: int, run: Run) -> Iterable[tuple[float, Run]]:
+        comes_s = world.now_s + world.latency_s
+        return [(math.ceil(comes_s / every_s) * every_s - comes_s, run)]
 
     world.carry = carry
 

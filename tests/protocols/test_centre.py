@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.core.types import Arrived, Average, Left, MessageKey, Run
+from ragtag.core.types import Arrived, Average, Left, MessageKey, Noted, Run, Send
 from ragtag.protocols.base import NACK
 from ragtag.protocols.centre import CentreNode, Sharing
-from ragtag.protocols.centre_wire import COPY, HOLD, PULL, PUSH
+from ragtag.protocols.centre_wire import ASK, COPY, HOLD, PULL, PUSH, TELL
 from ragtag.protocols.method import CrowdSetting
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
 from ragtag.training.centre import Judged
-from tests.protocols.centres import STEP_S, TURNS, Centres, Each, comes, doubled
+from tests.protocols.centres import STEP_S, TURNS, Centres, Each, comes, doubled, in_batches
 from tests.protocols.harness import TINY, World
 
 # -- What is counted
@@ -157,6 +159,8 @@ def test_deaths_in_any_state(data: st.DataObject) -> None:
         world.frozen[0] = (from_s, from_s + data.draw(st.floats(0.01, 0.3)))
     if data.draw(st.booleans()):
         doubled(world)
+    elif data.draw(st.booleans()):
+        in_batches(world)
     world.run()
     assert all(len(world.outcomes[peer]) == TURNS + 1 for peer in world.living)
     world.loss.faults = type(world.loss.faults)()
@@ -202,8 +206,28 @@ def test_asking_twice_at_once_or_for_another_shape_is_an_error() -> None:
         _alone_of(3).step(0.0, Average(7, zeros, 1.0))
 
 
+def test_what_has_been_found_is_not_looked_for_again() -> None:
+    """A live peer takes many messages at once: the last answer about a block, and who asks for it."""
+    one, other = Sharing(Each())(_setting(0, 2)), Sharing(Each())(_setting(1, 2))
+    zeros = np.zeros((5, TINY.elements), np.float32)
+    asked = [e.run for e in one.step(0.0, Average(0, zeros, 1.0)) if isinstance(e, Send)]
+    pulls = [e.run for e in other.step(0.0, Average(0, zeros, 1.0)) if isinstance(e, Send)]
+    told = [e for run in asked for e in other.step(0.001, Arrived((replace(run, peer=0),)))]
+    tells = [e.run for e in told if isinstance(e, Send) and e.run.key.stage == TELL]
+    mine = [run for run in pulls if run.key.stage == PULL]
+    assert tells
+    assert mine
+    effects = one.step(0.002, Arrived([replace(run, peer=1) for run in (*tells, *mine)]))
+    assert not [e for e in effects if isinstance(e, Send) and e.run.key.stage == ASK]
+    assert [e.what for e in effects if isinstance(e, Noted)] == ["central state founded"]
+
+
+def _setting(me: int, n: int) -> CrowdSetting:
+    return CrowdSetting(me, frozenset(range(n)), 1, 0, TINY, 5, 0.1, 0.01)
+
+
 def _alone_of(n: int) -> CentreNode:
-    return Sharing(Each())(CrowdSetting(0, frozenset(range(n)), 1, 0, TINY, 5, 0.1, 0.01))
+    return Sharing(Each())(_setting(0, n))
 
 
 def _stray(

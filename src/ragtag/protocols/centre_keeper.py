@@ -295,7 +295,7 @@ class Keeper:
 
     def _look(self, block: int, above: int = 0) -> None:
         self._blocks[block].serving = False
-        if block not in self._unfounded:
+        if block not in self._unfounded and all(found.block != block for found in self._seeker.found):
             self._seeker.seek(block, above)
 
     def turned(self, now_s: float) -> list[Effect]:

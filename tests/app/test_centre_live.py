@@ -120,7 +120,7 @@ torch.set_num_threads(1)
 with ragtag.join(deadline_s=60.0) as crew:
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 128)  # 31 chunks: a block each
-    sgd = torch.optim.SGD(model.parameters(), lr=0.002)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer = crew.optimizer(sgd, schedule=eval(os.environ["RULE"]), model=model)
     print("pid", os.getpid(), flush=True)
     steps = 0

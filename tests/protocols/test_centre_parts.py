@@ -127,3 +127,16 @@ def test_a_crew_that_shrinks_below_its_schedule_goes_on(rule: Rule) -> None:
     held = block()
     answers = held.judge(0.0, update(1, 0, 1.0, held.version), rule, 1)
     assert [a.peer for a in answers] == [1]
+
+
+def test_a_block_that_is_behind_at_a_barrier_goes_on_from_where_the_others_are() -> None:
+    held, rule = block(), Judged(BackupWorkers(0))
+    held.judge(0.0, update(1, 0, 2.0, held.version), rule, 3)
+    ahead = update(2, 0, 1.0, held.version)
+    ahead.lead = 3
+    assert [a.peer for a in held.catch_up(ahead.clock)] == [1]
+    assert wire.count_of(held.version) == 4
+    assert held.catch_up(ahead.clock) == []
+    assert held.judge(0.0, ahead, rule, 3) == []  # not stale
+    assert held.values is not None
+    np.testing.assert_allclose(held.values, 2.0)

@@ -9,7 +9,9 @@ the peer goes on. Versions differ by block, and so does staleness: the owner's c
 
 - A first turn, and one of weight 0, only takes. A block that nobody has is founded on its owner's values.
 - A rule with a barrier answers when a version closes; at a deadline learned from earlier ones it closes with
-  what it has, and who misses it twice in a row is not counted until it comes again.
+  what it has, and who misses it twice in a row is not counted until it comes again. Blocks then count their
+  versions as one clock (Lamport's): an update says how far its peer has seen any block come, and a block
+  that is behind closes at once and goes on from there. Else blocks out of step hold each other up for ever.
 - An owner that may not have the newest (it has just come to own a block, or sees an update of a version newer
   than its own) asks all what they have, and goes on from the newest copy (``centre_rebuild``): all keep the
   values that they last took. So the loss of an owner costs what nobody had taken yet, mostly one turn.
@@ -50,7 +52,7 @@ from ragtag.core.types import (
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols import centre_wire as wire
-from ragtag.protocols.base import NACK
+from ragtag.protocols.base import BLOCK_BITS, NACK
 from ragtag.protocols.centre_block import Rule
 from ragtag.protocols.centre_keeper import Keeper
 from ragtag.protocols.centre_owners import GONE_AFTER, Owners
@@ -150,15 +152,16 @@ class CentreNode:
         known = self.keeper.copies.versions
         learned = None if self._anchor is None or ask.weight <= 0 else given - self._anchor
         effects: list[Effect] = []
+        lead = self._lead()
         for block in self._in_turn():
             span = self.layout.spans[block]
             owner = turn.open[block] = self.owners[block]
             if learned is None or not known[span].all():
                 effects += self._pull(now_s, turn, block, owner)
             elif owner == self.me:
-                effects += self.keeper.push_own(now_s, block, number, ask.weight, learned[span])
+                effects += self.keeper.push_own(now_s, block, number, ask.weight, learned[span], lead[block])
             else:
-                effects.append(self._push(turn, block, owner, learned[span]))
+                effects.append(self._push(turn, block, owner, learned[span], lead[block]))
         return [*effects, Arm(Timer(self._channel, number, "turn"), turn.until_s)]
 
     def _budget_s(self, at_most_s: float | None) -> float:
@@ -170,14 +173,20 @@ class CentreNode:
         """How long a block may take on its way."""
         return self._took.budget_s()
 
+    def _lead(self) -> list[int]:
+        """How many versions each block is behind the furthest, where a barrier makes them one clock."""
+        versions = self.keeper.copies.versions
+        counts = [wire.count_of(int(versions[span].min())) for span in self.layout.spans]
+        return [min(wire.LEAD_MAX, max(counts) - count) if self._rule.barrier else 0 for count in counts]
+
     def _in_turn(self) -> list[int]:
         """Blocks, starting behind oneself, so that not all send to one owner at first."""
         blocks = self.layout.n_blocks
         return sorted(range(blocks), key=lambda block: ((self.owners[block] - self.me) % 64, block))
 
-    def _push(self, turn: Turn, block: int, owner: PeerId, learned: Floats) -> Send:
+    def _push(self, turn: Turn, block: int, owner: PeerId, learned: Floats, lead: int) -> Send:
         span, size = self.layout.spans[block], self.layout.sizes[block]
-        key = MessageKey(self._channel, turn.number, wire.PUSH, block)
+        key = MessageKey(self._channel, turn.number, wire.PUSH, lead << BLOCK_BITS | block)
         weight = np.full(size, turn.ask.weight, np.float32)
         bases = self.keeper.copies.versions[span].astype(np.uint64)
         turn.owners.add(owner)

@@ -55,7 +55,8 @@ class Answer(NamedTuple):
 class Update:
     """A peer's update of one block as it comes, perhaps with holes.
 
-    base: the lowest version that a chunk of it is to be added to. tries: how often holes were asked for.
+    base: the lowest version that a chunk of it is to be added to. lead: how many versions further its peer
+    has seen any block. tries: how often holes were asked for.
     """
 
     peer: PeerId
@@ -64,6 +65,7 @@ class Update:
     got: Bools
     weight: float = 0.0
     base: int = -1
+    lead: int = 0
     tries: int = 0
     asked_s: float = 0.0
     ready: bool = False
@@ -83,6 +85,11 @@ class Update:
         bases = int(run.heard[new].min())
         self.base = bases if self.base < 0 else min(self.base, bases)
         self.weight = float(run.weight[new][0])
+
+    @property
+    def clock(self) -> int:
+        """How many versions its peer has seen any block come to."""
+        return count_of(self.base) + self.lead
 
     @property
     def whole(self) -> bool:
@@ -122,7 +129,7 @@ class Block:
 
     def judge(self, now_s: float, update: Update, rule: Rule, n: int) -> list[Answer]:
         """An update has come: who is to be answered now."""
-        stale = max(0, count_of(self.version) - count_of(update.base))
+        stale = max(0, count_of(self.version) - (update.clock if rule.barrier else count_of(update.base)))
         answer = Answer(update.peer, update.number, stale, update.base)
         self.judged[update.peer] = update.number
         self.late.pop(update.peer, None)
@@ -141,6 +148,15 @@ class Block:
         if verdict.close:
             return self.close()
         return [] if rule.barrier else [self._waiting.pop(update.peer)]
+
+    def catch_up(self, clock: int) -> list[Answer]:
+        """Other blocks have had ``clock`` versions: step with what there is, and count from there on."""
+        if clock <= count_of(self.version) or self.values is None:
+            return []
+        answers = self.close()
+        if clock > count_of(self.version):
+            self._set(self.values, clock, ())
+        return answers
 
     def over(self, rule: Rule, n: int) -> bool:
         """Whether what is kept makes a step in a crew of (now) ``n``."""

@@ -9,6 +9,7 @@ import numpy as np
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Effect, Floats, MessageKey, Noted, PeerId, Run, Send, Timer
 from ragtag.protocols import centre_wire as wire
+from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.centre_block import Answer, Rule, Update
 from ragtag.protocols.centre_copies import Copies
 from ragtag.protocols.centre_owners import GONE_AFTER, Owners
@@ -76,11 +77,13 @@ class Keeper:
         self._barrier.floor_s = HEADROOM * self._computed_s
         return self._barrier.budget_s()
 
-    def push_own(self, now_s: float, block: int, number: int, weight: float, learned: Floats) -> list[Effect]:
+    def push_own(
+        self, now_s: float, block: int, number: int, weight: float, learned: Floats, lead: int
+    ) -> list[Effect]:
         """This peer's own update of a block that it owns."""
         base = int(self.copies.versions[self._layout.spans[block]].min())
         got = np.ones(self._layout.sizes[block], np.bool_)
-        update = self._updates[block, self.me] = Update(self.me, number, learned, got, weight, base)
+        update = self._updates[block, self.me] = Update(self.me, number, learned, got, weight, base, lead)
         return self._ready(now_s, block, update)
 
     def pull(self, now_s: float, block: int, peer: PeerId, number: int, known: int) -> list[Effect]:
@@ -142,6 +145,7 @@ class Keeper:
         if update is None or update.number < number:
             shape = (self._layout.sizes[block], self._codec.elements)
             update = Update(peer, number, np.zeros(shape, np.float32), np.zeros(shape[0], np.bool_))
+            update.lead = run.key.block >> BLOCK_BITS if self._rule.barrier else 0
             self._updates[name] = update
         if (
             update.number > number
@@ -199,14 +203,17 @@ class Keeper:
             held.judged[peer] = update.number
             refused = Noted("update refused", peer, f"block {block}: not finite, or nothing of it came")
             return [refused, *self._send(now_s, block, Answer(peer, update.number, 0, update.base))]
+        effects = self._send_all(now_s, block, held.catch_up(update.clock)) if self._rule.barrier else []
         fresh, count, since_s = not held.kept, wire.count_of(held.version), held.since_s
-        if self._rule.barrier and held.expired_s is not None and wire.count_of(update.base) < count:
+        if self._rule.barrier and held.expired_s is not None and update.clock < count:
             self._barrier.late(now_s - held.expired_s)  # it came after its barrier had ended
             held.expired_s = None
         answers = held.judge(now_s, update, self._rule, self._expected(block))
         if self._rule.barrier and wire.count_of(held.version) > count and not fresh:
             self._barrier.completed(now_s - since_s)
-        effects = self._send_all(now_s, block, answers) if answers else self._hold(now_s, peer, update.number)
+        effects += (
+            self._send_all(now_s, block, answers) if answers else self._hold(now_s, peer, update.number)
+        )
         return effects + (self._stand(now_s, block) if fresh and held.kept else [])
 
     def _stand(self, now_s: float, block: int) -> list[Effect]:

@@ -34,6 +34,8 @@ BLOCKS_MAX = 32
 COUNT_MAX = (1 << 36) - 1
 BELIEVED = COUNT_MAX >> 1
 """Nobody counts as far as this: a higher version is made up."""
+LEAD_MAX = (1 << 16 - BLOCK_BITS) - 1
+"""How far a PUSH can say that other blocks are ahead of its own; it stands above the block's number."""
 COPIES = 3
 """A small message goes so many times in one: losing it costs a deadline."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ragtag.training.averager import AllReduce as AllReduce
     from ragtag.training.averager import Moshpit as Moshpit
     from ragtag.training.averager import RandomGroups as RandomGroups
+    from ragtag.training.centre import Centre as Centre
     from ragtag.training.coherence import Coherence as Coherence
     from ragtag.training.compress import TopK as TopK
     from ragtag.training.sizes import BatchSizes as BatchSizes
@@ -41,6 +42,7 @@ _HOMES = {
     "AllReduce": "ragtag.training.averager",
     "Moshpit": "ragtag.training.averager",
     "RandomGroups": "ragtag.training.averager",
+    "Centre": "ragtag.training.centre",
     "NotFinite": "ragtag.core.errors",
     "BatchSizes": "ragtag.training.sizes",
     "Coherence": "ragtag.training.coherence",

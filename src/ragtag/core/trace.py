@@ -138,7 +138,8 @@ class Pace(Base, frozen=True, kw_only=True, tag="pace"):
     averages; wait_s: put off by its schedule. lost_s: of computing, by the share of its values that averages
     overwrote without having them. steps, averages: how many.
     waited_for, waited_s: for whom it waited, in averages and for its schedule, and for how long.
-    stale: of the averages, to how many it came after 0, 1, 2 to 3, 4 to 7, ... rounds without it.
+    stale: of the averages, to how many it came after 0, 1, 2 to 3, 4 to 7, ... rounds without it; at a
+    central state, of its updates of blocks, how many were so many versions old.
     coherence, coherence_steps: of its gradients with earlier ones, where that is measured; at which steps.
     """
 

@@ -242,6 +242,7 @@ class Outcome:
     (-1: there was nobody to wait for, or the method does not tell).
     gathered: where rows were gathered. Then ``mean`` is empty, and there is an entry per block: ``heard``, of
         whom its owner heard in time; ``weight``, how many these are; ``averaged``, whether all its rows came.
+    stale: where updates go to a central state: how many versions old this peer's was, for each block of it.
     """
 
     channel: int
@@ -260,6 +261,7 @@ class Outcome:
     members: tuple[PeerId, ...] = ()
     last: PeerId = -1
     gathered: Gathered | None = None
+    stale: tuple[int, ...] | None = None
 
 
 def nobodys(channel: int, mean: Floats, weight: Floats, heard: PeerSet, gathered: Gathered | None) -> Outcome:

@@ -1,6 +1,7 @@
 """When to average: ``crew.optimizer(..., schedule=ragtag.schedules.SSP(bound=4))``.
 
-For centres (``schedules.centre``), which run simulated: BackupWorkers, SoftSync, Asynchronous.
+For a central state (``schedules.centre``; ``ragtag.Centre``): BackupWorkers, SoftSync, Asynchronous.
+ProgressiveGrouping runs simulated.
 """
 
 from __future__ import annotations

@@ -33,6 +33,11 @@ class Asynchronous:
         """Nobody stands by."""
         return False
 
+    @property
+    def peers_min(self) -> int:
+        """Any crew will do."""
+        return 1
+
     def judge(self, arrival: Arrival) -> Verdict:
         """Take it, unless it is too old."""
         if self.discard_from is not None and arrival.staleness >= self.discard_from:

@@ -29,6 +29,11 @@ class BackupWorkers:
         """Peers stand by for the others."""
         return True
 
+    @property
+    def peers_min(self) -> int:
+        """Somebody is waited for."""
+        return self.spare + 1
+
     def judge(self, arrival: Arrival) -> Verdict:
         """Take what is of this version, drop what is older."""
         if self.spare >= arrival.n:

@@ -52,11 +52,17 @@ class Centre(Protocol):
     """Which updates count, how much, and when the model steps.
 
     barrier: whether a peer stands by until the model steps, or goes on at once with the model as it is.
+    peers_min: in a smaller crew it raises ValueError.
     """
 
     @property
     def barrier(self) -> bool:
         """Whether peers stand by."""
+        ...
+
+    @property
+    def peers_min(self) -> int:
+        """The smallest crew that it has an answer for."""
         ...
 
     def judge(self, arrival: Arrival) -> Verdict:

@@ -31,6 +31,11 @@ class SoftSync:
         """Nobody stands by."""
         return False
 
+    @property
+    def peers_min(self) -> int:
+        """Each step has an update."""
+        return self.n
+
     def to_step(self, peers: int) -> int:
         """How many updates make a step: c = floor(lambda / n)."""
         if self.n > peers:

@@ -30,7 +30,8 @@ class Spent:
     schedule; for_peer_s: of the last two, how much went by waiting for each peer. lost_s: of computing, by
     the share of this peer's values that averages overwrote without having them. averages; steps; stale: of
     the averages, to how many this peer came after 0, 1, 2 to 3, 4 to 7, ... rounds without it (how
-    stale it was). coherence: the newest measurements, where they are asked for: (step, mu).
+    stale it was); at a central state, of its updates of blocks, how many were so many versions old.
+    coherence: the newest measurements, where they are asked for: (step, mu).
     """
 
     compute_s: float = 0.0
@@ -149,7 +150,9 @@ class Conduct:
         spent = self.spent
         spent.average_s += outcome.total_s if self._ended_s is None else now_s - self._ended_s
         spent.averages += 1
-        if 0 <= self._round < outcome.round:
+        for versions in outcome.stale or ():
+            spent.count_stale(versions)
+        if outcome.stale is None and 0 <= self._round < outcome.round:
             spent.count_stale(outcome.round - self._round - 1)
         self._round = outcome.round
         spent.lost_s += self._computed_s * overwritten(outcome, self._peers.me)

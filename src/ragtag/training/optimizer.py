@@ -14,7 +14,9 @@ from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
+from ragtag.schedules.centre import Centre
 from ragtag.training.averager import RPS, Pending, Transport
+from ragtag.training.centre import centred, is_centred, require_centred
 from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.compress import Compression, TopK, require_compressible
 from ragtag.training.conduct import Conduct
@@ -48,6 +50,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     average: "models" after the local step, or "gradients" before it (see ``modes.Gradients``).
     schedule, or every (an int): when; by default after every step. Schedules that do not wait for slow peers
         (``ragtag.schedules.Partial``, ``SSP``, ``DSSP``) need average="models" and RPS() or AllReduce().
+        ``BackupWorkers``, ``SoftSync`` and ``Asynchronous`` bring their own averager, ``ragtag.Centre()``.
     model: whose parameters these are. Given, the crew's schemas are compared here and now; else when
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
@@ -83,7 +86,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         *,
         method: Method | None = None,
         average: Literal["models", "gradients"] = "models",
-        schedule: Schedule | None = None,
+        schedule: Schedule | Centre | None = None,
         every: int | None = None,
         model: torch.nn.Module | None = None,
         buffers: bool = True,
@@ -109,6 +112,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self._adopting = False
         self._transport, self._channel, self._codec = transport, channel, codec_of(codec)
+        method, schedule = centred(method, schedule, average, transport.n)
         self._method = RPS() if method is None else method
         self._mode = mode_of(average, inner)
         self.conduct = Conduct(schedule_of(schedule, every), transport, channel, on_note)
@@ -117,6 +121,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         if self.conduct.partial:
             require_partial(average, self._method)
             self._merge = Merge(parameters_of(inner.param_groups))
+        require_centred(self._method, outer is not None or compress is not None)
         self._outer = streaming_of(outer, average, self.conduct.partial, self._method, compress is not None)
         self._outer_steps: OuterSteps | None = None
         self._under_way: Pending | None = None
@@ -301,6 +306,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         return self._step(closure)
 
     def _step(self, closure: Closure | None = None) -> float | None:
+        if self._replica is not None and self._steps == 0 and is_centred(self._method):
+            self._replica.average(0.0)  # all go on from one state; what one has resumed is in it
         skipped = self._unscale()
         loss = self._mode.local(closure, skipped)
         self._steps += 1

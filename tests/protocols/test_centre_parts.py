@@ -1,0 +1,142 @@
+"""The parts of a central state by themselves: what travels, who owns what, what a block makes of updates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragtag.protocols import centre_wire as wire
+from ragtag.protocols.centre_block import Block, Rule, Update
+from ragtag.protocols.centre_owners import GONE_AFTER, Owners
+from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
+from ragtag.training.centre import Judged
+from tests.protocols.centres import Each
+
+VERSIONS = st.integers(0, (wire.BELIEVED << 6) - 1)
+
+
+@given(VERSIONS, st.integers(0, wire.BLOCKS_MAX - 1))
+def test_a_key_holds_a_version_and_a_block(version: int, block: int) -> None:
+    key = wire.state_key(3, version, block)
+    assert key.round < 1 << 32
+    assert key.block < 1 << 16
+    assert (wire.state_version(key), wire.block_of(key)) == (version, block)
+
+
+def test_versions_are_in_one_order_whoever_makes_them() -> None:
+    made = [wire.version_of(count, owner) for count in range(1, 5) for owner in (0, 7, 63)]
+    assert made == sorted(set(made))
+    with pytest.raises(RuntimeError, match="all that there are"):
+        wire.version_of(wire.COUNT_MAX + 1, 0)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**40))
+def test_a_weight_holds_which_update_and_how_stale(number: int, stale: int) -> None:
+    weight = np.float32(wire.echo(number, stale))
+    assert wire.echoed(float(weight)) == (number & 0xFF, min(stale, 0xFFFF))
+
+
+@pytest.mark.parametrize("weight", [-1.0, 0.5, 2.0**24, np.inf, np.nan])
+def test_other_weights_are_no_answer(weight: float) -> None:
+    assert wire.echoed(weight) == (-1, 0)
+
+
+@given(st.dictionaries(st.integers(0, wire.BLOCKS_MAX - 1), VERSIONS), st.data())
+def test_small_messages_come_back(versions: dict[int, int], data: st.DataObject) -> None:
+    mine = frozenset(data.draw(st.sets(st.sampled_from(sorted(versions))))) if versions else frozenset()
+    told = wire.Told(versions, mine)
+    assert wire.decode_told(wire.encode_told(told), wire.BLOCKS_MAX) == told
+    assert wire.decode_ask(wire.encode_ask(sorted(versions)), wire.BLOCKS_MAX) == sorted(versions)
+
+
+@given(st.binary(max_size=400), st.integers(1, wire.BLOCKS_MAX))
+def test_no_bytes_raise(blob: bytes, n_blocks: int) -> None:
+    assert all(block < n_blocks for block in wire.decode_ask(blob, n_blocks))
+    told = wire.decode_told(blob, n_blocks)
+    assert told is None or all(block < n_blocks for block in {*told.versions, *told.mine})
+
+
+@given(st.sets(st.integers(0, 63), min_size=2, max_size=64), st.integers(0, 99))
+def test_only_the_dead_ones_blocks_move(peers: set[int], seed: int) -> None:
+    me, dead = sorted(peers)[0], sorted(peers)[-1]
+    owners = Owners(me, seed, wire.BLOCKS_MAX, peers)
+    before = [owners[block] for block in range(wire.BLOCKS_MAX)]
+    for _ in range(GONE_AFTER):
+        owners.silent(dead)
+    after = [owners[block] for block in range(wire.BLOCKS_MAX)]
+    assert all(a == b or b == dead for a, b in zip(after, before, strict=True))
+    assert dead not in after
+    owners.heard(dead)
+    assert [owners[block] for block in range(wire.BLOCKS_MAX)] == before
+    owners.left(dead)
+    assert [owners[block] for block in range(wire.BLOCKS_MAX)] == after
+    others = Owners(sorted(peers)[1], seed, wire.BLOCKS_MAX, peers - {dead})
+    assert dead == others._me or [others[block] for block in range(wire.BLOCKS_MAX)] == after
+
+
+def update(peer: int, number: int, value: float, base: int, weight: float = 1.0, got: int = 3) -> Update:
+    there = np.arange(3) < got
+    values = np.full((3, 2), value, np.float32) * there[:, None]
+    return Update(peer, number, values.astype(np.float32), there, weight, base)
+
+
+def block() -> Block:
+    made = Block(me=5)
+    made.adopt(np.zeros((3, 2), np.float32), 0)
+    return made
+
+
+def test_a_step_is_the_mean_of_what_came_chunk_by_chunk() -> None:
+    held, rule = block(), Judged(BackupWorkers(0))
+    base = held.version
+    assert held.judge(0.0, update(1, 4, 1.0, base, weight=3.0), rule, 2) == []
+    answers = held.judge(0.0, update(2, 9, 5.0, base, got=1), rule, 2)
+    assert [(a.peer, a.number, a.stale) for a in answers] == [(1, 4, 0), (2, 9, 0)]
+    assert held.values is not None
+    np.testing.assert_allclose(held.values[:, 0], [2.0, 1.0, 1.0])
+    assert [held.contributors(a) for a in answers] == [0b110, 0b110]
+    assert held.version > base
+
+
+def test_who_did_not_wait_for_a_barrier_counts_as_one() -> None:
+    held, rule = block(), Judged(BackupWorkers(0))
+    assert held.judge(0.0, update(1, 0, 1.0, held.version), rule, 3) == []
+    assert held.judge(0.0, update(1, 1, 1.0, held.version), rule, 3) == []
+    assert held.judge(0.0, update(2, 0, 4.0, held.version), rule, 3) == []
+    assert [a.number for a in held.judge(0.0, update(0, 7, 0.0, held.version), rule, 3)] == [1, 0, 7]
+    assert held.values is not None
+    np.testing.assert_allclose(held.values, (1 + 1 + 4 + 0) / 3)
+
+
+def test_what_was_kept_is_added_to_what_is_adopted() -> None:
+    held, rule = block(), Judged(SoftSync(1, corrected=False))
+    held.judge(0.0, update(1, 0, 2.0, held.version), rule, 2)
+    held.adopt(np.full((3, 2), 10.0, np.float32), wire.version_of(40, 3))
+    assert wire.count_of(held.version) == 41
+    held.close()
+    assert held.values is not None
+    np.testing.assert_allclose(held.values, 12.0)
+
+
+@pytest.mark.parametrize(
+    "rule", [Each(), Judged(Asynchronous()), Judged(SoftSync(7)), Judged(BackupWorkers(7))]
+)
+def test_a_crew_that_shrinks_below_its_schedule_goes_on(rule: Rule) -> None:
+    held = block()
+    answers = held.judge(0.0, update(1, 0, 1.0, held.version), rule, 1)
+    assert [a.peer for a in answers] == [1]
+
+
+def test_a_block_that_is_behind_at_a_barrier_goes_on_from_where_the_others_are() -> None:
+    held, rule = block(), Judged(BackupWorkers(0))
+    held.judge(0.0, update(1, 0, 2.0, held.version), rule, 3)
+    ahead = update(2, 0, 1.0, held.version)
+    ahead.lead = 3
+    assert [a.peer for a in held.catch_up(ahead.clock)] == [1]
+    assert wire.count_of(held.version) == 4
+    assert held.catch_up(ahead.clock) == []
+    assert held.judge(0.0, ahead, rule, 3) == []  # not stale
+    assert held.values is not None
+    np.testing.assert_allclose(held.values, 2.0)

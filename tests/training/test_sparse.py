@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+import threading
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 import ragtag
+from ragtag.codecs.feedback import ErrorFeedback
+from ragtag.codecs.gather import add_rows
+from ragtag.codecs.pack import Values
 from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
-from ragtag.core.types import Average, Offer
+from ragtag.core.types import Average, Gathered, Offer
 from ragtag.optim.outer import Nesterov
-from ragtag.training.averager import AllReduce, Moshpit
+from ragtag.training.averager import RPS, AllReduce, Moshpit, RandomGroups
 from ragtag.training.compress import Compression, TopK
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.sparse import SparseReplica
@@ -232,8 +239,6 @@ def test_sparse_loco_learns_with_two_bits_a_value() -> None:
 
 
 def test_two_bits_a_value_take_fewer_datagrams() -> None:
-    from ragtag.codecs.feedback import ErrorFeedback
-
     vector = np.random.default_rng(1).standard_normal(500_000).astype(np.float32)
     rows = {}
     for values in ("int8", "2bit"):
@@ -280,59 +285,216 @@ def test_feedback_is_part_of_the_optimizers_state() -> None:
 # -- What is refused
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("average", ["gradients", "models"])
-def test_nan_is_named_nothing_is_sent_and_the_residual_stays(average: str) -> None:
-    crew, model = FakeCrew(1), net()
-    optimizer = CrewOptimizer(
-        sgd(model),
-        crew.transport(0),
-        average=average,
-        compress=TopK(ratio=0.1),
-        model=model,  # type: ignore[arg-type]
-    )
-    steps(model, optimizer, 0, 2)
-    before, asked = replica(optimizer).feedback.residual.copy(), len(crew.asked)
-    bad = next(model.parameters())
-    loss_of(model, 0, 3).backward()
-    assert bad.grad is not None
-    bad.grad[0, 0] = float("nan")
-    with pytest.raises(NotFinite, match=r"0\.weight"):
-        optimizer.step()
-    assert len(crew.asked) == asked
-    assert np.array_equal(before, replica(optimizer).feedback.residual)
+def test_what_is_not_finite_is_named_nothing_is_sent_and_the_residual_stays(
+    average: str, value: float, whole: bool
+) -> None:
+    crew, models = FakeCrew(2), [net() for _ in range(2)]
+    both = threading.Barrier(2)
+
+    def train(transport: FakeTransport) -> None:
+        model = models[transport.me]
+        optimizer = CrewOptimizer(
+            sgd(model),
+            transport,
+            average=average,  # type: ignore[arg-type]
+            compress=TopK(ratio=0.1, resync=0),
+            model=model,
+        )
+        inside = replica(optimizer)
+        assert inside._bypass is not None
+        steps(model, optimizer, transport.me, 3)
+        inside._bypass.on = whole
+        both.wait(30)
+        if transport.me == 0:
+            before, asked = inside.feedback.state_dict(), len(crew.asked)
+            kept = copy.deepcopy(model.state_dict())
+            bad = next(model.parameters())
+            loss_of(model, 0, 3).backward()
+            assert bad.grad is not None
+            good = bad.grad.clone()
+            bad.grad[0, 0] = value
+            with pytest.raises(NotFinite, match=r"0\.weight"):
+                optimizer.step()
+            assert len(crew.asked) == asked
+            for name, array in inside.feedback.state_dict().items():
+                assert np.array_equal(array, before[name]), name
+            model.load_state_dict(kept)
+            bad.grad = good
+        both.wait(30)
+        steps(model, optimizer, transport.me, 5, begin=3)  # and training goes on
+        assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+    run_peers(crew, train)
+    assert torch.equal(flat(models[0]), flat(models[1])) or average == "models"
 
 
-def test_another_ratio_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        ({"ratio": 0.01}, {"ratio": 0.001}, "of 0.01.*of 0.001|of 0.001.*of 0.01"),
+        ({"values": "2bit"}, {"values": "int8"}, "2bit.*int8|int8.*2bit"),
+        ({"selection": "random"}, {}, "random-k.*sampled top-k|sampled top-k.*random-k"),
+        ({"decay": 0.95}, {}, "decay 0.95"),
+        ({"warm_up": 9}, {}, "warm-up 9"),
+        ({"momentum_correction": 0.9}, {}, "momentum correction 0.9"),
+        ({"resync": 0}, {}, "resync 0"),
+        ({"bypass": False}, {}, "bypass False"),
+    ],
+)
+def test_a_peer_with_another_ratio_or_codec_is_refused_by_name(
+    mine: dict[str, object], theirs: dict[str, object], said: str
+) -> None:
     models = [net() for _ in range(2)]
 
     def train(transport: FakeTransport) -> None:
-        compress = TopK(ratio=0.01 if transport.me else 0.001)
+        compress = TopK(**(mine if transport.me else theirs))  # type: ignore[arg-type]
         CrewOptimizer(sgd(models[transport.me]), transport, compress=compress, model=models[transport.me])
 
-    with pytest.raises(
-        SchemaMismatch, match=r"sampled top-k of 0.01.*sampled top-k of 0.001|of 0.001.*of 0.01"
-    ):
+    with pytest.raises(SchemaMismatch, match=said):
+        run_peers(FakeCrew(2), train)
+
+
+def test_one_that_sends_all_and_one_that_selects_are_told() -> None:
+    models = [net() for _ in range(2)]
+
+    def train(transport: FakeTransport) -> None:
+        compress = TopK() if transport.me else None
+        CrewOptimizer(sgd(models[transport.me]), transport, compress=compress, model=models[transport.me])
+
+    with pytest.raises(SchemaMismatch, match=r"averages by (rps, the other gather|gather, the other rps)"):
         run_peers(FakeCrew(2), train)
 
 
 def test_what_does_not_go_together_is_refused() -> None:
     model, transport = net(), FakeCrew(1).transport(0)
-    with pytest.raises(ValueError, match="averages in groups"):
-        CrewOptimizer(sgd(model), transport, method=Moshpit(4), compress=TopK())
+    for method in (Moshpit(4), RandomGroups(4)):
+        with pytest.raises(ValueError, match=r"averages in groups.*use RPS\(\) or AllReduce\(\)"):
+            CrewOptimizer(sgd(model), transport, method=method, compress=TopK(), model=model)
+    with pytest.raises(ValueError, match=r"a ring passes sums on.*use RPS\(\)"):
+        CrewOptimizer(sgd(model), transport, method=AllReduce(ring=True), compress=TopK(), model=model)
     with pytest.raises(ValueError, match="momentum to 0"):
-        CrewOptimizer(sgd(model, 0.9), transport, compress=TopK(momentum_correction=0.9))
-    for wrong in ({"ratio": 0.0}, {"ratio": 2.0}, {"selection": "best"}, {"values": "fp8"}, {"resync": -1}):
-        with pytest.raises(ValueError):
-            TopK(**wrong)  # type: ignore[arg-type]
+        CrewOptimizer(sgd(model, 0.9), transport, compress=TopK(momentum_correction=0.9), model=model)
+    with pytest.raises(ValueError, match=r"give model="):
+        CrewOptimizer(sgd(model), transport, compress=TopK())
+    for wrong in (0.01, "topk", True):
+        with pytest.raises(TypeError, match=r"give ragtag\.TopK\(ratio="):
+            CrewOptimizer(sgd(model), transport, compress=wrong, model=model)  # type: ignore[arg-type]
+    assert not transport.crew.schemas, "nothing was opened"
+    for method in (RPS(), RPS(repair=True), AllReduce()):
+        made = CrewOptimizer(
+            sgd(net()), FakeCrew(1).transport(0), method=method, compress=TopK(), model=net()
+        )
+        assert made.compression is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"ratio": 0.0}, "a ratio of 0.0: give a share"),
+        ({"ratio": -0.1}, "a ratio of -0.1"),
+        ({"ratio": 1.5}, "a ratio of 1.5"),
+        ({"ratio": float("nan")}, "a ratio of nan"),
+        ({"ratio": "1%"}, "ratio is '1%'; it is a share"),
+        ({"ratio": True}, "ratio is True"),
+        ({"selection": "best"}, "selection is 'best'; it is one of sampled"),
+        ({"values": "fp8"}, "values as 'fp8': give one of fp32"),
+        ({"resync": -1}, "resync is -1"),
+        ({"decay": 0.0}, "a decay of 0.0"),
+        ({"warm_up": -1}, "a warm-up of -1"),
+        ({"momentum_correction": 1.0}, "a momentum of 1.0"),
+    ],
+)
+def test_options_that_cannot_be_are_named(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        TopK(**wrong)  # type: ignore[arg-type]
     assert ragtag.TopK is TopK
+
+
+@pytest.mark.parametrize("average", ["gradients", "models"])
+def test_complex_parameters_are_named_and_integer_buffers_left_alone(average: str) -> None:
+    class Odd(nn.Module):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            self.odd = nn.Parameter(torch.zeros(3, dtype=dtype))
+            self.register_buffer("count", torch.tensor(7))
+
+    transport = FakeCrew(1).transport(0)
+    model: nn.Module = Odd(torch.complex64)
+    for compress in (TopK(), None):
+        with pytest.raises(TypeError, match=r"'odd' is torch\.complex64; only floating-point"):
+            CrewOptimizer(sgd(model), transport, average=average, compress=compress, model=model)  # type: ignore[arg-type]
+    assert not transport.crew.schemas
+    model = Odd(torch.float32)
+    options: dict[str, object] = {"average": average, "compress": TopK(resync=1)}
+    optimizer = CrewOptimizer(sgd(model), FakeCrew(1).transport(0), model=model, **options)  # type: ignore[arg-type]
+    model.odd.sum().backward()  # type: ignore[operator, union-attr]
+    optimizer.step()
+    assert model.count.item() == 7  # type: ignore[operator, union-attr]
+
+
+# -- Fragments lost, doubled, late and forged
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), values=st.sampled_from(["fp32", "bf16", "int8", "2bit"]))
+def test_rows_that_are_lost_doubled_or_forged_do_no_harm(data: st.DataObject, values: Values) -> None:
+    """What is good counts once, in whatever order; what is not is refused by name; nothing raises."""
+    d = 20_000
+    draw = np.random.default_rng(data.draw(st.integers(0, 99)))
+    options = TopK(ratio=0.1, values=values).options()
+    rows = np.concatenate(
+        [
+            ErrorFeedback(d, options, peer=peer).prepare(draw.standard_normal(d).astype(np.float32), 5).chunks
+            for peer in range(3)
+        ]
+    )
+    picked = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=2 * len(rows)))
+    plain_total, total = np.zeros(d, np.float32), np.zeros(d, np.float32)
+    unique = sorted(set(picked))
+    add_rows(plain_total, rows[unique], np.full(len(unique), 0.5, np.float32), values)
+    added = add_rows(total, rows[picked], np.full(len(picked), 0.5, np.float32), values)
+    assert np.array_equal(total, plain_total)
+    assert len(added.refused) == len(picked) - len(unique)
+    assert all("came before" in why for why in added.refused)
+    forged = rows[picked].copy()
+    for row in forged:
+        for at in data.draw(st.lists(st.integers(0, 60), max_size=4)):
+            row[at] = data.draw(st.integers(0, 255))
+    total = np.zeros(d, np.float32)
+    added = add_rows(total, forged, np.full(len(forged), 0.5, np.float32), values)
+    assert len(added.sender) + len(added.refused) == len(forged)
+    assert len(set(zip(added.sender.tolist(), added.fragment.tolist(), strict=True))) == len(added.sender)
+    assert np.isfinite(total).all()
+
+
+def test_what_is_decided_twice_or_after_its_time_changes_nothing() -> None:
+    """Own rows that come again, of a round long decided, or of one that never was."""
+    _, optimizers = trained(FakeCrew(1), 3, average="gradients", compress=plain(ratio=0.1, resync=0))
+    inside = replica(optimizers[0])
+    chunks, ticket = inside.feedback.prepare(inside._difference(), 3)
+    inside._sent.add(3, ticket, 0, 1)
+    ones, whole = np.ones(len(chunks), np.float32), np.ones(1, np.bool_)
+    part = Gathered(chunks, ones, np.zeros(len(chunks), np.int64), whole, ~whole)
+    inside._take(3, part)
+    assert inside.compression is not None
+    assert inside.compression.committed == ticket.fragments
+    residual, mean = inside.feedback.residual.copy(), inside._mean.copy()
+    again = dataclasses.replace(part, late=((3, part), (2, part), (99, part)), given_up=((3, 0), (7, 0)))
+    inside._take(4, again)
+    found = inside.compression
+    assert (found.committed, found.restored) == (0, 0)
+    assert found.late == 3 * len(chunks)
+    assert np.array_equal(inside.feedback.residual, residual)
+    assert np.array_equal(inside._mean, 4 * mean)  # rows of other rounds count: their owners say which are in
 
 
 @pytest.mark.parametrize("values", ["fp32", "bf16", "int8", "2bit"])
 @pytest.mark.parametrize("selection", ["sampled", "random", "chunked", "gaussian-k", "dgc", "reused"])
 @pytest.mark.parametrize("d", [1, 16, 5000, 200_000])
 def test_no_selection_has_more_rows_than_the_channel_takes(d: int, selection: str, values: str) -> None:
-    from ragtag.codecs.feedback import ErrorFeedback
-
     compress = TopK(ratio=0.01, selection=selection, values=values)  # type: ignore[arg-type]
     feedback = ErrorFeedback(d, compress.options())
     draw = np.random.default_rng(d)

@@ -14,6 +14,7 @@ from ragtag.codecs.options import Options
 from ragtag.codecs.pack import Values
 from ragtag.codecs.selection import Selector
 from ragtag.codecs.selections import selector_named
+from ragtag.protocols.allreduce import ring
 from ragtag.protocols.method import Method
 
 _ROW_BYTES = 1064  # of a row, behind header and rounding
@@ -53,6 +54,8 @@ class TopK:
     bypass: Literal["auto", False] = "auto"
 
     def __post_init__(self) -> None:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float):
+            raise ValueError(f"ratio is {self.ratio!r}; it is a share of the entries, above 0 and at most 1")
         self.options()
         if self.resync < 0:
             raise ValueError(f"resync is {self.resync}; it is a number of rounds, or 0: never")
@@ -127,16 +130,27 @@ class Compression(NamedTuple):
 def require_compressible(
     compress: TopK, method: Method, inner: torch.optim.Optimizer, partial: bool = False
 ) -> None:
-    """Raises ValueError, saying what to change, where the one does not go with the other.
+    """Raises TypeError or ValueError, saying what to change, where the one does not go with the other.
 
+    Rows go through owners that decide, by whichever of RPS and AllReduce: what is lost is sent again later.
     partial: whether slow peers may miss rounds.
     """
+    if not isinstance(compress, TopK):
+        raise TypeError(f"compress is {compress!r}; give ragtag.TopK(ratio=...)")
     if partial:
         raise ValueError(
             "slow peers may miss rounds by this schedule, but need all selections; use every=..."
         )
     if method.crowd is not None:
-        raise ValueError(f"{method.name} averages in groups, which selections do not; leave out compress")
+        raise ValueError(
+            f"{method.name} averages in groups, and selections go to all at once; use RPS() or AllReduce(), "
+            "or leave out compress"
+        )
+    if method.name == ring.name:
+        raise ValueError(
+            "a ring passes sums on, and sums of selections do not stay small; use RPS() or AllReduce(), or "
+            "leave out compress"
+        )
     if compress.momentum_correction and any(group.get("momentum") for group in inner.param_groups):
         raise ValueError(
             "momentum correction is momentum already: set the optimizer's momentum to 0, or leave it out"

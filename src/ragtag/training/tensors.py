@@ -44,8 +44,9 @@ def require_plain(part: Part, tensor: torch.Tensor) -> None:
         raise TypeError(f"{part} is a {kind}; only whole, plain tensors are averaged")
     if tensor.layout != torch.strided:
         raise TypeError(f"{part} is sparse ({tensor.layout}); use dense tensors (sparse=False)")
-    if not tensor.is_floating_point():
-        raise TypeError(f"{part} is {tensor.dtype}; only floating-point tensors are averaged")
+    dtype = part.dtype or tensor.dtype
+    if not dtype.is_floating_point:
+        raise TypeError(f"{part} is {dtype}; only floating-point tensors are averaged")
     if tensor.device.type == "meta":
         raise ValueError(f"{part} is on the meta device and has no values yet")
     if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):

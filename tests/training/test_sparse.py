@@ -364,7 +364,7 @@ def test_one_that_sends_all_and_one_that_selects_are_told() -> None:
         compress = TopK() if transport.me else None
         CrewOptimizer(sgd(models[transport.me]), transport, compress=compress, model=models[transport.me])
 
-    with pytest.raises(SchemaMismatch, match="averages by (rps, the other gather|gather, the other rps)"):
+    with pytest.raises(SchemaMismatch, match=r"averages by (rps, the other gather|gather, the other rps)"):
         run_peers(FakeCrew(2), train)
 
 

@@ -25,6 +25,7 @@ from ragtag.protocols.gather import nothing_gathered
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
+from ragtag.training.sparse import RESYNC
 
 PROBE = 254
 """The channel of probes."""
@@ -277,8 +278,10 @@ class DriverTransport:
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """The channels that are open."""
-        return tuple(self._opened)
+        """The channels that are open, but for those beside a sparse optimizer's own: they may be quiet for
+        long, so nobody waits until something is heard there.
+        """
+        return tuple(channel for channel in self._opened if channel < RESYNC)
 
     def moved(self, driver: Driver, entrance: Entrance) -> None:
         """This peer has joined anew: open on ``driver`` what was open before."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from ragtag.app.catching_up import catch_up
 from ragtag.app.environment import Place
+from ragtag.app.logbook import Logbook
 from ragtag.app.membership import Entrance
 from ragtag.app.state import Keeper
 from ragtag.app.token import ADDRESSES_MAX, TOKEN_FILE, Token, decode, encode, keep_token
@@ -35,11 +35,9 @@ from ragtag.training.conduct import Conduct
 from ragtag.training.deal import Indices
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.sizes import BatchSizes
-from ragtag.training.split import EpochReport, Split
+from ragtag.training.split import Split
 from ragtag.training.state import Stateful
 
-PACE_EVERY_S = 0.5
-"""Records of where the time went are at least so far apart."""
 LEAVE_S = 5.0
 """How long leaving may take."""
 
@@ -61,7 +59,7 @@ Again = Callable[[Driver], Entered]
 """Joins anew, where the members that a driver knows are. Raises JoinError."""
 
 
-class Crew:
+class Crew(Logbook):
     """The peers that train one model together, as one of them sees it.
 
     Made by ``ragtag.join``. Use it as a context manager, or call ``leave`` at the end; a script that ends
@@ -79,6 +77,7 @@ class Crew:
         shelf: Shelf | None = None,
         again: Again | None = None,
     ) -> None:
+        super().__init__(place, driver, writer, origin_s)
         self._donor, self._again = donor, again
         self._keeper = Keeper(place.rank, place.seed, self.note)
         if shelf is not None:
@@ -86,9 +85,7 @@ class Crew:
         self._last_round: int | None = None
         self._invited_by: frozenset[PeerId] = frozenset()
         self._last_s = time.monotonic()
-        self._place, self._transport, self._driver, self._writer = place, transport, driver, writer
-        self._origin_s = origin_s
-        self._steps = self._samples = 0
+        self._transport = transport
         self._left = False
         self._splits_made = 0
         self._conducts: list[Conduct] = []
@@ -103,13 +100,6 @@ class Crew:
         atexit.register(leave_at_exit)
 
     # -- Who is there
-
-    @property
-    def rank(self) -> PeerId:
-        """This peer's number. One that was out of reach for so long that its place was given away gets a new
-        one when it comes back.
-        """
-        return self._place.rank
 
     @property
     def size(self) -> int:
@@ -135,10 +125,6 @@ class Crew:
     def left(self) -> bool:
         """Whether this peer has left."""
         return self._left
-
-    def now_s(self) -> float:
-        """Seconds since the run began, as in the trace."""
-        return time.time() - self._origin_s
 
     def invitation(self, minutes: int | None = None) -> str:
         """A token for ``ragtag join``: through this peer, and up to seven others that live now.
@@ -204,39 +190,6 @@ class Crew:
         )
         self._conducts.append(made.conduct)
         return made
-
-    def _record_sparse(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
-        """What sending less came to."""
-        found = optimizer.compression
-        if self._writer is None or found is None:
-            return
-        figures: dict[str, Any] = found._asdict() | {"residual_norm": min(1e9, found.residual_norm)}
-        del figures["refused"]
-        where: dict[str, Any] = {"peer": self.rank, "round": outcome.round, "channel": outcome.channel}
-        self.record(trace.Sparse(t=self.now_s(), **where, **figures))
-
-    def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
-        """Where the time went, at most twice a second."""
-        if self._writer is None or optimizer.conduct.spent.total_s < least_s:
-            return
-        spent = optimizer.conduct.take_spent()
-        self.record(
-            trace.Pace(
-                t=self.now_s(),
-                peer=self.rank,
-                steps=spent.steps,
-                averages=spent.averages,
-                compute_s=spent.compute_s,
-                average_s=spent.average_s,
-                wait_s=spent.wait_s,
-                lost_s=spent.lost_s,
-                waited_for=list(spent.for_peer_s),
-                waited_s=list(spent.for_peer_s.values()),
-                stale=spent.stale,
-                coherence=[mu for _, mu in spent.coherence],
-                coherence_steps=[step for step, _ in spent.coherence],
-            )
-        )
 
     def _samples_so_far(self) -> int:
         """Samples that this peer was given by its splits, or, without splits, that it has logged."""
@@ -369,36 +322,7 @@ class Crew:
             raise ValueError("this loader is split already; give shards, seed and sizes the first time only")
         return split
 
-    # -- The trace
-
-    def record(self, record: trace.Known) -> None:
-        """Write a record to this peer's trace (nothing where the run has no folder)."""
-        if self._writer is not None:
-            self._writer.write(record)
-
-    def log_step(self, loss: float, samples: int, steps: int = 1) -> None:
-        """Record local steps: the last one's loss, how many samples they had, and how many they were."""
-        self._steps += steps
-        self._samples += samples
-        self.record(
-            trace.Step(
-                t=self.now_s(), peer=self.rank, step=self._steps, samples=self._samples, loss=float(loss)
-            )
-        )
-
-    def log_eval(self, accuracy: float, loss: float | None = None, n: int = 0, model: str = "own") -> None:
-        """Record how good a model is: this peer's own, or the mean of all."""
-        self.record(
-            trace.Eval(
-                t=self.now_s(),
-                peer=self.rank,
-                model=model,
-                step=self._steps,
-                accuracy=accuracy,
-                loss=loss,
-                n=n,
-            )
-        )
+    # -- Rounds
 
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
@@ -442,56 +366,6 @@ class Crew:
         if kept is not None and follows:
             kept.arrive = partial(self._catch_up, True)
 
-    def _write_round(self, outcome: Outcome) -> None:
-        """Write a round to this peer's trace."""
-        if self._writer is None:
-            return
-        traffic = self._driver.traffic() if self._driver is not None else None
-        contributors = float(np.unpackbits(outcome.heard.view(np.uint8)).sum()) / max(1, len(outcome.heard))
-        self.record(
-            trace.Round(
-                t=self.now_s(),
-                peer=self.rank,
-                channel=outcome.channel,
-                round=outcome.round,
-                scatter_s=outcome.scatter_s,
-                gather_s=outcome.gather_s,
-                total_s=outcome.total_s,
-                arrived=float(outcome.averaged.mean()),
-                contributors=contributors,
-                waited_for=list(outcome.waited_for),
-                missed=list(outcome.missed),
-                expired=outcome.expired,
-                bytes_sent=traffic.bytes_sent if traffic else 0,
-                bytes_received=traffic.bytes_received if traffic else 0,
-            )
-        )
-
-    def record_join(self, met: int) -> None:
-        """Write to the trace that this peer is in, and how many others it met."""
-        driver = self._driver
-        rtts = list(driver.rtt_s().values()) if driver is not None else []
-        host, port = driver.endpoint.address if driver is not None else ("", 0)
-        self.record(
-            trace.Join(
-                t=self.now_s(),
-                peer=self.rank,
-                address=f"{host}:{port}",
-                rtt_s=sum(rtts) / len(rtts) if rtts else None,
-                others=met,
-            )
-        )
-
-    def _record_epoch(self, report: EpochReport) -> None:
-        counts = {"samples": report.samples, "missed": report.missed, "twice": report.twice}
-        self.record(trace.Epoch(t=self.now_s(), peer=self.rank, epoch=report.epoch, **counts))
-
-    def note(self, note: Noted) -> None:
-        """Record what the node noted."""
-        self.record(
-            trace.Note(t=self.now_s(), peer=self.rank, what=note.what, other=note.peer, detail=note.detail)
-        )
-
     # -- The end
 
     def leave(self, deadline_s: float = LEAVE_S) -> None:
@@ -512,20 +386,7 @@ class Crew:
             self._driver.close(deadline_s)
             traffic = self._driver.traffic()
             lost, sent, received = traffic.datagrams_lost, traffic.bytes_sent, traffic.bytes_received
-        if self._writer is not None:
-            self._writer.write(
-                trace.Leave(
-                    t=self.now_s(),
-                    peer=self.rank,
-                    steps=self._steps,
-                    samples=self._samples,
-                    bytes_sent=sent,
-                    bytes_received=received,
-                    datagrams_lost=lost,
-                    failed=failed,
-                )
-            )
-            self._writer.close()
+        self._write_leave(lost, sent, received, failed)
 
     def __enter__(self) -> Crew:
         return self

@@ -133,6 +133,11 @@ def test_one_loader_is_split_once_and_counts_its_epochs() -> None:
         for again_with in ({"seed": 3}, {"shards": [[0, 1]]}):
             with pytest.raises(ValueError, match="split already"):
                 crew.split(loader, **again_with)  # type: ignore[arg-type]
+        sized = DataLoader(loader.dataset, batch_size=3)
+        first = crew.split(sized, sizes=ragtag.BatchSizes(most=6), seed=1)
+        assert crew.split(sized, sizes=ragtag.BatchSizes(most=6), seed=1) is first  # as in a loop over epochs
+        with pytest.raises(ValueError, match="by other sizes"):
+            crew.split(sized, sizes=ragtag.BatchSizes(most=4))
 
 
 def test_a_crew_of_one_writes_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

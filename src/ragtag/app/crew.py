@@ -90,6 +90,9 @@ class Crew(Logbook):
         self._splits_made = 0
         self._conducts: list[Conduct] = []
         self._splits: weakref.WeakKeyDictionary[DataLoader[Any], Split] = weakref.WeakKeyDictionary()
+        self._split_by: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Any, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
         this = weakref.ref(self)
 
         def leave_at_exit() -> None:
@@ -300,10 +303,11 @@ class Crew(Logbook):
         Peers make their splits in the same order. What an epoch came to is logged and traced.
         sizes: ``ragtag.BatchSizes()``: each peer's batches follow its speed, as its optimizer measures it.
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
-        over epochs goes through a new epoch each time.
+        over epochs goes through a new epoch each time. Raises ValueError where it is then given other options.
         """
         split = self._splits.get(loader)
         if split is None:
+            self._split_by[loader] = shards, seed, sizes
             seed = self.seed if seed is None else seed
             ordinal, self._splits_made = self._splits_made, self._splits_made + 1
             split = Split(
@@ -318,8 +322,13 @@ class Crew(Logbook):
                 busy_s=lambda: sum(conduct.busy_s for conduct in self._conducts),
             )
             self._splits[loader] = split
-        elif shards is not None or seed is not None or sizes is not None:
-            raise ValueError("this loader is split already; give shards, seed and sizes the first time only")
+            return split
+        first = self._split_by[loader]
+        for name, now, before in zip(("shards", "seed", "sizes"), (shards, seed, sizes), first, strict=True):
+            if now is not None and now is not before and (name == "shards" or now != before):
+                raise ValueError(
+                    f"this loader is split already, by other {name}; give them once, or the same"
+                )
         return split
 
     # -- Rounds

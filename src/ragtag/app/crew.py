@@ -303,7 +303,7 @@ class Crew(Logbook):
         Peers make their splits in the same order. What an epoch came to is logged and traced.
         sizes: ``ragtag.BatchSizes()``: each peer's batches follow its speed, as its optimizer measures it.
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
-        over epochs goes through a new epoch each time. Raises ValueError where it is then given other options.
+        over epochs goes through a new epoch each time. ValueError: it is then given other options.
         """
         split = self._splits.get(loader)
         if split is None:

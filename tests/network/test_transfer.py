@@ -232,7 +232,7 @@ def test_another_crews_key_is_refused_with_what_to_do() -> None:
             TransferError, match=r"peer-0, peer-1: does not have this peer's key.*ragtag invite"
         ):
             fetch_state(bytes(32), donors, schema=SCHEMA, deadline_s=PATIENCE_S)
-        until(lambda: all(t.server.n_connections == 0 for t in trainers), "connections closed")
+        until(lambda: all(t.notes and t.server.n_connections == 0 for t in trainers), "all refused it")
         assert trainers[0].notes and trainers[0].notes[0][0] == "refused"
         assert not trainers[0].puts
 

@@ -188,3 +188,25 @@ def test_before_the_model_is_known_it_waits() -> None:
     loss_of(model, 0, 0).backward()
     later.step()
     assert replica(later).feedback.round == replica(optimizers[0]).feedback.round + 1
+
+
+def test_only_where_nothing_but_averaged_models_belongs_to_the_training_need_nothing_be_fetched() -> None:
+    """A peer that was away has the models' mean by its first average; what else there is it must ask for."""
+
+    def kept(**options: object) -> Keeper:
+        model = nn.Linear(2, 1)
+        inner = torch.optim.SGD(model.parameters(), 0.1, momentum=float(options.pop("momentum", 0.0)))  # type: ignore[arg-type]
+        transport = FakeTransport(FakeCrew(1), 0)
+        optimizer = CrewOptimizer(inner, transport, model=model, **options)  # type: ignore[arg-type]
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        return keeper(0, optimizer)
+
+    assert kept().only_model
+    assert not kept(momentum=0.9).only_model
+    assert not kept(average="gradients").only_model
+    assert not kept(outer=Nesterov(0.7, 0.6)).only_model
+    beside = kept()
+    beside.keep(more=nn.Linear(1, 1))
+    assert not beside.only_model
+    assert not Keeper(0, 1, [].append).only_model

@@ -245,7 +245,8 @@ class Crew(Logbook):
         """After a round: give the state to whom waits for it; take it anew after having been away for long.
 
         While the state is fetched the crew goes on, so that the next gap is this peer's own doing. That may
-        take no longer than it was away. Where gradients are averaged it is fetched in the next average.
+        take no longer than it was away. Where gradients are averaged it is fetched in the next average; where
+        there is nothing beside averaged models, the average that has just come has brought it.
         """
         now_s = time.monotonic()
         last, self._last_round = self._last_round, outcome.round
@@ -256,7 +257,8 @@ class Crew(Logbook):
             if kept is not None and kept.follower is not None and self._place.key is not None:
                 kept.arrive = partial(self._catch_up, False)
                 return  # what this peer has is nothing to give
-            self._fetch(away_s)
+            if not self._keeper.only_model:
+                self._fetch(away_s)
             self._last_round = None
         self._keeper.offer(outcome.round)
 

@@ -124,6 +124,15 @@ class Keeper:
         state = self.asking(key, lambda: seats)(deadline_s)
         return state.round if state is not None and self.put(state) else None
 
+    @property
+    def only_model(self) -> bool:
+        """Whether all that belongs to the training is averaged models: the next average brings it."""
+        optimizer = self.optimizer
+        if optimizer is None or optimizer.follower is not None or optimizer.compression is not None:
+            return False
+        more = optimizer.outer_state or self.extra or optimizer.left_out
+        return not more and not any(optimizer.inner.state.values())
+
     def asking(
         self, key: bytes, seats: Callable[[], Mapping[PeerId, Holder]]
     ) -> Callable[[float], State | None]:

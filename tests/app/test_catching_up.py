@@ -16,6 +16,7 @@ from ragtag.app.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import Noted
+from ragtag.network.driver import DriverFailed
 from ragtag.network.fetch import Fetched
 from ragtag.protocols.allreduce import direct
 from ragtag.training.optimizer import CrewOptimizer
@@ -44,8 +45,12 @@ def test_it_hears_when_another_has_begun() -> None:
         first.start(0, values, 0.0).wait()
         pending.wait()
         assert not first.await_newer(0, 0.05), "that round is over"
+        waits = pool.submit(first.await_newer, 0, PATIENCE_S)
         crew.drivers[0].close(1.0)
-        assert not first.await_newer(0, PATIENCE_S), "its driver has ended"
+        with pytest.raises(DriverFailed):
+            waits.result(PATIENCE_S)
+        with pytest.raises(DriverFailed):
+            first.await_newer(0, PATIENCE_S)
 
 
 def test_without_what_follows_there_is_nothing_to_do() -> None:

@@ -3,9 +3,11 @@ import pytest
 
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, OneWay
 from ragtag.core.seed import mix
-from ragtag.core.types import Average, Left, Outcome
+from ragtag.core.types import Arrived, Average, Left, MessageKey, Outcome, Send
+from ragtag.protocols.base import SCATTER
 from ragtag.protocols.grid import Grid
 from ragtag.protocols.groups import GroupNode
+from ragtag.protocols.hail import ANSWER, HERE, hail
 from ragtag.protocols.moshpit import MoshpitKeys, RandomKeys, View
 from tests.protocols.crowds import RTT_S, Crowds, Make, lane
 
@@ -166,6 +168,17 @@ def test_skipping_gives_up_the_round_and_the_next_is_met() -> None:
     assert node.active is None and node.done == 0
     node.skip()
     assert node.done == 1
+
+
+def test_who_is_asked_whether_it_is_there_answers_whatever_it_does() -> None:
+    crew = Crowds(4, moshpit(4), rounds=1).run()
+    for number in (0, 1, 5):
+        asked = hail(1, MessageKey(0, number, SCATTER, 7 << 6))
+        (answer,) = crew.nodes[0].inner.step(1.0, Arrived((asked,)))
+        assert isinstance(answer, Send)
+        assert answer.run.peer == 1 and answer.run.key == MessageKey(0, number, HERE, 7 << 6)
+        assert answer.deadline_s == pytest.approx(1.0 + ANSWER * RTT_S)
+        assert crew.nodes[0].inner.step(1.0, Arrived((answer.run,))) == []
 
 
 def test_nonsense_is_refused() -> None:

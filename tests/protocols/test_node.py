@@ -27,7 +27,8 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.base import GATHER, SCATTER
+from ragtag.protocols.base import GATHER, SCATTER, told
+from ragtag.protocols.hail import HAIL, HERE
 from ragtag.protocols.layout import layout_of, rotating_owners
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
@@ -477,6 +478,95 @@ def test_it_waits_no_more_than_once() -> None:
 def test_who_is_early_does_not_wait_beyond_a_callers_deadline() -> None:
     assert early(0.1, deadline_s=0.06).total_s <= 0.06 + 1e-9
     assert early(1.0, deadline_s=0.16).scatter_s == pytest.approx(0.16 - HEADROOM * 0.05)
+
+
+def after_a_freeze(frozen: tuple[int, ...], gave: bool, apart_s: float = 0.01) -> list[Outcome]:
+    """Rounds of nine peers that begin one after the other; in the last one some freeze, when they have given
+    their copies or before. What the others make of it.
+    """
+    n, last = 9, 12
+    world = World(n, rps_repair, 20, floor_s=0.004, probe_s=0.1)
+    again = values(n, 20)
+
+    def on_done(peer: int, outcome: Outcome) -> None:
+        at, begins_s = len(world.outcomes[peer]), apart_s * peer
+        if at <= last:
+            world.average(peer, again(peer, at), after_s=begins_s)
+            if at == last and peer in frozen:
+                from_s = world.now_s + begins_s + (1e-6 if gave else -1e-6)
+                world.frozen[peer] = (from_s, from_s + 5.0)
+
+    world.on_done = on_done
+    for peer in range(n):
+        world.average(peer, again(peer, 0), after_s=apart_s * peer)
+    world.run()
+    return [world.outcomes[peer][last] for peer in range(n) if peer not in frozen]
+
+
+@pytest.mark.parametrize("frozen", [(3,), (0, 4, 6)])
+def test_who_freezes_when_it_has_given_its_share_costs_no_scatter_deadline(frozen: tuple[int, ...]) -> None:
+    """It is asked whether it is there, after 6 ms (a gather's budget), and has 10 ms to answer."""
+    for outcome in after_a_freeze(frozen, gave=True):
+        assert outcome.missed == frozen and heard(outcome) == set(range(9))
+        if outcome.scatter_s > 0:  # the last to begin; in a first stage of no length nobody was asked
+            assert outcome.gather_s <= 0.016 + 1e-9
+
+
+@pytest.mark.parametrize("frozen", [(8,), (7, 8)])
+def test_who_freezes_before_it_has_given_anything_costs_no_scatter_deadline(frozen: tuple[int, ...]) -> None:
+    """They are asked every 16 ms, and freeze 140 or 160 ms after the first one began, whose deadline is 1.5
+    times what such rounds take.
+    """
+    for peer, outcome in enumerate(after_a_freeze(frozen, gave=False, apart_s=0.02)):
+        assert outcome.missed == frozen and heard(outcome) == set(range(9)) - set(frozen)
+        assert outcome.scatter_s <= 0.02 * (frozen[-1] - peer) + 2 * 0.016 + 0.004
+
+
+@pytest.mark.parametrize("loss", [0.1, 0.2])
+def test_who_only_begins_late_is_asked_and_waited_for_though_datagrams_are_lost(loss: float) -> None:
+    """Peer 8 begins 10 ms after the last of the others in each round, and 40 ms after it in the last one."""
+    n, last = 9, 20
+    world = World(n, rps_repair, 20, floor_s=0.004, loss=loss)
+    again = values(n, 20)
+
+    def on_done(peer: int, outcome: Outcome) -> None:
+        at = len(world.outcomes[peer])
+        if at <= last:
+            world.average(peer, again(peer, at), after_s=0.01 * peer + 0.03 * (at == last and peer == 8))
+
+    world.on_done = on_done
+    for peer in range(n):
+        world.average(peer, again(peer, 0), after_s=0.01 * peer)
+    world.run()
+    asked = sum(
+        isinstance(e, Send) and e.run.key.stage == HAIL and e.run.peer == 8 and e.run.key.round == last
+        for _, _, _, effects in world.log
+        for e in effects
+    )
+    assert asked >= 4  # those whose deadline is longer than a question and its answer take
+    first = world.outcomes[0][last]
+    assert heard(first) == set(range(n)) and first.missed == ()
+
+
+def test_where_most_freeze_when_they_have_given_their_share_nobody_is_asked() -> None:
+    """More likely this peer is late than most are frozen: an average has until its owner's deadline."""
+    outcomes = after_a_freeze((0, 1, 2, 3, 4), gave=True)
+    assert all(outcome.missed == (0, 1, 2, 3, 4) for outcome in outcomes)
+    assert outcomes[-1].gather_s > 0.07
+
+
+@pytest.mark.parametrize("stage", [HAIL, HERE])
+def test_who_asks_or_answers_unasked_changes_nothing(stage: int) -> None:
+    """Nor does it count as taking part: a node answers though its trainer may hang."""
+    node = hand()
+    own = vectors(3, 6)[0]
+    for round_ in range(3):
+        finish(node, float(round_), own)
+    effects = node.step(5.0, Arrived([told(1, MessageKey(0, 3, stage, 0), b"")]))
+    answers = [e.run.key.stage for e in effects if isinstance(e, Send)]
+    assert answers == ([HERE] if stage == HAIL else []) and len(effects) == len(answers)
+    assert node.silent_rounds(1) == 3
+    assert node.step(5.0, Arrived([told(7, MessageKey(0, 3, stage, 0), b"")])) == []  # no member
 
 
 @SCATTERING

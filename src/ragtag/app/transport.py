@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -32,9 +31,6 @@ PROBE = 254
 _PROBE_CHUNKS = 1024  # about a megabyte: long against a round trip, short against a model
 _AGREED = 1 << 16  # numbers the second meeting, of those that agree
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
-_NEWER_LOOK_S = 2e-4, 5e-3
-"""Who follows others looks whether they have begun after each 64th of the wait so far, within these bounds:
-they wait for it by so little."""
 _SEAT_LOOK_S = 0.1  # how often one that meets the others makes sure that its number is its own
 
 _log = logging.getLogger("ragtag")
@@ -308,17 +304,13 @@ class DriverTransport:
         """Wait until others have begun a round of a channel that this peer has not.
 
         Returns ``False`` where nothing was heard of one in time, or this peer has no place any more.
+        Raises ragtag.network.mailbox.DriverFailed where the driver has ended.
         """
-        driver = self._driver
-        began_s = driver.now_s()
-        while driver.alive and not driver.lost_seat:
-            if driver.node.newer(channel):
-                return True
-            waited_s = driver.now_s() - began_s
-            if waited_s >= at_most_s:
-                break
-            threading.Event().wait(min(_NEWER_LOOK_S[1], max(_NEWER_LOOK_S[0], waited_s / 64)))
-        return False
+        newer = self._driver.newer(channel)
+        try:
+            return newer.result(at_most_s)
+        except TimeoutError:
+            return not newer.cancel() and newer.result()
 
     def _ready(self) -> None:
         if self._on_ready is not None:

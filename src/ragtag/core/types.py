@@ -149,7 +149,8 @@ class Begin:
     waiting: the peers whose messages the round waits for; scatter_s, gather_s: for how long at most.
     withheld: those of them whose copies it does not wait for (see ``Round.withheld``).
     rows: what is offered, in place of values, where rows are gathered.
-    grace_s: how much longer it may scatter where most have not come (see ``stages.Stages``).
+    grace_s: how much longer it may scatter where most have not come; answer_s: how long those who are missing
+    may take to say that they are there, at least (see ``stages.Stages``).
     """
 
     values: Floats
@@ -160,6 +161,7 @@ class Begin:
     withheld: frozenset[PeerId] = frozenset()
     rows: Bytes | None = None
     grace_s: float = 0.0
+    answer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

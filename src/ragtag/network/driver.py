@@ -130,24 +130,37 @@ class Driver(Engine):
         """Tell the node how long a channel's first round may take."""
         self._mailbox.put(lambda now_s: self.node.probed(number, probe_s, now_s), None)
 
-    def resume(self, number: int, round_: int, card: Card) -> Future[None]:
+    def resume(self, number: int, round_: int, card: Card) -> Future[bool]:
         """Take part on a channel whose last round was ``round_``, and tell the crew so by ``card``.
 
-        The result comes once something newer is heard of it: the others know of this peer.
+        The result comes once something newer is heard of it: the others know of this peer. ``False``: this
+        peer's seat is another's.
         """
-        future: Future[None] = Future()
+        future: Future[bool] = Future()
 
         def begin(now_s: float) -> None:
             self.node.resume(number, round_)
             if self._people is not None and not self.lost_seat:
                 self._people.agent.describe(now_s, card)
-            if self.lost_seat or self.node.newer(number):  # who lost its seat takes no part
-                future.set_result(None)
-            else:
-                self._heard[number] = future
+            self._await_newer(number, future)
 
         self._mailbox.put(begin, future)
         return future
+
+    def newer(self, number: int) -> Future[bool]:
+        """The result comes once others are known to have begun a round of a channel that this peer has not.
+
+        ``False``: this peer's seat is another's. Who waits no longer cancels it.
+        """
+        future: Future[bool] = Future()
+        self._mailbox.put(lambda now_s: self._await_newer(number, future), future)
+        return future
+
+    def _await_newer(self, number: int, future: Future[bool]) -> None:
+        waiting = self._heard.setdefault(number, [])
+        waiting[:] = [other for other in waiting if not other.cancelled()] + [future]
+        if self.lost_seat or self.node.newer(number):
+            self._tell_waiting(number, not self.lost_seat)
 
     def describe(self, card: Card) -> None:
         """Tell the crew this of oneself."""

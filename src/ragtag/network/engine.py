@@ -100,7 +100,7 @@ class Engine:
             for peer, holder in agent.roster.seats.items():
                 if peer in self._flows:
                     self._flows[peer].process = holder.card.epoch
-        self._heard: dict[int, Future[None]] = {}
+        self._heard: dict[int, list[Future[bool]]] = {}
         self._watched = select.POLLIN
         self._poll = select.poll()
         self._poll.register(endpoint.fileno(), select.POLLIN)
@@ -131,7 +131,7 @@ class Engine:
             futures: list[Future[Any]] = [
                 *self._averages.values(),
                 *self._meetings.values(),
-                *self._heard.values(),
+                *(future for waiting in self._heard.values() for future in waiting),
             ]
             for future in futures:
                 if not future.done():
@@ -188,7 +188,7 @@ class Engine:
         if taken.runs:
             self._step(now_s, Arrived(taken.runs))
             for number in [n for n in self._heard if self.node.newer(n)]:
-                self._heard.pop(number).set_result(None)
+                self._tell_waiting(number, True)
         return taken.drained
 
     def _look_around(self, now_s: float) -> None:
@@ -199,6 +199,15 @@ class Engine:
                 self._apply(now_s, news)
             else:
                 self._step(now_s, news)
+        if self._people.lost_seat:  # who lost its seat takes no part
+            for number in list(self._heard):
+                self._tell_waiting(number, False)
+
+    def _tell_waiting(self, number: int, newer: bool) -> None:
+        """Answer who waits for something newer of a channel."""
+        for future in self._heard.pop(number, []):
+            if future.set_running_or_notify_cancel():
+                future.set_result(newer)
 
     # -- Events and effects
 

@@ -22,6 +22,7 @@ from ragtag.core.types import (
     Run,
     Timer,
 )
+from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.layout import Layout
 
 SCATTER, GATHER, NACK = 0, 1, 0x80
@@ -161,6 +162,12 @@ class Incoming:
 def whole(peer: PeerId, key: MessageKey, payload: Bytes, weight: Floats, heard: PeerSet) -> Run:
     """A run that is a whole message."""
     return Run(peer, key, 0, len(payload), payload, weight, heard, ended=True)
+
+
+def told(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
+    """A message of one chunk with no values in it."""
+    payload = np.frombuffer(blob.ljust(CHUNK_BYTES, b"\0"), np.uint8)[None, :]
+    return whole(peer, key, payload, np.zeros(1, np.float32), np.zeros(1, np.uint64))
 
 
 def scratch_of(spec: Spec) -> Floats:

@@ -110,8 +110,8 @@ class Gather(Stages):
     """
 
     def __init__(self, spec: Spec, earlier: tuple[Round, ...] = ()) -> None:
-        self._repairer = Repairer(spec)
-        super().__init__(spec, [j for j, owner in enumerate(spec.owners) if owner == spec.me], self._repairer)
+        mine = [j for j, owner in enumerate(spec.owners) if owner == spec.me]
+        super().__init__(spec, mine, Repairer(spec))
         self._earlier = earlier
         self._scattered: dict[tuple[PeerId, int], _Message] = {}
         self._gathered: dict[tuple[PeerId, int], _Message] = {}
@@ -124,6 +124,12 @@ class Gather(Stages):
 
     def _owners(self) -> Collection[PeerId]:
         return set(self.spec.owners) - {self.spec.me}
+
+    @property
+    def _repairer(self) -> Repairer:
+        """Rows are always repaired."""
+        assert self._repair is not None
+        return self._repair
 
     # -- Begin: rows to the owners
 

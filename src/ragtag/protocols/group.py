@@ -61,12 +61,13 @@ class Group:
             )
         )
 
-    def begin(self, now_s: float, ask: Average, scatter_s: float, gather_s: float) -> list[Effect]:
+    def begin(
+        self, now_s: float, ask: Average, scatter_s: float, gather_s: float, answer_s: float
+    ) -> list[Effect]:
         """Scatter one's values, and wait for all other members."""
         everyone = frozenset(range(len(self.roster.peers)))
-        return self._out(
-            self.machine.step(now_s, Begin(ask.values, ask.weight, everyone, scatter_s, gather_s))
-        )
+        begin = Begin(ask.values, ask.weight, everyone, scatter_s, gather_s, answer_s=answer_s)
+        return self._out(self.machine.step(now_s, begin))
 
     def take(self, now_s: float, run: Run) -> list[Effect]:
         """A run of this group's (its tag has been compared)."""

@@ -27,10 +27,11 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols import match
-from ragtag.protocols.base import NACK, SCATTER
+from ragtag.protocols.base import NACK, SCATTER, told
 from ragtag.protocols.crowd import Crowd, Lane
 from ragtag.protocols.grid import grid_of
 from ragtag.protocols.group import BLOCK_BITS, Group
+from ragtag.protocols.hail import ANSWER, HERE
 from ragtag.protocols.match import ANNOUNCE, BEHIND, WAIT, Host, Roster
 from ragtag.protocols.method import CrowdSetting, Method, no_round
 from ragtag.protocols.moshpit import Keys, MoshpitKeys, Place, RandomKeys, View
@@ -122,7 +123,7 @@ class GroupNode(Crowd):
         search.tries += 1
         search.sent_s = now_s
         budget_s = self._answer.budget_s()
-        run = match.told(host, self.lane.key(self.active, ANNOUNCE), match.encode_announce(ask))
+        run = told(host, self.lane.key(self.active, ANNOUNCE), match.encode_announce(ask))
         return [Send(run, now_s + budget_s), self._arm(f"answer/{search.tries}", now_s + budget_s)]
 
     def _fail(self, now_s: float, why: str) -> list[Effect]:
@@ -168,7 +169,7 @@ class GroupNode(Crowd):
             return []
         if number < self.done or (self.active is not None and number < self.active):
             newest = self.active if self.active is not None else self.done + 1
-            behind = match.told(run.peer, self.lane.key(newest, BEHIND), b"\0")
+            behind = told(run.peer, self.lane.key(newest, BEHIND), b"\0")
             return [Send(behind, now_s + self._answer.budget_s())]
         effects, roster = self._host.announce(now_s, run.peer, number, ask)
         if roster is not None and number == self.active:
@@ -211,14 +212,15 @@ class GroupNode(Crowd):
         scratch, self._spare = self._spare, None
         group = self._group = Group(self.me, self.active, roster, self.lane, repair_s, scratch)
         self._budgets_s = self._scatter.budget_s(), self._gather.budget_s()
-        effects = self._settle(now_s, group.begin(now_s, self._ask, *self._budgets_s))
+        answer_s = ANSWER * self._answer.budget_s()
+        effects = self._settle(now_s, group.begin(now_s, self._ask, *self._budgets_s, answer_s))
         return effects + self._again(now_s)
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         key = run.key
         if ANNOUNCE <= key.stage <= BEHIND:
             return self._control(now_s, run)
-        if key.stage & ~NACK > SCATTER + 1:
+        if key.stage & ~NACK > SCATTER + 1 and key.stage != HERE:
             return []
         tag, group = key.block >> BLOCK_BITS, self._group
         if group is not None and key.round == group.machine.spec.round:

@@ -17,13 +17,10 @@ import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from ragtag.core.deadline import Deadline
 from ragtag.core.seed import mix
-from ragtag.core.types import PEERS_MAX, Arm, Effect, MessageKey, PeerId, Run, Send, Timer
-from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.base import whole
+from ragtag.core.types import PEERS_MAX, Arm, Effect, MessageKey, PeerId, Send, Timer
+from ragtag.protocols.base import told
 
 ANNOUNCE, WAIT, ROSTER, BEHIND = 2, 3, 4, 5
 """Stages of a message key, beside those of averaging (``base``)."""
@@ -59,12 +56,6 @@ class Roster:
         for peer, index in zip(self.peers, self.indices, strict=True):
             value = mix(value ^ (peer << 16 | index))
         return value & 0x3FF
-
-
-def told(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
-    """A message of one chunk with no values in it."""
-    payload = np.frombuffer(blob.ljust(CHUNK_BYTES, b"\0"), np.uint8)[None, :]
-    return whole(peer, key, payload, np.zeros(1, np.float32), np.zeros(1, np.uint64))
 
 
 class Ask(NamedTuple):

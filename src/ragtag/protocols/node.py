@@ -28,6 +28,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.board import BOARD, Board
+from ragtag.protocols.hail import HAIL
 from ragtag.protocols.lane import HEADROOM, Channel, Lane
 from ragtag.protocols.meet import MEET, Exchange, Meetings
 from ragtag.protocols.method import CrowdSetting, Many
@@ -179,6 +180,12 @@ class Node(Rounds):
     def _arrived(self, now_s: float, event: Arrived) -> list[Effect]:
         runs, presence = event.runs, self._presence
         effects: list[Effect] = []
+        hails = [run for run in runs if run.key.stage & HAIL and run.key.channel in self._lanes]
+        if hails:  # who only answers may still compute: that is no sign that it takes part
+            for run in hails:
+                effects += self._hailed(now_s, run) if run.peer in presence else []
+            rest = [run for run in runs if run not in hails]
+            return effects + (self._arrived(now_s, Arrived(rest)) if rest else [])
         if len(runs) == 1:  # in a simulated world, always
             peer, key = runs[0].peer, runs[0].key
             if peer not in presence.heard:

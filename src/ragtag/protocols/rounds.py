@@ -23,6 +23,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.base import BLOCK_BITS, GATHER, Round
 from ragtag.protocols.gather import NO_VALUES, require_rows
+from ragtag.protocols.hail import ANSWER, HAIL, here
 from ragtag.protocols.lane import Lane
 from ragtag.protocols.method import Setting
 from ragtag.protocols.presence import Presence
@@ -84,7 +85,9 @@ class Rounds:
         values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)
         left_s = math.inf if ask.deadline_s is None else ask.deadline_s - scatter_s - gather_s
         grace_s = min(scatter_s, max(0.0, left_s))
-        begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows, grace_s)
+        answer_s = ANSWER * max((self._rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
+        answer_s = answer_s or ANSWER * lane.channel.rtt_s
+        begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows, grace_s, answer_s)
         return self._settle(lane, effects + machine.step(now_s, begin))
 
     def _ready(self, ask: Average | Offer) -> Lane:
@@ -143,6 +146,14 @@ class Rounds:
         return effects + self._presence.count_silence(owed)
 
     # -- What comes
+
+    def _hailed(self, now_s: float, run: Run) -> list[Effect]:
+        """A peer asks whether this one is there, or answers that it is."""
+        channel, number = run.key.channel, run.key.round
+        lane = self._lanes[channel]
+        if run.key.stage == HAIL:
+            return [here(now_s, run, self._rtt_s.get(run.peer, lane.channel.rtt_s))]
+        return self._route(now_s, channel, number, Arrived([run])) if number == lane.active else []
 
     def _deliver_alike(self, now_s: float, lane: Lane, number: int, event: Arrived) -> list[Effect]:
         """Runs of one round, whose senders cut the vector as this peer does."""

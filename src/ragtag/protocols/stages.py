@@ -7,22 +7,31 @@ are there, or the marked last datagram shows that the rest will not come), or at
 Where most have not come by the first deadline, this peer is early, or was slow to listen, rather than most
 of the crew dead: the first time it waits once more as long. One that went on alone would be early in its next
 round, too, and in the one after that.
+
+Where only a few are missing, they are asked whether they are there (``hail``), again and again. One that does
+not answer in the time that the second stage usually takes is frozen, dead or cut off, and is waited for no
+longer; one that does may compute, or wait itself, until the deadline.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
 from ragtag.core.types import Arm, Arrived, Begin, Effect, Event, Expired, Left, Outcome, PeerId, Run, Send
 from ragtag.protocols.base import GATHER, SCATTER, Incoming, Spec
+from ragtag.protocols.hail import HERE, hail
 from ragtag.protocols.repair import Repairer
 
 WITNESSES = 2
 """Owners that must have gone on without a peer: one may have had bad luck (a mark overtook data)."""
 WAITING, SCATTERING, GATHERING, DONE = range(4)
+_NONE = "", ""
+_HAILS = _NONE, ("hail scatter", "answer scatter"), ("hail gather", "answer gather"), _NONE
+"""Timers, by the state in which they mean something: to ask, and to see who has answered."""
 
 
 class Stages(ABC):
@@ -39,6 +48,8 @@ class Stages(ABC):
         self._open: set[tuple[PeerId, int, int]] = set()
         self._waiting: set[PeerId] = set()
         self._came: set[PeerId] = set()
+        self._few = 0
+        self._here: set[PeerId] = set()
         self._missed: set[PeerId] = set()
         self._gave: set[PeerId] = set()
         self._reduced: dict[PeerId, int] = {}
@@ -95,7 +106,9 @@ class Stages(ABC):
         if isinstance(event, Arrived):
             effects: list[Effect] = []
             for run in event.runs:
-                effects += self._take(now_s, run)
+                self._here.add(run.peer)
+                if run.key.stage != HERE:
+                    effects += self._take(now_s, run)
             return effects if self._open else effects + self._advance(now_s)
         if isinstance(event, Begin):
             return self._begin(now_s, event)
@@ -109,7 +122,7 @@ class Stages(ABC):
         """Wait no more for a peer: what has not come from it was lost."""
         self._open = {entry for entry in self._open if entry[0] != peer}
         self._waiting -= {peer}
-        return self._advance(now_s)
+        return self._advance(now_s) if not self._open else self._look_around(now_s)
 
     def _begin(self, now_s: float, begin: Begin) -> list[Effect]:
         spec = self.spec
@@ -126,7 +139,7 @@ class Stages(ABC):
         effects.append(Arm(spec.timer("scatter"), self._scatter_until_s))
         if self._repair is not None:
             effects += self._repair.again(now_s, self._round_until_s)
-        return effects + self._advance(now_s)
+        return effects + (self._count_open(now_s) if self._open else self._advance(now_s))
 
     def _turn(self) -> list[tuple[int, PeerId]]:
         """Blocks with their owners, starting behind oneself, so that not all send to one peer at first."""
@@ -141,11 +154,13 @@ class Stages(ABC):
         """A run was taken: whether its message is over."""
         if self._repair is not None and incoming.ended and incoming.left:
             return self._ask(now_s, run, incoming, self._repair)
-        if incoming.closed and entry in self._open:
+        if not incoming.closed:
+            return []
+        if entry in self._open:
             self._open.discard(entry)
             if self._state == SCATTERING and not self._open:
                 self._last = run.peer
-        return []
+        return self._look_around(now_s)
 
     def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
         """A message ended with holes: ask for them now, or once the round has begun here."""
@@ -192,11 +207,13 @@ class Stages(ABC):
             if owner in self._waiting and owner not in silent:
                 self._wait_for(owner, GATHER, block, incoming)
         effects.append(Arm(self.spec.timer("gather"), self._round_until_s))
-        return effects + self._advance(now_s)
+        return effects + (self._count_open(now_s) if self._open else self._advance(now_s))
 
     def _expire(self, now_s: float, name: str) -> list[Effect]:
         if name == "repair":
             return self._repair_again(now_s)
+        if name in _HAILS[self._state]:
+            return self._hail(now_s) if name == _HAILS[self._state][0] else self._unanswered(now_s)
         due = (name == "scatter" and self._state == SCATTERING) or (
             name == "gather" and self._state == GATHERING
         )
@@ -204,20 +221,62 @@ class Stages(ABC):
             return []
         overdue = {peer for peer, _, _ in self._open}
         if self._state == SCATTERING and self._grace_s > 0 and 2 * len(overdue) > len(self._waited_for) > 2:
-            return self._wait_more()
+            return self._wait_more(now_s)
+        return self._miss(now_s, overdue)
+
+    def _miss(self, now_s: float, peers: set[PeerId]) -> list[Effect]:
+        """Wait for these no longer."""
         self._expired = True
-        self._missed |= overdue
-        if self._state == SCATTERING and overdue:
-            self._last = min(overdue)
-        self._open.clear()
+        self._missed |= peers
+        if self._state == SCATTERING and peers:
+            self._last = min(peers)
+        self._open = {entry for entry in self._open if entry[0] not in peers}
         return self._advance(now_s)
 
-    def _wait_more(self) -> list[Effect]:
-        """Most are missing: once, wait longer."""
-        self._scatter_until_s += self._grace_s
-        self._round_until_s += self._grace_s
+    def _wait_more(self, now_s: float) -> list[Effect]:
+        """Most are missing: once, wait longer, from now on where this peer has slept through its deadline."""
+        more_s = max(0.0, now_s - self._scatter_until_s) + self._grace_s
+        self._scatter_until_s += more_s
+        self._round_until_s += more_s
         self._grace_s = 0.0
         return [Arm(self.spec.timer("scatter"), self._scatter_until_s)]
+
+    # -- Whether the last ones are there
+
+    def _count_open(self, now_s: float) -> list[Effect]:
+        """A stage begins: less than half of what is waited for now, or what one peer owes, is little."""
+        of = Counter(peer for peer, _, _ in self._open)
+        self._few = max(len(self._open) // 2, *of.values())
+        return self._look_around(now_s)
+
+    def _look_around(self, now_s: float) -> list[Effect]:
+        """Only a few are missing: unless they come soon, they are asked whether they are there."""
+        if not 0 < len(self._open) <= self._few:
+            return []
+        self._few = 0  # from here on, by timers
+        return self._arm_hail(now_s, 0, self._begun.gather_s)
+
+    def _arm_hail(self, now_s: float, which: int, wait_s: float) -> list[Effect]:
+        until_s = self._scatter_until_s if self._state == SCATTERING else self._round_until_s
+        if now_s + wait_s >= until_s:
+            return []
+        return [Arm(self.spec.timer(_HAILS[self._state][which]), now_s + wait_s)]
+
+    def _hail(self, now_s: float) -> list[Effect]:
+        wait_s = max(self._begun.gather_s, self._begun.answer_s)
+        arm = self._arm_hail(now_s, 1, wait_s)
+        if not arm:
+            return []
+        missing, key = sorted({peer for peer, _, _ in self._open}), self.spec.key(SCATTER, 0)
+        self._here.difference_update(missing)
+        return [*(Send(hail(peer, key), now_s + wait_s) for peer in missing), *arm]
+
+    def _unanswered(self, now_s: float) -> list[Effect]:
+        """Who has not answered is not there; the others are asked again later."""
+        state = self._state
+        silent = {peer for peer, _, _ in self._open} - self._here
+        effects = self._miss(now_s, silent) if silent else []
+        return effects + (self._arm_hail(now_s, 0, self._begun.gather_s) if self._state == state else [])
 
     def _repair_again(self, now_s: float) -> list[Effect]:
         if self._repair is None or self._state not in (SCATTERING, GATHERING):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, OneWay
-from ragtag.core.seed import mix
+from ragtag.core.seed import generator, mix
 from ragtag.core.types import Arrived, Average, Left, MessageKey, Outcome, Send
 from ragtag.protocols.base import SCATTER
 from ragtag.protocols.grid import Grid
@@ -142,6 +142,18 @@ def test_a_frozen_peer_comes_back_into_the_round_that_the_others_are_in() -> Non
     last = crew.outcomes[3][-1]
     assert len(crew.outcomes[3]) == 30 and crew.outcomes[3][5].averaged.all()
     assert last.round >= 30 and "skipped" in {note.what for peer, note in crew.notes if peer == 3}
+
+
+@pytest.mark.parametrize("for_s", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("make", [moshpit(4), random_groups(4)])
+def test_a_freeze_of_any_peer_at_any_moment_breaks_nothing(make: Make, for_s: float) -> None:
+    """Its timers are overdue when it reads what has come, a host's as well."""
+    for seed in range(8):
+        draw = generator(seed, "freezes")
+        freezes = tuple(Freeze(p, float(draw.uniform(0, 0.5)), for_s) for p in range(0, 12, 2))
+        faults = Faults(latency_s=RTT_S / 2, freezes=freezes)
+        crew = Crowds(12, make, rounds=15, faults=faults, seed=seed).run()
+        assert all(len(crew.outcomes[p]) == 15 for p in range(12))
 
 
 def test_peers_that_begin_at_different_times_meet_all_the_same() -> None:

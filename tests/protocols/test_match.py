@@ -81,6 +81,20 @@ def test_a_host_that_comes_too_late_itself_is_alone() -> None:
     assert h.announce(0.1, 0, 3, Ask(9, 0, 3)) == ([], Roster(9, (0,), (0,)))
 
 
+def test_a_host_whose_timer_is_overdue_answers_all_the_same() -> None:
+    """A busy machine reads what has come before it looks at its timers."""
+    late = host()
+    effects, _ = late.announce(0.0, 1, 5, Ask(7, 0, 4))
+    timer = next(e for e in effects if isinstance(e, Arm))
+    effects, roster = late.announce(timer.at_s + 3.0, 2, 5, Ask(7, 1, 4))
+    assert roster is None
+    (send,) = effects
+    assert isinstance(send, Send)
+    assert match.decode_wait(send.run.payload[0].tobytes()) == (7, pytest.approx(1e-6))
+    closed, _ = late.expire(timer.at_s + 3.0, timer.timer)
+    assert {e.run.peer for e in closed if isinstance(e, Send)} == {1, 2}
+
+
 def test_a_group_is_held_open_for_whoever_was_sent_on() -> None:
     h = host()
     effects, _ = h.announce(0.0, 5, 3, Ask(9, 0, 3))

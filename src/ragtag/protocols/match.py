@@ -84,8 +84,8 @@ def decode_announce(blob: bytes) -> Ask | None:
 
 
 def encode_wait(key: int, wait_s: float) -> bytes:
-    """A host's answer."""
-    return _WAIT.pack(key, min(_US_MAX, int(wait_s * _US) + 1))
+    """A host's answer. wait_s: below 0 where its own timer is overdue, as on a busy machine."""
+    return _WAIT.pack(key, min(_US_MAX, max(0, int(wait_s * _US)) + 1))
 
 
 def decode_wait(blob: bytes) -> tuple[int, float] | None:

@@ -281,9 +281,10 @@ class World:
                 self._thaw(peer)
 
     def _thaw(self, peer: PeerId) -> None:
-        """Deliver what waited, in its order."""
+        """Deliver what waited, in its order; timers last: a driver reads its socket first."""
         del self._frozen[peer]
-        for order, event in self._held.pop(peer):
+        held = self._held.pop(peer)
+        for order, event in sorted(held, key=lambda entry: isinstance(entry[1], Expired)):
             if self.now_s < self._ends_s[peer]:
                 self._deliver(self.now_s, order, peer, event)
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,8 @@ from ragtag.app.tracefile import read_run
 from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.core import trace
 from ragtag.core.types import Outcome
-from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
+from ragtag.optim.compensate import compensated
+from ragtag.schedules import Asynchronous, BackupWorkers, ProgressiveGrouping, SoftSync
 from ragtag.schedules.centre import Centre as Rule
 from ragtag.training.optimizer import CrewOptimizer
 from tests.app.test_elastic import Place, _until, notes
@@ -46,8 +48,11 @@ class Course:
             assert self.changed.wait_for(lambda: self.steps >= until, PATIENCE_S)
 
 
-@pytest.mark.parametrize("rule", [Asynchronous(), SoftSync(1), BackupWorkers(1)], ids=str)
-def test_a_slow_peer_holds_nobody_up(rule: Rule) -> None:
+RULES = [Asynchronous(), SoftSync(1), BackupWorkers(1), ProgressiveGrouping()]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_slow_peer_holds_nobody_up(rule: Rule | ProgressiveGrouping) -> None:
     course, models = Course(), [tiny(seed=peer) for peer in range(N)]
     inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
     losses: dict[int, list[float]] = {peer: [] for peer in range(N)}
@@ -83,6 +88,53 @@ def test_a_slow_peer_holds_nobody_up(rule: Rule) -> None:
     assert not any(outcome.expired for outcome in came[SLOW])
     counted = [bool((outcome.heard >> SLOW & 1).any()) for outcome in came[SLOW][1:]]
     assert not any(counted) if isinstance(rule, BackupWorkers) else all(counted)
+    groups = {group for outcomes in came.values() for outcome in outcomes for group in outcome.groups}
+    assert ((SLOW,) in groups) == isinstance(rule, ProgressiveGrouping)
+
+
+def test_stale_updates_are_compensated_with_the_learning_rate_as_it_is() -> None:
+    """Two peers at one state, in turn: what the owners make of it is what the pure function says."""
+    strength, rates = 0.5, (0.1, 0.05)
+    models = [tiny(seed=1), tiny(seed=1)]
+    inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(1)) * 3
+
+    def flat(model: torch.nn.Module) -> np.ndarray:
+        return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
+
+    def train(transport: DriverTransport) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        model = models[transport.me]
+        sgd = torch.optim.SGD(model.parameters(), lr=rates[0])
+        method = ragtag.Centre(Asynchronous(), compensate=strength)
+        optimizer = CrewOptimizer(sgd, transport, method=method, model=model)
+        before = flat(model)
+        while optimizer.outcome is None or not optimizer.outcome.stale:  # until both have the state
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+        together.wait(PATIENCE_S)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        gradient = np.concatenate(
+            [p.grad.numpy().ravel().copy() for p in model.parameters() if p.grad is not None]
+        )
+        for group in optimizer.param_groups:  # as a scheduler does
+            group["lr"] = rates[1]
+        turns[transport.me].wait(PATIENCE_S)
+        optimizer.step()
+        turns[1].set()
+        return before, gradient, flat(model)
+
+    turns, together = [threading.Event(), threading.Event()], threading.Barrier(2)
+    turns[0].set()
+    with Crew(2) as crew:
+        came = all_at_once(transports(crew), train)
+    assert all(isinstance(one, tuple) for one in came.values()), came
+    start, gradient, after_one = came[0]
+    share = rates[1] / 2
+    np.testing.assert_allclose(after_one, start - share * gradient, rtol=1e-5, atol=1e-6)
+    fixed = compensated(gradient, after_one, start, strength)
+    assert np.abs(share * (fixed - gradient)).max() > 1e-5
+    np.testing.assert_allclose(came[1][2], after_one - share * fixed, rtol=1e-5, atol=1e-6)
 
 
 def test_what_cannot_be_is_said_at_once() -> None:
@@ -104,6 +156,22 @@ def test_what_cannot_be_is_said_at_once() -> None:
         wrapped(3, schedule=Asynchronous(), method=ragtag.RPS())
     with pytest.raises(ValueError, match="outer= and compress="):
         wrapped(3, schedule=Asynchronous(), outer=ragtag.Outer())
+    corrected = ragtag.Centre(Asynchronous(), compensate=0.04)
+    with pytest.raises(ValueError, match="it must be 0 or more, and finite"):
+        ragtag.Centre(Asynchronous(), compensate=-1.0)
+    with pytest.raises(ValueError, match="drops stale updates"):
+        ragtag.Centre(BackupWorkers(1), compensate=0.04)
+    with pytest.raises(ValueError, match="of single gradients"):
+        wrapped(3, method=corrected, every=8)
+    with pytest.raises(ValueError, match="without momentum, with one learning rate"):
+        CrewOptimizer(torch.optim.Adam(model.parameters()), SoloTransport(1), method=corrected)
+    normed = torch.nn.BatchNorm1d(4)
+    with pytest.raises(ValueError, match="give buffers=False"):
+        CrewOptimizer(
+            torch.optim.SGD(normed.parameters(), lr=0.1), SoloTransport(1), method=corrected, model=normed
+        )
+    with pytest.raises(ValueError, match="outer= and compress="):
+        wrapped(3, schedule=ProgressiveGrouping(), outer=ragtag.Outer())
     with pytest.raises(TypeError, match="says when peers average"):
         ragtag.Centre(ragtag.schedules.EveryStep())  # type: ignore[arg-type]
     alone = wrapped(1, schedule=SoftSync(5), model=model)
@@ -146,7 +214,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["Asynchronous()", "BackupWorkers(1)"])
+@pytest.mark.parametrize("rule", ["Asynchronous()", "BackupWorkers(1)", "ProgressiveGrouping()"])
 def test_a_crew_goes_on_when_one_sleeps_and_one_is_killed(place: Place, rule: str) -> None:
     crew = place.command("crew", "run", "-n", "4", "-o", str(place.run), "train.py", RULE=rule)
     for peer in (0, 2, 3):

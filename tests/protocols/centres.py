@@ -16,6 +16,7 @@ import numpy as np
 from ragtag.core.types import Arrived, Event, Floats, Joined, Left, Outcome, Run
 from ragtag.protocols.centre import CentreNode, centre
 from ragtag.protocols.centre_block import Rule, Verdict
+from ragtag.protocols.method import Method
 from tests.protocols.harness import TINY, World
 
 TURNS, STEP_S = 8, 0.01
@@ -41,7 +42,7 @@ class Centres(World):
     def __init__(
         self,
         n: int = 4,
-        rule: Rule | None = None,
+        rule: Rule | Method | None = None,
         *,
         n_chunks: int = 9,
         turns: int = TURNS,
@@ -52,7 +53,8 @@ class Centres(World):
         told_s: float | None = None,
     ) -> None:
         rule = Each() if rule is None else rule
-        super().__init__(n, centre("test", rule), n_chunks, loss=loss, seed=seed)
+        method = rule if isinstance(rule, Method) else centre("test", rule)
+        super().__init__(n, method, n_chunks, loss=loss, seed=seed)
         self.turns, self.slow, self.made = turns, slow or {}, [0] * n
         self.batches = False
         self._known = [np.zeros(n_chunks, np.int64) for _ in range(n)]

@@ -66,7 +66,7 @@ def told(run: Run) -> str:
         return f"update {run.key.round} of block {block}, made from {version(int(run.heard[0]))}"
     if stage == COPY:
         return f"copy of block {block} at {version(int(run.heard[0]))}"
-    number, stale = echoed(float(run.weight[0]))
+    number, stale, _ = echoed(float(run.weight[0]))
     made = "+".join(map(str, members(run.heard[0]))) or "nobody"
     at = version(state_version(run.key))
     return f"block {block} at {at} for {number}, {stale} stale; new in it: {made}"

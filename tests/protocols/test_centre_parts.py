@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragtag.optim.compensate import compensated
 from ragtag.protocols import centre_wire as wire
 from ragtag.protocols.centre_block import Block, Rule, Update
 from ragtag.protocols.centre_owners import GONE_AFTER, Owners
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
-from ragtag.training.centre import Judged
+from ragtag.training.centre import Compensation, Judged
 from tests.protocols.centres import Each
 
 VERSIONS = st.integers(0, (wire.BELIEVED << 6) - 1)
@@ -32,15 +33,32 @@ def test_versions_are_in_one_order_whoever_makes_them() -> None:
         wire.version_of(wire.COUNT_MAX + 1, 0)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 2**40))
-def test_a_weight_holds_which_update_and_how_stale(number: int, stale: int) -> None:
-    weight = np.float32(wire.echo(number, stale))
-    assert wire.echoed(float(weight)) == (number & 0xFF, min(stale, 0xFFFF))
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**40), st.integers(0, 63))
+def test_a_weight_holds_which_update_how_stale_and_a_clock(number: int, stale: int, clock: int) -> None:
+    weight = np.float32(wire.echo(number, stale, clock))
+    assert wire.echoed(float(weight)) == (number & 0xFF, min(stale, 0x3FF), clock)
 
 
 @pytest.mark.parametrize("weight", [-1.0, 0.5, 2.0**24, np.inf, np.nan])
 def test_other_weights_are_no_answer(weight: float) -> None:
-    assert wire.echoed(weight) == (-1, 0)
+    assert wire.echoed(weight) == (-1, 0, 0)
+
+
+@given(st.integers(0, 63), st.integers(0, 63))
+def test_of_two_clocks_one_is_ahead_and_ticking_puts_it_ahead(clock: int, other: int) -> None:
+    both = {wire.ahead(clock, other), wire.ahead(other, clock)}
+    assert both == ({False} if clock == other or 0 in (clock, other) else {True, False})
+    assert wire.ticked(clock) != 0
+    assert clock == 0 or wire.ahead(wire.ticked(clock), clock)
+    assert wire.later(clock, other) == wire.later(other, clock)
+
+
+@given(st.lists(VERSIONS, min_size=1, max_size=4), st.none() | st.floats(1e-9, 1e9))
+def test_versions_travel_with_a_pace_above_them(versions: list[int], step_s: float | None) -> None:
+    given_ = np.array(versions, np.uint64)
+    found, pace_s = wire.without_pace(wire.with_pace(given_, step_s))
+    assert found.tolist() == versions
+    assert pace_s is None if step_s is None else pace_s == pytest.approx(step_s, rel=1e-3)
 
 
 @given(st.dictionaries(st.integers(0, wire.BLOCKS_MAX - 1), VERSIONS), st.data())
@@ -79,7 +97,7 @@ def test_only_the_dead_ones_blocks_move(peers: set[int], seed: int) -> None:
 def update(peer: int, number: int, value: float, base: int, weight: float = 1.0, got: int = 3) -> Update:
     there = np.arange(3) < got
     values = np.full((3, 2), value, np.float32) * there[:, None]
-    return Update(peer, number, values.astype(np.float32), there, weight, base)
+    return Update(peer, number, values.astype(np.float32), there, weight, base, base)
 
 
 def block() -> Block:
@@ -127,6 +145,58 @@ def test_a_crew_that_shrinks_below_its_schedule_goes_on(rule: Rule) -> None:
     held = block()
     answers = held.judge(0.0, update(1, 0, 1.0, held.version), rule, 1)
     assert [a.peer for a in answers] == [1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(-2, 2)), min_size=1, max_size=30),
+    st.sampled_from([0.0, 0.04, 1.0]),
+)
+def test_delay_compensation_is_dc_asgd(steps: list[tuple[int, float]], strength: float) -> None:
+    """Algorithm 2 of Zheng et al.: w -= eta (g + lambda g g (w - w_bak(m))), then w_bak(m) = w."""
+    rate = 0.1
+    held, rule = block(), Judged(Asynchronous())
+    correction = Compensation(strength, lambda: rate)
+    model = np.zeros((3, 2), np.float32)
+    backup = dict.fromkeys(range(4), model)
+    bases = dict.fromkeys(range(4), held.version)
+    for peer in range(4):
+        held.give(peer)
+    for number, (peer, value) in enumerate(steps):
+        gradient = np.full((3, 2), value, np.float32)
+        mine = update(peer, number, 0.0, bases[peer])
+        mine.values = -np.float32(rate) * gradient
+        held.correct(mine, correction)
+        held.judge(0.0, mine, rule, 1)  # of a crew of one: each step is whole
+        model = model - np.float32(rate) * compensated(gradient, model, backup[peer], strength)
+        backup[peer], bases[peer] = model, held.version
+        held.give(peer)
+        assert held.values is not None
+        np.testing.assert_allclose(held.values, model, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_known_for_sure_is_not_compensated() -> None:
+    correction = Compensation(1.0, lambda: 0.1)
+    held = block()
+    held.give(1)
+    old = held.version
+    held.judge(0.0, update(2, 0, 1.0, held.version), Judged(Asynchronous()), 1)
+
+    def corrected(given_: Update, by: Compensation = correction) -> bool:
+        before = given_.values.copy()
+        held.correct(given_, by)
+        return not np.array_equal(before, given_.values)
+
+    assert corrected(update(1, 0, 1.0, old))
+    assert corrected(update(1, 0, 1.0, old, got=1))
+    assert not corrected(update(1, 0, 1.0, held.version))  # it is not stale
+    assert not corrected(update(3, 0, 1.0, old))  # nothing was sent to it
+    mixed = update(1, 0, 1.0, old)
+    mixed.top = held.version
+    assert not corrected(mixed)
+    assert not corrected(update(1, 0, 1e30, old))  # it would not be finite
+    assert not corrected(update(1, 0, 1.0, old), Compensation(1.0, lambda: 0.0))
+    held.forget(1)
+    assert not corrected(update(1, 0, 1.0, old))
 
 
 def test_a_block_that_is_behind_at_a_barrier_goes_on_from_where_the_others_are() -> None:

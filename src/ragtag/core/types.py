@@ -245,6 +245,8 @@ class Outcome:
     gathered: where rows were gathered. Then ``mean`` is empty, and there is an entry per block: ``heard``, of
         whom its owner heard in time; ``weight``, how many these are; ``averaged``, whether all its rows came.
     stale: where updates go to a central state: how many versions old this peer's was, for each block of it.
+    groups: where peers step in groups there: who goes with whom, the fastest first, as far as this peer has
+        seen as an owner of blocks (empty: it owns none, or nothing is known of speeds yet).
     """
 
     channel: int
@@ -264,6 +266,7 @@ class Outcome:
     last: PeerId = -1
     gathered: Gathered | None = None
     stale: tuple[int, ...] | None = None
+    groups: tuple[tuple[PeerId, ...], ...] = ()
 
 
 def nobodys(channel: int, mean: Floats, weight: Floats, heard: PeerSet, gathered: Gathered | None) -> Outcome:

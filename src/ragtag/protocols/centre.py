@@ -27,7 +27,9 @@ answers, not its trainer, so a peer that computes for long holds up nobody whose
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
+from statistics import median_low
 
 import numpy as np
 
@@ -53,7 +55,8 @@ from ragtag.core.types import (
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols import centre_wire as wire
 from ragtag.protocols.base import BLOCK_BITS, NACK
-from ragtag.protocols.centre_block import Rule
+from ragtag.protocols.centre_block import Correction, Rule
+from ragtag.protocols.centre_groups import PACE_WINDOW, Grouping
 from ragtag.protocols.centre_keeper import Keeper
 from ragtag.protocols.centre_owners import GONE_AFTER, Owners
 from ragtag.protocols.centre_turn import Turn, begun
@@ -70,7 +73,13 @@ NUMBER_MAX = 0xFFFFFFFF
 class CentreNode:
     """One peer's part in the central state: its own turns here, the blocks that it owns in a ``Keeper``."""
 
-    def __init__(self, setting: CrowdSetting, rule: Rule) -> None:
+    def __init__(
+        self,
+        setting: CrowdSetting,
+        rule: Rule,
+        grouping: Grouping | None = None,
+        correction: Correction | None = None,
+    ) -> None:
         if setting.n_chunks < 1:
             raise ValueError("a central state of no values: there is nothing to keep")
         self.me, self._channel, self._codec = setting.me, setting.channel, setting.codec
@@ -87,7 +96,10 @@ class CentreNode:
         self._late: tuple[int, float] = (-1, 0.0)  # the last turn that ran into its deadline, and its start
         self._changes = self.owners.changes
         self._took = Deadline(setting.probe_s, headroom=HEADROOM)
-        self.keeper = Keeper(setting, rule, self.layout, self.owners, self._patience_s)
+        self.keeper = Keeper(setting, rule, self.layout, self.owners, self._patience_s, grouping, correction)
+        self._grouped = grouping is not None
+        self._clock = 0
+        self._computed_s: deque[float] = deque(maxlen=PACE_WINDOW)
 
     # -- What a node asks of a crowd
 
@@ -128,6 +140,7 @@ class CentreNode:
                 held = self.keeper.copies.blocks[block]
                 assert held.values is not None
                 turn.land(self.layout.spans[block], held.values, held.version, held.contributors(answer))
+                self._clock = wire.later(self._clock, answer.clock)
                 turn.close(block, answer.stale)
         return effects + (self._finish(now_s, expired=False) if turn is not None and not turn.open else [])
 
@@ -147,7 +160,11 @@ class CentreNode:
         if number > NUMBER_MAX:
             raise RuntimeError(f"channel {self._channel} has had {number} turns, as many as can be numbered")
         self.active = self.highest = number
-        self.keeper.begins(given, 0.0 if self._ended_s is None else now_s - self._ended_s)
+        computed_s = 0.0 if self._ended_s is None else now_s - self._ended_s
+        self.keeper.begins(given, computed_s)
+        if self._grouped and computed_s > 0:
+            self._computed_s.append(computed_s)
+        step_s = median_low(self._computed_s) if self._computed_s else None
         turn = self._turn = begun(number, ask, now_s, now_s + self._budget_s(ask.deadline_s))
         known = self.keeper.copies.versions
         learned = None if self._anchor is None or ask.weight <= 0 else given - self._anchor
@@ -159,9 +176,11 @@ class CentreNode:
             if learned is None or not known[span].all():
                 effects += self._pull(now_s, turn, block, owner)
             elif owner == self.me:
-                effects += self.keeper.push_own(now_s, block, number, ask.weight, learned[span], lead[block])
+                effects += self.keeper.push_own(
+                    now_s, block, number, ask.weight, learned[span], lead[block], step_s
+                )
             else:
-                effects.append(self._push(turn, block, owner, learned[span], lead[block]))
+                effects.append(self._push(turn, block, owner, learned[span], lead[block], step_s))
         return [*effects, Arm(Timer(self._channel, number, "turn"), turn.until_s)]
 
     def _budget_s(self, at_most_s: float | None) -> float:
@@ -174,7 +193,11 @@ class CentreNode:
         return self._took.budget_s()
 
     def _lead(self) -> list[int]:
-        """How many versions each block is behind the furthest, where a barrier makes them one clock."""
+        """How many versions each block is behind the furthest, where a barrier makes them one clock; where
+        peers step in groups, their clock itself.
+        """
+        if self._grouped:
+            return [self._clock] * self.layout.n_blocks
         versions = self.keeper.copies.versions
         counts = [wire.count_of(int(versions[span].min())) for span in self.layout.spans]
         return [min(wire.LEAD_MAX, max(counts) - count) if self._rule.barrier else 0 for count in counts]
@@ -184,11 +207,13 @@ class CentreNode:
         blocks = self.layout.n_blocks
         return sorted(range(blocks), key=lambda block: ((self.owners[block] - self.me) % 64, block))
 
-    def _push(self, turn: Turn, block: int, owner: PeerId, learned: Floats, lead: int) -> Send:
+    def _push(
+        self, turn: Turn, block: int, owner: PeerId, learned: Floats, lead: int, step_s: float | None
+    ) -> Send:
         span, size = self.layout.spans[block], self.layout.sizes[block]
         key = MessageKey(self._channel, turn.number, wire.PUSH, lead << BLOCK_BITS | block)
         weight = np.full(size, turn.ask.weight, np.float32)
-        bases = self.keeper.copies.versions[span].astype(np.uint64)
+        bases = wire.with_pace(self.keeper.copies.versions[span].astype(np.uint64), step_s)
         turn.owners.add(owner)
         run = turn.sent[block] = Run(
             owner, key, 0, size, self._codec.encode(learned), weight, bases, ended=True
@@ -271,7 +296,7 @@ class CentreNode:
         """An owner answers."""
         turn = self._turn
         here = np.arange(len(run.payload)) if run.mask is None else np.flatnonzero(run.mask)
-        number, stale = wire.echoed(float(run.weight[here[0]])) if len(here) else (-1, 0)
+        number, stale, clock = wire.echoed(float(run.weight[here[0]])) if len(here) else (-1, 0, 0)
         if (
             self._late[0] >= 0
             and number == self._late[0] & 0xFF
@@ -288,6 +313,7 @@ class CentreNode:
             turn.store(run, span.start + run.first, self.keeper.copies.versions, self._codec)
             if not turn.left[span].any():
                 turn.close(block, stale)
+                self._clock = wire.later(self._clock, clock)
                 return []
         if not run.ended:
             return []
@@ -338,20 +364,29 @@ class CentreNode:
         self.keeper.copies.took(turn.mean, turn.got, turn.versions)
         self._anchor, self._turn, self._ended_s = turn.mean, None, now_s
         self.done, self.active = turn.number, None
+        if self.keeper.book is not None:
+            outcome = replace(outcome, groups=self.keeper.book.groups)
         return [*effects, Done(outcome)]
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Makes each peer's part in a central state, under a rule."""
+    """Makes each peer's part in a central state, under a rule; see ``Keeper`` of what else there is."""
 
     rule: Rule
+    grouping: Grouping | None = None
+    correction: Correction | None = None
 
     def __call__(self, setting: CrowdSetting) -> CentreNode:
         """One peer's part."""
-        return CentreNode(setting, self.rule)
+        return CentreNode(setting, self.rule, self.grouping, self.correction)
 
 
-def centre(name: str, rule: Rule) -> Method:
-    """A method whose peers share a central state, under a rule. name: says which, on all peers the same."""
-    return Method(f"centre: {name}", no_round, crowd=Sharing(rule))
+def centre(
+    name: str, rule: Rule, grouping: Grouping | None = None, correction: Correction | None = None
+) -> Method:
+    """A method whose peers share a central state, under a rule. name: says which, on all peers the same.
+
+    grouping: peers step in groups (``centre_groups``); the rule has a barrier, and is not asked.
+    """
+    return Method(f"centre: {name}", no_round, crowd=Sharing(rule, grouping, correction))

@@ -42,21 +42,34 @@ class Rule(Protocol):
         ...
 
 
+class Correction(Protocol):
+    """What a stale update comes to when it is applied (``ragtag.optim.compensate``). Never raises."""
+
+    def __call__(self, update: Floats, values: Floats, stale: Floats) -> Floats:
+        """update: as its peer made it on ``stale``; values: what it will be added to; all of one shape."""
+        ...
+
+
 class Answer(NamedTuple):
-    """A peer is to be sent the block: for its update ``number``, which was ``stale`` versions old."""
+    """A peer is to be sent the block: for its update ``number``, which was ``stale`` versions old.
+
+    clock: of the peer's group (``centre_groups``; 0: there are none).
+    """
 
     peer: PeerId
     number: int
     stale: int
     base: int
+    clock: int = 0
 
 
 @dataclass(slots=True)
 class Update:
     """A peer's update of one block as it comes, perhaps with holes.
 
-    base: the lowest version that a chunk of it is to be added to. lead: how many versions further its peer
-    has seen any block. tries: how often holes were asked for.
+    base, top: the lowest and the highest version that a chunk of it is to be added to. lead: how many
+    versions further its peer has seen any block (in groups: their clock). tries: how often holes were asked
+    for.
     """
 
     peer: PeerId
@@ -65,6 +78,7 @@ class Update:
     got: Bools
     weight: float = 0.0
     base: int = -1
+    top: int = -1
     lead: int = 0
     tries: int = 0
     asked_s: float = 0.0
@@ -82,8 +96,9 @@ class Update:
             rows = slice(first + a, first + b)
             codec.decode(run.payload[a:b], self.values[rows])
             self.got[rows] = True
-        bases = int(run.heard[new].min())
-        self.base = bases if self.base < 0 else min(self.base, bases)
+        bases = run.heard[new]
+        self.base = int(bases.min()) if self.base < 0 else min(self.base, int(bases.min()))
+        self.top = max(self.top, int(bases.max()))
         self.weight = float(run.weight[new][0])
 
     @property
@@ -109,7 +124,8 @@ class Block:
     values: as its owner has them (``None``: it never owned it); a new array for each version. serving: this
     peer is its owner and has what is newest. judged: the newest update of each peer that was judged.
     late: for how many steps in a row each peer was missing at a barrier. since_s: when the first of what is
-    kept came; expired_s: the same of the last step whose barrier ran into its deadline.
+    kept came; expired_s: the same of the last step whose barrier ran into its deadline. given: where stale
+    updates are corrected, the version that each peer was sent last, and its values (ICML 2017's w_bak).
     """
 
     me: PeerId
@@ -120,6 +136,7 @@ class Block:
     late: dict[PeerId, int] = field(default_factory=dict)
     since_s: float = 0.0
     expired_s: float | None = None
+    given: dict[PeerId, tuple[int, Floats]] = field(default_factory=dict)
     kept: list[PeerId] = field(default_factory=list)
     _waiting: dict[PeerId, Answer] = field(default_factory=dict)
     _total: Floats | None = None
@@ -148,6 +165,28 @@ class Block:
         if verdict.close:
             return self.close()
         return [] if rule.barrier else [self._waiting.pop(update.peer)]
+
+    def give(self, peer: PeerId) -> None:
+        """A peer is sent the block as it is: its next update is made from that."""
+        if self.values is not None:
+            self.given[peer] = self.version, self.values
+
+    def correct(self, update: Update, correction: Correction) -> None:
+        """Bring an update up to date, where the values that it was made from are known for sure."""
+        version, stale = self.given.get(update.peer, (-1, None))
+        if stale is None or self.values is None or not update.base == update.top == version != self.version:
+            return
+        got = update.got
+        corrected = correction(update.values[got], self.values[got], stale[got])
+        if np.isfinite(corrected).all():
+            values = update.values.copy()
+            values[got] = corrected
+            update.values = values
+
+    def step_by(self, learned: Floats, made_by: list[PeerId]) -> None:
+        """The next version: what these peers learned is added."""
+        assert self.values is not None
+        self._set(self.values + learned, count_of(self.version) + 1, made_by)
 
     def catch_up(self, clock: int) -> list[Answer]:
         """Other blocks have had ``clock`` versions: step with what there is, and count from there on."""
@@ -201,6 +240,7 @@ class Block:
         """A peer is gone, or a new one has its number."""
         self.judged.pop(peer, None)
         self.late.pop(peer, None)
+        self.given.pop(peer, None)
         self._waiting.pop(peer, None)
 
     def _add(self, update: Update, scale: float, mass: bool = True) -> None:

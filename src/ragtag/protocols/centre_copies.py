@@ -48,7 +48,7 @@ class Copies:
             first=0,
             total=size,
             payload=held.payload(self._codec),
-            weight=np.full(size, wire.echo(answer.number, answer.stale), np.float32),
+            weight=np.full(size, wire.echo(answer.number, answer.stale, answer.clock), np.float32),
             heard=np.full(size, held.contributors(answer), np.uint64),
             mask=mask,
             ended=True,

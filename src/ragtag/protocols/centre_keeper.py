@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,8 +11,9 @@ from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Effect, Floats, MessageKey, Noted, PeerId, Run, Send, Timer
 from ragtag.protocols import centre_wire as wire
 from ragtag.protocols.base import BLOCK_BITS
-from ragtag.protocols.centre_block import Answer, Rule, Update
+from ragtag.protocols.centre_block import Answer, Correction, Rule, Update
 from ragtag.protocols.centre_copies import Copies
+from ragtag.protocols.centre_groups import Barriers, Book, Grouping, Step
 from ragtag.protocols.centre_owners import GONE_AFTER, Owners
 from ragtag.protocols.centre_rebuild import REPAIRS, Found, Seeker, said
 from ragtag.protocols.layout import Layout
@@ -25,7 +27,9 @@ HEADROOM = 1.5
 class Keeper:
     """One peer as an owner. Its tables are bounded by blocks times peers.
 
-    patience_s: how long a block may take on its way.
+    patience_s: how long a block may take on its way. grouping: peers step in groups, in place of the rule's
+    barrier. correction: of stale updates; then an owner keeps what it sent each peer last (in all about one
+    model's worth more).
     """
 
     def __init__(
@@ -35,6 +39,8 @@ class Keeper:
         layout: Layout,
         owners: Owners,
         patience_s: Callable[[], float],
+        grouping: Grouping | None = None,
+        correction: Correction | None = None,
     ) -> None:
         self.me, self._channel, self._codec = setting.me, setting.channel, setting.codec
         self._rule, self._layout, self._owners, self._patience_s = rule, layout, owners, patience_s
@@ -50,6 +56,14 @@ class Keeper:
         self._noted = -1
         self._answer = Deadline(setting.rtt_s)
         self._barrier = Deadline(setting.probe_s, headroom=HEADROOM)
+        self._correction = correction
+        self.book = None if grouping is None else Book(grouping, owners)
+        self._groups = (
+            None
+            if self.book is None
+            else Barriers(setting.channel, self._blocks, self.book, owners, self._barrier)
+        )
+        self._grouped = 0
         self._seeker = Seeker(
             setting.me, setting.channel, setting.codec, layout, owners, self.copies.newest, self._answer,
             patience_s,
@@ -58,6 +72,8 @@ class Keeper:
     def probed(self, probe_s: float) -> None:
         """One exchange of the whole vector takes this long."""
         self._barrier = Deadline(probe_s, headroom=HEADROOM)
+        if self._groups is not None:
+            self._groups.probed(self._barrier)
 
     # -- What the peer itself does
 
@@ -74,16 +90,27 @@ class Keeper:
         return self._answer.budget_s() + (self._barrier_s() if self._rule.barrier else 0.0)
 
     def _barrier_s(self) -> float:
-        self._barrier.floor_s = HEADROOM * self._computed_s
+        mates_s = 0.0 if self.book is None else self.book.slowest_s(self.book.mates(self.me))
+        self._barrier.floor_s = HEADROOM * max(self._computed_s, mates_s)
         return self._barrier.budget_s()
 
     def push_own(
-        self, now_s: float, block: int, number: int, weight: float, learned: Floats, lead: int
+        self,
+        now_s: float,
+        block: int,
+        number: int,
+        weight: float,
+        learned: Floats,
+        lead: int,
+        step_s: float | None = None,
     ) -> list[Effect]:
-        """This peer's own update of a block that it owns."""
-        base = int(self.copies.versions[self._layout.spans[block]].min())
+        """This peer's own update of a block that it owns. step_s: what its steps take."""
+        bases = self.copies.versions[self._layout.spans[block]]
         got = np.ones(self._layout.sizes[block], np.bool_)
-        update = self._updates[block, self.me] = Update(self.me, number, learned, got, weight, base, lead)
+        update = Update(self.me, number, learned, got, weight, int(bases.min()), int(bases.max()), lead)
+        self._updates[block, self.me] = update
+        if self.book is not None:
+            self.book.pushed(now_s, self.me, number, step_s)
         return self._ready(now_s, block, update)
 
     def pull(self, now_s: float, block: int, peer: PeerId, number: int, known: int) -> list[Effect]:
@@ -141,6 +168,10 @@ class Keeper:
         peer, number, name = run.peer, run.key.round, (block, run.peer)
         if number <= self._blocks[block].judged.get(peer, -1):
             return []
+        if self.book is not None:
+            bases, step_s = wire.without_pace(run.heard)
+            self.book.pushed(now_s, peer, number, step_s)
+            run = replace(run, heard=bases)
         update = self._updates.get(name)
         if update is None or update.number < number:
             shape = (self._layout.sizes[block], self._codec.elements)
@@ -203,6 +234,13 @@ class Keeper:
             held.judged[peer] = update.number
             refused = Noted("update refused", peer, f"block {block}: not finite, or nothing of it came")
             return [refused, *self._send(now_s, block, Answer(peer, update.number, 0, update.base))]
+        if self._correction is not None:
+            held.correct(update, self._correction)
+        if self._groups is not None:
+            step = self._groups.judge(now_s, block, update)
+            answered = any(at == block and answer.peer == peer for at, answer in step.answers)
+            stands_by = [] if answered else self._hold(now_s, peer, update.number)
+            return [*stands_by, *self._stepped(now_s, step)]
         effects = self._send_all(now_s, block, held.catch_up(update.clock)) if self._rule.barrier else []
         fresh, count, since_s = not held.kept, wire.count_of(held.version), held.since_s
         if self._rule.barrier and held.expired_s is not None and update.clock < count:
@@ -215,6 +253,17 @@ class Keeper:
             self._send_all(now_s, block, answers) if answers else self._hold(now_s, peer, update.number)
         )
         return effects + (self._stand(now_s, block) if fresh and held.kept else [])
+
+    def _stepped(self, now_s: float, step: Step) -> list[Effect]:
+        """What groups' barriers have come to; and, from the owner of the first block, who goes with whom."""
+        effects: list[Effect] = [*step.timers]
+        for block, answer in step.answers:
+            effects += self._send(now_s, block, answer)
+        assert self.book is not None
+        if self.book.changes != self._grouped and self._owners[0] == self.me:
+            self._grouped = self.book.changes
+            effects.append(Noted("groups", self.me, self.book.told()))
+        return effects
 
     def _stand(self, now_s: float, block: int) -> list[Effect]:
         """Where there is a barrier, it has an end."""
@@ -232,6 +281,10 @@ class Keeper:
 
     def _send(self, now_s: float, block: int, answer: Answer) -> list[Effect]:
         """Answer with the block as it is."""
+        if self.book is not None:
+            self.book.answered(now_s, answer.peer)
+        if self._correction is not None:
+            self._blocks[block].give(answer.peer)
         if answer.peer == self.me:
             self._own.append((block, answer))
             return []
@@ -257,6 +310,8 @@ class Keeper:
     def forget(self, peer: PeerId) -> None:
         """A peer is gone, or has come: perhaps another process than the one that had its number."""
         self._told.pop(peer, None)
+        if self._groups is not None:
+            self._groups.forget(peer)
         for block, held in enumerate(self._blocks):
             held.forget(peer)
             self._updates.pop((block, peer), None)
@@ -270,6 +325,8 @@ class Keeper:
     def review(self, now_s: float) -> list[Effect]:
         """Who is there has changed: give up what is another's now; nobody stands by for who is gone."""
         effects: list[Effect] = []
+        if self._groups is not None:
+            effects += self._stepped(now_s, self._groups.review(now_s))
         for block, held in enumerate(self._blocks):
             if self._owners[block] != self.me:
                 if held.serving:
@@ -277,13 +334,19 @@ class Keeper:
                 self._seeker.stop(block)
                 self._unfounded.pop(block, None)
                 effects += self._turn_away(now_s, block)
-            elif self._rule.barrier and held.serving and held.over(self._rule, self._expected(block)):
+            elif (
+                self._groups is None
+                and self._rule.barrier
+                and held.serving
+                and held.over(self._rule, self._expected(block))
+            ):
                 effects += self._send_all(now_s, block, held.close())
         return effects
 
     def _yield(self, now_s: float, block: int) -> list[Effect]:
         """Serve a block no more, all that was taken in being in its last version."""
-        effects = self._send_all(now_s, block, self._blocks[block].close())
+        closed = self._blocks[block].close() if self._groups is None else self._groups.close(now_s, block)
+        effects = self._send_all(now_s, block, closed)
         self._blocks[block].serving = False
         return effects
 
@@ -339,7 +402,9 @@ class Keeper:
         effects: list[Effect] = []
         for name in sorted(name for name in self._pulls if name[0] == block):
             effects += self._send(now_s, block, Answer(name[1], self._pulls.pop(name), 0, 0))
-        if self._blocks[block].kept:
+        if self._groups is not None:
+            effects += self._groups.rearm(now_s, block)
+        elif self._blocks[block].kept:
             effects += self._stand(now_s, block)
         for name in sorted(name for name in self._updates if name[0] == block):
             if name in self._updates and self._updates[name].ready:
@@ -353,6 +418,13 @@ class Keeper:
         kind, _, rest = timer.name.partition("/")
         if kind == "barrier":
             return self._end_barrier(now_s, int(rest), timer.round)
+        if kind == "group" and self._groups is not None:
+            step, without = self._groups.expired(now_s, int(rest), timer.round)
+            effects = self._stepped(now_s, step)
+            if without:
+                detail = f"block {rest} without peers {', '.join(map(str, without))}"
+                effects.append(Noted("barrier ended", self.me, detail))
+            return effects
         if kind != "hole":
             return self._seeker.expired(now_s, timer)
         block, peer = map(int, rest.split("/"))

@@ -6,23 +6,28 @@ the others above the block's number.
 
 | stage | from, to | round | heard | weight |
 |---|---|---|---|---|
-| PUSH | peer, owner | the update's number | version that each chunk is to be added to | the update's |
+| PUSH | peer, owner | the update's number | version that each chunk is to be added to; pace | the update's |
 | PULL (with the version known) | peer, owner | number | - | - |
-| STATE | owner, peer | version | whose updates are new in it | the number's low bits, and staleness |
+| STATE | owner, peer | version | whose updates are new in it | the number's low bits, clock, staleness |
 | ASK, TELL | owner, all; back | number | - | - |
 | FETCH, COPY | owner, holder; back | number | version of each chunk | - |
 | HOLD | owner, peer | the update's number | - | - |
 
 PUSH, STATE and COPY with ``NACK`` ask for chunks again, as ``repair`` has it. HOLD: the answer will
 take a while (a barrier), but the owner lives.
+
+Where peers step in groups (``centre_groups``), an update says what its peer's steps take (its *pace*), and
+the group's *clock* as its peer knows it: 1 to 63, round and round, so that either of two is ahead; 0: none.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ragtag.core.types import MessageKey, PeerId, Run
 from ragtag.core.wire import CHUNK_BYTES
@@ -42,7 +47,12 @@ COPIES = 3
 _OWNER_BITS = 6
 _U32 = 0xFFFFFFFF
 _BLOCK = (1 << BLOCK_BITS) - 1
-_STALE_MAX = 0xFFFF
+_STALE_MAX = 0x3FF
+_CLOCK_BITS = 6
+_CLOCKS = (1 << _CLOCK_BITS) - 1
+_VERSION_BITS = 48
+_VERSION_MASK = (1 << _VERSION_BITS) - 1
+_PACES, _OCTAVE = 0xFFFF, 1024
 _ASKED = struct.Struct("<Q")
 _TOLD = struct.Struct(f"<QQ{BLOCKS_MAX}Q")
 
@@ -74,16 +84,52 @@ def state_version(key: MessageKey) -> int:
     return key.block >> BLOCK_BITS << 32 | key.round
 
 
-def echo(number: int, stale: int) -> float:
-    """Which update an answer is for, and how stale that was: a float32 that holds it exactly."""
-    return float((number & 0xFF) << 16 | min(stale, _STALE_MAX))
+def echo(number: int, stale: int, clock: int = 0) -> float:
+    """Which update an answer is for, how stale that was, and the clock: a float32 that holds it exactly."""
+    return float(((number & 0xFF) << _CLOCK_BITS | clock) << 10 | min(stale, _STALE_MAX))
 
 
-def echoed(weight: float) -> tuple[int, int]:
-    """The low bits of the number, and the staleness; (-1, 0): it is neither."""
+def echoed(weight: float) -> tuple[int, int, int]:
+    """The low bits of the number, the staleness, the clock; (-1, 0, 0): it is none of these."""
     if not 0 <= weight < 1 << 24 or weight != int(weight):
-        return -1, 0
-    return int(weight) >> 16, int(weight) & _STALE_MAX
+        return -1, 0, 0
+    bits = int(weight)
+    return bits >> 16, bits & _STALE_MAX, bits >> 10 & _CLOCKS
+
+
+def ahead(clock: int, other: int) -> bool:
+    """Whether a group's clock is further than the other; never, where one of them is none."""
+    return bool(clock and other and 1 <= (clock - other) % _CLOCKS <= _CLOCKS // 2)
+
+
+def later(clock: int, other: int) -> int:
+    """The further of two."""
+    return other if not clock or ahead(other, clock) else clock
+
+
+def ticked(clock: int) -> int:
+    """The clock after a step."""
+    return clock % _CLOCKS + 1
+
+
+def clock_in(lead: int) -> int:
+    """The clock that an update's key says, above its block's number."""
+    return min(lead, _CLOCKS)
+
+
+def with_pace(versions: NDArray[np.uint64], step_s: float | None) -> NDArray[np.uint64]:
+    """Versions, and above them what a peer's steps take (to a 1,024th of an octave)."""
+    if step_s is None or not 0 < step_s < math.inf:
+        return versions
+    code = min(_PACES, max(1, round((math.log2(step_s) + 32) * _OCTAVE)))
+    return versions | np.uint64(code << _VERSION_BITS)
+
+
+def without_pace(given: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], float | None]:
+    """The versions, and what the peer's steps take (``None``: it has not said)."""
+    code = int(given[0] >> np.uint64(_VERSION_BITS)) if len(given) else 0
+    step_s = 2.0 ** (code / _OCTAVE - 32) if code else None
+    return given & np.uint64(_VERSION_MASK), step_s
 
 
 def small(peer: PeerId, key: MessageKey, blob: bytes) -> Run:

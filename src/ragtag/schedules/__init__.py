@@ -1,7 +1,7 @@
 """When to average: ``crew.optimizer(..., schedule=ragtag.schedules.SSP(bound=4))``.
 
-For a central state (``schedules.centre``; ``ragtag.Centre``): BackupWorkers, SoftSync, Asynchronous.
-ProgressiveGrouping runs simulated.
+For a central state (``schedules.centre``; ``ragtag.Centre``): BackupWorkers, SoftSync, Asynchronous,
+ProgressiveGrouping.
 """
 
 from __future__ import annotations

@@ -1,24 +1,33 @@
 """A central state that lives on the peers, as an averager: ``crew.optimizer(..., schedule=SoftSync(2))``.
 
 What each peer learned since it last took the state, the difference of its model, goes to the owners of the
-state's blocks; a schedule (``ragtag.schedules``: BackupWorkers, SoftSync, Asynchronous) says what of it
-counts and when; back comes the newest state, which is the peer's model from then on. There is no master
-(``ragtag.protocols.centre``).
+state's blocks; a schedule (``ragtag.schedules``: BackupWorkers, SoftSync, Asynchronous,
+ProgressiveGrouping) says what of it counts and when; back comes the newest state, which is the peer's model
+from then on. There is no master (``ragtag.protocols.centre``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from ragtag.core.types import PeerId
+import numpy as np
+import torch
+
+from ragtag.core.types import Floats, PeerId
+from ragtag.optim.compensate import compensated
 from ragtag.protocols.centre import Sharing, centre
 from ragtag.protocols.centre_block import Verdict
 from ragtag.protocols.method import Method
 from ragtag.schedules.asynchronous import Asynchronous
+from ragtag.schedules.backup import BackupWorkers
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Arrival, Drop
 from ragtag.schedules.centre import Centre as Rule
+from ragtag.schedules.every import EveryStep
+from ragtag.schedules.grouping import Groups, ProgressiveGrouping, plausible, scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +51,92 @@ class Judged:
         return None if isinstance(verdict, Drop) else Verdict(verdict.scale, verdict.close)
 
 
-def Centre(schedule: Rule | None = None) -> Method:
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Progressive grouping as the central state asks for it: whose speed is absurd goes alone."""
+
+    schedule: ProgressiveGrouping
+
+    @property
+    def barrier(self) -> bool:
+        """Peers stand by for their group."""
+        return True
+
+    def judge(self, peer: PeerId, staleness: int, held: int, n: int) -> Verdict | None:
+        """Groups decide; a crew that had none would be one."""
+        return Verdict(1.0, close=held >= n)
+
+    def groups(self, step_s: Mapping[PeerId, float], now: Groups) -> Groups:
+        """The groups to go on with."""
+        good, doubted = plausible(step_s)
+        while good and doubted:
+            good, doubted = plausible(good)  # the middle is another without them
+        return self.schedule.groups(good, now) if good else ()
+
+    def scale(self, share: float, staleness: int) -> float:
+        """A group's share of the crew, and never above 1/tau."""
+        return scale(share, staleness)
+
+
+@dataclass(frozen=True, slots=True)
+class Compensation:
+    """Brings stale updates of plain SGD up to date: an update is ``-rate`` times a gradient.
+
+    strength: lambda. rate: the learning rate as it is now (``None``, or 0: updates stay as they are).
+    """
+
+    strength: float
+    rate: Callable[[], float] | None = None
+
+    def __call__(self, update: Floats, values: Floats, stale: Floats) -> Floats:
+        """See ``optim.compensate.compensated``."""
+        rate = np.float32(0.0 if self.rate is None else self.rate())
+        if not rate > 0:
+            return update
+        with np.errstate(all="ignore"):  # what is not finite is not taken
+            corrected: Floats = -rate * compensated(update / -rate, values, stale, self.strength)
+        return corrected
+
+
+def Centre(schedule: Rule | ProgressiveGrouping | None = None, compensate: float = 0.0) -> Method:
     """Share a central state that has no master, under a schedule; by default each update counts as it comes.
 
-    schedule: ``ragtag.schedules.BackupWorkers``, ``SoftSync`` or ``Asynchronous``. A schedule alone will do:
-    ``crew.optimizer(..., schedule=ragtag.schedules.SoftSync(2))``; to push after some local steps only, say
-    ``averager=ragtag.Centre(SoftSync(2)), every=8``. Needs average="models".
+    schedule: ``ragtag.schedules.BackupWorkers``, ``SoftSync``, ``Asynchronous`` or ``ProgressiveGrouping``. A
+    schedule alone will do: ``crew.optimizer(..., schedule=ragtag.schedules.SoftSync(2))``; to push after some
+    local steps only, say ``averager=ragtag.Centre(SoftSync(2)), every=8``. Needs average="models".
+    compensate: delay compensation, lambda of DC-ASGD (``ragtag.optim.compensate``; Zheng et al., ICML 2017):
+    a stale update is corrected to first order for what the model has moved by since. Owners keep what each
+    peer was sent last, in all about one model more. For plain SGD (no momentum, one learning rate) that
+    averages after every step, since an update must be one gradient; an owner takes the learning rate to be
+    its own. What was made on values that an owner has not sent itself is not corrected.
 
-    Raises TypeError: the schedule says when to average, not what a centre does with an update.
+    Raises TypeError: the schedule says when to average, not what a centre does with an update. ValueError:
+    ``compensate`` is negative or not finite, or the schedule takes no stale updates.
     """
     schedule = Asynchronous() if schedule is None else schedule
     if not is_rule(schedule):
         raise TypeError(
             f"Centre: {schedule!r} says when peers average, not what becomes of an update; use one of "
-            "ragtag.schedules.BackupWorkers, SoftSync, Asynchronous"
+            "ragtag.schedules.BackupWorkers, SoftSync, Asynchronous, ProgressiveGrouping"
         )
-    return centre(repr(schedule), Judged(schedule))
+    if not (compensate >= 0 and math.isfinite(compensate)):
+        raise ValueError(f"Centre: compensate={compensate}; it must be 0 or more, and finite")
+    if compensate and isinstance(schedule, BackupWorkers):
+        raise ValueError(
+            f"Centre: {schedule!r} drops stale updates: there is none to compensate; leave it out"
+        )
+    name = repr(schedule) + (f", compensate={compensate:g}" if compensate else "")
+    correction = Compensation(compensate) if compensate else None
+    if isinstance(schedule, ProgressiveGrouping):
+        grouped = Grouped(schedule)
+        return centre(name, grouped, grouped, correction)
+    return centre(name, Judged(schedule), None, correction)
 
 
 def is_rule(schedule: Any) -> bool:
     """Whether a schedule is one for a centre."""
+    if isinstance(schedule, ProgressiveGrouping):
+        return True
     return hasattr(schedule, "judge") and hasattr(schedule, "barrier")
 
 
@@ -79,13 +154,27 @@ def require_centred(method: Method, more: bool) -> None:
         )
 
 
+def require_gradients(method: Method, buffers: bool) -> None:
+    """Raise ValueError where updates are to be compensated, and hold what is no gradient."""
+    if buffers and isinstance(method.crowd, Sharing) and method.crowd.correction is not None:
+        raise ValueError(
+            "compensate= is of gradients, and this model's buffers have none: give buffers=False"
+        )
+
+
 def centred(
-    method: Method | None, schedule: Schedule | Rule | None, average: str, n: int
+    method: Method | None,
+    schedule: Schedule | Rule | ProgressiveGrouping | None,
+    average: str,
+    n: int,
+    inner: torch.optim.Optimizer,
+    every: int | None = None,
 ) -> tuple[Method | None, Schedule | None]:
     """The averager, and when to average, where the schedule given may be one for a central state.
 
     Raises ValueError: it is, and there is another averager; it asks for more peers than the ``n`` that the
-    crew has (a crew of one goes on alone); or gradients are to be averaged.
+    crew has (a crew of one goes on alone); gradients are to be averaged; or updates are to be compensated
+    that are not one gradient each.
     """
     when: Schedule | None = None
     if schedule is not None and is_rule(schedule):
@@ -101,7 +190,25 @@ def centred(
         return method, when
     if average != "models":
         raise ValueError('updates of a central state are what models were moved by; use average="models"')
-    rule = method.crowd.rule
+    rule, correction = method.crowd.rule, method.crowd.correction
     if n > 1 and isinstance(rule, Judged):
         rule.schedule.judge(Arrival(0, 0, 1, n))
+    if isinstance(correction, Compensation):
+        if every not in (None, 1) or not (when is None or when == EveryStep()):
+            raise ValueError("compensate= is of single gradients: average after every step, or leave it out")
+        rated = replace(correction, rate=_rate_of(inner))
+        method = method._replace(crowd=replace(method.crowd, correction=rated))
     return method, when
+
+
+def _rate_of(inner: torch.optim.Optimizer) -> Callable[[], float]:
+    """Reads plain SGD's learning rate. Raises ValueError: it is not plain, or has several rates."""
+    groups = inner.param_groups
+    plain = isinstance(inner, torch.optim.SGD) and not any(g["momentum"] or g["maximize"] for g in groups)
+    if not plain or len({float(group["lr"]) for group in groups}) != 1:
+        raise ValueError(
+            "compensate= needs updates that are a learning rate times a gradient: torch.optim.SGD without "
+            f"momentum, with one learning rate for all parameters; this is {type(inner).__name__} "
+            f"{[{k: g.get(k) for k in ('lr', 'momentum', 'maximize')} for g in groups]}"
+        )
+    return lambda: float(inner.param_groups[0]["lr"])

@@ -15,8 +15,9 @@ from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
+from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.training.averager import RPS, Pending, Transport
-from ragtag.training.centre import centred, is_centred, require_centred
+from ragtag.training.centre import centred, is_centred, require_centred, require_gradients
 from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.compress import Compression, TopK, require_compressible
 from ragtag.training.conduct import Conduct
@@ -50,7 +51,8 @@ class CrewOptimizer(torch.optim.Optimizer):
     average: "models" after the local step, or "gradients" before it (see ``modes.Gradients``).
     schedule, or every (an int): when; by default after every step. Schedules that do not wait for slow peers
         (``ragtag.schedules.Partial``, ``SSP``, ``DSSP``) need average="models" and RPS() or AllReduce().
-        ``BackupWorkers``, ``SoftSync`` and ``Asynchronous`` bring their own averager, ``ragtag.Centre()``.
+        ``BackupWorkers``, ``SoftSync``, ``Asynchronous``, ``ProgressiveGrouping`` bring their own averager,
+        ``ragtag.Centre()``.
     model: whose parameters these are. Given, the crew's schemas are compared here and now; else when
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
@@ -86,7 +88,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         *,
         method: Method | None = None,
         average: Literal["models", "gradients"] = "models",
-        schedule: Schedule | Centre | None = None,
+        schedule: Schedule | Centre | ProgressiveGrouping | None = None,
         every: int | None = None,
         model: torch.nn.Module | None = None,
         buffers: bool = True,
@@ -112,7 +114,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self._adopting = False
         self._transport, self._channel, self._codec = transport, channel, codec_of(codec)
-        method, schedule = centred(method, schedule, average, transport.n)
+        method, schedule = centred(method, schedule, average, transport.n, inner, every)
         self._method = RPS() if method is None else method
         self._mode = mode_of(average, inner)
         self.conduct = Conduct(schedule_of(schedule, every), transport, channel, on_note)
@@ -431,6 +433,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     def _configure(self, modules: list[torch.nn.Module]) -> Replica | SparseReplica:
         names = name_parameters(self.param_groups, modules)
         buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
+        require_gradients(self._method, bool(buffers))
         content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer.rule}"
         fragments = 1 if self._outer is None else self._outer.fragments
         if self._compress is not None:

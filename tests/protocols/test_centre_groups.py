@@ -1,0 +1,262 @@
+"""Groups at a central state: who goes with whom, what a group's step is, deadlines, clocks, deaths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragtag.core.deadline import Deadline
+from ragtag.protocols.centre_block import Block, Update
+from ragtag.protocols.centre_groups import PACE_WINDOW, Barriers, Book, Step
+from ragtag.protocols.centre_owners import Owners
+from ragtag.schedules import ProgressiveGrouping
+from ragtag.schedules.grouping import scale
+from ragtag.training.centre import Centre, Grouped
+from tests.protocols.centres import STEP_S, TURNS, Centres, doubled, in_batches
+
+N, SLOW = 4, 3
+
+
+def book(n: int = N, rule: ProgressiveGrouping | None = None) -> Book:
+    made = Book(Grouped(rule or ProgressiveGrouping()), Owners(0, 1, 2, range(n)))
+    for peer in range(n):
+        made.answered(0.0, peer)
+    return made
+
+
+def update(peer: int, number: int, value: float, base: int, clock: int = 0, weight: float = 1.0) -> Update:
+    values = np.full((3, 2), value, np.float32)
+    return Update(peer, number, values, np.ones(3, np.bool_), weight, base, base, clock)
+
+
+class Owner:
+    """One owner of two blocks that are at 0."""
+
+    def __init__(self, n: int = N, rule: ProgressiveGrouping | None = None) -> None:
+        self.book = book(n, rule)
+        self.blocks = [Block(me=0), Block(me=0)]
+        for block in self.blocks:
+            block.adopt(np.zeros((3, 2), np.float32), 0)
+        owners = self.book._owners
+        self.barriers = Barriers(0, self.blocks, self.book, owners, Deadline(0.1))
+
+    def push(
+        self, peer: int, number: int, *, step_s: float = 1.0, at_s: float = 1.0, block: int = 0,
+        clock: int = 0, value: float = 1.0, base: int | None = None,
+    ) -> Step:  # fmt: skip
+        self.book.pushed(at_s, peer, number, step_s)
+        base = self.blocks[block].version if base is None else base
+        step = self.barriers.judge(at_s, block, update(peer, number, value, base, clock))
+        for _, answer in step.answers:
+            self.book.answered(at_s, answer.peer)
+        return step
+
+
+def who(step: Step) -> list[int]:
+    return sorted(answer.peer for _, answer in step.answers)
+
+
+# -- Speeds and groups
+
+
+def test_groups_follow_what_updates_say_and_grow_and_shrink() -> None:
+    one = book()
+    for peer in range(N):
+        one.pushed(1.0, peer, 0, 1.0)
+    one.review()
+    assert one.groups == ((0, 1, 2, 3),)
+    one.pushed(2.0, SLOW, 1, 20.0)
+    assert one.review()
+    assert one.groups == ((0, 1, 2), (3,))
+    assert one.mates(0) == {0, 1, 2}
+    assert one.waited_for([0]) == {0, 1, 2}
+    assert "2 groups: 0 1 2 (1e+03 ms) + 3 (2e+04 ms)" in one.told()
+    one.pushed(3.0, SLOW, 2, 1.0)
+    assert one.review()
+    assert one.groups == ((0, 1, 2, 3),)
+    assert not one.review()
+
+
+def test_who_missed_a_deadline_is_slow_until_its_own_figures_can_show_it() -> None:
+    one = book()
+    for peer in range(N):
+        one.pushed(1.0, peer, 0, 1.0)
+        one.answered(1.0, peer)
+    one.missed(3.0, [SLOW])
+    one.review()
+    assert one.groups == ((0, 1, 2), (3,))
+    one.pushed(21.0, SLOW, 1, 1.0)  # the median of its steps does not show it yet
+    assert one.step_s()[SLOW] == 20.0
+    for turn in range(2, 2 + PACE_WINDOW // 2):
+        one.pushed(21.0 + turn, SLOW, turn, 1.0)
+        assert one.step_s()[SLOW] == 20.0
+    one.pushed(30.0, SLOW, 9, 1.0)
+    assert one.step_s()[SLOW] == 1.0
+
+
+def test_absurd_speeds_go_alone() -> None:
+    one = book()
+    for peer in range(N):
+        one.pushed(1.0, peer, 0, 1e-9 if peer == SLOW else 1.0)
+    one.review()
+    assert one.groups == ((0, 1, 2),)
+    assert one.mates(SLOW) == {SLOW}
+
+
+@given(st.dictionaries(st.integers(0, 9), st.floats(1e-9, 1e9), min_size=1))
+def test_no_speeds_are_refused(step_s: dict[int, float]) -> None:
+    grouped = Grouped(ProgressiveGrouping())
+    groups = grouped.groups(step_s, ())
+    named = [peer for group in groups for peer in group]
+    assert len(named) == len(set(named))
+    assert set(named) <= set(step_s)
+    assert grouped.groups(step_s, groups) == grouped.groups(step_s, grouped.groups(step_s, groups))
+
+
+# -- Steps
+
+
+def test_a_groups_step_is_its_mean_times_its_share_of_the_crew() -> None:
+    owner = Owner()
+    for peer in range(N):
+        assert who(owner.push(peer, 0, step_s=20.0 if peer == SLOW else 1.0)) == (
+            [] if peer < SLOW else [0, 1, 2, SLOW]
+        )
+    assert owner.book.groups == ((0, 1, 2, 3),)  # looked at when a step begins
+    values = owner.blocks[0].values
+    assert values is not None
+    np.testing.assert_allclose(values, 1.0)
+    base = owner.blocks[0].version
+    assert who(owner.push(0, 1, value=4.0)) == []
+    assert who(owner.push(1, 1, value=1.0)) == []
+    assert who(owner.push(2, 1, value=1.0)) == [0, 1, 2]
+    values = owner.blocks[0].values
+    assert values is not None
+    np.testing.assert_allclose(values, 1.0 + 0.75 * 2.0)
+    for turn in range(2, 6):
+        for peer in range(3):
+            owner.push(peer, turn, value=0.0)
+    (_, answer), *_ = owner.push(SLOW, 1, step_s=20.0, base=base, value=10.0).answers
+    assert answer.stale == 5
+    values = owner.blocks[0].values
+    assert values is not None
+    np.testing.assert_allclose(values, 2.5 + 10.0 * scale(0.25, 5))
+
+
+def test_a_deadline_splits_the_group_and_who_comes_late_counts_at_once() -> None:
+    owner = Owner()
+    for turn in range(2):
+        for peer in range(N):
+            owner.push(peer, turn, at_s=1.0 + turn)
+    (timer,) = owner.push(0, 2, at_s=3.0).timers
+    assert timer.at_s == pytest.approx(4.5)
+    owner.push(1, 2, at_s=3.0)
+    owner.push(2, 2, at_s=3.0)
+    base = owner.blocks[0].version
+    step, still = owner.barriers.expired(4.5, 0, timer.timer.round)
+    assert who(step) == [0, 1, 2]
+    assert still == ()
+    assert owner.book.groups == ((0, 1, 2), (3,))
+    late = owner.push(SLOW, 2, at_s=10.0, base=base)
+    assert who(late) == [SLOW]
+    assert late.answers[0][1].stale == 1
+    assert owner.barriers.expired(5.0, 0, timer.timer.round) == (Step([], []), ())
+
+
+def test_where_groups_cannot_grow_the_dead_are_waited_for_twice() -> None:
+    owner = Owner(rule=ProgressiveGrouping(groups_max=1))
+    for peer in range(N):
+        owner.push(peer, 0)
+    waited = []
+    for turn in range(1, 4):
+        (timer,) = owner.push(0, turn).timers
+        owner.push(1, turn)
+        if who(owner.push(2, turn)):
+            break
+        waited.append(owner.barriers.expired(timer.at_s, 0, timer.timer.round)[1])
+    assert waited == [(SLOW,), ()]  # two waits, and no third
+    owner.push(SLOW, 1)
+    assert owner.push(0, 9).timers  # it is counted again
+
+
+def test_a_block_that_is_behind_closes_when_its_group_is_seen_to_be_further() -> None:
+    """An update of peer 1 was lost on its way to this block; in another block the step was made."""
+    owner = Owner(2)
+    assert who(owner.push(0, 0, clock=4)) == []
+    assert who(owner.push(1, 1, clock=5)) == [0]
+    last = owner.push(0, 1, clock=5)
+    assert who(last) == [0, 1]
+    assert {answer.clock for _, answer in last.answers} == {6}
+
+
+def test_who_does_not_wait_gives_more_of_the_same_and_who_is_gone_is_not_answered() -> None:
+    owner = Owner(3)
+    owner.push(0, 0, value=1.0)
+    owner.push(0, 1, value=2.0)
+    owner.push(1, 0, value=3.0)
+    owner.barriers.forget(1)
+    step = owner.push(2, 0, value=0.0)
+    assert sorted((a.peer, a.number) for _, a in step.answers) == [(0, 1), (2, 0)]
+    values = owner.blocks[0].values
+    assert values is not None
+    np.testing.assert_allclose(values, (1 + 2 + 3 + 0) / 3)
+
+
+# -- Whole crews
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+def test_every_update_counts_once(loss: float) -> None:
+    world = Centres(rule=Centre(ProgressiveGrouping()), loss=loss, turns=20)
+    doubled(world)
+    world.run()
+    state = world.settle()
+    if loss:
+        assert state[:, :N].mean() > 0.9 * 20 / N
+    else:
+        np.testing.assert_allclose(state[:, :N], 20 / N, rtol=1e-5)
+
+
+def test_the_fast_do_not_wait_for_the_slow() -> None:
+    world = Centres(rule=Centre(ProgressiveGrouping()), slow={SLOW: 20.0}, turns=60).run()
+    fast = [outcome.total_s for outcome in world.outcomes[0][8:]]
+    assert max(fast) < STEP_S
+    assert world.outcomes[0][40].groups == ((0, 1, 2), (3,))
+    stale = [s for outcome in world.outcomes[SLOW][1:3] for s in outcome.stale or ()]
+    assert min(stale) > 8
+    state = world.settle()
+    assert (state[:, SLOW] > 0.5 * 60 / 20).all()  # 1/tau of each: less than a fourth
+    assert (state[:, :3] > 0.9 * 60 / N).all()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_deaths_in_any_state(data: st.DataObject) -> None:
+    """As for other rules: nothing is counted twice, no version goes back (``Centres`` looks), peers go on."""
+    n = data.draw(st.integers(2, 4))
+    loss = data.draw(st.sampled_from([0.0, 0.1, 0.3]))
+    when = st.floats(0.0, 0.12)
+    dead = data.draw(st.dictionaries(st.integers(1, n - 1), when, max_size=n - 1))
+    told_s = data.draw(st.none() | st.floats(0.0, 0.05))
+    world = Centres(
+        n, Centre(ProgressiveGrouping()), loss=loss, gone=dead, told_s=told_s, n_chunks=5,
+        seed=data.draw(st.integers(0, 99)), slow={0: data.draw(st.sampled_from([1.0, 3.0, 30.0]))},
+    )  # fmt: skip
+    if data.draw(st.booleans()):
+        from_s = data.draw(when)
+        world.frozen[0] = (from_s, from_s + data.draw(st.floats(0.01, 0.3)))
+    if data.draw(st.booleans()):
+        doubled(world)
+    elif data.draw(st.booleans()):
+        in_batches(world)
+    world.run()
+    assert all(len(world.outcomes[peer]) == TURNS + 1 for peer in world.living)
+    world.loss.faults = type(world.loss.faults)()
+    world.settle()
+    world.more(3)
+    before = world.settle()
+    world.more(2)
+    after = world.settle()
+    assert (after - before)[:, world.living].min() > 0.5 * 2 / n / 4

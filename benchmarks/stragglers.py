@@ -30,22 +30,24 @@ from torch.utils.data import DataLoader, TensorDataset
 import ragtag
 from ragtag.app.demo_task import LEARNING_RATE, evaluate, load_digits, make_model
 from ragtag.schedules.base import Schedule
+from ragtag.schedules.grouping import ProgressiveGrouping
 
 RESULTS = Path(__file__).parent / "results" / "stragglers.json"
 WARM_STEPS = 20
 BATCH = 16
 GOAL = {"throughput": 0.95, "accuracy_points": 1.0}
-SCHEDULES = ("partial", "ssp", "matched", "every")
+SCHEDULES = ("partial", "ssp", "matched", "grouping", "every")
 
 
-def schedule_of(name: str) -> Schedule:
+def schedule_of(name: str) -> Schedule | ProgressiveGrouping:
     """The schedule that a name on the command line means."""
     schedules = ragtag.schedules
-    made: dict[str, Schedule] = {
+    made: dict[str, Schedule | ProgressiveGrouping] = {
         "every": schedules.EveryStep(),
         "partial": schedules.Partial(),
         "ssp": schedules.SSP(bound=4),
         "matched": schedules.Matched(),
+        "grouping": schedules.ProgressiveGrouping(),
     }
     return made[name]
 

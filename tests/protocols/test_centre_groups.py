@@ -129,9 +129,9 @@ def test_a_groups_step_is_its_mean_times_its_share_of_the_crew() -> None:
     assert values is not None
     np.testing.assert_allclose(values, 1.0)
     base = owner.blocks[0].version
-    assert who(owner.push(0, 1, value=4.0)) == []
-    assert who(owner.push(1, 1, value=1.0)) == []
-    assert who(owner.push(2, 1, value=1.0)) == [0, 1, 2]
+    assert who(owner.push(0, 1, value=4.0, at_s=2.0)) == []
+    assert who(owner.push(1, 1, value=1.0, at_s=2.0)) == []
+    assert who(owner.push(2, 1, value=1.0, at_s=2.0)) == [0, 1, 2]
     values = owner.blocks[0].values
     assert values is not None
     np.testing.assert_allclose(values, 1.0 + 0.75 * 2.0)

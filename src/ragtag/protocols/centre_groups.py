@@ -18,6 +18,7 @@ its group has gone on without it is added at once, by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -33,6 +34,8 @@ from ragtag.protocols.centre_wire import ahead, clock_in, count_of, later, ticke
 Groups = tuple[tuple[PeerId, ...], ...]
 PACE_WINDOW = 9
 """What a peer says its steps take is the median of so many."""
+PAUSE = 0.5
+"""They are looked at once in so many of the middle peer's steps, and whenever somebody misses a deadline."""
 NEWS = 0.02
 """Groups are looked at again once a peer's steps take longer or shorter by this share."""
 
@@ -50,7 +53,7 @@ class Grouping(Protocol):
 
 
 class Book:
-    """What one owner knows of speeds, and the groups that follow. changes: how often they have changed."""
+    """What one owner knows of speeds, and the groups that follow. changes: how often their number changed."""
 
     def __init__(self, grouping: Grouping, owners: Owners) -> None:
         self.grouping, self._owners = grouping, owners
@@ -63,6 +66,8 @@ class Book:
         self._late: dict[PeerId, int] = {}
         self._turns: dict[PeerId, int] = {}
         self._slow: dict[PeerId, tuple[float, int]] = {}
+        self._next_s = -math.inf
+        self._told = 0
         self._mates: dict[PeerId, frozenset[PeerId]] = {}
 
     def pushed(self, now_s: float, peer: PeerId, number: int, step_s: float | None) -> None:
@@ -114,6 +119,13 @@ class Book:
         """What the slowest of these is known to take; 0: nothing is known."""
         return max((self._step_s.get(peer, 0.0) for peer in peers), default=0.0)
 
+    def look(self, now_s: float) -> None:
+        """A step begins: look at who goes with whom, if some time has gone by since (it takes a while)."""
+        if now_s >= self._next_s:
+            self.review()
+            middle_s = sorted(self._used_s.values())[len(self._used_s) // 2] if self._used_s else 0.0
+            self._next_s = now_s + PAUSE * middle_s
+
     def review(self) -> bool:
         """Look at who goes with whom, if there is news; whether that has changed."""
         step_s, used = self.step_s(), self._used_s
@@ -129,7 +141,8 @@ class Book:
         changed = len(found) != len(self.groups) or set(found) != set(self.groups)
         self.groups = found
         self._mates = {peer: frozenset(group) for group in found for peer in group}
-        self.changes += changed
+        self.changes += len(found) != self._told
+        self._told = len(found)
         return changed
 
     def mates(self, peer: PeerId) -> frozenset[PeerId]:
@@ -204,7 +217,7 @@ class Barriers:
         held.judged[peer] = update.number
         answers: list[tuple[int, Answer]] = []
         if not self._open[block]:
-            self._book.review()
+            self._book.look(now_s)
             answers = self._sweep(now_s)
         late_at, since_s = self._late.pop((block, peer), (-1, now_s))
         answer = Answer(peer, update.number, 0, update.base)

@@ -8,13 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragtag.core.deadline import Deadline
+from ragtag.core.types import Arm, Arrived, Average, Expired, Run
 from ragtag.protocols.centre_block import Block, Update
 from ragtag.protocols.centre_groups import PACE_WINDOW, Barriers, Book, Step
 from ragtag.protocols.centre_owners import Owners
+from ragtag.protocols.method import CrowdSetting
 from ragtag.schedules import ProgressiveGrouping
 from ragtag.schedules.grouping import scale
 from ragtag.training.centre import Centre, Grouped
 from tests.protocols.centres import STEP_S, TURNS, Centres, doubled, in_batches
+from tests.protocols.harness import TINY
+from tests.protocols.test_centre import STRAYS
 
 N, SLOW = 4, 3
 
@@ -260,3 +264,22 @@ def test_deaths_in_any_state(data: st.DataObject) -> None:
     world.more(2)
     after = world.settle()
     assert (after - before)[:, world.living].min() > 0.5 * 2 / n / 4
+
+
+@settings(max_examples=100)
+@given(st.lists(st.lists(STRAYS, max_size=12), min_size=1, max_size=4))
+def test_no_sequence_of_runs_raises(turns: list[list[Run]]) -> None:
+    """Whatever a peer sends, of paces and clocks too."""
+    method = Centre(ProgressiveGrouping())
+    assert method.crowd is not None
+    node = method.crowd(CrowdSetting(0, frozenset(range(4)), 1, 0, TINY, 5, 0.1, 0.01))
+    zeros = np.zeros((5, TINY.elements), np.float32)
+    for at, runs in enumerate(turns):
+        timers = []
+        if node.active is None:
+            timers = node.step(float(at), Average(0, zeros, 1.0))
+        for run in runs:
+            timers += node.step(float(at), Arrived((run,)))
+        for effect in timers:
+            if isinstance(effect, Arm):
+                node.step(max(float(at), effect.at_s), Expired(effect.timer))

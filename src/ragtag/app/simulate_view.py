@@ -75,10 +75,25 @@ def show(result: Result, console: Console) -> None:
         f"{result.virtual_s:.2f} s of virtual time in {result.wall_s:.2f} s, {result.events:,} events, "
         f"digest {result.digest[:12]}"
     )
+    for line in _at_the_centre(result):
+        console.print(line)
     if result.healed_round is not None:
         console.print(f"invariants held; healed, all live peers heard all in round {result.healed_round}")
     if result.run_folder is not None:
         console.print(f"trace in {result.run_folder}; [cyan]ragtag report {result.run_folder}[/cyan]")
+
+
+def _at_the_centre(result: Result) -> list[str]:
+    """What a central state is asked about: whose updates came in, and how old they were."""
+    lines = []
+    if result.turns is not None:
+        lines.append(f"turns by peer {', '.join(map(str, result.turns))}")
+    if result.staleness is not None:
+        mean, p95, most = result.staleness
+        lines.append(f"updates were {mean:.2f} versions old, 95th percentile {p95:.0f}, at most {most}")
+    if result.groups:
+        lines.append(f"groups at the end {' + '.join(' '.join(map(str, one)) for one in result.groups)}")
+    return lines
 
 
 def _table(result: Result) -> Table:

@@ -54,7 +54,7 @@ class Keeper:
         self._unfounded: dict[int, Found] = {}
         self._told: dict[PeerId, int] = {}  # the newest turn of a peer that was told to stand by
         self._noted = -1
-        self._answer = Deadline(setting.rtt_s)
+        self._answer = Deadline(setting.rtt_s, floor_s=setting.rtt_s)
         self._barrier = Deadline(setting.probe_s, headroom=HEADROOM)
         self._correction = correction
         self.book = None if grouping is None else Book(grouping, owners)

@@ -9,6 +9,7 @@ import pytest
 
 from ragtag.app.experiment import METHODS, ExperimentError, RoundFigures, Setup, simulate
 from ragtag.app.report import build_report, report_json
+from ragtag.app.simulate_view import _at_the_centre
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.core.faultspec import parse_faults
@@ -116,6 +117,12 @@ def test_a_crew_of_one_averages_with_itself() -> None:
     ("change", "message"),
     [
         ({"method": "magic"}, "no method is called 'magic'; there are rps, rps"),
+        ({"method": "softsync=x"}, "after softsync= stands a whole number"),
+        ({"method": "softsync=0"}, "n is 0"),
+        ({"method": "softsync=5", "peers": 4}, "n is 5, more than the 4 peers"),
+        ({"method": "backup=4", "peers": 4}, "leaves none to wait for"),
+        ({"method": "grouping=0"}, "groups_max is 0"),
+        ({"method": "grouping", "check": True}, "leave it out"),
         ({"peers": 65}, "65 peers: one crew averages 1 to 64"),
         ({"values": 0}, "values is 0; it must be 1 or more"),
         ({"rounds": -1}, "rounds is -1"),
@@ -133,3 +140,34 @@ def test_a_folder_with_a_trace_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "crew.jsonl").write_text("")
     with pytest.raises(ExperimentError, match="holds the trace of a run already"):
         simulate(SMALL, tmp_path)
+
+
+# -- Schedules of a central state
+
+STRAGGLER = parse_faults("delay=0.002,slow=3x12")
+
+
+@pytest.mark.parametrize("method", ["asynchronous", "softsync=2", "backup=1", "grouping"])
+def test_a_central_state_waits_for_no_straggler(method: str, tmp_path: Path) -> None:
+    setup = Setup(peers=4, values=2_000, rounds=30, method=method, faults=STRAGGLER, compute_sigma=0.02)
+    result = simulate(setup, tmp_path)
+    assert result.turns is not None
+    assert min(result.turns[:3]) >= 28
+    assert 1 <= result.turns[3] <= 4
+    assert result.arrived == 1.0
+    assert result.staleness is not None
+    assert result.staleness.most >= 10
+    assert result.virtual_s < 1.5 * 30 * 0.1 + 12 * 0.1
+    assert result.groups == (((0, 1, 2), (3,)) if method == "grouping" else ())
+    assert simulate(setup).digest == result.digest
+    said = json.loads(json.dumps(result.to_json()))
+    assert said["turns"] == list(result.turns)
+    assert said["staleness"]["most"] == result.staleness.most
+    assert "turns by peer" in " ".join(_at_the_centre(result))
+    assert sum(isinstance(r, trace.Round) for r in read_run(tmp_path).records()) >= sum(result.turns)
+
+
+def test_rounds_of_all_have_no_staleness() -> None:
+    result = simulate(SMALL)
+    assert (result.staleness, result.turns, result.groups) == (None, None, ())
+    assert _at_the_centre(result) == []

@@ -144,7 +144,13 @@ Minutes = Annotated[
 # -- Of `ragtag simulate`
 
 MethodName = Annotated[
-    str, typer.Option("--method", help="rps, rps+repair, allreduce or ring.", metavar="NAME")
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="rps, rps+repair, allreduce, ring; or at a central state backup=1, softsync=2, asynchronous, "
+        "grouping.",
+    ),
 ]
 Size = Annotated[
     str, typer.Option("--size", metavar="COUNT", help="Values that each peer holds, as 250000, 100k or 1M.")

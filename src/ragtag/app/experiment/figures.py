@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,13 +32,23 @@ class RoundFigures:
     ended_s: float
 
 
+class Staleness(NamedTuple):
+    """Of updates of blocks of a central state, in versions."""
+
+    mean: float
+    p95: float
+    most: int
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a simulated run came to. Times in ``rounds`` are virtual; ``wall_s`` is real.
 
     disagreement: mean over the second half of the rounds. round_s: median, 95th percentile and longest over
     peers and rounds. digest: equal for two runs of one setup. healed_round: with ``check``, the round in
-    which all live peers heard all others after the network was healed.
+    which all live peers heard all others after the network was healed. At a central state: staleness of
+    updates (``None``: there were none); turns of each peer, by number (``None``: it is no central state);
+    groups, the last that an owner has told of.
     """
 
     setup: Setup
@@ -55,6 +65,9 @@ class Result:
     digest: str
     healed_round: int | None = None
     run_folder: Path | None = None
+    staleness: Staleness | None = None
+    turns: tuple[int, ...] | None = None
+    groups: tuple[tuple[PeerId, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -65,6 +78,7 @@ class Result:
         settings["faults"] = format_faults(self.setup.faults)
         median_s, p95_s, longest_s = self.round_s
         plain["round_s"] = {"median": median_s, "p95": p95_s, "longest": longest_s}
+        plain["staleness"] = None if self.staleness is None else self.staleness._asdict()
         plain["run_folder"] = None if self.run_folder is None else str(self.run_folder)
         return {"setup": settings, **plain}
 

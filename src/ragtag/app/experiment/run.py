@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ragtag.app.experiment.figures import OpenRound, Result, RoundFigures
+from ragtag.app.experiment.figures import OpenRound, Result, RoundFigures, Staleness
 from ragtag.app.experiment.records import Records
 from ragtag.app.experiment.setup import METHODS, ExperimentError, Setup
 from ragtag.app.tracefile import trace_files
@@ -66,6 +67,10 @@ class _Experiment:
         self._next = 0
         self._gone: set[PeerId] = set()
         self._times_s: list[float] = []
+        self._centred = setup.method not in METHODS
+        self._over = False
+        self._stale: Counter[int] = Counter()
+        self._groups: tuple[tuple[PeerId, ...], ...] = ()
         nodes = [Node(peer, setup.peers, setup.seed) for peer in range(setup.peers)]
         for node in nodes:
             node.configure(_CHANNEL, self._channel())
@@ -83,7 +88,10 @@ class _Experiment:
         setup, world, began_s = self._setup, self._world, time.perf_counter()
         zeros = np.zeros((self._chunks, fp32.elements), np.float32)
         for peer in range(setup.peers):
-            self._compute(peer, 0.0, zeros)
+            if self._centred:  # a first turn takes the state
+                world.at(0.0, peer, Average(_CHANNEL, zeros, 0.0))
+            else:
+                self._compute(peer, 0.0, zeros)
         world.run()
         self._close(setup.rounds)
         result = self._result(world.now_s, time.perf_counter() - began_s, run_folder)
@@ -114,6 +122,9 @@ class _Experiment:
             events=world.events,
             digest=world.digest(),
             run_folder=run_folder,
+            staleness=_staleness(self._stale),
+            turns=tuple(self._steps) if self._centred else None,
+            groups=self._groups,
         )
 
     def _channel(self) -> Channel:
@@ -123,7 +134,7 @@ class _Experiment:
         stage_bytes = self._chunks * (fp32.elements * 4 + OVERHEAD_BYTES)
         spread_s = 4 * setup.compute_sigma * setup.compute_s
         probe_s = rtt_s + stage_bytes / faults.rate_bytes_per_s + spread_s
-        return Channel(METHODS[setup.method], fp32, self._chunks, probe_s, rtt_s, floor_s=_FLOOR_S)
+        return Channel(setup.channel_method, fp32, self._chunks, probe_s, rtt_s, floor_s=_FLOOR_S)
 
     # -- One peer
 
@@ -148,13 +159,17 @@ class _Experiment:
         contributors = float(np.unpackbits(outcome.heard.view(np.uint8)).sum()) / self._chunks
         arrived = float(outcome.averaged.mean())
         self._times_s.append(outcome.total_s)
+        self._stale.update(outcome.stale or ())
+        self._groups = outcome.groups or self._groups
         self._records.round(peer, now_s, outcome, arrived, contributors, self._world.traffic(peer))
         if outcome.round >= self._next:
             self._open.setdefault(outcome.round, OpenRound(self._setup.values)).add(
                 now_s, outcome, arrived, contributors
             )
             self._close(outcome.round - BEHIND_MAX)
-        if outcome.round + 1 < self._setup.rounds:
+        if outcome.round + 1 >= self._setup.rounds:
+            self._over = self._centred
+        elif not self._over:
             self._compute(peer, now_s, outcome.mean)
 
     def _close(self, until: int) -> None:
@@ -166,6 +181,14 @@ class _Experiment:
             self._next = number + 1
             self._closed.append(figures)
             self._on_round(figures)
+
+
+def _staleness(stale: Counter[int]) -> Staleness | None:
+    """Over all updates of blocks; ``None``: there were none."""
+    if not stale:
+        return None
+    versions = np.repeat(*np.array(sorted(stale.items()), np.int64).T)
+    return Staleness(float(versions.mean()), float(np.quantile(versions, 0.95)), int(versions[-1]))
 
 
 def _weighted(rounds: Sequence[RoundFigures]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ragtag.app.experiment.centres import CENTRES, method_of, schedule_of
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers
 from ragtag.core.types import PEERS_MAX
@@ -25,6 +26,10 @@ class Setup:
     values: length of each peer's vector. rounds: until round number ``rounds`` is done. compute_s: a local
     step's mean time; compute_sigma: of its logarithm, drawn per peer and step. check: hold the simulator's
     invariants meanwhile, and at the end heal the network and demand that all hear all again.
+
+    method: of ``METHODS``, or a schedule of a central state (``centres.CENTRES``), as ``softsync=2``. Then
+    a round is a peer's own turn, of which the first only takes the state, and the run ends as soon as one
+    peer has done its last: disagreement is between peers after as many turns, at different times.
     """
 
     peers: int = 16
@@ -38,8 +43,6 @@ class Setup:
     check: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ExperimentError(f"no method is called {self.method!r}; there are {', '.join(METHODS)}")
         if not 1 <= self.peers <= PEERS_MAX:
             raise ExperimentError(f"{self.peers} peers: one crew averages 1 to {PEERS_MAX} peers directly")
         for name in ("values", "rounds"):
@@ -50,6 +53,20 @@ class Setup:
                 f"compute takes {self.compute_s} s, sigma {self.compute_sigma}; neither below 0"
             )
         try:
+            centred = schedule_of(self.method, self.peers) is not None
             check_peers(self.faults, self.peers)
         except ValueError as error:
             raise ExperimentError(str(error)) from None
+        if not centred and self.method not in METHODS:
+            there = ", ".join([*METHODS, *CENTRES])
+            raise ExperimentError(f"no method is called {self.method!r}; there are {there}")
+        if centred and self.check:
+            raise ExperimentError(
+                f"check demands a round that hears all in the end; {self.method} has none: leave it out"
+            )
+
+    @property
+    def channel_method(self) -> Method:
+        """What averages."""
+        schedule = schedule_of(self.method, self.peers)
+        return METHODS[self.method] if schedule is None else method_of(schedule)

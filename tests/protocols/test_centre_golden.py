@@ -27,9 +27,11 @@ from ragtag.protocols.centre_wire import (
     decode_told,
     echoed,
     state_version,
+    without_pace,
 )
-from ragtag.schedules import BackupWorkers
-from ragtag.training.centre import Judged
+from ragtag.protocols.method import Method
+from ragtag.schedules import BackupWorkers, ProgressiveGrouping
+from ragtag.training.centre import Centre, Judged
 from tests.conftest import GOLDEN
 from tests.protocols.centres import Centres, Each
 from tests.protocols.harness import members
@@ -63,12 +65,15 @@ def told(run: Run) -> str:
     if not len(run.payload):
         return f"end of the {NAMES[stage]} of block {block}"
     if stage == PUSH:
-        return f"update {run.key.round} of block {block}, made from {version(int(run.heard[0]))}"
+        bases, step_s = without_pace(run.heard)
+        pace = "" if step_s is None else f", at clock {run.key.block >> 6}, of steps of {step_s * 1e3:.0f} ms"
+        return f"update {run.key.round} of block {block}, made from {version(int(bases[0]))}{pace}"
     if stage == COPY:
         return f"copy of block {block} at {version(int(run.heard[0]))}"
-    number, stale, _ = echoed(float(run.weight[0]))
+    number, stale, clock = echoed(float(run.weight[0]))
     made = "+".join(map(str, members(run.heard[0]))) or "nobody"
     at = version(state_version(run.key))
+    at += f", clock {clock}" if clock else ""
     return f"block {block} at {at} for {number}, {stale} stale; new in it: {made}"
 
 
@@ -104,7 +109,7 @@ def transcript(world: Centres, me: int, until_s: float) -> Iterable[str]:
             yield from (f"{'':12}-> {effect_told(effect)}" for effect in effects)
 
 
-CASES: dict[str, tuple[Rule, str]] = {
+CASES: dict[str, tuple[Rule | Method, str]] = {
     "an_owner_dies": (
         Each(),
         "Every update is a step. Peer 2 dies at 18 ms, in mid-turn; 5 ms later the others are told.\n"
@@ -114,6 +119,11 @@ CASES: dict[str, tuple[Rule, str]] = {
         Judged(BackupWorkers(0)),
         "All wait for all. Peer 2 dies at 18 ms; nobody is told for 60 ms. Barriers end by deadline.",
     ),
+    "groups": (
+        Centre(ProgressiveGrouping()),
+        "Progressive grouping. Peer 2's steps take six times as long: all wait for the first of them, which\n"
+        "says so; then peers 0 and 1 step without it.",
+    ),
 }
 
 
@@ -121,7 +131,8 @@ CASES: dict[str, tuple[Rule, str]] = {
 def test_transcript(golden: Callable[[str, str], None], name: str) -> None:
     rule, note = CASES[name]
     told_s = 0.005 if name == "an_owner_dies" else 0.060
-    world = Centres(3, rule, n_chunks=BLOCKS, turns=4, gone={2: 0.018}, told_s=told_s).run()
+    how = {"slow": {2: 6.0}} if name == "groups" else {"gone": {2: 0.018}}
+    world = Centres(3, rule, n_chunks=BLOCKS, turns=4, told_s=told_s, **how).run()
     owners = Centres(3, rule, n_chunks=BLOCKS).node(0).owners
     title = (
         f"A central state of {BLOCKS} blocks, of peers {', '.join(str(owners[b]) for b in range(BLOCKS))}."

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragtag.core.deadline import Deadline
-from ragtag.core.types import Arm, Arrived, Average, Expired, Run
+from ragtag.core.types import Arm, Arrived, Average, Expired, Left, Run
 from ragtag.protocols.centre_block import Block, Update
 from ragtag.protocols.centre_groups import PACE_WINDOW, Barriers, Book, Step
 from ragtag.protocols.centre_owners import Owners
@@ -16,7 +16,7 @@ from ragtag.protocols.method import CrowdSetting
 from ragtag.schedules import ProgressiveGrouping
 from ragtag.schedules.grouping import scale
 from ragtag.training.centre import Centre, Grouped
-from tests.protocols.centres import STEP_S, TURNS, Centres, doubled, in_batches
+from tests.protocols.centres import STEP_S, TURNS, Centres, comes, doubled, in_batches
 from tests.protocols.harness import TINY
 from tests.protocols.test_centre import STRAYS
 
@@ -233,6 +233,23 @@ def test_the_fast_do_not_wait_for_the_slow() -> None:
     state = world.settle()
     assert (state[:, SLOW] > 0.5 * 60 / 20).all()  # 1/tau of each: less than a fourth
     assert (state[:, :3] > 0.9 * 60 / N).all()
+
+
+def test_who_leaves_is_waited_for_by_nobody_and_who_comes_back_goes_with_its_like() -> None:
+    world = Centres(rule=Centre(ProgressiveGrouping()), turns=60)
+    world.frozen[1] = (0.05, 0.25)
+    for other in (0, 2, 3):
+        world.push(0.08, other, Left(1))
+    comes(world, 1, 0.26)
+    world.run()
+    groups = [outcome.groups for outcome in world.outcomes[0]]
+    away = groups.index(((0, 2, 3),))
+    assert ((0, 1, 2, 3),) in groups[:away]
+    assert ((0, 1, 2, 3),) in groups[away:]
+    late = [outcome.total_s for outcome in world.outcomes[0][-10:]]
+    assert max(late) < 2 * STEP_S
+    state = world.settle()
+    assert (state[:, [0, 2, 3]] > 0.8 * 60 / N).all()
 
 
 @settings(max_examples=40)

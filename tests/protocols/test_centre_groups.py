@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Arrived, Average, Expired, Left, Run
 from ragtag.protocols.centre_block import Block, Update
-from ragtag.protocols.centre_groups import PACE_WINDOW, Barriers, Book, Step
+from ragtag.protocols.centre_book import PACE_WINDOW, Book
+from ragtag.protocols.centre_gate import Step
+from ragtag.protocols.centre_groups import Barriers
 from ragtag.protocols.centre_owners import Owners
 from ragtag.protocols.method import CrowdSetting
 from ragtag.schedules import ProgressiveGrouping
@@ -39,12 +40,15 @@ class Owner:
     """One owner of two blocks that are at 0."""
 
     def __init__(self, n: int = N, rule: ProgressiveGrouping | None = None) -> None:
-        self.book = book(n, rule)
         self.blocks = [Block(me=0), Block(me=0)]
         for block in self.blocks:
             block.adopt(np.zeros((3, 2), np.float32), 0)
-        owners = self.book._owners
-        self.barriers = Barriers(0, self.blocks, self.book, owners, Deadline(0.1))
+        setting = CrowdSetting(0, frozenset(range(n)), 1, 0, TINY, 6, 0.1, 0.01)
+        grouped = Grouped(rule or ProgressiveGrouping())
+        self.barriers = Barriers(setting, grouped, self.blocks, Owners(0, 1, 2, range(n)))
+        self.book = self.barriers.book
+        for peer in range(n):
+            self.book.answered(0.0, peer)
 
     def push(
         self, peer: int, number: int, *, step_s: float = 1.0, at_s: float = 1.0, block: int = 0,
@@ -159,14 +163,14 @@ def test_a_deadline_splits_the_group_and_who_comes_late_counts_at_once() -> None
     owner.push(1, 2, at_s=3.0)
     owner.push(2, 2, at_s=3.0)
     base = owner.blocks[0].version
-    step, still = owner.barriers.expired(4.5, 0, timer.timer.round)
+    step = owner.barriers.expired(4.5, 0, timer.timer)
     assert who(step) == [0, 1, 2]
-    assert still == ()
+    assert {note.what for note in step.notes} <= {"groups"}
     assert owner.book.groups == ((0, 1, 2), (3,))
     late = owner.push(SLOW, 2, at_s=10.0, base=base)
     assert who(late) == [SLOW]
     assert late.answers[0][1].stale == 1
-    assert owner.barriers.expired(5.0, 0, timer.timer.round) == (Step([], []), ())
+    assert owner.barriers.expired(5.0, 0, timer.timer) == Step([], [], [])
 
 
 def test_where_groups_cannot_grow_the_dead_are_waited_for_twice() -> None:
@@ -179,8 +183,9 @@ def test_where_groups_cannot_grow_the_dead_are_waited_for_twice() -> None:
         owner.push(1, turn)
         if who(owner.push(2, turn)):
             break
-        waited.append(owner.barriers.expired(timer.at_s, 0, timer.timer.round)[1])
-    assert waited == [(SLOW,), ()]  # two waits, and no third
+        notes = owner.barriers.expired(timer.at_s, 0, timer.timer).notes
+        waited.append([note.detail for note in notes if note.what == "barrier ended"])
+    assert waited == [["a step of block 0 without peers 3"], []]  # two waits, and no third
     owner.push(SLOW, 1)
     assert owner.push(0, 9).timers  # it is counted again
 

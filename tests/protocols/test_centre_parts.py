@@ -128,6 +128,15 @@ def test_who_did_not_wait_for_a_barrier_counts_as_one() -> None:
     np.testing.assert_allclose(held.values, (1 + 1 + 4 + 0) / 3)
 
 
+def test_more_of_an_update_may_bring_what_the_first_lacked() -> None:
+    held, rule = block(), Judged(BackupWorkers(0))
+    assert held.judge(0.0, update(1, 0, 1.0, held.version, weight=4.0, got=1), rule, 2) == []
+    assert held.judge(0.0, update(1, 1, 1.0, held.version, weight=4.0), rule, 2) == []
+    held.close()
+    assert held.values is not None
+    np.testing.assert_allclose(held.values[:, 0], [2.0, 1.0, 1.0])
+
+
 def test_what_was_kept_is_added_to_what_is_adopted() -> None:
     held, rule = block(), Judged(SoftSync(1, corrected=False))
     held.judge(0.0, update(1, 0, 2.0, held.version), rule, 2)

@@ -56,7 +56,7 @@ from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols import centre_wire as wire
 from ragtag.protocols.base import BLOCK_BITS, NACK
 from ragtag.protocols.centre_block import Correction, Rule
-from ragtag.protocols.centre_groups import PACE_WINDOW, Grouping
+from ragtag.protocols.centre_book import PACE_WINDOW, Grouping
 from ragtag.protocols.centre_keeper import Keeper
 from ragtag.protocols.centre_owners import GONE_AFTER, Owners
 from ragtag.protocols.centre_turn import Turn, begun
@@ -364,9 +364,7 @@ class CentreNode:
         self.keeper.copies.took(turn.mean, turn.got, turn.versions)
         self._anchor, self._turn, self._ended_s = turn.mean, None, now_s
         self.done, self.active = turn.number, None
-        if self.keeper.book is not None:
-            outcome = replace(outcome, groups=self.keeper.book.groups)
-        return [*effects, Done(outcome)]
+        return [*effects, Done(replace(outcome, groups=self.keeper.gate.groups))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,8 +250,7 @@ class Block:
         weight = np.float32(update.weight)
         got = update.got
         self._total[got] += update.values[got] * np.float32(weight * np.float32(scale))
-        if mass:
-            self._mass[got] += weight
+        self._mass[got if mass else got & (self._mass == 0)] += weight
 
     def _set(self, values: Floats, count: int, made_by: list[PeerId] | tuple[()]) -> None:
         self.values, self.version = values, version_of(count, self.me)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,16 +12,15 @@ from ragtag.core.types import Arm, Effect, Floats, MessageKey, Noted, PeerId, Ru
 from ragtag.protocols import centre_wire as wire
 from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.centre_block import Answer, Correction, Rule, Update
+from ragtag.protocols.centre_book import Grouping
 from ragtag.protocols.centre_copies import Copies
-from ragtag.protocols.centre_groups import Barriers, Book, Grouping, Step
-from ragtag.protocols.centre_owners import GONE_AFTER, Owners
+from ragtag.protocols.centre_gate import Common, Gate, Step
+from ragtag.protocols.centre_groups import Barriers
+from ragtag.protocols.centre_owners import Owners
 from ragtag.protocols.centre_rebuild import REPAIRS, Found, Seeker, said
 from ragtag.protocols.layout import Layout
 from ragtag.protocols.method import CrowdSetting
 from ragtag.protocols.repair import request, requested
-
-HEADROOM = 1.5
-"""A barrier stands for this many times what nine in ten took, or what this peer computed in its last turn."""
 
 
 class Keeper:
@@ -53,17 +52,13 @@ class Keeper:
         self._own: list[tuple[int, Answer]] = []
         self._unfounded: dict[int, Found] = {}
         self._told: dict[PeerId, int] = {}  # the newest turn of a peer that was told to stand by
-        self._noted = -1
         self._answer = Deadline(setting.rtt_s, floor_s=setting.rtt_s)
-        self._barrier = Deadline(setting.probe_s, headroom=HEADROOM)
         self._correction = correction
-        self.book = None if grouping is None else Book(grouping, owners)
-        self._groups = (
-            None
-            if self.book is None
-            else Barriers(setting.channel, self._blocks, self.book, owners, self._barrier)
+        self.gate: Gate = (
+            Common(setting, rule, self._blocks, owners)
+            if grouping is None
+            else Barriers(setting, grouping, self._blocks, owners)
         )
-        self._grouped = 0
         self._seeker = Seeker(
             setting.me, setting.channel, setting.codec, layout, owners, self.copies.newest, self._answer,
             patience_s,
@@ -71,9 +66,7 @@ class Keeper:
 
     def probed(self, probe_s: float) -> None:
         """One exchange of the whole vector takes this long."""
-        self._barrier = Deadline(probe_s, headroom=HEADROOM)
-        if self._groups is not None:
-            self._groups.probed(self._barrier)
+        self.gate.probed(probe_s)
 
     # -- What the peer itself does
 
@@ -87,12 +80,7 @@ class Keeper:
 
     def floor_s(self) -> float:
         """No turn's deadline is shorter: an answer's, and a barrier's."""
-        return self._answer.budget_s() + (self._barrier_s() if self._rule.barrier else 0.0)
-
-    def _barrier_s(self) -> float:
-        mates_s = 0.0 if self.book is None else self.book.slowest_s(self.book.mates(self.me))
-        self._barrier.floor_s = HEADROOM * max(self._computed_s, mates_s)
-        return self._barrier.budget_s()
+        return self._answer.budget_s() + self.gate.stands_s(self._computed_s)
 
     def push_own(
         self,
@@ -109,8 +97,7 @@ class Keeper:
         got = np.ones(self._layout.sizes[block], np.bool_)
         update = Update(self.me, number, learned, got, weight, int(bases.min()), int(bases.max()), lead)
         self._updates[block, self.me] = update
-        if self.book is not None:
-            self.book.pushed(now_s, self.me, number, step_s)
+        self.gate.pushed(now_s, self.me, number, step_s)
         return self._ready(now_s, block, update)
 
     def pull(self, now_s: float, block: int, peer: PeerId, number: int, known: int) -> list[Effect]:
@@ -168,10 +155,9 @@ class Keeper:
         peer, number, name = run.peer, run.key.round, (block, run.peer)
         if number <= self._blocks[block].judged.get(peer, -1):
             return []
-        if self.book is not None:
-            bases, step_s = wire.without_pace(run.heard)
-            self.book.pushed(now_s, peer, number, step_s)
-            run = replace(run, heard=bases)
+        bases, step_s = wire.without_pace(run.heard)
+        self.gate.pushed(now_s, peer, number, step_s)
+        run = replace(run, heard=bases)
         update = self._updates.get(name)
         if update is None or update.number < number:
             shape = (self._layout.sizes[block], self._codec.elements)
@@ -236,53 +222,24 @@ class Keeper:
             return [refused, *self._send(now_s, block, Answer(peer, update.number, 0, update.base))]
         if self._correction is not None:
             held.correct(update, self._correction)
-        if self._groups is not None:
-            step = self._groups.judge(now_s, block, update)
-            answered = any(at == block and answer.peer == peer for at, answer in step.answers)
-            stands_by = [] if answered else self._hold(now_s, peer, update.number)
-            return [*stands_by, *self._stepped(now_s, step)]
-        effects = self._send_all(now_s, block, held.catch_up(update.clock)) if self._rule.barrier else []
-        fresh, count, since_s = not held.kept, wire.count_of(held.version), held.since_s
-        if self._rule.barrier and held.expired_s is not None and update.clock < count:
-            self._barrier.late(now_s - held.expired_s)  # it came after its barrier had ended
-            held.expired_s = None
-        answers = held.judge(now_s, update, self._rule, self._expected(block))
-        if self._rule.barrier and wire.count_of(held.version) > count and not fresh:
-            self._barrier.completed(now_s - since_s)
-        effects += (
-            self._send_all(now_s, block, answers) if answers else self._hold(now_s, peer, update.number)
-        )
-        return effects + (self._stand(now_s, block) if fresh and held.kept else [])
+        step = self.gate.judge(now_s, block, update)
+        own = (block, peer, update.number)
+        if all((at, answer.peer, answer.number) != own for at, answer in step.answers):
+            return self._stepped(now_s, step, self._hold(now_s, peer, update.number))
+        return self._stepped(now_s, step)
 
-    def _stepped(self, now_s: float, step: Step) -> list[Effect]:
-        """What groups' barriers have come to; and, from the owner of the first block, who goes with whom."""
-        effects: list[Effect] = [*step.timers]
+    def _stepped(self, now_s: float, step: Step, more: Sequence[Effect] = ()) -> list[Effect]:
+        effects: list[Effect] = []
         for block, answer in step.answers:
             effects += self._send(now_s, block, answer)
-        assert self.book is not None
-        if self.book.changes != self._grouped and self._owners[0] == self.me:
-            self._grouped = self.book.changes
-            effects.append(Noted("groups", self.me, self.book.told()))
-        return effects
-
-    def _stand(self, now_s: float, block: int) -> list[Effect]:
-        """Where there is a barrier, it has an end."""
-        if not self._rule.barrier:
-            return []
-        count = wire.count_of(self._blocks[block].version) & 0xFFFFFFFF
-        return [Arm(Timer(self._channel, count, f"barrier/{block}"), now_s + self._barrier_s())]
-
-    def _expected(self, block: int) -> int:
-        late = self._blocks[block].late
-        return max(1, sum(late.get(peer, 0) < GONE_AFTER for peer in self._owners.live))
+        return [*effects, *more, *step.timers, *step.notes]
 
     def _send_all(self, now_s: float, block: int, answers: list[Answer]) -> list[Effect]:
         return [effect for answer in answers for effect in self._send(now_s, block, answer)]
 
     def _send(self, now_s: float, block: int, answer: Answer) -> list[Effect]:
         """Answer with the block as it is."""
-        if self.book is not None:
-            self.book.answered(now_s, answer.peer)
+        self.gate.answered(now_s, answer.peer)
         if self._correction is not None:
             self._blocks[block].give(answer.peer)
         if answer.peer == self.me:
@@ -310,8 +267,7 @@ class Keeper:
     def forget(self, peer: PeerId) -> None:
         """A peer is gone, or has come: perhaps another process than the one that had its number."""
         self._told.pop(peer, None)
-        if self._groups is not None:
-            self._groups.forget(peer)
+        self.gate.forget(peer)
         for block, held in enumerate(self._blocks):
             held.forget(peer)
             self._updates.pop((block, peer), None)
@@ -325,8 +281,7 @@ class Keeper:
     def review(self, now_s: float) -> list[Effect]:
         """Who is there has changed: give up what is another's now; nobody stands by for who is gone."""
         effects: list[Effect] = []
-        if self._groups is not None:
-            effects += self._stepped(now_s, self._groups.review(now_s))
+        served = []
         for block, held in enumerate(self._blocks):
             if self._owners[block] != self.me:
                 if held.serving:
@@ -334,19 +289,13 @@ class Keeper:
                 self._seeker.stop(block)
                 self._unfounded.pop(block, None)
                 effects += self._turn_away(now_s, block)
-            elif (
-                self._groups is None
-                and self._rule.barrier
-                and held.serving
-                and held.over(self._rule, self._expected(block))
-            ):
-                effects += self._send_all(now_s, block, held.close())
-        return effects
+            elif held.serving:
+                served.append(block)
+        return effects + self._stepped(now_s, self.gate.review(now_s, served))
 
     def _yield(self, now_s: float, block: int) -> list[Effect]:
         """Serve a block no more, all that was taken in being in its last version."""
-        closed = self._blocks[block].close() if self._groups is None else self._groups.close(now_s, block)
-        effects = self._send_all(now_s, block, closed)
+        effects = self._send_all(now_s, block, self.gate.close(now_s, block))
         self._blocks[block].serving = False
         return effects
 
@@ -402,10 +351,7 @@ class Keeper:
         effects: list[Effect] = []
         for name in sorted(name for name in self._pulls if name[0] == block):
             effects += self._send(now_s, block, Answer(name[1], self._pulls.pop(name), 0, 0))
-        if self._groups is not None:
-            effects += self._groups.rearm(now_s, block)
-        elif self._blocks[block].kept:
-            effects += self._stand(now_s, block)
+        effects += self.gate.rearm(now_s, block)
         for name in sorted(name for name in self._updates if name[0] == block):
             if name in self._updates and self._updates[name].ready:
                 effects += self._ready(now_s, block, self._updates[name])
@@ -417,14 +363,7 @@ class Keeper:
         """One of the keeper's timers has run out."""
         kind, _, rest = timer.name.partition("/")
         if kind == "barrier":
-            return self._end_barrier(now_s, int(rest), timer.round)
-        if kind == "group" and self._groups is not None:
-            step, without = self._groups.expired(now_s, int(rest), timer.round)
-            effects = self._stepped(now_s, step)
-            if without:
-                detail = f"block {rest} without peers {', '.join(map(str, without))}"
-                effects.append(Noted("barrier ended", self.me, detail))
-            return effects
+            return self._stepped(now_s, self.gate.expired(now_s, int(rest), timer))
         if kind != "hole":
             return self._seeker.expired(now_s, timer)
         block, peer = map(int, rest.split("/"))
@@ -433,23 +372,6 @@ class Keeper:
             return []
         late = update.asked_s + self.answer_s() <= now_s  # else something was asked for since
         return self._mend(now_s, block, update) if late else [self._hole_timer(now_s, block, update)]
-
-    def _end_barrier(self, now_s: float, block: int, count: int) -> list[Effect]:
-        """A barrier has stood for long enough: step with what there is."""
-        held = self._blocks[block]
-        if not held.serving or not held.kept or wire.count_of(held.version) & 0xFFFFFFFF != count:
-            return []
-        missing = sorted(self._owners.live - set(held.kept))
-        for peer in missing:
-            held.late[peer] = held.late.get(peer, 0) + 1
-        self._barrier.missed()
-        held.expired_s = held.since_s
-        effects = self._send_all(now_s, block, held.close())
-        if wire.count_of(held.version) > self._noted:  # once for all blocks of about one time
-            self._noted = wire.count_of(held.version)
-            detail = f"version {self._noted} of block {block} without peers {', '.join(map(str, missing))}"
-            effects.append(Noted("barrier ended", self.me, detail))
-        return effects
 
     def _key(self, number: int, stage: int, block: int) -> MessageKey:
         return MessageKey(self._channel, number, stage, block)

@@ -32,6 +32,9 @@ ABSURD = 1000.0
 class ProgressiveGrouping:
     """Split when efficiency falls below ``split_below``; merge when fewer groups reach ``merge_above``.
 
+    ``crew.optimizer(..., schedule=ragtag.schedules.ProgressiveGrouping())``: groups step through a central
+    state without a master (``ragtag.Centre``), each its mean times ``scale``.
+
     The gap between the two is the hysteresis: a grouping just made is never undone by the same speeds, and
     small changes of speed do nothing. groups_max: bounds staleness (of updates from peers of like speed to
     about as many versions).

@@ -178,6 +178,7 @@ class Crew(Logbook):
                 self._look_back(outcome)
             self._record_pace(made)
             self._record_sparse(made, outcome)
+            self._record_align(made, outcome)
             if inner_hook is not None:
                 inner_hook(outcome)
 

@@ -1,0 +1,341 @@
+"""Replicas that average gradients are kept alike: what differs is found by digests, and then made the same.
+
+All replicas take the same steps as long as every round gives all of them the same mean. A round that is
+spoilt (somebody dies in it, chunks are lost for good, the crew grows) gives them different ones, and nothing
+in an average of gradients makes up for that: each difference stays, and they add up.
+
+After every ``every`` rounds, by the round's number, so that all peers agree on it without a word, all take
+part in one small round more, in which rows travel from all to all (``protocols.gather``, on a channel of its
+own). Each peer offers digests of its model and of its optimizer's state, by units (``units``). Where all are
+the same that is all, and nothing is written: a crew in which nothing goes wrong stays, bit for bit, what it
+would be without. Of a unit that differs the version that most peers have counts (of several that as many
+have, one that goes by the unit and the round), since those who missed something in the same way are few; one
+peer that has it, another one for each unit, gives it in the next such round, and all others take it. No mean
+is taken: of n equal values it may be another one (x + x + x, over 3). So replicas that agree are never moved.
+
+Nothing of this needs agreement. Views that differ, since a row was lost, lead to a unit that nobody gives,
+or that two do: of these all take the one with more peers behind it. What is still apart is found at the
+next look. A peer gives only what it knows most living peers' digests of.
+
+A unit has parameters and all that an optimizer keeps of them, so that a replica is whole again: with the
+parameters alone, a momentum that had another gradient in it would pull them apart anew.
+
+Costs: in calm rounds one row of 1,088 bytes from each peer to all others, once in ``every`` rounds; of large
+models ``LOOK_BYTES`` are looked at each time, in turn. While units differ, at most ``share`` of the bytes of
+as many rounds in which all is sent, and one unit at least: such a round moves about ``share * every / 2`` of
+the bytes of a whole one. How much is given at once begins low and doubles while it all arrives in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+
+from ragtag.codecs.base import Codec
+from ragtag.core.schema import Schema
+from ragtag.core.types import Bytes, Noted, Outcome, PeerId
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.gather import gather
+from ragtag.schedules.base import whole
+from ragtag.training.align_rows import (
+    Digests,
+    Given,
+    digest_rows,
+    read_digests,
+    read_values,
+    rows_of,
+    value_rows,
+)
+from ragtag.training.averager import Transport
+from ragtag.training.tensors import Part, require_plain, spec_of
+from ragtag.training.units import UNITS_MAX, Look, Units
+
+ALIGN = 192
+"""So far above an optimizer's own is the channel on which its replicas are compared."""
+CHANNELS = 61
+LOOK_BYTES = 1 << 26
+"""Parameters that are looked at each time: the whole model in so many turns as that takes."""
+_ROWS_FIRST = 256  # so many are given at once, to begin with
+_STATES_MAX = 8  # tensors of a parameter's shape that an optimizer may keep of it
+_PATIENCE = 2.0  # the first such round may take so many times as long as the longest of the last others
+_ROUNDS_SEEN = 32
+_GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it fall everywhere between 0 and 1
+
+Patch = tuple[Given, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Align:
+    """How often replicas are compared: ``crew.optimizer(..., average="gradients", align=ragtag.Align())``.
+
+    every: rounds from one look to the next. share: of the bytes of rounds in which all is sent that making
+    replicas alike may take while they differ. Raises ValueError for what cannot be.
+    """
+
+    every: int = 32
+    share: float = 0.02
+
+    def __post_init__(self) -> None:
+        whole("align: every", self.every, 1, "rounds")
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
+            raise ValueError(
+                f"align: share is {self.share!r}; it is a share of the bytes, above 0, at most 1"
+            )
+
+    @property
+    def name(self) -> str:
+        """What peers must agree on."""
+        return f"aligned every {self.every} within {self.share:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """What one comparison came to, as this peer sees it.
+
+    round: after which it was. units: that were looked at; apart: of which not all peers had the same; own:
+    of which this peer had not what counts. peers: whose digests came. given, taken: units. distance: norm of
+    what the parameters were changed by, over that of the units that were taken (0: none was). expired: a
+    deadline ended it.
+    """
+
+    round: int
+    units: int
+    apart: int
+    own: int
+    peers: int
+    given: int
+    taken: int
+    distance: float
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A unit that peers have in several ways. giver: who is to give it; votes: of how many it is."""
+
+    giver: PeerId
+    votes: int
+
+
+def judge(view: dict[PeerId, Digests], first: int, number: int) -> tuple[dict[int, Wanted], dict[int, int]]:
+    """By unit, from ``first`` on, which peers have in several ways: who is to give it; and the digest that
+    counts. number: of the comparison. A function of these alone, so that who has the same view agrees.
+    """
+    peers = sorted(view)
+    table = np.stack([view[peer] for peer in peers]) if peers else np.zeros((0, 0), np.uint32)
+    wanted: dict[int, Wanted] = {}
+    counts: dict[int, int] = {}
+    for at in np.flatnonzero((table != table[:1]).any(0)).tolist():
+        votes = Counter(table[:, at].tolist())
+        most = max(votes.values())
+        turn = (at + first + number) % len(peers)
+        order = [*range(turn, len(peers)), *range(turn)]
+        giver = next(place for place in order if votes[int(table[place, at])] == most)
+        wanted[first + at] = Wanted(peers[giver], most)
+        counts[first + at] = int(table[giver, at])
+    return wanted, counts
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How many rows are given at once: twice as many where all came in time, half as many where not."""
+
+    most: int
+    now: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = min(self.most, _ROWS_FIRST)
+
+    def learn(self, given: int, outcome: Outcome) -> None:
+        """``given``: rows by all peers."""
+        if outcome.expired:
+            self.now = max(1, self.now // 2)
+        elif 2 * given >= self.now and outcome.averaged.all():
+            self.now = min(self.most, 2 * self.now)
+
+
+class Aligner:
+    """One peer's part in keeping replicas alike.
+
+    parts: the parameters. state: what an optimizer keeps of a parameter. deadline_s: bounds each round, where
+    that is asked for. note: told when replicas are found to differ, and when no longer.
+    Raises SchemaMismatch; ValueError: the channel is too high.
+    """
+
+    def __init__(
+        self,
+        align: Align,
+        parts: list[Part],
+        state: Callable[..., dict[str, object]],
+        transport: Transport,
+        *,
+        channel: int = 0,
+        deadline_s: float | None = None,
+        note: Callable[[Noted], None] | None = None,
+    ) -> None:
+        if not 0 <= channel < CHANNELS:
+            raise ValueError(
+                f"channel {channel}: replicas are kept alike on channels 0 to {CHANNELS - 1}; use one of "
+                "these, or align=False"
+            )
+        for part in parts:
+            require_plain(part, part.find())
+        self.every, self._transport, self._channel = align.every, transport, channel + ALIGN
+        self._deadline_s, self._note = deadline_s, note
+        self._units = units = Units(parts, state)
+        self._turns = max(1, math.ceil(4 * units.n_values / LOOK_BYTES))
+        size = min(units.each, units.n_values) * (1 + _STATES_MAX) + 64
+        self._sizes = [size] * units.n
+        model_rows = rows_of(units.n_values)
+        self._pace = _Pace(max(1, int(align.share * align.every * model_rows)))
+        schema = Schema(
+            tuple(spec_of(part, part.find()) for part in parts), align.name, gather.name, "replicas"
+        )
+        most = rows_of(UNITS_MAX) + max(self._pace.most, rows_of(size))
+        elements = max(1, schema.n_values // most)
+        self._rows_most = schema.n_chunks(elements)
+        transport.configure(
+            self._channel, schema, gather, Codec(align.name, elements, _no, _no, _no, exact=False)
+        )
+        self._wanted: dict[int, Wanted] = {}
+        self._round_s: deque[float] = deque(maxlen=_ROUNDS_SEEN)
+        self._apart: dict[int, int] = {}
+        self._begun = False
+        self.aligned: Aligned | None = None
+        """What the last comparison came to."""
+
+    # -- What a peer does
+
+    def after(self, outcome: Outcome) -> None:
+        """A round is over and its step is taken: compare, where it is time, and take what others give."""
+        if self._due(outcome):
+            self._compare(outcome.round)
+
+    def follow(self, outcome: Outcome) -> Patch:
+        """The same for a peer that is not in step yet: it gives nothing; what others take, for ``put``."""
+        if not self._due(outcome):
+            return ()
+        came = self._exchange(np.zeros((0, CHUNK_BYTES), np.uint8), 0.0)
+        return tuple(read_values(_rows(came), outcome.round, self._sizes))
+
+    def put(self, patch: Patch) -> tuple[int, float]:
+        """Take units over; how many, and their distance (see ``Aligned``)."""
+        changed = was = 0.0
+        taken = 0
+        for given in patch:
+            norms = self._units.put(given.unit, given.form, given.values)
+            if norms is not None:
+                taken, changed, was = taken + 1, changed + norms[0], was + norms[1]
+        return taken, math.sqrt(changed / was) if was else math.sqrt(changed)
+
+    def forget(self) -> None:
+        """Another state was restored: what was found before is of none."""
+        self._wanted.clear()
+
+    # -- A comparison
+
+    def _due(self, outcome: Outcome) -> bool:
+        self._round_s.append(outcome.total_s)
+        return (outcome.round + 1) % self.every == 0
+
+    def _compare(self, round_: int) -> None:
+        me, number, alone = self._transport.me, round_ // self.every, len(self._transport.live) < 2
+        first, stop = self._turn(number)
+        look = Look()
+        mine = np.array([0 if alone else self._units.digest(u, look) for u in range(first, stop)], np.uint32)
+        due, rows_due = self._due_now(number)
+        own = digest_rows(me, round_, first, mine)[: 0 if alone else None]
+        gifts, given = self._gifts(due, look, round_, self._rows_most - len(own))
+        came = self._exchange(np.concatenate([own, *gifts]), 1.0)
+        rows = _rows(came)
+        patch = read_values(rows, round_, self._sizes)
+        taken, distance = self.put(tuple(gift for gift in patch if gift.sender != me))
+        self._pace.learn(rows_due, came)
+        view = read_digests(rows, round_, first, stop - first)
+        wanted, counts = judge(view, first, number)
+        wrong = sum(digest != int(mine[unit - first]) for unit, digest in counts.items())
+        self._want(wanted, range(first, stop), {gift.unit for gift in patch}, view)
+        self.aligned = Aligned(
+            round_, stop - first, len(wanted), wrong, len(view), given, taken, distance, came.expired
+        )
+        self._tell(number % self._turns, len(wanted), stop - first)
+
+    def _turn(self, number: int) -> tuple[int, int]:
+        """The units that a comparison looks at."""
+        turn, n = number % self._turns, self._units.n
+        return turn * n // self._turns, (turn + 1) * n // self._turns
+
+    def _due_now(self, number: int) -> tuple[dict[int, Wanted], int]:
+        """The units that are to be given now, as far as the pace allows, one at least; each is tried once,
+        until it is seen to differ again. Which come first goes by the number, so that all have their turn.
+        """
+        n = self._units.n
+        start = int(n * (_GOLDEN * number % 1.0))
+        due: dict[int, Wanted] = {}
+        rows = 0
+        for unit in sorted(self._wanted, key=lambda unit: (unit - start) % n):
+            more = rows_of(self._units.form(unit).total)
+            if due and rows + more > self._pace.now:
+                break
+            due[unit] = self._wanted.pop(unit)
+            rows += more
+        return due, rows
+
+    def _gifts(
+        self, due: dict[int, Wanted], look: Look, round_: int, rows_most: int
+    ) -> tuple[list[Bytes], int]:
+        """The rows of those units that are this peer's to give, and how many units these are."""
+        gifts: list[Bytes] = []
+        for unit, wanted in due.items():
+            if wanted.giver != self._transport.me:
+                continue
+            form, values = self._units.values(unit, look)
+            rows = rows_of(form.total)
+            if rows > rows_most or form.total > self._sizes[unit] or not np.isfinite(values).all():
+                continue
+            rows_most -= rows
+            gifts.append(value_rows(Given(unit, wanted.giver, form.tag, wanted.votes, values), round_))
+        return gifts, len(gifts)
+
+    def _want(
+        self, found: dict[int, Wanted], looked: range, given: set[int], view: dict[PeerId, Digests]
+    ) -> None:
+        """What is to be given the next time. What was given just now had been looked at before."""
+        most = 2 * len(view.keys() & self._transport.live) > len(self._transport.live)
+        for unit in looked:
+            self._wanted.pop(unit, None)
+            if most and unit in found and unit not in given:
+                self._wanted[unit] = found[unit]
+
+    def _exchange(self, rows: Bytes, weight: float) -> Outcome:
+        """One round. The first has no history of its own; the rounds beside it say how long it may take."""
+        deadline_s = self._deadline_s
+        if not self._begun:
+            self._begun = True
+            longest_s = _PATIENCE * max(self._round_s)
+            deadline_s = longest_s if deadline_s is None else min(deadline_s, longest_s)
+        return self._transport.offer(self._channel, rows, weight, deadline_s).wait()
+
+    def _tell(self, turn: int, apart: int, units: int) -> None:
+        """A note where replicas are found to differ, and one where they do not any more."""
+        before = sum(self._apart.values())
+        self._apart[turn] = apart
+        now = sum(self._apart.values())
+        if self._note is None or bool(before) == bool(now):
+            return
+        detail = f"{apart} of {units} parts" if now else "bit for bit"
+        self._note(Noted("replicas differ" if now else "replicas alike", self._transport.me, detail))
+
+
+def _rows(outcome: Outcome) -> Bytes:
+    """The rows of a round; what comes late is of a model that is no more."""
+    return np.zeros((0, CHUNK_BYTES), np.uint8) if outcome.gathered is None else outcome.gathered.rows
+
+
+def _no(*arguments: object) -> NoReturn:
+    raise RuntimeError("rows of an alignment are not averaged chunk by chunk")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ragtag.core.faults import Faults, Loss, LossStream
+from ragtag.core.faults import Faults, LossStream
 from ragtag.core.types import Effect, Noted, Send
 from ragtag.protocols.base import GATHER
 from ragtag.training.align import Aligned
@@ -43,9 +43,6 @@ class Mortal(FakeCrew):
     def heal(self) -> None:
         self._losses = LossStream(Faults(), self._seed)
 
-    def suffer(self, loss: float) -> None:
-        self._losses = LossStream(Faults(loss=Loss(loss)), self._seed)
-
     def _run_if_all_are_here(self) -> None:
         self._asks = dict(sorted(self._asks.items()))  # in whatever order threads came: the same sums
         super()._run_if_all_are_here()
@@ -66,9 +63,10 @@ class Mortal(FakeCrew):
 
 @dataclass
 class Training:
-    """``n`` peers, ``rounds`` rounds; datagrams are lost in the first ``ill`` of them.
+    """``n`` peers, ``rounds`` steps each; datagrams are lost in the first ``ill`` of them.
 
-    vectors: by round, by peer: all parameters after it, in one line. bytes: sent in all, by channel.
+    astray: before which step a peer's parameters are changed, its alone; it gives no gradients. vectors: by
+    step, by peer: all parameters after it, in one line.
     """
 
     n: int = 5
@@ -79,7 +77,7 @@ class Training:
     make: Make = OPTIMIZERS["sgd"]
     options: dict[str, Any] = field(default_factory=dict)
     width: int = 120
-    away: dict[int, range] = field(default_factory=dict)
+    astray: dict[int, int] = field(default_factory=dict)
     vectors: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
     aligned: dict[int, list[Aligned]] = field(default_factory=dict)
     notes: list[Noted] = field(default_factory=list)
@@ -95,19 +93,23 @@ class Training:
         return self
 
     def _net(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(8, self.width), nn.Tanh(), nn.Linear(self.width, self.width), nn.Tanh(),
-                             nn.Linear(self.width, 4))  # fmt: skip
+        k = self.width
+        return nn.Sequential(nn.Linear(8, k), nn.Tanh(), nn.Linear(k, k), nn.Tanh(), nn.Linear(k, 4))
 
     def _peer(self, transport: FakeTransport) -> None:
         me, model = transport.me, self.nets[transport.me]
         optimizer = CrewOptimizer(
             self.make(model), transport, average="gradients", model=model,
-            on_note=self.notes.append, **self.options,
+            on_note=self.notes.append, weight=float(me not in self.astray), **self.options,
         )  # fmt: skip
         self.optimizers[me], self.aligned[me] = optimizer, []
         for round_ in range(self.rounds):
             if me == 0 and round_ == self.ill:
                 self.crew.heal()
+            if self.astray.get(me) == round_:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(1.1)
             draw = torch.Generator().manual_seed(1000 * me + round_)
             inputs = torch.randn(6, 8, generator=draw)
             optimizer.zero_grad()
@@ -116,7 +118,7 @@ class Training:
             flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
             self.vectors.setdefault(round_, {})[me] = flat
             found = optimizer.aligned
-            if found is not None and found.round == round_:
+            if found is not None and found not in self.aligned[me][-1:]:
                 self.aligned[me].append(found)
             if self.dies.get(me) == round_:
                 return

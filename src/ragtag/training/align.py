@@ -98,9 +98,9 @@ class Aligned:
     """What one comparison came to, as this peer sees it.
 
     round: after which it was. units: that were looked at; apart: of which not all peers had the same; own:
-    of which this peer had not what counts. peers: whose digests came. given, taken: units. distance: norm of
-    what the parameters were changed by, over that of the units that were taken (0: none was). expired: a
-    deadline ended it.
+    of which this peer had not what counts. peers: whose digests came. given: units; taken: units that were
+    other ones here. distance: norm of what the parameters of these were changed by, over what it was (0: none
+    was). expired: a deadline ended it.
     """
 
     round: int
@@ -224,7 +224,7 @@ class Aligner:
         return tuple(read_values(_rows(came), outcome.round, self._sizes))
 
     def put(self, patch: Patch) -> tuple[int, float]:
-        """Take units over; how many, and their distance (see ``Aligned``)."""
+        """Take over the units that are other ones here; how many, and their distance (see ``Aligned``)."""
         changed = was = 0.0
         taken = 0
         for given in patch:
@@ -329,7 +329,7 @@ class Aligner:
         if self._note is None or bool(before) == bool(now):
             return
         detail = f"{apart} of {units} parts" if now else "bit for bit"
-        self._note(Noted("replicas differ" if now else "replicas alike", self._transport.me, detail))
+        self._note(Noted("replicas differ" if now else "replicas alike", -1, detail))
 
 
 def _rows(outcome: Outcome) -> Bytes:

@@ -92,22 +92,26 @@ class Units:
     def put(self, unit: int, tag: int, values: Floats) -> tuple[float, float] | None:
         """Set a unit's values. Where the giver's optimizer has other state, the parameters alone are taken.
 
-        Returns the squared norms of the parameters' change, and of what they were; ``None``: they do not fit.
+        Returns the squared norms of the parameters' change, and of what they were; ``None``: they do not fit,
+        or were the same, and nothing was written.
         """
         own, more = self._segments(unit)
         form = _form(own, more)
         if len(values) < form.parameters or (tag == form.tag and len(values) != form.total):
             return None
-        changed = was = 0.0
-        at, look = 0, Look()
-        for segment in own + more if tag == form.tag else own:
-            fresh = values[at : at + segment.stop - segment.start]
-            if at < form.parameters:
-                before = look.at(segment.tensor)[segment.start : segment.stop].astype(np.float64)
-                changed, was = changed + float(((fresh - before) ** 2).sum()), was + float((before**2).sum())
-            _write(segment, fresh)
-            at += len(fresh)
-        return changed, was
+        look = Look()
+        taken = own + more if tag == form.tag else own
+        before = np.concatenate([look.at(s.tensor)[s.start : s.stop] for s in taken])
+        fresh = values[: len(before)]
+        if fresh.tobytes() == before.tobytes():
+            return None
+        at = 0
+        for segment in taken:
+            length = segment.stop - segment.start
+            _write(segment, fresh[at : at + length])
+            at += length
+        was = before[: form.parameters].astype(np.float64)
+        return float(((fresh[: form.parameters] - was) ** 2).sum()), float((was**2).sum())
 
     def _pieces(self, unit: int) -> list[tuple[int, int, int]]:
         """Which parameters, from where to where."""

@@ -1,0 +1,347 @@
+"""Replicas that average gradients stay alike whatever happens; where nothing happens nothing is changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import ragtag
+from ragtag.app.transport import SoloTransport
+from ragtag.core.schema import SchemaMismatch
+from ragtag.protocols.method import Method
+from ragtag.schedules import BackupWorkers
+from ragtag.training.align import ALIGN, CHANNELS, Align, Aligner, Patch, _Pace, judge
+from ragtag.training.averager import RPS, AllReduce, Moshpit
+from ragtag.training.compress import TopK
+from ragtag.training.optimizer import CrewOptimizer
+from tests.training.fake_transport import FakeCrew, run_peers
+from tests.training.replicas import OPTIMIZERS, Training
+from tests.training.test_replay import LATE, Wide
+from tests.training.test_replay import OPTIMIZERS as MAKES
+from tests.training.test_replay import Training as Newcomer
+
+SPARSE = TopK(0.05, resync=0, bypass=False)
+
+
+def same(one: Training, other: Training, peers: list[int]) -> bool:
+    """Whether these peers have the same after each round in both, to the bit."""
+    return all(
+        torch.equal(vectors[peer], other.vectors[round_][peer])
+        for round_, vectors in one.vectors.items()
+        for peer in peers
+        if peer in vectors
+    )
+
+
+# -- Where nothing is spoilt
+
+CALM: dict[str, dict[str, Any]] = {
+    "rps": {"method": RPS()},
+    "all-reduce": {"method": AllReduce()},
+    "ring": {"method": AllReduce(ring=True)},
+    "bf16": {"codec": "bf16"},
+    "local steps": {"every": 2},
+    "sparse": {"compress": SPARSE},
+    "sparse with momentum": {"compress": TopK(0.05, momentum_correction=0.9, values="2bit")},
+}
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("options", CALM.values(), ids=CALM.keys())
+def test_a_calm_crew_is_to_the_bit_what_it_is_without(options: dict[str, Any], n: int) -> None:
+    with_it, without = (
+        Training(n, 14, make=OPTIMIZERS["sgd"], width=40, options={**options, "align": align}).run()
+        for align in (Align(every=3), False)
+    )
+    assert same(with_it, without, list(range(n)))
+    assert all(found.apart == found.taken == found.given == 0 for found in with_it.aligned[0])
+    assert len(with_it.aligned[0]) == (2 if "every" in options else 4)
+    assert all(found.peers == n for found in with_it.aligned[0])
+    assert with_it.notes == []
+
+
+def test_one_row_a_peer_is_all_that_a_calm_crew_pays() -> None:
+    training = Training(4, 12, width=40, options={"align": Align(every=4)}).run()
+    rows = [run for run in training.crew.sent if run.key.channel == ALIGN]
+    assert sum(len(run.payload) for run in rows) <= 3 * (4 * 4 + 2 * 4 * 3)  # and rows that say: nothing
+    assert training.sent(ALIGN) < 0.2 * training.sent(0), "a model of 8 chunks"
+
+
+@pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
+def test_one_that_goes_astray_is_brought_back_and_nobody_else_is_moved(method: Method) -> None:
+    """It gives no gradients, since its would be of another place, and everybody's steps others."""
+    training, aligned = (
+        Training(
+            4, 60, astray={2: 10}, make=OPTIMIZERS["adam"], width=60, options={"method": method, "align": of}
+        ).run()
+        for of in (False, Align(4, 0.2))
+    )
+    assert not training.alike(59)
+    assert aligned.alike(59)
+    assert same(aligned, training, [0, 1, 3])
+    assert sum(found.taken for found in aligned.aligned[2]) == aligned.aligned[2][0].units
+    assert all(found.taken == 0 for peer in (0, 1, 3) for found in aligned.aligned[peer])
+    assert max(found.distance for found in aligned.aligned[2]) == pytest.approx(0.1 / 1.1, rel=0.3)
+    givers = Counter({peer: sum(found.given for found in aligned.aligned[peer]) for peer in range(4)})
+    assert min(givers[peer] for peer in (0, 1, 3)) > 0 and givers[2] == 0, "spread over those that have it"
+
+
+# -- Where rounds are spoilt
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
+def test_after_a_death_within_a_round_the_survivors_are_one_again(
+    method: Method, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> None:
+    options = {"method": method}
+    dies = {4: 10}
+    without = Training(5, 60, dies=dies, make=make, options={**options, "align": False}, width=60).run()
+    training = Training(5, 60, dies=dies, make=make, options={**options, "align": Align(6, 0.1)}, width=60)
+    training.run()
+    assert without.alike(9) and not without.alike(10), "some had its averages, and some had not"
+    assert without.apart(59) > 0.5 * without.apart(12)
+    assert training.alike(9) and not training.alike(10)
+    assert training.alike(59)
+    survivors = [note.what for note in training.notes]
+    assert survivors == ["replicas differ"] * 4 + ["replicas alike"] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("dies", [{}, {4: 100}], ids=["loss", "loss and a death"])
+def test_under_loss_they_stay_near_and_are_one_again_when_it_is_over(name: str, dies: dict[int, int]) -> None:
+    ill, rounds, every = 400, 640, 8
+    without, training = (
+        Training(
+            5, rounds, loss=0.1, ill=ill, dies=dies, make=OPTIMIZERS[name], width=60,
+            options={"method": RPS(), "align": align},
+        ).run()
+        for align in (False, Align(every, 0.05))
+    )  # fmt: skip
+    early, late = range(20, 40), range(ill - 100, ill)
+    grown, kept = (
+        [float(np.mean([found.apart(round_) for round_ in rounds])) for rounds in (early, late)]
+        for found in (without, training)
+    )
+    assert grown[1] > 1.5 * grown[0], grown
+    assert kept[1] < 0.5 * grown[1], (kept, grown)
+    assert without.apart(rounds - 1) > 0.5 * grown[1]
+    assert training.alike(rounds - 1)
+    digests = 5 * 5 / (2 * every * 4 * 16)  # rows of them, over those of the rounds: 16 of a model
+    assert training.sent(ALIGN) < (1.25 * 0.05 + 3 * digests) * training.sent(0)
+
+
+@pytest.mark.parametrize("values", ["fp32", "int8"])
+def test_selections_drift_apart_and_are_one_again(values: Any) -> None:
+    compress = TopK(0.05, resync=0, bypass=False, values=values)
+    without, training = (
+        Training(
+            5, 130, loss=0.1, ill=70, dies={4: 40}, make=OPTIMIZERS["momentum"], width=60,
+            options={"compress": compress, "align": align},
+        ).run()
+        for align in (False, Align(8, 0.2))
+    )  # fmt: skip
+    assert without.apart(129) > 0
+    assert training.alike(129)
+    assert sum(found.taken for found in training.aligned[0]) > 0
+
+
+def test_peers_that_begin_with_other_weights_come_together() -> None:
+    training = Training(3, 60, astray={1: 0, 2: 0}, options={"align": Align(4, 0.3)}, width=60).run()
+    assert not training.alike(1) and training.alike(59)
+
+
+# -- Newcomers
+
+
+class Apart(Newcomer):
+    """Members that differ, so that units are given in every round, one at least and few."""
+
+    def run(self) -> None:
+        made = iter([Wide(0), Wide(1), Wide(7)])
+        self.model = lambda seed: next(made)
+        super().run()
+
+
+@pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
+def test_who_comes_late_takes_what_members_took_meanwhile(method: Method) -> None:
+    training = Apart(MAKES["momentum"], {"method": method, "align": Align(1, 0.02)})
+    training.run()
+    came = training.came
+    assert came is not None and came.in_step and came.outcome is not None and came.redone >= training.lag
+    round_ = came.outcome.round
+    late, donor, other = (training.models[peer, round_] for peer in (LATE, 0, 1))
+    assert torch.equal(late, donor), "whose state it has"
+    assert not torch.equal(donor, other), "they were still coming together"
+
+
+def test_without_what_members_took_it_would_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Aligner, "follow", lambda self, outcome: _followed(self, outcome))
+    training = Apart(MAKES["momentum"], {"method": AllReduce(), "align": Align(1, 0.02)})
+    training.run()
+    assert training.came is not None and training.came.outcome is not None
+    late, donor = (training.models[peer, training.came.outcome.round] for peer in (LATE, 0))
+    assert not torch.equal(late, donor)
+
+
+_follow = Aligner.follow
+
+
+def _followed(aligner: Aligner, outcome: Any) -> Patch:
+    _follow(aligner, outcome)
+    return ()
+
+
+# -- Judging
+
+VIEWS = st.integers(1, 9).flatmap(
+    lambda n: st.dictionaries(
+        st.integers(0, 63), st.lists(st.integers(0, 2), min_size=n, max_size=n), min_size=1, max_size=8
+    )
+)
+
+
+@given(VIEWS, st.integers(0, 300), st.integers(0, 1000))
+def test_what_most_have_counts_and_one_of_these_gives_it(
+    lists: dict[int, list[int]], first: int, number: int
+) -> None:
+    view = {peer: np.array(digests, np.uint32) for peer, digests in lists.items()}
+    wanted, counts = judge(view, first, number)
+    again = judge(dict(reversed(view.items())), first, number)
+    assert again == (wanted, counts), "who has the same view agrees"
+    for at in range(len(next(iter(lists.values())))):
+        votes = Counter(digests[at] for digests in lists.values())
+        if len(votes) == 1:
+            assert first + at not in wanted and first + at not in counts
+            continue
+        chosen = wanted[first + at]
+        assert votes[counts[first + at]] == max(votes.values()) == chosen.votes
+        assert lists[chosen.giver][at] == counts[first + at]
+
+
+def test_of_nothing_nothing_follows() -> None:
+    assert judge({}, 0, 0) == ({}, {})
+
+
+def test_givers_take_turns() -> None:
+    """Of four, one has something else: the others give a third each, or half as much more."""
+    view = {peer: np.full(264, peer == 2, np.uint32) for peer in range(4)}
+    for number in range(5):
+        given_by = Counter(of.giver for of in judge(view, 0, number)[0].values())
+        assert set(given_by) == {0, 1, 3} and max(given_by.values()) <= 264 / 2
+
+
+def test_how_much_is_given_at_once_follows_what_arrives() -> None:
+    outcome = SoloTransport(0)
+    model = nn.Linear(2, 2)
+    crew = CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), outcome, model=model)
+    whole = crew.average()
+    late = type(whole)(**{name: getattr(whole, name) for name in whole.__slots__} | {"expired": True})
+    came = type(whole)(
+        **{name: getattr(whole, name) for name in whole.__slots__} | {"averaged": np.ones(3, np.bool_)}
+    )
+    pace = _Pace(1000)
+    seen = [pace.now]
+    for rows, what in ((10, came), (256, came), (512, came), (1000, came), (900, late), (1, late)):
+        pace.learn(rows, what)
+        seen.append(pace.now)
+    assert seen == [256, 256, 512, 1000, 1000, 500, 250]
+    assert _Pace(7).now == 7
+
+
+# -- What can be asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"align": 7}, TypeError, r"ragtag\.Align\(every=\.\.\.\), or False"),
+        ({"align": None}, TypeError, "align is None"),
+        ({"align": Align(), "average": "models"}, ValueError, "keep replicas together"),
+        ({"align": Align(), "method": Moshpit(2)}, ValueError, "moshpit.* averages in groups"),
+        ({"channel": CHANNELS}, ValueError, f"channels 0 to {CHANNELS - 1}.*align=False"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:
+    model = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(error, match=says):
+        CrewOptimizer(sgd, FakeCrew(2).transport(0), model=model, **{"average": "gradients", **options})
+
+
+@pytest.mark.parametrize(
+    ("given_", "says"),
+    [
+        ({"every": 0}, "align: every is 0; it must be a whole number of rounds, 1 or more"),
+        ({"every": 2.5}, "align: every is 2.5"),
+        ({"every": True}, "align: every is True"),
+        ({"share": 0.0}, "align: share is 0.0; it is a share of the bytes, above 0, at most 1"),
+        ({"share": 1.5}, "align: share is 1.5"),
+        ({"share": float("nan")}, "align: share is nan"),
+        ({"share": "a"}, "align: share is 'a'"),
+    ],
+)
+def test_nonsense_is_refused(given_: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ragtag.Align(**given_)
+
+
+@pytest.mark.parametrize("align", [False, Align(every=5)])
+def test_peers_that_want_something_else_refuse_each_other(align: Any) -> None:
+    crew = FakeCrew(2)
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    sgd = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    CrewOptimizer(sgd[0], crew.transport(0), average="gradients", model=models[0])
+    with pytest.raises(SchemaMismatch, match=r"averages gradients, (never aligned|aligned every 5)"):
+        CrewOptimizer(sgd[1], crew.transport(1), average="gradients", model=models[1], align=align)
+
+
+def test_where_it_is_of_no_use_there_is_none() -> None:
+    model = nn.Linear(2, 2)
+    for options in ({}, {"average": "gradients", "method": Moshpit(2)}, {"schedule": BackupWorkers(0)}):
+        crew = FakeCrew(2)
+        CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), crew.transport(0), model=model, **options)  # type: ignore[arg-type]
+        assert max(crew.schemas) < ALIGN
+
+
+def test_alone_nothing_is_compared() -> None:
+    model = nn.Linear(3, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = CrewOptimizer(inner, SoloTransport(0), average="gradients", model=model, align=Align(every=1))
+    for _ in range(3):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert optimizer.aligned is not None
+    assert (optimizer.aligned.peers, optimizer.aligned.apart) == (0, 0)
+
+
+def test_what_was_found_before_another_state_was_restored_is_forgotten() -> None:
+    """Or a peer would give what it has restored for what most have."""
+    crew = FakeCrew(3)
+
+    def train(transport: Any) -> int:
+        torch.manual_seed(0)
+        model = nn.Linear(30, 30)
+        if transport.me == 2:
+            with torch.no_grad():
+                model.weight.add_(1.0)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = CrewOptimizer(sgd, transport, average="gradients", model=model, align=Align(every=2))
+        for step in range(4):
+            model(torch.full((2, 30), 0.1)).sum().backward()
+            optimizer.step()
+            if step == 2:
+                optimizer.resume_at(3, 0)
+        assert optimizer.aligned is not None
+        return optimizer.aligned.given
+
+    assert run_peers(crew, train) == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Real processes that average gradients: after a death, under loss, and with growth, survivors are one again."""
+"""Real processes that average gradients: after a death, and when the crew has grown, they are one again."""
 
 from __future__ import annotations
 
@@ -38,27 +38,30 @@ def comparisons(folder: Path, peer: int) -> list[trace.Align]:
     return [r for r in read_run(folder).records() if isinstance(r, trace.Align) and r.peer == peer]
 
 
-def compared_after(folder: Path, peer: int, round_: int, times: int = 4) -> None:
-    """Wait until replicas were compared so often after a round, and were alike in the last two."""
-
-    def alike() -> bool:
-        found = [r for r in comparisons(folder, peer) if r.round > round_]
-        return len(found) >= times and not any(r.apart or r.peers < 2 for r in found[-2:])
-
-    _until(alike, f"replicas alike as peer {peer} sees it")
+def alike(folder: Path, peer: int, n: int, since: int) -> set[int]:
+    """The rounds after which a peer saw that it and ``n - 1`` others have the same."""
+    return {r.round for r in comparisons(folder, peer) if r.round >= since and not r.apart and r.peers == n}
 
 
-def require_one(folder: Path, peers: tuple[int, ...], since: int) -> None:
-    """From the first comparison on that found nothing, two rounds in three at least, the models are the same.
+def one_again(folders: dict[int, Path], since: int) -> set[int]:
+    """Wait until all these peers have seen twice that they are one; after which rounds they did."""
+    found: set[int] = set()
 
-    On a busy machine a peer may miss part of a round at any time; then it is off until the next comparisons.
-    """
+    def twice() -> bool:
+        seen = [alike(folder, peer, len(folders), since) for peer, folder in folders.items()]
+        found.update(set.intersection(*seen))
+        return len(found) >= 2
+
+    _until(twice, f"seen by all of {sorted(folders)} that they are one")
+    return found
+
+
+def require_one(folder: Path, peers: tuple[int, ...], after: set[int]) -> None:
+    """After these rounds the models are the same, to the bit."""
     found = {peer: models(folder, peer) for peer in peers}
-    shared = sorted(r for r in set.intersection(*(set(of) for of in found.values())) if r >= since)
-    assert len(shared) >= EVERY, (since, shared)
-    first = peers[0]
-    same = [all(np.array_equal(found[first][r], found[p][r]) for p in peers[1:]) for r in shared]
-    assert 3 * sum(same) >= 2 * len(same), list(zip(shared, same, strict=True))
+    for round_ in sorted(after):
+        for peer in peers[1:]:
+            assert np.array_equal(found[peers[0]][round_], found[peer][round_]), (round_, peer)
 
 
 @pytest.mark.slow
@@ -71,16 +74,11 @@ def test_after_a_death_survivors_are_one(place: Place, method: str) -> None:
         del os.environ["METHOD"]
     some_rounds(place.run, 0, 20)
     os.kill(crew.pid(3), signal.SIGKILL)
-    died = max(rounds(place.run, 0))
-    some_rounds(place.run, 0, 4 * EVERY)
-    for peer in (0, 1, 2):
-        compared_after(place.run, peer, died)
-    some_rounds(place.run, 0, 2 * EVERY)
-    last = comparisons(place.run, 0)[-1].round
+    some_rounds(place.run, 0, EVERY)
+    since = max(rounds(place.run, 0))
+    after = one_again(dict.fromkeys((0, 1, 2), place.run), since)
     place.end()
-    since = min(r.round for r in comparisons(place.run, 0) if r.round > died and not r.apart)
-    assert last >= since
-    require_one(place.folder, (0, 1, 2), since)
+    require_one(place.folder, (0, 1, 2), after)
     summary = summarise(read_run(place.run))
     assert set(summary.replicas) >= {0, 1, 2}
     assert report_json(place.run)
@@ -93,9 +91,7 @@ def test_with_a_newcomer_all_are_one(place: Place) -> None:
     joined.says("heard 0b111")
     run = place.folder / "run-joined"
     since = arrived(run, 2)
-    compared_after(run, 2, since)
-    some_rounds(run, 2, 2 * EVERY)
+    after = one_again({0: place.run, 1: place.run, 2: run}, since)
     place.end()
     assert (crew.code(), joined.code()) == (0, 0), crew.text + joined.text
-    first = min(r.round for r in comparisons(run, 2) if r.round > since and not r.apart and r.peers == 3)
-    require_one(place.folder, (0, 1, 2), first)
+    require_one(place.folder, (0, 1, 2), after)

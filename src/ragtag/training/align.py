@@ -62,7 +62,7 @@ LOOK_BYTES = 1 << 26
 """Parameters that are looked at each time: the whole model in so many turns as that takes."""
 _ROWS_FIRST = 256  # so many are given at once, to begin with
 _STATES_MAX = 8  # tensors of a parameter's shape that an optimizer may keep of it
-_PATIENCE = 2.0  # the first such round may take so many times as long as the longest of the last others
+_PATIENCE = 4.0  # such a round may take so many times as long as the longest of the last rounds, at most
 _ROUNDS_SEEN = 32
 _GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it fall everywhere between 0 and 1
 
@@ -205,7 +205,6 @@ class Aligner:
         self._wanted: dict[int, Wanted] = {}
         self._round_s: deque[float] = deque(maxlen=_ROUNDS_SEEN)
         self._apart: dict[int, int] = {}
-        self._begun = False
         self.aligned: Aligned | None = None
         """What the last comparison came to."""
 
@@ -313,13 +312,16 @@ class Aligner:
                 self._wanted[unit] = found[unit]
 
     def _exchange(self, rows: Bytes, weight: float) -> Outcome:
-        """One round. The first has no history of its own; the rounds beside it say how long it may take."""
-        deadline_s = self._deadline_s
-        if not self._begun:
-            self._begun = True
-            longest_s = _PATIENCE * max(self._round_s)
-            deadline_s = longest_s if deadline_s is None else min(deadline_s, longest_s)
-        return self._transport.offer(self._channel, rows, weight, deadline_s).wait()
+        """One round. Its channel's own deadlines know little (the first rounds are long apart, and short), so
+        all rounds of late bound it; what is given at once grows by no more than that allows.
+        """
+        deadline_s = _PATIENCE * max(self._round_s)
+        if self._deadline_s is not None:
+            deadline_s = min(deadline_s, self._deadline_s)
+        outcome = self._transport.offer(self._channel, rows, weight, deadline_s).wait()
+        if not outcome.expired:
+            self._round_s.append(outcome.total_s)
+        return outcome
 
     def _tell(self, turn: int, apart: int, units: int) -> None:
         """A note where replicas are found to differ, and one where they do not any more."""

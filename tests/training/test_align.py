@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ragtag
+import ragtag.training.align as align_module
 from ragtag.app.transport import SoloTransport
 from ragtag.core.schema import SchemaMismatch
 from ragtag.protocols.method import Method
@@ -113,6 +114,18 @@ def test_after_a_death_within_a_round_the_survivors_are_one_again(
     assert training.alike(59)
     survivors = [note.what for note in training.notes]
     assert survivors == ["replicas differ"] * 4 + ["replicas alike"] * 4
+
+
+@pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
+def test_a_large_model_is_looked_at_in_turns(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(align_module, "LOOK_BYTES", 6000)
+    options = {"method": method, "align": Align(2, 0.3)}
+    training = Training(4, 70, dies={3: 9}, make=OPTIMIZERS["momentum"], options=options, width=60).run()
+    assert not training.alike(10) and training.alike(69)
+    looked = training.aligned[0]
+    assert max(found.units for found in looked) <= 6 and sum(found.units for found in looked[:3]) == 17
+    said = [note.what for note in training.notes]  # a turn may differ once others are alike again
+    assert said[:3] == ["replicas differ"] * 3 and said[-3:] == ["replicas alike"] * 3
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ from ragtag.training.units import UNITS_MAX, Look, Units
 ALIGN = 192
 """So far above an optimizer's own is the channel on which its replicas are compared."""
 CHANNELS = 61
-LOOK_BYTES = 1 << 26
+LOOK_BYTES = 1 << 25
 """Parameters that are looked at each time: the whole model in so many turns as that takes."""
 _ROWS_FIRST = 256  # so many are given at once, to begin with
 _STATES_MAX = 8  # tensors of a parameter's shape that an optimizer may keep of it

@@ -94,24 +94,22 @@ def read_values(rows: Bytes, round_: int, sizes: Sequence[int]) -> list[Given]:
     """The units that came whole, with finite values; of several givers' of one unit, the one that had most
     peers behind it, then the lowest. sizes: how many values each unit may have at most.
     """
-    found: dict[tuple[int, int, int, int, int], tuple[NDArray[np.uint32], NDArray[np.bool_]]] = {}
+    pieces: dict[tuple[int, int, int, int, int], dict[int, NDArray[np.uint32]]] = {}
     for header, words in _of_kind(rows, VALUES, round_):
         unit, total, offset, count = (int(header[name]) for name in ("unit", "total", "offset", "count"))
-        if unit >= len(sizes) or not 0 < total <= sizes[unit] or offset % PER_ROW or offset + count > total:
+        if unit >= len(sizes) or not 0 < total <= sizes[unit] or offset % PER_ROW:
             continue
-        sender, form, votes = (int(header[name]) for name in ("sender", "form", "votes"))
-        key = (unit, -votes, sender, form, total)
-        if key not in found:
-            found[key] = np.zeros(total, np.uint32), np.zeros(total, np.bool_)
-        values, known = found[key]
-        values[offset : offset + count], known[offset : offset + count] = words[:count], True
+        if count == min(PER_ROW, total - offset):
+            key = (unit, -int(header["votes"]), int(header["sender"]), int(header["form"]), total)
+            pieces.setdefault(key, {})[offset] = words[:count]
     best: dict[int, Given] = {}
-    for key in sorted(found):
-        unit, votes, sender, form, _ = key
-        values, known = found[key]
-        floats: Floats = values.view(np.float32)
-        if unit not in best and known.all() and np.isfinite(floats).all():
-            best[unit] = Given(unit, sender, form, -votes, floats)
+    for key in sorted(pieces):
+        unit, votes, sender, form, total = key
+        if unit in best or len(pieces[key]) < rows_of(total):
+            continue
+        values: Floats = np.concatenate([words for _, words in sorted(pieces[key].items())]).view(np.float32)
+        if np.isfinite(values).all():
+            best[unit] = Given(unit, sender, form, -votes, values)
     return list(best.values())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -151,6 +151,40 @@ def test_under_loss_they_stay_near_and_are_one_again_when_it_is_over(name: str, 
     assert training.alike(rounds - 1)
     digests = 5 * 5 / (2 * every * 4 * 16)  # rows of them, over those of the rounds: 16 of a model
     assert training.sent(ALIGN) < (1.25 * 0.05 + 3 * digests) * training.sent(0)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(3, 6),
+    loss=st.sampled_from([0.0, 0.02, 0.1, 0.3]),
+    deaths=st.dictionaries(st.integers(1, 5), st.integers(0, 29), max_size=2),
+    astray=st.dictionaries(st.integers(1, 5), st.integers(0, 29), max_size=1),
+    every=st.integers(1, 6),
+    options=st.sampled_from(
+        [{"method": RPS()}, {"method": RPS(repair=True)}, {"method": AllReduce()}, {"compress": SPARSE}]
+    ),
+    name=st.sampled_from(sorted(OPTIMIZERS)),
+)
+def test_whatever_happens_survivors_are_one_when_it_is_over(
+    n: int,
+    loss: float,
+    deaths: dict[int, int],
+    astray: dict[int, int],
+    every: int,
+    options: dict[str, Any],
+    name: str,
+) -> None:
+    dies = {peer: at for peer, at in deaths.items() if peer < n and len(deaths) < n - 1}
+    off = {peer: at for peer, at in astray.items() if peer < n and peer not in dies}
+    rounds = 30 + 20 * every
+    training = Training(
+        n, rounds, loss=loss, ill=30, dies=dies, astray=off, make=OPTIMIZERS[name], width=40,
+        options={**options, "align": Align(every, 1.0)},
+    ).run()  # fmt: skip
+    assert training.alike(rounds - 1)
+    calm = training.aligned[0][-2:]
+    assert all(found.apart == 0 and found.peers == n - len(dies) for found in calm)
 
 
 @pytest.mark.parametrize("values", ["fp32", "int8"])

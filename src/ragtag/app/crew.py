@@ -168,7 +168,7 @@ class Crew(Logbook):
         averager: ``ragtag.RPS()`` (the default) or ``ragtag.AllReduce()``. options: as for
         ``ragtag.training.optimizer.CrewOptimizer``: average="models" or "gradients", every=k, model=...,
         schedule=..., buffers=..., codec="fp32", "bf16" or "int8", weight=... (or "samples"), deadline_s=...,
-        on_outcome=...
+        align=..., on_outcome=...
         """
         inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
 

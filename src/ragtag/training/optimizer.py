@@ -72,9 +72,10 @@ class CrewOptimizer(torch.optim.Optimizer):
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
     compress: send a share of the entries only, ``TopK(ratio=.001)`` (``codec`` is then of no meaning): of the
         gradients, or, with average="models", of the differences to the last average.
-    align: how replicas that average gradients are kept alike: by default what a spoilt round (a death, lost
-        chunks, growth) left different is found and mended within some 64 rounds. ``ragtag.Align(every=...)``:
-        how often; False: never (see ``training.align``). On all peers the same.
+    align: how replicas that average gradients are kept alike: by default they are compared after every 32
+        rounds, and what a spoilt round (a death, lost chunks, growth) left different is made the same from
+        the next comparison on, model and optimizer state, within 2 % of the bytes.
+        ``ragtag.Align(every=...)``: how often; False: never (see ``training.align``). On all peers the same.
     weight: how much this peer counts in a mean: a number, a function called before each average, or
         "samples": the number of samples since the last average.
     samples: how many samples this peer has been given so far (a crew tells that by itself).

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ragtag.core.faults import Faults, LossStream
 from ragtag.core.types import Effect, Noted, Send
 from ragtag.protocols.base import GATHER
-from ragtag.training.align import Aligned
+from ragtag.training.align_plan import Aligned
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
@@ -65,8 +65,9 @@ class Mortal(FakeCrew):
 class Training:
     """``n`` peers, ``rounds`` steps each; datagrams are lost in the first ``ill`` of them.
 
-    astray: before which step a peer's parameters are changed, its alone; it gives no gradients. vectors: by
-    step, by peer: all parameters after it, in one line.
+    astray: before which step a peer's parameters are changed, its alone; it gives no gradients. arrived:
+    before which step a peer finds that it is not in step. vectors: by step, by peer: all parameters after it,
+    in one line.
     """
 
     n: int = 5
@@ -78,6 +79,7 @@ class Training:
     options: dict[str, Any] = field(default_factory=dict)
     width: int = 120
     astray: dict[int, int] = field(default_factory=dict)
+    arrived: dict[int, int] = field(default_factory=dict)
     vectors: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
     aligned: dict[int, list[Aligned]] = field(default_factory=dict)
     notes: list[Noted] = field(default_factory=list)
@@ -110,6 +112,8 @@ class Training:
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter.mul_(1.1)
+            if self.arrived.get(me) == round_ and optimizer.follower is not None:
+                optimizer.follower.arrived(False)
             draw = torch.Generator().manual_seed(1000 * me + round_)
             inputs = torch.randn(6, 8, generator=draw)
             optimizer.zero_grad()

@@ -33,11 +33,13 @@ def test_digests_are_read_in_any_order(sender: int, first: int, n: int) -> None:
     assert rows.shape == (rows_of(n), CHUNK_BYTES) and rows.dtype == np.uint8
     order = np.random.default_rng(0).permutation(len(rows))
     found = read_digests(rows[order], 5, first, n)
-    assert list(found) == [sender] and (found[sender] == digests).all()
-    assert read_digests(rows, 6, first, n) == {}, "of another round"
-    assert read_digests(rows, 5, first + 1, n) == {}, "of other units"
+    assert list(found.digests) == [sender] and (found.digests[sender] == digests).all()
+    assert found.voters == {sender}
+    assert read_digests(digest_rows(sender, 5, first, digests, False), 5, first, n).voters == frozenset()
+    assert read_digests(rows, 6, first, n).digests == {}, "of another round"
+    assert read_digests(rows, 5, first + 1, n).digests == {}, "of other units"
     if len(rows) > 1:
-        assert read_digests(rows[1:], 5, first, n) == {}, "not all came"
+        assert read_digests(rows[1:], 5, first, n).digests == {}, "not all came"
 
 
 @given(st.integers(1, 2000), st.integers(0, 9))
@@ -85,7 +87,7 @@ def test_a_damaged_header_does_no_harm(flips: list[tuple[int, int]], digests: bo
     rows = rows.copy()
     for at, value in flips:
         rows[0, at] = value
-    for found in read_digests(rows, 9, 0, 300).values():
+    for found in read_digests(rows, 9, 0, 300).digests.values():
         assert found.shape == (300,)
     for given_ in read_values(rows, 9, [400] * 10):
         assert given_.unit < 10 and 0 < len(given_.values) <= 400

@@ -214,6 +214,8 @@ class Crew(Logbook):
                 optimizer.arrive = partial(self._catch_up, True)
                 return
             round_ = self._fetch(transport.deadline_s) if first else None
+            if optimizer.follower is not None:  # no state of a second optimizer comes
+                optimizer.follower.arrived(False)
             transport.take_part(optimizer.channel, -1 if round_ is None else round_)
 
     def _catch_up(self, new: bool) -> Outcome | None:

@@ -9,7 +9,8 @@ part in one small round more, in which rows travel from all to all (``protocols.
 own). Each peer offers digests of its model and of its optimizer's state, by units (``units``). Where all are
 the same that is all, and nothing is written: a crew in which nothing goes wrong stays, bit for bit, what it
 would be without. Of a unit that differs the version that most peers have counts (of several that as many
-have, one that goes by the unit and the round), since those who missed something in the same way are few; one
+have, one that goes by the unit and the round), since those who missed something in the same way are few; who
+came late and could not get into step has no vote in this until it has what the others have. One
 peer that has it, another one for each unit, gives it in the next such round, and all others take it. No mean
 is taken: of n equal values it may be another one (x + x + x, over 3). So replicas that agree are never moved.
 
@@ -29,22 +30,21 @@ the bytes of a whole one. How much is given at once begins low and doubles while
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
 
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
-from ragtag.core.types import Bytes, Noted, Outcome, PeerId
+from ragtag.core.types import Bytes, Noted, Outcome
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.gather import gather
-from ragtag.schedules.base import whole
+from ragtag.training.align_plan import GOLDEN, Align, Aligned, Pace, Wanted, judge
 from ragtag.training.align_rows import (
-    Digests,
     Given,
+    View,
     digest_rows,
     read_digests,
     read_values,
@@ -60,103 +60,11 @@ ALIGN = 192
 CHANNELS = 61
 LOOK_BYTES = 1 << 25
 """Parameters that are looked at each time: the whole model in so many turns as that takes."""
-_ROWS_FIRST = 256  # so many are given at once, to begin with
 _STATES_MAX = 8  # tensors of a parameter's shape that an optimizer may keep of it
 _PATIENCE = 4.0  # such a round may take so many times as long as the longest of the last rounds, at most
 _ROUNDS_SEEN = 32
-_GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it fall everywhere between 0 and 1
 
 Patch = tuple[Given, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Align:
-    """How often replicas are compared: ``crew.optimizer(..., average="gradients", align=ragtag.Align())``.
-
-    every: rounds from one look to the next. share: of the bytes of rounds in which all is sent that making
-    replicas alike may take while they differ. Raises ValueError for what cannot be.
-    """
-
-    every: int = 32
-    share: float = 0.02
-
-    def __post_init__(self) -> None:
-        whole("align: every", self.every, 1, "rounds")
-        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
-            raise ValueError(
-                f"align: share is {self.share!r}; it is a share of the bytes, above 0, at most 1"
-            )
-
-    @property
-    def name(self) -> str:
-        """What peers must agree on."""
-        return f"aligned every {self.every} within {self.share:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Aligned:
-    """What one comparison came to, as this peer sees it.
-
-    round: after which it was. units: that were looked at; apart: of which not all peers had the same; own:
-    of which this peer had not what counts. peers: whose digests came. given: units; taken: units that were
-    other ones here. distance: norm of what the parameters of these were changed by, over what it was (0: none
-    was). expired: a deadline ended it.
-    """
-
-    round: int
-    units: int
-    apart: int
-    own: int
-    peers: int
-    given: int
-    taken: int
-    distance: float
-    expired: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A unit that peers have in several ways. giver: who is to give it; votes: of how many it is."""
-
-    giver: PeerId
-    votes: int
-
-
-def judge(view: dict[PeerId, Digests], first: int, number: int) -> tuple[dict[int, Wanted], dict[int, int]]:
-    """By unit, from ``first`` on, which peers have in several ways: who is to give it; and the digest that
-    counts. number: of the comparison. A function of these alone, so that who has the same view agrees.
-    """
-    peers = sorted(view)
-    table = np.stack([view[peer] for peer in peers]) if peers else np.zeros((0, 0), np.uint32)
-    wanted: dict[int, Wanted] = {}
-    counts: dict[int, int] = {}
-    for at in np.flatnonzero((table != table[:1]).any(0)).tolist():
-        votes = Counter(table[:, at].tolist())
-        most = max(votes.values())
-        turn = (at + first + number) % len(peers)
-        order = [*range(turn, len(peers)), *range(turn)]
-        giver = next(place for place in order if votes[int(table[place, at])] == most)
-        wanted[first + at] = Wanted(peers[giver], most)
-        counts[first + at] = int(table[giver, at])
-    return wanted, counts
-
-
-@dataclass(slots=True)
-class _Pace:
-    """How many rows are given at once: twice as many where all came in time, half as many where not."""
-
-    most: int
-    now: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.now = min(self.most, _ROWS_FIRST)
-
-    def learn(self, given: int, outcome: Outcome) -> None:
-        """``given``: rows by all peers."""
-        if outcome.expired:
-            self.now = max(1, self.now // 2)
-        elif 2 * given >= self.now and outcome.averaged.all():
-            self.now = min(self.most, 2 * self.now)
 
 
 class Aligner:
@@ -192,7 +100,7 @@ class Aligner:
         size = min(units.each, units.n_values) * (1 + _STATES_MAX) + 64
         self._sizes = [size] * units.n
         model_rows = rows_of(units.n_values)
-        self._pace = _Pace(max(1, int(align.share * align.every * model_rows)))
+        self._pace = Pace(max(1, int(align.share * align.every * model_rows)))
         schema = Schema(
             tuple(spec_of(part, part.find()) for part in parts), align.name, gather.name, "replicas"
         )
@@ -205,6 +113,7 @@ class Aligner:
         self._wanted: dict[int, Wanted] = {}
         self._round_s: deque[float] = deque(maxlen=_ROUNDS_SEEN)
         self._apart: dict[int, int] = {}
+        self._votes, self._right = True, 0
         self.aligned: Aligned | None = None
         """What the last comparison came to."""
 
@@ -236,6 +145,12 @@ class Aligner:
         """Another state was restored: what was found before is of none."""
         self._wanted.clear()
 
+    def arrived(self, in_step: bool) -> None:
+        """This peer came late. Where it is not in step its model counts for nothing, and it gives none of it,
+        until it has been found to have what counts in all its parts: two newcomers may have the same.
+        """
+        self._votes, self._right = in_step, 0
+
     # -- A comparison
 
     def _due(self, outcome: Outcome) -> bool:
@@ -248,7 +163,7 @@ class Aligner:
         look = Look()
         mine = np.array([0 if alone else self._units.digest(u, look) for u in range(first, stop)], np.uint32)
         due, rows_due = self._due_now(number)
-        own = digest_rows(me, round_, first, mine)[: 0 if alone else None]
+        own = digest_rows(me, round_, first, mine, self._votes)[: 0 if alone else None]
         gifts, given = self._gifts(due, look, round_, self._rows_most - len(own))
         came = self._exchange(np.concatenate([own, *gifts]), 1.0)
         rows = _rows(came)
@@ -260,9 +175,16 @@ class Aligner:
         wrong = sum(digest != int(mine[unit - first]) for unit, digest in counts.items())
         self._want(wanted, range(first, stop), {gift.unit for gift in patch}, view)
         self.aligned = Aligned(
-            round_, stop - first, len(wanted), wrong, len(view), given, taken, distance, came.expired
+            round_, stop - first, len(wanted), wrong, len(view.digests), given, taken, distance, came.expired
         )
+        self._earn(wrong, bool(view.voters - {me}) and me in view.digests)
         self._tell(number % self._turns, len(wanted), stop - first)
+
+    def _earn(self, wrong: int, sure: bool) -> None:
+        """A peer without a vote has as many units wrong; ``sure``: others that vote were heard."""
+        if not self._votes:
+            self._right = self._right + 1 if sure and not wrong else 0
+            self._votes = self._right >= self._turns
 
     def _turn(self, number: int) -> tuple[int, int]:
         """The units that a comparison looks at."""
@@ -274,7 +196,7 @@ class Aligner:
         until it is seen to differ again. Which come first goes by the number, so that all have their turn.
         """
         n = self._units.n
-        start = int(n * (_GOLDEN * number % 1.0))
+        start = int(n * (GOLDEN * number % 1.0))
         due: dict[int, Wanted] = {}
         rows = 0
         for unit in sorted(self._wanted, key=lambda unit: (unit - start) % n):
@@ -301,11 +223,9 @@ class Aligner:
             gifts.append(value_rows(Given(unit, wanted.giver, form.tag, wanted.votes, values), round_))
         return gifts, len(gifts)
 
-    def _want(
-        self, found: dict[int, Wanted], looked: range, given: set[int], view: dict[PeerId, Digests]
-    ) -> None:
+    def _want(self, found: dict[int, Wanted], looked: range, given: set[int], view: View) -> None:
         """What is to be given the next time. What was given just now had been looked at before."""
-        most = 2 * len(view.keys() & self._transport.live) > len(self._transport.live)
+        most = 2 * len(view.digests.keys() & self._transport.live) > len(self._transport.live)
         for unit in looked:
             self._wanted.pop(unit, None)
             if most and unit in found and unit not in given:

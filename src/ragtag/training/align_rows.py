@@ -41,6 +41,14 @@ Digests = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What has come of a comparison: digests of the same units by peer, and which of these peers vote."""
+
+    digests: dict[PeerId, Digests]
+    voters: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Given:
     """A unit as a peer gave it. form: what its values are (``units.Form.tag``); votes: how many peers had
     it so, as far as the giver knew.
@@ -58,10 +66,10 @@ def rows_of(values: int) -> int:
     return math.ceil(values / PER_ROW)
 
 
-def digest_rows(sender: PeerId, round_: int, first: int, digests: Digests) -> Bytes:
-    """uint8 ``[k, 1088]``: a peer's digests of consecutive units."""
+def digest_rows(sender: PeerId, round_: int, first: int, digests: Digests, votes: bool = True) -> Bytes:
+    """uint8 ``[k, 1088]``: a peer's digests of consecutive units, and whether they count."""
     rows, header = _rows(DIGESTS, sender, round_, digests.view(np.uint32))
-    header["unit"] = first + header["offset"]
+    header["unit"], header["votes"] = first + header["offset"], votes
     return rows
 
 
@@ -72,12 +80,13 @@ def value_rows(given: Given, round_: int) -> Bytes:
     return rows
 
 
-def read_digests(rows: Bytes, round_: int, first: int, n: int) -> dict[PeerId, Digests]:
+def read_digests(rows: Bytes, round_: int, first: int, n: int) -> View:
     """What each peer has of units ``first`` to ``first + n - 1`` after a round: of those peers only of whom
     all came.
     """
     found: dict[PeerId, Digests] = {}
     known: dict[PeerId, NDArray[np.bool_]] = {}
+    mute: set[PeerId] = set()
     for header, words in _of_kind(rows, DIGESTS, round_):
         start, count = int(header["unit"]) - first, int(header["count"])
         sender = int(header["sender"])
@@ -87,7 +96,10 @@ def read_digests(rows: Bytes, round_: int, first: int, n: int) -> dict[PeerId, D
             found[sender], known[sender] = np.zeros(n, np.uint32), np.zeros(n, np.bool_)
         found[sender][start : start + count] = words[:count]
         known[sender][start : start + count] = True
-    return {sender: found[sender] for sender in sorted(found) if known[sender].all()}
+        if not header["votes"]:
+            mute.add(sender)
+    whole = {sender: found[sender] for sender in sorted(found) if known[sender].all()}
+    return View(whole, frozenset(whole.keys() - mute))
 
 
 def read_values(rows: Bytes, round_: int, sizes: Sequence[int]) -> list[Given]:

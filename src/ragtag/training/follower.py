@@ -99,6 +99,11 @@ class Follower:
         """The size of a mean."""
         return self._replica.bucket.values.nbytes
 
+    def arrived(self, in_step: bool) -> None:
+        """From now on this peer is a member; ``in_step``: its model is as theirs."""
+        if self._aligner is not None:
+            self._aligner.arrived(in_step)
+
     def follow(self, apply: bool) -> tuple[Outcome, Mean | None]:
         """One round with weight 0, and its mean (``None``: too little came). apply: take the step, too."""
         self._gradients.clear()

@@ -15,7 +15,8 @@ from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
-from ragtag.training.align import Align, Aligned, Aligner
+from ragtag.training.align import Aligner
+from ragtag.training.align_plan import Align, Aligned
 from ragtag.training.averager import RPS, Pending, Transport
 from ragtag.training.centre import centred, is_centred, require_centred
 from ragtag.training.coherence import Coherence, CoherenceMeter

@@ -11,7 +11,7 @@ from ragtag.protocols.allreduce import ring
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.every import EveryStep, every
-from ragtag.training.align import Align
+from ragtag.training.align_plan import Align
 from ragtag.training.modes import Gradients, Mode, Models
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ragtag.core.errors import NotFinite as NotFinite
     from ragtag.core.schema import SchemaMismatch as SchemaMismatch
     from ragtag.optim.outer import Outer as Outer
+    from ragtag.training.align_plan import Align as Align
     from ragtag.training.averager import RPS as RPS
     from ragtag.training.averager import AllReduce as AllReduce
     from ragtag.training.averager import Moshpit as Moshpit
@@ -38,6 +39,7 @@ _HOMES = {
     "join": "ragtag.app.join",
     "SchemaMismatch": "ragtag.core.schema",
     "Outer": "ragtag.optim.outer",
+    "Align": "ragtag.training.align_plan",
     "RPS": "ragtag.training.averager",
     "AllReduce": "ragtag.training.averager",
     "Moshpit": "ragtag.training.averager",

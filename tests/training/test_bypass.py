@@ -15,6 +15,7 @@ from torch import nn
 from ragtag.codecs.advice import Choice
 from ragtag.codecs.gather import senders, whole_mark, whole_marks
 from ragtag.core.types import Average, Gathered, Noted, Offer, Outcome
+from ragtag.training.align import ALIGN
 from ragtag.training.bypass import WINDOW, Bypass, delivered, read
 from ragtag.training.compress import Compression, TopK
 from ragtag.training.optimizer import CrewOptimizer
@@ -245,7 +246,7 @@ def test_false_never_sends_all_and_opens_no_channel_for_it() -> None:
 
     run_peers(crew, train)
     assert all(isinstance(ask, Offer) for ask in crew.asked)
-    assert set(crew.schemas) == {0}
+    assert set(crew.schemas) == {0, ALIGN}
     assert TopK(bypass=False).name != TopK().name, "peers must agree on it"
     with pytest.raises(ValueError, match=r"bypass is True"):
         TopK(bypass=True)  # type: ignore[arg-type]

@@ -48,6 +48,7 @@ def catch_up(
         passed=passed,
     )
     came = CatchUp(ways, rounds_max(follower.n_bytes), transport.deadline_s).run()
+    follower.arrived(came.in_step)
     if came.state_round >= 0:
         optimizer.resume_at(optimizer.progress[0] + came.redone * since, 0)
     return came

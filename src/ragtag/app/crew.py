@@ -168,7 +168,7 @@ class Crew(Logbook):
         averager: ``ragtag.RPS()`` (the default) or ``ragtag.AllReduce()``. options: as for
         ``ragtag.training.optimizer.CrewOptimizer``: average="models" or "gradients", every=k, model=...,
         schedule=..., buffers=..., codec="fp32", "bf16" or "int8", weight=... (or "samples"), deadline_s=...,
-        on_outcome=...
+        align=..., on_outcome=...
         """
         inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
 
@@ -178,6 +178,7 @@ class Crew(Logbook):
                 self._look_back(outcome)
             self._record_pace(made)
             self._record_sparse(made, outcome)
+            self._record_align(made, outcome)
             if inner_hook is not None:
                 inner_hook(outcome)
 
@@ -213,6 +214,8 @@ class Crew(Logbook):
                 optimizer.arrive = partial(self._catch_up, True)
                 return
             round_ = self._fetch(transport.deadline_s) if first else None
+            if optimizer.follower is not None:  # no state of a second optimizer comes
+                optimizer.follower.arrived(False)
             transport.take_part(optimizer.channel, -1 if round_ is None else round_)
 
     def _catch_up(self, new: bool) -> Outcome | None:

@@ -79,6 +79,8 @@ class Dashboard:
         arrived = [value for row in live for value in row.arrived]
         if arrived:
             parts.append(f"arrived {statistics.fmean(arrived):.1%}")
+        if self.peers.apart is not None:
+            parts.append(_alike(self.peers.apart))
         return "  ".join(parts)
 
     # -- Drawing
@@ -90,6 +92,8 @@ class Dashboard:
             facts.insert(0, plain(self.peers.run.method))
         if (accuracy := self.peers.accuracy) is not None:
             facts.append(f"accuracy {accuracy:.1%}")
+        if self.peers.apart is not None:
+            facts.append(_alike(self.peers.apart))
         if self.peers.mean_accuracy is not None and width >= WIDE:
             facts.append(f"mean model {self.peers.mean_accuracy:.1%}")
         lines: list[RenderableType] = [title]
@@ -173,6 +177,11 @@ class _View:
         yield self._of._head(width)
         yield self._of._table(width, max(4, console.height - 8 - EVENTS_SHOWN))
         yield self._of._foot()
+
+
+def _alike(apart: float) -> str:
+    """How far replicas that are compared are alike."""
+    return f"replicas {apart:.1%} apart" if apart else "replicas alike"
 
 
 def _mean(values: deque[float], form: str) -> str:

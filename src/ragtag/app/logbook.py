@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -77,6 +78,14 @@ class Logbook:
         del figures["refused"]
         where: dict[str, Any] = {"peer": self.rank, "round": outcome.round, "channel": outcome.channel}
         self.record(trace.Sparse(t=self.now_s(), **where, **figures))
+
+    def _record_align(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+        """What comparing the replicas came to, where that has just been done."""
+        found = optimizer.aligned
+        if self._writer is None or found is None or found.round != outcome.round:
+            return
+        figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
+        self.record(trace.Align(t=self.now_s(), peer=self.rank, channel=outcome.channel, **figures))
 
     def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
         """Where the time went, at most twice a second."""

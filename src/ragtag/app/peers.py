@@ -23,6 +23,7 @@ _MEMBERSHIP = {
     "declared dead": "is declared dead",
     "back": "is back: it was out of reach",
 }
+_OF_REPLICAS = frozenset({"replicas differ", "replicas alike"})
 _NO_NEWS = {("frozen", "silent"), ("gone", "done")}
 """Changes of state that go without saying."""
 
@@ -46,6 +47,7 @@ class Row:
     round: int | None = None
     round_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     arrived: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    apart: float | None = None
     missed: int = 0
     sent: int = 0
     received: int = 0
@@ -136,6 +138,14 @@ class Peers:
         known = [row.accuracy for row in self.rows.values() if not row.gone and row.accuracy is not None]
         return statistics.fmean(known) if known else None
 
+    @property
+    def apart(self) -> float | None:
+        """The share of the model of which not all replicas are alike, as they last saw it when they were
+        compared; ``None``: they are not.
+        """
+        known = [row.apart for row in self.rows.values() if not row.gone and row.apart is not None]
+        return statistics.fmean(known) if known else None
+
     # -- Records
 
     def _begin(self, run: trace.Run) -> None:
@@ -171,6 +181,8 @@ class Peers:
             row.received = max(row.received, record.bytes_received)
             for other in record.missed:
                 self.row(other).missed += 1
+        elif isinstance(record, trace.Align):
+            row.apart = record.apart / max(1, record.units)
         elif isinstance(record, trace.Eval):
             row.accuracy = record.accuracy
         elif isinstance(record, trace.Join):
@@ -225,6 +237,10 @@ class Peers:
             self._left(note.other)
         elif other is not None and note.what in _MEMBERSHIP:
             self._moved(note, other)
+        elif note.what in _OF_REPLICAS:
+            told = any(t > note.t - 2.0 and said.startswith(note.what) for t, said in self.events)
+            if not told:  # all peers see the same
+                self._say(note.t, f"{note.what}: {note.detail}")
         else:
             detail = f": {note.detail}" if note.detail else ""
             about = f" ({_who(note.other)})" if note.other >= 0 and note.other != note.peer else ""

@@ -123,6 +123,26 @@ class Sparse(Base, frozen=True, kw_only=True, tag="sparse"):
     dense: bool = False
 
 
+class Align(Base, frozen=True, kw_only=True, tag="align"):
+    """What ``peer`` saw when replicas that average gradients were compared after a round.
+
+    units: parts of the model that were looked at; apart: of which not all peers had the same; own: of which
+    this one had not what most had. peers: whose word came. given, taken: units, to and from others. distance:
+    norm of what its parameters were changed by, over that of those parts (0: nothing was changed).
+    """
+
+    round: Count
+    units: Count
+    apart: Count
+    own: Count
+    peers: Count
+    given: Count = 0
+    taken: Count = 0
+    distance: Mean = 0.0
+    channel: Count = 0
+    expired: bool = False
+
+
 class Step(Base, frozen=True, kw_only=True, tag="step"):
     """A local step. samples: since the start. loss: of this step's batch; null: it was not finite."""
 
@@ -240,7 +260,9 @@ class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):
     of_kind: str
 
 
-Known = Run | Join | Round | Sparse | Step | Pace | Epoch | Eval | Fault | Note | Error | Result | Leave
+Known = (
+    Run | Join | Round | Sparse | Align | Step | Pace | Epoch | Eval | Fault | Note | Error | Result | Leave
+)
 Record = Known | Unknown
 
 _TYPES: dict[str, type[Base]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Known)}

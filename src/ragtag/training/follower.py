@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ragtag.core.types import Bools, Floats, Outcome
+from ragtag.training.align import Aligner, Patch
 from ragtag.training.modes import Gradients
 from ragtag.training.replica import Replica
 from ragtag.training.sparse import SparseReplica
@@ -23,11 +24,14 @@ ARRIVED_MIN = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mean:
-    """What a round came to. table: float32 ``[n_chunks, elements]``; averaged: bool ``[n_chunks]``."""
+    """What a round came to. table: float32 ``[n_chunks, elements]``; averaged: bool ``[n_chunks]``; patch:
+    what replicas that differed took from others after it.
+    """
 
     round: int
     table: Floats
     averaged: Bools
+    patch: Patch = ()
 
     @property
     def whole(self) -> bool:
@@ -81,14 +85,24 @@ class Follower:
     """Takes part in rounds with nothing to offer, and takes steps again."""
 
     def __init__(
-        self, replica: Replica | SparseReplica, gradients: Gradients, deadline_s: float | None
+        self,
+        replica: Replica | SparseReplica,
+        gradients: Gradients,
+        deadline_s: float | None,
+        aligner: Aligner | None = None,
     ) -> None:
         self._replica, self._gradients, self._deadline_s = replica, gradients, deadline_s
+        self._aligner = aligner
 
     @property
     def n_bytes(self) -> int:
         """The size of a mean."""
         return self._replica.bucket.values.nbytes
+
+    def arrived(self, in_step: bool) -> None:
+        """From now on this peer is a member; ``in_step``: its model is as theirs."""
+        if self._aligner is not None:
+            self._aligner.arrived(in_step)
 
     def follow(self, apply: bool) -> tuple[Outcome, Mean | None]:
         """One round with weight 0, and its mean (``None``: too little came). apply: take the step, too."""
@@ -96,12 +110,15 @@ class Follower:
         outcome = self._replica.average(0.0, self._deadline_s)
         if apply:
             self._gradients.apply()
+        patch = () if self._aligner is None else self._aligner.follow(outcome)
+        if apply and self._aligner is not None:
+            self._aligner.put(patch)
         if outcome.averaged.mean() < ARRIVED_MIN:
             return outcome, None
         table = self._replica.bucket.values.copy()
         # where rows were gathered, what is late is part of a later mean, and all of this one counts
         averaged = outcome.averaged if outcome.gathered is None else np.ones(len(table), np.bool_)
-        return outcome, Mean(outcome.round, table, averaged.copy())
+        return outcome, Mean(outcome.round, table, averaged.copy(), patch)
 
     def redo(self, mean: Mean) -> None:
         """Take the step of a round that is over."""
@@ -109,3 +126,5 @@ class Follower:
         self._replica.bucket.flatten()
         self._replica.bucket.restore(mean.table, mean.averaged)
         self._gradients.apply()
+        if self._aligner is not None:
+            self._aligner.put(mean.patch)

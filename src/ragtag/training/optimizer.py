@@ -16,6 +16,8 @@ from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
+from ragtag.training.align import Aligner
+from ragtag.training.align_plan import Align, Aligned
 from ragtag.training.averager import RPS, Pending, Transport
 from ragtag.training.centre import centred, is_centred, require_centred, require_gradients
 from ragtag.training.coherence import Coherence, CoherenceMeter
@@ -25,7 +27,15 @@ from ragtag.training.follower import Follower
 from ragtag.training.merge import Merge
 from ragtag.training.modes import Closure, Gradients, Models
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
-from ragtag.training.options import codec_of, mode_of, require_partial, schedule_of, streaming_of
+from ragtag.training.options import (
+    align_of,
+    align_text,
+    codec_of,
+    mode_of,
+    require_partial,
+    schedule_of,
+    streaming_of,
+)
 from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
 from ragtag.training.sparse import SparseReplica
@@ -65,6 +75,10 @@ class CrewOptimizer(torch.optim.Optimizer):
         quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
     compress: send a share of the entries only, ``TopK(ratio=.001)`` (``codec`` is then of no meaning): of the
         gradients, or, with average="models", of the differences to the last average.
+    align: how replicas that average gradients are kept alike: by default they are compared after every 32
+        rounds, and what a spoilt round (a death, lost chunks, growth) left different is made the same from
+        the next comparison on, model and optimizer state, within 2 % of the bytes.
+        ``ragtag.Align(every=...)``: how often; False: never (see ``training.align``). On all peers the same.
     weight: how much this peer counts in a mean: a number, a function called before each average, or
         "samples": the number of samples since the last average.
     samples: how many samples this peer has been given so far (a crew tells that by itself).
@@ -97,6 +111,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         outer: Nesterov | Streaming | None = None,
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         compress: TopK | None = None,
+        align: Align | bool = True,
         deadline_s: float | None = None,
         coherence: Coherence | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
@@ -117,6 +132,9 @@ class CrewOptimizer(torch.optim.Optimizer):
         method, schedule = centred(method, schedule, average, transport.n, inner, every)
         self._method = RPS() if method is None else method
         self._mode = mode_of(average, inner)
+        self._align = align_of(align, average, self._method)
+        self._agreed = align_text(self._align, average == "gradients" and align)
+        self._aligner: Aligner | None = None
         self.conduct = Conduct(schedule_of(schedule, every), transport, channel, on_note)
         """When it averages and whom it waits for, and where its time goes."""
         self._merge: Merge | None = None
@@ -186,7 +204,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._under_way.wait()
             self._under_way = None
         self._mode.forget()
-        for more in (self._merge, self._outer_steps, self._meter):
+        for more in (self._merge, self._outer_steps, self._meter, self._aligner):
             if more is not None:
                 more.forget()
         if isinstance(self._replica, SparseReplica):
@@ -216,6 +234,11 @@ class CrewOptimizer(torch.optim.Optimizer):
     def sparse(self) -> SparseReplica | None:
         """What sends selections, once averaging has begun (``None``: everything is sent)."""
         return self._replica if isinstance(self._replica, SparseReplica) else None
+
+    @property
+    def aligned(self) -> Aligned | None:
+        """What the last comparison of replicas came to (``None``: there was none)."""
+        return None if self._aligner is None else self._aligner.aligned
 
     def load_compression(self, state: dict[str, Any]) -> None:
         """Take up ``sparse.state_dict()``, or a part; now, or when averaging begins. Raises ValueError."""
@@ -361,12 +384,14 @@ class CrewOptimizer(torch.optim.Optimizer):
         replica, mode = self._replica, self._mode
         if replica is None or not isinstance(mode, Gradients) or self._method.crowd is not None:
             return None
-        return Follower(replica, mode, self._deadline_s)
+        return Follower(replica, mode, self._deadline_s, self._aligner)
 
     def _averaged(self, outcome: Outcome, taken: bool = False) -> Outcome:
         self.outcome = outcome
         if not taken:
             self._mode.take(outcome)
+            if self._aligner is not None:
+                self._aligner.after(outcome)
         self.conduct.averaged(outcome)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
@@ -435,6 +460,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
         require_gradients(self._method, bool(buffers))
         content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer.rule}"
+        content += self._agreed
         fragments = 1 if self._outer is None else self._outer.fragments
         if self._compress is not None:
             self._replica = SparseReplica(
@@ -466,6 +492,16 @@ class CrewOptimizer(torch.optim.Optimizer):
                 made.load_state_dict(self._outer_state or {})
                 self._outer_steps = self._replica.after = made
                 self._outer_state = None
+        if self._align is not None:
+            self._aligner = Aligner(
+                self._align,
+                Models(self._inner).parts(names, ()),
+                lambda parameter: self._inner.state.get(parameter, {}),
+                self._transport,
+                channel=self._channel,
+                deadline_s=self._deadline_s,
+                note=self._on_note,
+            )
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
         if self._watch is not None:

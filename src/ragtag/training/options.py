@@ -11,6 +11,7 @@ from ragtag.protocols.allreduce import ring
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.every import EveryStep, every
+from ragtag.training.align_plan import Align
 from ragtag.training.modes import Gradients, Mode, Models
 
 
@@ -34,6 +35,32 @@ def require_partial(average: str, method: Method) -> None:
         raise ValueError(
             f"this schedule lets slow peers miss rounds, which {method.name} cannot; use RPS() or AllReduce()"
         )
+
+
+def align_of(align: Align | bool, average: str, method: Method) -> Align | None:
+    """How replicas are kept alike; ``None``: they are not, or need not be.
+
+    Raises TypeError or ValueError: it is asked for where it cannot be.
+    """
+    if isinstance(align, bool):
+        return Align() if align and average == "gradients" and method.crowd is None else None
+    if not isinstance(align, Align):
+        raise TypeError(f"align is {align!r}; it is ragtag.Align(every=...), or False: never")
+    if average != "gradients":
+        raise ValueError('averages of models keep replicas together: leave out align, or average="gradients"')
+    if method.crowd is not None:
+        raise ValueError(
+            f"{method.name} averages in groups, each by rounds of its own, so replicas take different "
+            "steps in any case; use RPS() or AllReduce(), or leave out align"
+        )
+    return align
+
+
+def align_text(align: Align | None, asked: Align | bool) -> str:
+    """What peers that average gradients must agree on beyond the usual, to stand behind what they average."""
+    if align is None:
+        return ", never aligned" if asked is False else ""
+    return "" if align == Align() else f", {align.name}"
 
 
 def codec_of(codec: Codec | str) -> Codec:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ragtag.app.report import chart_sections, coming, sections, sparse
+from ragtag.app.report import chart_sections, coming, replicas, sections, sparse
 from ragtag.app.report.axes import marks_of
 from ragtag.app.report.data import Summary
 from ragtag.app.report.figures import figures
@@ -72,6 +72,7 @@ def render(summary: Summary, folder: str) -> str:
         sections.faults(summary, marks),
         sections.peers(summary),
         sparse.section(summary),
+        replicas.section(summary),
         coming.section(summary),
         sections.events(summary),
         sections.configuration(summary, folder),

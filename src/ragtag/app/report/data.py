@@ -13,6 +13,7 @@ from ragtag.app.report.spent import Timeline
 from ragtag.core import trace
 
 if TYPE_CHECKING:
+    from ragtag.app.report.replicas import Looks
     from ragtag.app.report.sparse import Sums
 
 ALL = -2
@@ -120,6 +121,7 @@ class Summary:
     errors: int = 0
     mean_eval: trace.Eval | None = None
     sparse: dict[int, Sums] = field(default_factory=dict)
+    replicas: dict[int, Looks] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
 
     @property

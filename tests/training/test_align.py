@@ -1,0 +1,260 @@
+"""Replicas that average gradients stay alike whatever happens; where nothing happens nothing is changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ragtag.training.align as align_module
+from ragtag.protocols.method import Method
+from ragtag.training.align import ALIGN, Aligner, Patch
+from ragtag.training.align_plan import Align
+from ragtag.training.averager import RPS, AllReduce
+from ragtag.training.compress import TopK
+from tests.training.replicas import OPTIMIZERS, Training
+from tests.training.test_replay import LATE, Wide
+from tests.training.test_replay import OPTIMIZERS as MAKES
+from tests.training.test_replay import Training as Newcomer
+
+SPARSE = TopK(0.05, resync=0, bypass=False)
+
+
+def same(one: Training, other: Training, peers: list[int]) -> bool:
+    """Whether these peers have the same after each round in both, to the bit."""
+    return all(
+        torch.equal(vectors[peer], other.vectors[round_][peer])
+        for round_, vectors in one.vectors.items()
+        for peer in peers
+        if peer in vectors
+    )
+
+
+# -- Where nothing is spoilt
+
+CALM: dict[str, dict[str, Any]] = {
+    "rps": {"method": RPS()},
+    "all-reduce": {"method": AllReduce()},
+    "ring": {"method": AllReduce(ring=True)},
+    "bf16": {"codec": "bf16"},
+    "local steps": {"every": 2},
+    "sparse": {"compress": SPARSE},
+    "sparse with momentum": {"compress": TopK(0.05, momentum_correction=0.9, values="2bit")},
+}
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("options", CALM.values(), ids=CALM.keys())
+def test_a_calm_crew_is_to_the_bit_what_it_is_without(options: dict[str, Any], n: int) -> None:
+    with_it, without = (
+        Training(n, 14, make=OPTIMIZERS["sgd"], width=40, options={**options, "align": align}).run()
+        for align in (Align(every=3), False)
+    )
+    assert same(with_it, without, list(range(n)))
+    assert all(found.apart == found.taken == found.given == 0 for found in with_it.aligned[0])
+    assert len(with_it.aligned[0]) == (2 if "every" in options else 4)
+    assert all(found.peers == n for found in with_it.aligned[0])
+    assert with_it.notes == []
+
+
+def test_one_row_a_peer_is_all_that_a_calm_crew_pays() -> None:
+    training = Training(4, 12, width=40, options={"align": Align(every=4)}).run()
+    rows = [run for run in training.crew.sent if run.key.channel == ALIGN]
+    assert sum(len(run.payload) for run in rows) <= 3 * (4 * 4 + 2 * 4 * 3)  # and rows that say: nothing
+    assert training.sent(ALIGN) < 0.2 * training.sent(0), "a model of 8 chunks"
+
+
+@pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
+def test_one_that_goes_astray_is_brought_back_and_nobody_else_is_moved(method: Method) -> None:
+    """It gives no gradients, since its would be of another place, and everybody's steps others."""
+    training, aligned = (
+        Training(
+            4, 60, astray={2: 10}, make=OPTIMIZERS["adam"], width=60, options={"method": method, "align": of}
+        ).run()
+        for of in (False, Align(4, 0.2))
+    )
+    assert not training.alike(59)
+    assert aligned.alike(59)
+    assert same(aligned, training, [0, 1, 3])
+    assert sum(found.taken for found in aligned.aligned[2]) == aligned.aligned[2][0].units
+    assert all(found.taken == 0 for peer in (0, 1, 3) for found in aligned.aligned[peer])
+    assert max(found.distance for found in aligned.aligned[2]) == pytest.approx(0.1 / 1.1, rel=0.3)
+    givers = Counter({peer: sum(found.given for found in aligned.aligned[peer]) for peer in range(4)})
+    assert min(givers[peer] for peer in (0, 1, 3)) > 0 and givers[2] == 0, "spread over those that have it"
+
+
+def test_who_is_not_in_step_has_no_vote_until_it_has_what_the_others_have() -> None:
+    """Two newcomers without a state have the same, and are more than the one member."""
+    late = (1, 2)
+    training, aligned = (
+        Training(
+            3, 60, astray=dict.fromkeys(late, 10), arrived=dict.fromkeys(late, 11), width=60,
+            make=OPTIMIZERS["momentum"], options={"method": AllReduce(), "align": of},
+        ).run()
+        for of in (False, Align(4, 0.2))
+    )  # fmt: skip
+    assert aligned.alike(59) and not training.alike(59)
+    assert same(aligned, training, [0])
+    assert all(found.given == 0 for peer in late for found in aligned.aligned[peer])
+    voters = [optimizer._aligner._votes for optimizer in aligned.optimizers.values() if optimizer._aligner]
+    assert voters == [True] * 3
+
+
+# -- Where rounds are spoilt
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
+def test_after_a_death_within_a_round_the_survivors_are_one_again(
+    method: Method, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> None:
+    options = {"method": method}
+    dies = {4: 10}
+    without = Training(5, 60, dies=dies, make=make, options={**options, "align": False}, width=60).run()
+    training = Training(5, 60, dies=dies, make=make, options={**options, "align": Align(6, 0.1)}, width=60)
+    training.run()
+    assert without.alike(9) and not without.alike(10), "some had its averages, and some had not"
+    assert without.apart(59) > 0.5 * without.apart(12)
+    assert training.alike(9) and not training.alike(10)
+    assert training.alike(59)
+    survivors = [note.what for note in training.notes]
+    assert survivors == ["replicas differ"] * 4 + ["replicas alike"] * 4
+
+
+@pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
+def test_a_large_model_is_looked_at_in_turns(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(align_module, "LOOK_BYTES", 6000)
+    options = {"method": method, "align": Align(2, 0.3)}
+    training = Training(4, 70, dies={3: 9}, make=OPTIMIZERS["momentum"], options=options, width=60).run()
+    assert not training.alike(10) and training.alike(69)
+    looked = training.aligned[0]
+    assert max(found.units for found in looked) <= 6 and sum(found.units for found in looked[:3]) == 17
+    said = [note.what for note in training.notes]  # a turn may differ once others are alike again
+    assert said[:3] == ["replicas differ"] * 3 and said[-3:] == ["replicas alike"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("dies", [{}, {4: 100}], ids=["loss", "loss and a death"])
+def test_under_loss_they_stay_near_and_are_one_again_when_it_is_over(name: str, dies: dict[int, int]) -> None:
+    ill, rounds, every = 400, 640, 8
+    without, training = (
+        Training(
+            5, rounds, loss=0.1, ill=ill, dies=dies, make=OPTIMIZERS[name], width=60,
+            options={"method": RPS(), "align": align},
+        ).run()
+        for align in (False, Align(every, 0.05))
+    )  # fmt: skip
+    early, late = range(20, 40), range(ill - 100, ill)
+    grown, kept = (
+        [float(np.mean([found.apart(round_) for round_ in rounds])) for rounds in (early, late)]
+        for found in (without, training)
+    )
+    assert grown[1] > 1.5 * grown[0], grown
+    assert kept[1] < 0.5 * grown[1], (kept, grown)
+    assert without.apart(rounds - 1) > 0.5 * grown[1]
+    assert training.alike(rounds - 1)
+    digests = 5 * 5 / (2 * every * 4 * 16)  # rows of them, over those of the rounds: 16 of a model
+    assert training.sent(ALIGN) < (1.25 * 0.05 + 3 * digests) * training.sent(0)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(3, 6),
+    loss=st.sampled_from([0.0, 0.02, 0.1, 0.3]),
+    deaths=st.dictionaries(st.integers(1, 5), st.integers(0, 29), max_size=2),
+    astray=st.dictionaries(st.integers(1, 5), st.integers(0, 29), max_size=1),
+    every=st.integers(1, 6),
+    options=st.sampled_from(
+        [{"method": RPS()}, {"method": RPS(repair=True)}, {"method": AllReduce()}, {"compress": SPARSE}]
+    ),
+    name=st.sampled_from(sorted(OPTIMIZERS)),
+)
+def test_whatever_happens_survivors_are_one_when_it_is_over(
+    n: int,
+    loss: float,
+    deaths: dict[int, int],
+    astray: dict[int, int],
+    every: int,
+    options: dict[str, Any],
+    name: str,
+) -> None:
+    dies = {peer: at for peer, at in deaths.items() if peer < n and len(deaths) < n - 1}
+    off = {peer: at for peer, at in astray.items() if peer < n and peer not in dies}
+    rounds = 30 + 20 * every
+    training = Training(
+        n, rounds, loss=loss, ill=30, dies=dies, astray=off, make=OPTIMIZERS[name], width=40,
+        options={**options, "align": Align(every, 1.0)},
+    ).run()  # fmt: skip
+    assert training.alike(rounds - 1)
+    calm = training.aligned[0][-2:]
+    assert all(found.apart == 0 and found.peers == n - len(dies) for found in calm)
+
+
+@pytest.mark.parametrize("values", ["fp32", "int8"])
+def test_selections_drift_apart_and_are_one_again(values: Any) -> None:
+    compress = TopK(0.05, resync=0, bypass=False, values=values)
+    without, training = (
+        Training(
+            5, 130, loss=0.1, ill=70, dies={4: 40}, make=OPTIMIZERS["momentum"], width=60,
+            options={"compress": compress, "align": align},
+        ).run()
+        for align in (False, Align(8, 0.2))
+    )  # fmt: skip
+    assert without.apart(129) > 0
+    assert training.alike(129)
+    assert sum(found.taken for found in training.aligned[0]) > 0
+
+
+def test_peers_that_begin_with_other_weights_come_together() -> None:
+    training = Training(3, 60, astray={1: 0, 2: 0}, options={"align": Align(4, 0.3)}, width=60).run()
+    assert not training.alike(1) and training.alike(59)
+
+
+# -- Newcomers
+
+
+class Apart(Newcomer):
+    """Members that differ, so that units are given in every round, one at least and few."""
+
+    def run(self) -> None:
+        made = iter([Wide(0), Wide(1), Wide(7)])
+        self.model = lambda seed: next(made)
+        super().run()
+
+
+@pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
+def test_who_comes_late_takes_what_members_took_meanwhile(method: Method) -> None:
+    training = Apart(MAKES["momentum"], {"method": method, "align": Align(1, 0.02)})
+    training.run()
+    came = training.came
+    assert came is not None and came.in_step and came.outcome is not None and came.redone >= training.lag
+    round_ = came.outcome.round
+    late, donor, other = (training.models[peer, round_] for peer in (LATE, 0, 1))
+    assert torch.equal(late, donor), "whose state it has"
+    assert not torch.equal(donor, other), "they were still coming together"
+
+
+def test_without_what_members_took_it_would_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Aligner, "follow", lambda self, outcome: _followed(self, outcome))
+    training = Apart(MAKES["momentum"], {"method": AllReduce(), "align": Align(1, 0.02)})
+    training.run()
+    assert training.came is not None and training.came.outcome is not None
+    late, donor = (training.models[peer, training.came.outcome.round] for peer in (LATE, 0))
+    assert not torch.equal(late, donor)
+
+
+_follow = Aligner.follow
+
+
+def _followed(aligner: Aligner, outcome: Any) -> Patch:
+    _follow(aligner, outcome)
+    return ()

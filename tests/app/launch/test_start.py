@@ -100,8 +100,8 @@ def test_what_cannot_be_started_is_refused(tmp_path: Path) -> None:
         launch(2, [str(tmp_path)])
     with pytest.raises(LaunchError, match="nothing to run"):
         launch(2, [])
-    for n in (0, 65):
-        with pytest.raises(LaunchError, match=f"{n} peers: one crew averages 1 to 64"):
+    for n in (0, 1025):
+        with pytest.raises(LaunchError, match=f"{n} peers: a crew has 1 to 1024"):
             launch(n, [str(script)])
     with pytest.raises(LaunchError, match="names peer 2, but the 2 peers"):
         launch(2, [str(script)], faults=parse_faults("kill=2@1"))

@@ -29,7 +29,7 @@ from ragtag.protocols.board import BLOB_MAX, BOARD, EVEN, POST, SILENT_AFTER, TA
 from tests.protocols.hall import Hall
 
 
-def test_in_a_large_crew_a_board_is_a_sections() -> None:
+def test_in_a_large_crew_a_board_is_a_districts() -> None:
     """Posts go to those of the same 64 seats, whoever else there is, comes, or speaks."""
     board = Board(70, 200)
     assert board.notices(0).peers == frozenset(range(64, 128)) - {70}

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, Send, Tell
+from ragtag.protocols.district import partners
 from ragtag.protocols.meet import BLOB_MAX, from_rows, to_rows
 from ragtag.protocols.node import Node
-from ragtag.protocols.section import partners
 
 LATENCY_S = 0.01
 

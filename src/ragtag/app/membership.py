@@ -17,12 +17,12 @@ from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent, Told
 from ragtag.network.udp import bound
+from ragtag.protocols.district import partners
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_pace import INITIAL_RTO_S
 from ragtag.protocols.member_types import Changed, Identity
 from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
 from ragtag.protocols.seating import Seating
-from ragtag.protocols.section import partners
 
 _LOOPBACK = ("127.0.0.1", "::1")
 LISTEN_S = 3 * INITIAL_RTO_S

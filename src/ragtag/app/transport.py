@@ -223,7 +223,7 @@ class DriverTransport:
     def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
         """Open a channel: compare schemas with all peers, then measure how long averaging takes.
 
-        In a crew of more than ``PEERS_MAX`` seats with a few peers (``protocols.section``), and in a group.
+        In a crew of more than ``PEERS_MAX`` seats with a few peers (``protocols.district``), and in a group.
 
         Raises:
             SchemaMismatch: more peers agree on another schema than on this one, or as many.

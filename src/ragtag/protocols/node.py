@@ -30,13 +30,13 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.board import BOARD, Board
+from ragtag.protocols.district import partners
 from ragtag.protocols.hail import HAIL
 from ragtag.protocols.lane import HEADROOM, Channel, Lane
 from ragtag.protocols.meet import MEET, Exchange, Meetings
 from ragtag.protocols.method import CrowdSetting, Many
 from ragtag.protocols.presence import GONE_AFTER
 from ragtag.protocols.rounds import CATCH_UP, Rounds
-from ragtag.protocols.section import partners
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 
@@ -48,7 +48,7 @@ class Node(Rounds):
     founded: how many there were when the crew began, on all peers the same (``None``: ``n``).
 
     With more places than ``PEERS_MAX`` only methods that work in groups are taken; meetings are with a few
-    others, and the notice board is that of a section (``section``).
+    others, and the notice board is that of a district (``district``).
     """
 
     def __init__(self, me: PeerId, n: int, seed: int, founded: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """What stays among few, where a crew has more seats than can average directly.
 
 All to all costs n^2 messages. Up to 64 seats that is little; beyond, peers meet a few others each, and the
-notice board is one for every 64 seats: a *section*. What a peer sends then does not grow with the crew.
+notice board is one for every 64 seats: a *district*. What a peer sends then does not grow with the crew.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Collection
 from ragtag.core.types import PEERS_MAX, PeerId
 
 
-def section_of(peer: PeerId) -> int:
-    """The section that a seat belongs to."""
+def district_of(peer: PeerId) -> int:
+    """The district that a seat belongs to."""
     return peer // PEERS_MAX
 
 
-def sections(n: int) -> int:
-    """How many sections a crew of ``n`` seats has."""
+def districts(n: int) -> int:
+    """How many districts a crew of ``n`` seats has."""
     return -(-n // PEERS_MAX)
 
 

@@ -94,7 +94,7 @@ def test_what_a_member_sends_does_not_grow_with_the_crew() -> None:
         told[n] = (crew.world.datagrams - before) / n
         sent = sum(t.datagrams_sent for t in crew.link.traffic) - begun
         rounds[n] = sent / (sum(len(member.outcomes) for member in crew.running()) - done)
-    assert told[80] < 1.1 * told[20]
+    assert told[80] < 1.25 * told[20]
     assert rounds[80] < 1.5 * rounds[20]  # groups are of up to 8 in both; those of the smaller are less even
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace as changed_to
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -116,6 +116,32 @@ def test_a_card_that_says_nothing_of_seats_is_of_a_crew_of_64_at_most() -> None:
     assert fields[-1] == SEATS_MAX
     read = decode_card(msgspec.msgpack.encode(fields[:-1]))
     assert read is not None and read == seated(1) and read.seats == PEERS_MAX
+
+
+class CardBefore(msgspec.Struct, array_like=True, frozen=True):
+    """As it was when a crew had 64 seats at most."""
+
+    wire: int
+    seat: Annotated[int, msgspec.Meta(ge=NO_SEAT, lt=PEERS_MAX)]
+    term: int
+    epoch: int
+    averaging: bool
+    host: str
+    port: int
+    state_port: int
+    founded: int
+    seed: int
+
+
+def test_who_knows_of_64_seats_only_reads_newer_cards_and_takes_none_of_a_larger_crew() -> None:
+    decode = msgspec.msgpack.Decoder(CardBefore).decode
+    mine = seated(63, seats=SEATS_MAX)
+    read = decode(encode_card(mine))
+    assert [getattr(read, name) for name in read.__struct_fields__] == [
+        getattr(mine, name) for name in read.__struct_fields__
+    ]
+    with pytest.raises(msgspec.ValidationError):
+        decode(encode_card(seated(64)))
 
 
 # -- One roster

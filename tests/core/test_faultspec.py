@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Slow, Window
 from ragtag.core.faultspec import SYNTAX, FaultSyntaxError, check_peers, format_faults, parse_faults
-from ragtag.core.types import PEERS_MAX
+from ragtag.core.types import SEATS_MAX
 
 probabilities = st.floats(0, 1)
 times_s = st.floats(0, 1e9)
-peers = st.integers(0, PEERS_MAX - 1)
+peers = st.integers(0, SEATS_MAX - 1)
 above = st.floats(1e-9, 1e18)
 
 
@@ -98,7 +98,7 @@ def test_every_kind_of_fault_reads_as_documented() -> None:
         "partition=5-3@1+1",
         "partition=@1+1",
         "kill=5",
-        "kill=64@1",
+        "kill=1024@1",
         "kill=" + "9" * 5000 + "@1",
         "freeze=3@10",
         "freeze=-3@10+1",

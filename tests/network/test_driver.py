@@ -12,11 +12,13 @@ import pytest
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
-from ragtag.core.types import Arrived, Average, Event, Outcome
+from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver import Driver, DriverFailed
 from ragtag.network.udp import Endpoint
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.district import partners
+from ragtag.protocols.groups import moshpit
 from ragtag.protocols.layout import layout_of, rotating_owners
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import GONE_AFTER, HEADROOM, Channel, Node
@@ -58,6 +60,31 @@ def test_the_mean_of_all(method: Method, n: int) -> None:
                 assert_complete(outcome, n, 41, round_)
             means = {outcome.mean.tobytes() for outcome in outcomes.values()}
             assert len(means) == 1, "every peer holds the same bits"
+
+
+@pytest.mark.parametrize("loss", [0.0, pytest.param(0.05, marks=pytest.mark.slow)])
+def test_more_peers_than_average_directly_average_in_groups(loss: float) -> None:
+    n, faults = PEERS_MAX + 2, Faults(loss=Loss(loss) if loss else None)
+    with Crew(n, 5, method=moshpit(8), faults=faults, probe_s=0.3) as crew:
+        met = crew.meet(blob=b"hello")
+        for peer, what in met.items():
+            assert what.blobs.keys() == partners(peer, set(range(n)) - {peer}) and what.missing == ()
+        own = {peer: values_of(peer, 5) for peer in range(n)}
+        first = variance = np.stack([own[peer] for peer in range(n)]).var(axis=0).mean()
+        for _ in range(20):  # three suffice where nobody is late, which in one process most are
+            before, own = own, {}
+            for peer, outcome in crew.average(before).items():
+                assert peer in outcome.members and len(outcome.members) <= 8
+                whole = (outcome.heard == (1 << len(outcome.members)) - 1) & outcome.averaged
+                mean = np.mean([before[other] for other in outcome.members], axis=0)
+                np.testing.assert_allclose(outcome.mean[whole], mean[whole], rtol=1e-4, atol=1e-5)
+                own[peer] = outcome.mean.copy()
+            variance = np.stack([own[peer] for peer in range(n)]).var(axis=0).mean()
+            if variance < 0.01 * first:
+                break
+        assert variance < 0.01 * first
+        # nothing is looked at for ever of flows that have nothing to send
+        until(lambda: not any(driver._outbox._busy for driver in crew.drivers.values()), "idle")
 
 
 def test_the_mean_of_all_datagram_by_datagram() -> None:

@@ -152,6 +152,22 @@ def test_who_is_no_member_any_more_averages_no_more(agent: Agent) -> None:
     assert here.lost_seat == "another peer is called 'me'"
 
 
+def test_who_never_came_is_left_out_in_the_end_and_let_in_when_it_comes(agent: Agent) -> None:
+    flows = {peer: Flow(peer, ("127.0.0.1", 6000 + peer)) for peer in (1, 2, 3)}
+    agent.roster.changed(member(1), None)  # heard of before there was a driver
+    here = People(0, agent, flows, Injector(Faults(), 1, 0), (1, 2, 3), expected_until_s=5.0)
+    assert told(here, member(2), status=Status.DEAD) == []  # nothing was known of it, so nothing is lost
+    assert list(here.turn(4.9)) == []
+    news = list(here.turn(5.0))
+    assert [(n.what, n.peer) if isinstance(n, Noted) else n for n in news] == [
+        ("never came", 2), Left(2), ("never came", 3), Left(3),
+    ]  # fmt: skip
+    assert flows[3].mute and not flows[1].mute
+    assert list(here.turn(60.0)) == []
+    assert told(here, member(3)) == [Noted("takes part", 3, "p3"), Joined(3)]
+    assert not flows[3].mute
+
+
 def test_remarks_are_noted_with_the_seat(agent: Agent) -> None:
     here, _ = people(agent)
     told(here, member(2))

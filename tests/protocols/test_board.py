@@ -11,10 +11,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.core.types import Arm, Arrived, Event, Expired, Measured, MessageKey, Post, Posted, Run, Send
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Event,
+    Expired,
+    Joined,
+    Measured,
+    MessageKey,
+    Post,
+    Posted,
+    Run,
+    Send,
+)
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.board import BLOB_MAX, BOARD, EVEN, POST, SILENT_AFTER, TAKEN, TOPICS, Board
 from tests.protocols.hall import Hall
+
+
+def test_in_a_large_crew_a_board_is_a_districts() -> None:
+    """Posts go to those of the same 64 seats, whoever else there is, comes, or speaks."""
+    board = Board(70, 200)
+    assert board.notices(0).peers == frozenset(range(64, 128)) - {70}
+    effects = board.step(0.0, Post(0, b"here"))
+    assert {e.run.peer for e in effects if isinstance(e, Send)} == set(range(64, 128)) - {70}
+    assert board.step(0.0, Joined(3)) == [] and 3 not in board.notices(0).peers
+    late = Board(70, 71)
+    assert late.notices(0).peers == frozenset(range(64, 70))
+    late.step(0.0, Post(0, b"here"))
+    assert any(isinstance(e, Send) and e.run.peer == 90 for e in late.step(0.0, Joined(90)))
+    (post,) = [
+        e.run for e in Board(3, 71).step(0.0, Post(0, b"there")) if isinstance(e, Send) and e.run.peer == 4
+    ]
+    assert board.step(0.0, Arrived((replace(post, peer=3),))) == []
+    assert board.notices(0).posts.keys() == {70}
 
 
 def newest(hall: Hall, topic: int = 0) -> list[dict[int, bytes]]:

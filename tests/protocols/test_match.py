@@ -74,6 +74,15 @@ def test_whoever_asks_again_hears_the_same_and_whoever_is_late_is_sent_on() -> N
     assert roster is None and [e.run.key.stage for e in late if isinstance(e, Send)] == [match.BEHIND]
 
 
+def test_a_host_whose_own_timer_is_late_says_that_it_closes_at_once() -> None:
+    """A busy driver reads what came before it looks at its timers."""
+    h = host()
+    h.announce(0.0, 5, 3, Ask(9, 0, 3))
+    effects, _ = h.announce(60.0, 6, 3, Ask(9, 1, 3))
+    (sent,) = [e.run for e in effects if isinstance(e, Send)]
+    assert match.decode_wait(sent.payload[0].tobytes()) == (9, pytest.approx(0.0, abs=2e-6))
+
+
 def test_a_host_that_comes_too_late_itself_is_alone() -> None:
     h = host()
     h.announce(0.0, 5, 3, Ask(9, 0, 2))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ragtag.core.types import Arm, Arrived, Expired, Left, Met, Run, Send, Tell
+from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, Send, Tell
+from ragtag.protocols.district import partners
 from ragtag.protocols.meet import BLOB_MAX, from_rows, to_rows
 from ragtag.protocols.node import Node
 
@@ -55,6 +59,53 @@ class Lobby:
                     self.push(effect.at_s, peer, Expired(effect.timer))
                 elif isinstance(effect, Met):
                     self.met[peer].append((self.now_s, effect))
+
+
+def test_in_a_large_crew_each_meets_a_few_others_and_news_are_near_to_all() -> None:
+    n = 200
+    lobby = Lobby(n)
+    for peer in range(n):
+        lobby.tell(peer, 0, 5.0)
+    lobby.run()
+    few = {peer: set(met.blobs) for peer in range(n) for _, met in lobby.met[peer]}
+    assert len(few) == n
+    for peer, others in few.items():
+        assert len(others) <= 2 * math.log2(n) + 2
+        assert all(peer in few[other] for other in others)
+        ((at_s, met),) = lobby.met[peer]
+        assert at_s <= 3 * LATENCY_S and met.missing == ()
+    reached = {0}
+    for _ in range(math.ceil(math.log2(n))):
+        reached |= {other for peer in reached for other in few[peer]}
+    assert reached == set(range(n))
+
+
+def test_in_a_large_crew_who_is_absent_is_missed_by_those_who_meet_it() -> None:
+    n, absent = 100, {7, 30}
+    lobby = Lobby(n, absent)
+    for peer in range(n):
+        lobby.tell(peer, 0, 5.0)
+    lobby.run()
+    for peer in set(range(n)) - absent:
+        ((at_s, met),) = lobby.met[peer]
+        mine = partners(peer, set(range(n)) - {peer})
+        assert set(met.missing) == mine & absent
+        assert (at_s >= 5.0) == bool(mine & absent)
+    lobby.absent.clear()  # who comes late is told by those whom it asks
+    for peer in absent:
+        lobby.tell(peer, 0, 5.0)
+    lobby.run()
+    for peer in absent:
+        assert set(lobby.met[peer][0][1].blobs) == partners(peer, set(range(n)) - {peer})
+
+
+@given(st.sets(st.integers(0, SEATS_MAX - 1), min_size=1, max_size=300))
+def test_partners_are_each_others_and_few(seats: set[int]) -> None:
+    found = {peer: partners(peer, seats - {peer}) for peer in seats}
+    for peer, others in found.items():
+        assert peer not in others and others <= seats
+        assert len(others) <= 2 * math.ceil(math.log2(max(2, len(seats))))
+        assert all(peer in found[other] for other in others)
 
 
 def test_everyone_hears_everyone_within_a_round_trip_of_the_last() -> None:

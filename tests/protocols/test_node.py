@@ -10,6 +10,7 @@ import pytest
 
 from ragtag.core.types import (
     PEERS_MAX,
+    SEATS_MAX,
     Arm,
     Arrived,
     Average,
@@ -27,12 +28,16 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.base import GATHER, SCATTER, told
+from ragtag.protocols.base import GATHER, SCATTER, told, whole
+from ragtag.protocols.centre import centre
+from ragtag.protocols.gather import gather
+from ragtag.protocols.groups import moshpit
 from ragtag.protocols.hail import HAIL, HERE
 from ragtag.protocols.layout import layout_of, rotating_owners
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
 from ragtag.protocols.rps import rps, rps_repair
+from tests.protocols.centres import Each
 from tests.protocols.harness import TINY, World, mean_of_heard, members, vectors
 
 SCATTERING = pytest.mark.parametrize("method", [rps, rps_repair, direct], ids=lambda m: m.name)
@@ -615,16 +620,64 @@ def test_after_misuse_the_node_works() -> None:
 
 
 @pytest.mark.parametrize(
-    ("me", "n", "what"), [(0, 0, "a crew of 0"), (0, 65, "a crew of 65"), (3, 3, "peer 3 of 3")]
+    ("me", "n", "what"),
+    [
+        (0, 0, "a crew of 0"),
+        (0, SEATS_MAX + 1, "a crew of 1025 peers: a crew has 1 to 1024"),
+        (3, 3, "peer 3 of 3"),
+    ],
 )
 def test_impossible_crews(me: int, n: int, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         Node(me, n, 0)
 
 
-def test_the_largest_crew_is_64() -> None:
+def test_the_largest_crew_that_averages_directly_is_64() -> None:
     assert PEERS_MAX == 64
     assert Node(63, 64, 0).live == frozenset(range(64))
+
+
+@pytest.mark.parametrize("method", [rps, direct, ring, gather, centre("every", Each())], ids=lambda m: m.name)
+def test_what_averages_directly_says_the_way_out_of_64_seats(method: Method) -> None:
+    node = Node(70, 71, 0)
+    with pytest.raises(ValueError, match=r"71 seats, and '.*' averages 64 at most; larger .*Moshpit\(group="):
+        node.configure(0, Channel(method, TINY, 5, 0.1, 0.01))
+    node.configure(0, Channel(moshpit(8), TINY, 5, 0.1, 0.01))
+    assert node.room == SEATS_MAX
+
+
+def test_a_crew_that_averages_directly_lets_nobody_into_a_65th_seat() -> None:
+    node = Node(0, 64, 0)
+    node.configure(0, Channel(moshpit(8), TINY, 5, 0.1, 0.01))
+    node.configure(9, Channel(rps, TINY, 5, 0.1, 0.01, passing=True))
+    assert node.room == SEATS_MAX  # a probe decides nothing
+    node.configure(1, Channel(rps, TINY, 5, 0.1, 0.01))
+    assert node.room == PEERS_MAX
+    (note,) = node.step(0.0, Joined(64))
+    assert isinstance(note, Noted) and (note.what, note.peer) == ("refused", 64)
+    assert node.n == 64 and 64 not in node.live
+
+
+def test_a_probe_ends_where_the_crew_grows_beyond_64() -> None:
+    node = Node(0, 64, 0)
+    node.configure(0, Channel(moshpit(8), TINY, 5, 0.1, 0.01))
+    node.configure(9, Channel(rps, TINY, 5, 0.1, 0.01, passing=True))
+    own = vectors(1, 5)[0]
+    asked = node.step(0.0, Average(9, own, 1.0))
+    node.step(0.0, Joined(64))
+    assert node.n == 65 and 64 in node.live
+    timers = [e for e in asked if isinstance(e, Arm)]
+    outcome = None
+    while outcome is None:  # the round under way ends by its deadlines
+        timer = timers.pop(0)
+        effects = node.step(timer.at_s, Expired(timer.timer))
+        timers += [e for e in effects if isinstance(e, Arm)]
+        outcome = outcome_of(effects)
+    with pytest.raises(RuntimeError, match="the crew has grown to 65 seats; larger crews average in groups"):
+        node.step(1.0, Average(9, own, 1.0))
+    late = TINY.encode(own[:1])
+    run = whole(3, MessageKey(9, 1, SCATTER, 0), late, np.ones(1, np.float32), np.ones(1, np.uint64))
+    assert node.step(1.0, Arrived((run,))) == []
 
 
 def test_a_channel_of_nothing() -> None:

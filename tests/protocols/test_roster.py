@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace as changed_to
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ragtag.core.faults import Faults, Loss, Partition, Window
-from ragtag.core.types import PEERS_MAX, Joined, Left, Noted, Visits
+from ragtag.core.types import PEERS_MAX, SEATS_MAX, Joined, Left, Noted, Visits
 from ragtag.core.wire import VERSION
 from ragtag.protocols.member_probe import ANNOUNCED_MAX
 from ragtag.protocols.member_types import Limits, Member, Status
@@ -35,15 +35,16 @@ LINE = Faults(latency_s=0.005, jitter_s=0.001)
 CARDS = st.builds(
     Card,
     wire=st.integers(0, 255),
-    seat=st.integers(NO_SEAT, PEERS_MAX - 1),
+    seat=st.integers(NO_SEAT, SEATS_MAX - 1),
     term=st.integers(0, (1 << 31) - 1),
     epoch=st.integers(0, (1 << 32) - 1),
     averaging=st.booleans(),
     host=st.text(st.characters(codec="utf-8"), min_size=1, max_size=40),
     port=st.integers(1, 65535),
     state_port=st.integers(0, 65535),
-    founded=st.integers(1, PEERS_MAX),
+    founded=st.integers(1, SEATS_MAX),
     seed=st.integers(0, (1 << 62) - 1),
+    seats=st.integers(1, SEATS_MAX),
 )
 
 
@@ -51,8 +52,8 @@ def member(name: str, card: Card, epoch: int = 100, status: Status = Status.ALIV
     return Member(name, ("10.0.0.1", 4000), epoch, 0, status, encode_card(card))
 
 
-def seated(seat: int, *, averaging: bool = True, term: int = 0, **of: object) -> Card:
-    return card_of(seat, 3, seat=seat, averaging=averaging, term=term, **of)
+def seated(seat: int, *, averaging: bool = True, term: int = 0, founded: int = 3, **of: object) -> Card:
+    return card_of(seat, founded, seat=seat, averaging=averaging, term=term, **of)
 
 
 def roster(name: str = "me", epoch: int = 50) -> Roster:
@@ -93,20 +94,54 @@ def test_a_card_that_was_changed_is_none_or_in_range(card: Card, data: st.DataOb
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     read = decode_card(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
     if read is not None:
-        assert NO_SEAT <= read.seat < PEERS_MAX and 1 <= read.port <= 65535 and read.term >= 0
-        assert 1 <= read.founded <= PEERS_MAX
+        assert NO_SEAT <= read.seat < SEATS_MAX and 1 <= read.port <= 65535 and read.term >= 0
+        assert 1 <= read.founded <= SEATS_MAX and 1 <= read.seats <= SEATS_MAX
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"seat": PEERS_MAX}, {"seat": -2}, {"term": -1}, {"term": 1 << 31}, {"port": 0}, {"port": 65536},
-        {"founded": 0}, {"founded": PEERS_MAX + 1}, {"seed": -1}, {"seed": 1 << 62}, {"host": ""},
-        {"wire": 256}, {"averaging": 1}, {"epoch": -1}, {"epoch": 1 << 32},
+        {"seat": SEATS_MAX}, {"seat": -2}, {"term": -1}, {"term": 1 << 31}, {"port": 0}, {"port": 65536},
+        {"founded": 0}, {"founded": SEATS_MAX + 1}, {"seed": -1}, {"seed": 1 << 62}, {"host": ""},
+        {"seats": 0}, {"seats": SEATS_MAX + 1}, {"wire": 256}, {"averaging": 1}, {"epoch": -1},
+        {"epoch": 1 << 32},
     ],
 )  # fmt: skip
 def test_a_field_out_of_its_range_makes_no_card(wrong: dict[str, object]) -> None:
     assert decode_card(msgspec.msgpack.encode(replace(seated(1), **wrong))) is None
+
+
+def test_a_card_that_says_nothing_of_seats_is_of_a_crew_of_64_at_most() -> None:
+    fields = msgspec.msgpack.decode(encode_card(seated(1, seats=SEATS_MAX)))
+    assert fields[-1] == SEATS_MAX
+    read = decode_card(msgspec.msgpack.encode(fields[:-1]))
+    assert read is not None and read == seated(1) and read.seats == PEERS_MAX
+
+
+class CardBefore(msgspec.Struct, array_like=True, frozen=True):
+    """As it was when a crew had 64 seats at most."""
+
+    wire: int
+    seat: Annotated[int, msgspec.Meta(ge=NO_SEAT, lt=PEERS_MAX)]
+    term: int
+    epoch: int
+    averaging: bool
+    host: str
+    port: int
+    state_port: int
+    founded: int
+    seed: int
+
+
+def test_who_knows_of_64_seats_only_reads_newer_cards_and_takes_none_of_a_larger_crew() -> None:
+    decode = msgspec.msgpack.Decoder(CardBefore).decode
+    mine = seated(63, seats=SEATS_MAX)
+    read = decode(encode_card(mine))
+    assert [getattr(read, name) for name in read.__struct_fields__] == [
+        getattr(mine, name) for name in read.__struct_fields__
+    ]
+    with pytest.raises(msgspec.ValidationError):
+        decode(encode_card(seated(64)))
 
 
 # -- One roster
@@ -187,6 +222,57 @@ def test_seats_of_the_dead_are_taken_first_then_new_ones_until_there_are_none() 
         mine.changed(member(f"q{seat}", seated(seat, term=1)), None)
     with pytest.raises(RuntimeError, match="all 64 seats of the crew are taken; larger crews average in gr"):
         mine.free()
+
+
+def test_more_seats_than_64_are_free_only_where_all_that_average_say_so() -> None:
+    mine = roster()
+    for seat in range(PEERS_MAX):
+        mine.changed(member(f"p{seat}", seated(seat, seats=SEATS_MAX)), None)
+    assert (mine.room, mine.free()) == (SEATS_MAX, (PEERS_MAX, 1))
+    assert mine.free(after=3) == (PEERS_MAX + 3, 1)
+    mine.changed(member("comer", seated(PEERS_MAX - 1, averaging=False)), None)
+    assert mine.room == SEATS_MAX  # who only comes decides nothing
+    mine.changed(member("p3", seated(3, seats=PEERS_MAX), epoch=101), Status.ALIVE)
+    assert mine.room == PEERS_MAX
+    with pytest.raises(RuntimeError, match=r"all 64 seats .* give averager=ragtag.Moshpit\(group=8\)"):
+        mine.free()
+    mine.changed(member("far", seated(70)), None)  # there is one already, whatever they say
+    assert mine.room == SEATS_MAX
+
+
+def test_a_crew_that_was_founded_large_has_seats_up_to_the_most_there_can_be() -> None:
+    mine = roster()
+    for seat in range(SEATS_MAX):
+        assert mine.room == (SEATS_MAX if seat else PEERS_MAX)
+        mine.changed(member(f"p{seat}", seated(seat, founded=100)), None)
+    with pytest.raises(RuntimeError, match="all 1024 seats of the crew are taken; a crew has no more"):
+        mine.free()
+    mine.changed(member("p700", seated(700, founded=100), status=Status.DEAD), Status.SUSPECT)
+    assert mine.free(after=5) == (700, 1)
+
+
+def test_in_a_small_crew_nobody_leaves_free_seats_to_others() -> None:
+    mine = roster()
+    for seat in range(3):
+        mine.changed(member(f"p{seat}", seated(seat)), None)
+    assert mine.free(after=4) == (3, 1)
+
+
+@given(st.integers(2, 12), st.randoms(use_true_random=False))
+def test_those_that_lost_one_seat_claim_different_ones_next(n: int, random: Any) -> None:
+    claims = [(f"c{i}", 10 + i, seated(100, averaging=False, founded=100)) for i in range(n)]
+    places = []
+    for name, epoch, card in claims:
+        mine = Roster(name, epoch)
+        others = [(other, *rest) for other, *rest in claims if other != name]
+        random.shuffle(others)
+        mine.changed(member("holder", seated(1, founded=100)), None)
+        for other, started, told in others:
+            mine.changed(member(other, told, started), None)
+        mine.claim(card)
+        if mine.contested():
+            places.append(mine.free(max(0, mine.rivals(card) - 1))[0])
+    assert len(places) == n - 1 == len(set(places))
 
 
 # -- Conflicts

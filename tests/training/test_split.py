@@ -255,6 +255,58 @@ def test_shards_stay_with_their_peers_and_go_around_when_one_dies() -> None:
     assert sorted(after[0] + after[1]) == list(range(20))
 
 
+def test_a_large_crew_has_a_pool_for_every_64_peers_and_draws_each_sample_once() -> None:
+    n, size = 70, 720
+    crew = Crew.of(n)
+    reports: dict[int, list[EpochReport]] = {me: [] for me in range(n)}
+    loader = DataLoader(Numbers(size), batch_size=2, shuffle=True)
+    peers = [
+        Split(loader, me, crew.as_seen_by(me), seed=7, founded=n, on_epoch=reports[me].append)  # type: ignore[arg-type]
+        for me in range(n)
+    ]
+    first, second = together(peers), together(peers)
+    for parts in (first, second):
+        assert Counter(i for part in parts for i in part) == Counter(range(size))
+        far = sorted(i for part in parts[64:] for i in part)
+        assert len(far) == size - size * 64 // n  # six seats of seventy draw as much of it
+        assert all(parts[64:])
+    assert sorted(i for p in first[64:] for i in p) != sorted(i for p in second[64:] for i in p)
+    for peer in peers:
+        peer.close(0.0)
+    for me in range(n):
+        here = size * 64 // n if me < 64 else size - size * 64 // n
+        assert [(r.samples, r.missed, r.twice) for r in reports[me]][:1] == [(here, 0, 0)]
+    assert 5 <= len(peers[0]) <= 6 and 5 <= len(peers[69]) <= 7
+
+
+@pytest.mark.slow
+def test_in_a_large_crew_shards_stay_with_their_peers_too() -> None:
+    n = 66
+    crew = Crew.of(n)
+    shards = [[2 * peer, 2 * peer + 1] for peer in range(n)]
+    loader = DataLoader(Numbers(2 * n), batch_size=1, shuffle=True)
+    peers = [
+        Split(loader, me, crew.as_seen_by(me), seed=7, founded=n, shards=shards)  # type: ignore[arg-type]
+        for me in range(n)
+    ]
+    assert [sorted(part) for part in together(peers)] == shards
+    crew.live = frozenset(range(n)) - {65}
+    together(peers[:65])
+    after = together(peers[:65])
+    assert sorted(after[64]) == [128, 129, 130, 131]  # what is the dead one's is for its own district
+    assert [sorted(part) for part in after[:64]] == shards[:64]
+
+
+def test_who_comes_beyond_the_founders_districts_draws_what_others_draw_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    crew = Crew.of(65)
+    loader = DataLoader(Numbers(10), batch_size=2)
+    late = Split(loader, 64, crew.as_seen_by(64), seed=7, founded=3)  # type: ignore[arg-type]
+    assert "grown beyond the seats whose pools it began with" in caplog.text
+    assert sorted(drawn(late)) == list(range(10))
+
+
 def test_every_nth_batch_of_a_stream_and_of_a_sampler_of_its_own() -> None:
     crew = Crew.of(2)
     peers = splits(2, DataLoader(Stream(10), batch_size=2), crew)

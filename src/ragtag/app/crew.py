@@ -305,7 +305,8 @@ class Crew(Logbook):
     ) -> Split:
         """Batches of a loader, drawn from one pool with the others; survivors use what dead peers do not.
 
-        Peers make their splits in the same order. What an epoch came to is logged and traced.
+        Peers make their splits in the same order. What an epoch came to is logged and traced. In a crew that
+        began with more than 64 peers, every 64 of them have a pool of their own, with their part of the data.
         sizes: ``ragtag.BatchSizes()``: each peer's batches follow its speed, as its optimizer measures it.
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
         over epochs goes through a new epoch each time. ValueError: it is then given other options.
@@ -324,6 +325,7 @@ class Crew(Logbook):
                 ordinal=ordinal,
                 on_epoch=self._record_epoch,
                 sizes=sizes,
+                founded=self.size,
                 busy_s=lambda: sum(conduct.busy_s for conduct in self._conducts),
             )
             self._splits[loader] = split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ from ragtag.app.token import ADDRESSES_MAX, Token, TokenError, decode
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.core import trace
-from ragtag.core.types import Left, Noted, PeerId, Visits
+from ragtag.core.types import PEERS_MAX, Left, Noted, PeerId, Visits
 from ragtag.core.wire import Identity
 from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
@@ -243,6 +244,8 @@ def _start(
         on_note=lambda now_s, note: way.note(note),
         agent=None if entrance is None else entrance.agent,
         epoch=None if entrance is None else entrance.card.epoch,
+        # in a smaller crew all meet all, and rounds find out who is silent
+        expected_until_s=way.deadline_s if node.n > PEERS_MAX else math.inf,
     )
     driver.start()
     try:

@@ -13,10 +13,11 @@ import msgspec
 
 from ragtag.app.environment import Address, Place, format_address
 from ragtag.app.token import Token
-from ragtag.core.types import PeerId
+from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent, Told
 from ragtag.network.udp import bound
+from ragtag.protocols.district import partners
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_pace import INITIAL_RTO_S
 from ragtag.protocols.member_types import Changed, Identity
@@ -28,7 +29,7 @@ LISTEN_S = 3 * INITIAL_RTO_S
 """How long the first peer of a token listens whether there is a crew. Members of one knock a few times in
 each period; no round trip is known yet, so this follows from RFC 6298's first guess."""
 FOREVER_S = 1e9
-"""A launched peer knocks at its crew's addresses for as long as it lives."""
+"""A launched peer knocks at its crew's addresses, in a large crew at some, for as long as it lives."""
 
 
 class NotLetIn(RuntimeError):
@@ -68,8 +69,9 @@ def launched(place: Place, data: Address, state_port: int = 0) -> Entrance:
     name = place.name or f"peer-{place.rank}"
     agent = _agent(name, place.members[place.rank], place.key, card, sock)
     agent.roster.claim(card)
-    others = [address for peer, address in enumerate(place.members) if peer != place.rank]
-    agent.join(agent.now_s(), others, FOREVER_S)
+    others = frozenset(range(place.size)) - {place.rank}
+    asked = sorted(others if place.size <= PEERS_MAX else partners(place.rank, others))
+    agent.join(agent.now_s(), [place.members[peer] for peer in asked], FOREVER_S)
     return Entrance(agent, card, False, {})
 
 

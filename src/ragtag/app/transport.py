@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -16,7 +16,19 @@ from ragtag.app.parties import outvoted_by
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, SchemaMismatch
-from ragtag.core.types import Average, Bytes, Done, Floats, Met, Offer, Outcome, PeerId, Post, nobodys
+from ragtag.core.types import (
+    PEERS_MAX,
+    Average,
+    Bytes,
+    Done,
+    Floats,
+    Met,
+    Offer,
+    Outcome,
+    PeerId,
+    Post,
+    nobodys,
+)
 from ragtag.core.wire import name_hash
 from ragtag.network.driver import Driver
 from ragtag.protocols.board import Notices
@@ -211,8 +223,11 @@ class DriverTransport:
     def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
         """Open a channel: compare schemas with all peers, then measure how long averaging takes.
 
+        In a crew of more than ``PEERS_MAX`` seats with a few peers (``protocols.district``), and in a group.
+
         Raises:
             SchemaMismatch: more peers agree on another schema than on this one, or as many.
+            ValueError: the crew has more seats than the method can average.
         """
         chunks = schema.n_chunks(codec.elements)
         hash32 = schema.hash32()
@@ -222,7 +237,8 @@ class DriverTransport:
             method, codec, chunks, probe_s=self.deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts
         )
         probe_chunks = min(chunks, _PROBE_CHUNKS)
-        probe = Channel(rps, fp32, probe_chunks, probe_s=self.deadline_s, rtt_s=rtt_s)
+        by = rps if self.n <= PEERS_MAX else method
+        probe = Channel(by, fp32, probe_chunks, probe_s=self.deadline_s, rtt_s=rtt_s, passing=True)
         # both channels are open before the peers meet: whoever is done first sends at once
         self._driver.configure(channel, lane, hash32).result(self.deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self.deadline_s)
@@ -237,8 +253,17 @@ class DriverTransport:
             self._driver.probed(channel, self._probe(probe_chunks) * chunks / probe_chunks)
         self._method = method.name
         self._opened[channel] = schema, method, codec
+        self._tell_room()
         if not self.late:
             self._ready()
+
+    def _tell_room(self) -> None:
+        """Tell the crew, and so those who come, how many seats it may have for all that is averaged here."""
+        entrance = self._entrance
+        seats = min(method.seats_max for _, method, _ in self._opened.values())
+        if entrance is not None and entrance.card.seats != seats:
+            entrance.card = msgspec.structs.replace(entrance.card, seats=seats)
+            self._driver.describe(entrance.card)
 
     def start(
         self,
@@ -252,8 +277,10 @@ class DriverTransport:
         if self._driver.lost_seat:
             parts = self._opened[channel][0].fragments if channel in self._opened else 1
             k = len(values) // parts
-            heard = np.full(k, 1 << self.me, np.uint64)
-            return Ready(nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None))
+            bit, members = (self.me, ()) if self.me < PEERS_MAX else (0, (self.me,))
+            heard = np.full(k, 1 << bit, np.uint64)
+            none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
+            return Ready(replace(none, members=members))
         return self._begin(Average(channel, values, weight, deadline_s, aside))
 
     def offer(
@@ -292,7 +319,7 @@ class DriverTransport:
         round_: the last one whose result this peer has (-1: none).
         """
         assert self._entrance is not None
-        card = msgspec.structs.replace(self._entrance.card, averaging=True)
+        card = self._entrance.card = msgspec.structs.replace(self._entrance.card, averaging=True)
         told = self._driver.resume(channel, round_, card)
         try:
             told.result(self.deadline_s)

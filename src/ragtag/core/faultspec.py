@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Slow, Window
-from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.core.types import SEATS_MAX, PeerId
 
 SYNTAX: Mapping[str, str] = {
     "loss": "loss=P",
@@ -216,8 +216,8 @@ def _number(text: str) -> float:
 
 
 def _peer(text: str) -> PeerId:
-    if len(text) > 4 or int(text) >= PEERS_MAX:
-        raise ValueError(f"peer {text[:8]}: a crew has at most {PEERS_MAX} peers, numbered from 0")
+    if len(text) > 4 or int(text) >= SEATS_MAX:
+        raise ValueError(f"peer {text[:8]}: a crew has at most {SEATS_MAX} peers, numbered from 0")
     return int(text)
 
 

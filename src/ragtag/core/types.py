@@ -23,6 +23,10 @@ PeerSet = NDArray[np.uint64]
 PeerId = int
 PEERS_MAX = 64
 """A chunk names its contributors in 64 bits; larger crews average in groups."""
+SEATS_MAX = 1024
+"""Peers of a crew that averages in groups: each keeps a row for each of the others."""
+LARGER_CREWS = "larger crews average in groups: give averager=ragtag.Moshpit(group=8) on every peer"
+"""The way out, where more than ``PEERS_MAX`` are to average directly."""
 
 
 class MessageKey(NamedTuple):

@@ -9,7 +9,18 @@ import contextlib
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ragtag.core.types import Average, Left, Measured, Met, Offer, Outcome, PeerId, Post, Tell
+from ragtag.core.types import (
+    PEERS_MAX,
+    Average,
+    Left,
+    Measured,
+    Met,
+    Offer,
+    Outcome,
+    PeerId,
+    Post,
+    Tell,
+)
 from ragtag.core.wire import DATAGRAM_BYTES
 from ragtag.network.engine import Engine
 from ragtag.network.mailbox import DriverFailed
@@ -163,10 +174,13 @@ class Driver(Engine):
             self._tell_waiting(number, not self.lost_seat)
 
     def describe(self, card: Card) -> None:
-        """Tell the crew this of oneself."""
-        people = self._people
-        if people is not None:
-            self._mailbox.put(lambda now_s: people.agent.describe(now_s, card), None)
+        """Tell the crew this of oneself, as long as this peer has its seat."""
+
+        def tell(now_s: float) -> None:
+            if self._people is not None and not self.lost_seat:
+                self._people.agent.describe(now_s, card)
+
+        self._mailbox.put(tell, None)
 
     @property
     def seats(self) -> dict[PeerId, Holder]:
@@ -245,7 +259,8 @@ class Driver(Engine):
                 return
             agent = None if self._people is None else self._people.agent
             if not said:
-                self._outbox.bye(now_s, _BYES)
+                if agent is None or len(self._flows) < PEERS_MAX:  # else membership alone tells so many
+                    self._outbox.bye(now_s, _BYES)
                 if agent is not None:
                     agent.leave(now_s)
             said = True

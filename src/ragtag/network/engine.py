@@ -63,6 +63,7 @@ class Engine:
     peers: every other peer's address. on_note: called in the driver's thread with (now_s, note).
     agent: tells who comes and goes, turned by this driver from now on (``None``: peers do not change).
     epoch: in all datagrams; where the agent's card has told it, else from the clock, so that it grows.
+    expected_until_s: when peers that have not become members by then are left out, on the agent's clock.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Engine:
         recording: Recording | None = None,
         agent: Agent | None = None,
         epoch: int | None = None,
+        expected_until_s: float = math.inf,
     ) -> None:
         self.node, self.endpoint = node, endpoint
         self._framer = Framer(identity, int(time.time() * 10) & 0xFFFFFFFF if epoch is None else epoch)
@@ -96,7 +98,8 @@ class Engine:
         self._inbox = Inbox(endpoint, self._framer, self._flows, self._outbox, node, agent is not None)
         self._people: People | None = None
         if agent is not None:
-            self._people = People(node.me, agent, self._flows, self._injector, self._flows.keys() - node.gone)
+            there = self._flows.keys() - node.gone
+            self._people = People(node.me, agent, self._flows, self._injector, there, expected_until_s)
             for peer, holder in agent.roster.seats.items():
                 if peer in self._flows:
                     self._flows[peer].process = holder.card.epoch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ragtag.core.types import Bytes, Joined, Left, PeerId, Run
+from ragtag.core.types import PEERS_MAX, Bytes, Joined, Left, PeerId, Run
 from ragtag.core.wire import Kind
 from ragtag.network.flow import Flow
 from ragtag.network.frame import Framer, Short
@@ -42,6 +42,7 @@ class Inbox:
         self._endpoint, self._framer, self._flows = endpoint, framer, flows
         self._outbox, self._node, self._members = outbox, node, members
         self.received = 0
+        self._heard: dict[PeerId, Flow] = {}  # in this pass: others need no answer
 
     def receive(self, now_s: float) -> Taken:
         """Take what has come, and answer it. Arrived payloads are valid until the next call."""
@@ -54,10 +55,12 @@ class Inbox:
             short = self._framer.parse_short(data)
             if short is not None:
                 self._take_short(now_s, short, taken)
-        for flow in self._flows.values():
+        few = len(self._flows) < PEERS_MAX
+        for flow in self._flows.values() if few else list(self._heard.values()):
             inbound = flow.inbound
             if inbound.asked or inbound.unanswered >= self._outbox.granted // 4:
                 self._outbox.answer(now_s, flow)
+        self._heard.clear()
         return taken
 
     def _take_data(self, now_s: float, table: Bytes, taken: Taken) -> None:
@@ -80,6 +83,7 @@ class Inbox:
         if not flow.inbound.enter(epoch):
             return False
         flow.hear(now_s)
+        self._heard[flow.peer] = flow
         if known != epoch and (known != -1 or flow.peer in self._node.gone):
             flow.pacer.restart()
             if not self._members:  # leftovers of one that has left bring nobody back

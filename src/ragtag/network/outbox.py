@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 
-from ragtag.core.types import Bytes, Outcome, PeerId, Send
+from ragtag.core.types import PEERS_MAX, Bytes, Outcome, PeerId, Send
 from ragtag.core.wire import HEADER_BYTES, Kind
 from ragtag.network.flow import PINGS, Ending, Flow, Outgoing
 from ragtag.network.frame import Framer
@@ -29,26 +30,32 @@ class Outbox:
         self, endpoint: Endpoint, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]
     ) -> None:
         self._endpoint, self._framer, self._injector, self._flows = endpoint, framer, injector, flows
+        self._busy: dict[PeerId, Flow] = {}
         self._capacity = endpoint.capacity
         self.blocked = False
         self.sent = self.sent_bytes = 0
 
     @property
     def granted(self) -> int:
-        """How many datagrams each peer may have on its way here: the socket's buffer, shared."""
-        return max(2, self._capacity // max(1, len(self._flows)))
+        """How many datagrams each peer may have on its way here: the socket's buffer, shared.
+
+        Of more peers than can be in a group, no more send much at a time.
+        """
+        return max(2, self._capacity // max(1, min(len(self._flows), PEERS_MAX)))
+
+    def _active(self) -> Collection[Flow]:
+        """The flows on which anything may be to do: of many, those that were given something to send."""
+        return self._flows.values() if len(self._flows) < PEERS_MAX else list(self._busy.values())
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to send, or to be answered."""
-        return not self._injector.held.heap and all(
-            not f.queue and not f.endings for f in self._flows.values()
-        )
+        return not self._injector.held.heap and all(not f.queue and not f.endings for f in self._active())
 
     def due_s(self, now_s: float) -> float:
         """When there is next something to send: ``now_s`` or before where it can be sent at once."""
         due = [self._injector.held.heap[0][0]] if self._injector.held.heap else []
-        for flow in self._flows.values():
+        for flow in self._active():
             if flow.queue:
                 if flow.pacer.allowance > 0 and not self.blocked:
                     return now_s
@@ -59,7 +66,7 @@ class Outbox:
     def finish(self, now_s: float, outcome: Outcome) -> None:
         """A round is done: its values may change, so copy what is still to be sent of them."""
         self._framer.forget()
-        for flow in self._flows.values():
+        for flow in self._active():
             flow.expire(now_s)
             for outgoing in flow.queue:
                 key = outgoing.run.key
@@ -85,14 +92,17 @@ class Outbox:
         if len(chunks) == 0:
             return
         arrive = self._injector.draw(run)
+        self._busy[flow.peer] = flow
         flow.push(Outgoing(run, chunks, None if arrive is None else arrive[chunks], effect.deadline_s))
 
     def flush(self, now_s: float) -> None:
         """Send what may be sent now, and repeat what has not been answered."""
         self.blocked = False
-        for flow in self._flows.values():
+        for flow in self._active():
             if flow.queue or flow.endings:
                 flow.expire(now_s)
+            else:
+                self._busy.pop(flow.peer, None)
             if flow.queue and not self.blocked:
                 self.blocked = not self._send_some(now_s, flow)
             if flow.endings:

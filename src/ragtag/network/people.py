@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
@@ -24,6 +25,7 @@ class People:
     """Applies what an agent tells to a driver's flows.
 
     inside: whom the node takes for peers that average, from the beginning: not those on their way in.
+    expected_until_s: by when they are members at the latest; who is not by then is left out until it comes.
     lost_seat: why this peer may average no more (empty: it may).
     """
 
@@ -34,10 +36,11 @@ class People:
         flows: dict[PeerId, Flow],
         injector: Injector,
         inside: Iterable[PeerId],
+        expected_until_s: float = math.inf,
     ) -> None:
         self.agent, self._flows, self._me = agent, flows, me
         self._injector = injector
-        self._inside = set(inside)
+        self._inside, self._expected_until_s = set(inside), expected_until_s
         self._known: set[PeerId] = set()
         self._apart: OrderedDict[tuple[PeerId, int], Flow] = OrderedDict()
         self.lost_seat = ""
@@ -47,6 +50,11 @@ class People:
         """What the node and the trace are to be told now."""
         for told in self.agent.turn(now_s):
             yield from self.take(now_s, told)
+        if now_s >= self._expected_until_s:
+            self._expected_until_s = math.inf
+            for peer in sorted(self._inside - self.agent.roster.seats.keys()):
+                yield Noted("never came", peer, "its launcher named it, and it has not become a member")
+                yield from self._place(Left(peer))
 
     def take(self, now_s: float, told: Told) -> Iterator[News]:
         """One thing that membership tells."""

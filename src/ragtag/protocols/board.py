@@ -8,6 +8,8 @@ its way is bounded, however often a peer posts. An acknowledgement carries the n
 the topic (a datagram has one size, full or not). Hence: whom a peer has acknowledged knows all that this peer
 had posted by then, and what it posts later has a higher number (Lamport, "Time, clocks, and the ordering
 of events in a distributed system", CACM 1978).
+
+In a crew of more than 64 seats each district (``district``) has a board of its own.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.district import district_of
 
 BOARD = 253
 """The channel of posts."""
@@ -132,11 +135,15 @@ class _Line:
 
 
 class Board:
-    """The machine of peer ``me`` of ``n``; ``Posted`` comes once per post that is new to it."""
+    """The machine of peer ``me`` of ``n``; ``Posted`` comes once per post that is new to it.
+
+    Peers of other districts have no place on it.
+    """
 
     def __init__(self, me: PeerId, n: int) -> None:
         self._me = me
-        self._lines = {peer: _Line() for peer in range(n) if peer != me}
+        self._district = district_of(me)
+        self._lines = {p: _Line() for p in range(n) if p != me and district_of(p) == self._district}
         self._posts: dict[int, dict[PeerId, Posted]] = {}
         self._clock: dict[int, int] = {}
 
@@ -168,7 +175,9 @@ class Board:
         elif isinstance(event, Left):
             if event.peer in self._lines:
                 self._lines[event.peer].gone = True
-        elif isinstance(event, Joined) and event.peer != self._me:
+        elif (
+            isinstance(event, Joined) and event.peer != self._me and district_of(event.peer) == self._district
+        ):
             self._lines.setdefault(event.peer, _Line())  # the crew may have grown
             return self._joined(now_s, event.peer)
         return []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from ragtag.core.deadline import Deadline
 from ragtag.core.seed import mix
 from ragtag.core.types import (
+    SEATS_MAX,
     Arm,
     Average,
     Done,
@@ -314,7 +315,7 @@ def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool) -> M
         view = View(setting.peers)
         return GroupNode(setting.me, view, setting.seed, keys(setting.me, setting.seed), lane, repair=repair)
 
-    return Method(name, no_round, crowd=crowd)
+    return Method(name, no_round, crowd=crowd, seats_max=SEATS_MAX)
 
 
 def moshpit(group: int, repair: bool = True) -> Method:

@@ -28,6 +28,7 @@ class Channel:
     floor_s: no stage's deadline is shorter, nor shorter than the measured round trip to the middle peer.
     reuse: use the memory of an outcome's mean again once the round after the next begins.
     fragments: values come as a table of so many parts of ``n_chunks`` each, of which a round averages one.
+    passing: it is not used for long (a probe), and does not decide how far the crew may grow.
     """
 
     method: Method
@@ -38,6 +39,7 @@ class Channel:
     floor_s: float = 0.0
     reuse: bool = False
     fragments: int = 1
+    passing: bool = False
 
     def part(self, round_: int) -> slice:
         """The rows of the table that a round averages: so it does not matter who skipped which rounds."""

@@ -7,6 +7,8 @@ starts the same way); it costs a few datagrams and decides no deadline.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ragtag.core.types import (
@@ -65,12 +67,15 @@ class _Blob:
 
 
 class Exchange:
-    """One exchange on one peer. It goes on answering after it is over."""
+    """One exchange on one peer. It goes on answering after it is over.
 
-    def __init__(self, others: frozenset[PeerId], number: int) -> None:
+    others: whose word counts; few: those of them that are told and waited for (``None``: all of them).
+    """
+
+    def __init__(self, others: frozenset[PeerId], number: int, few: frozenset[PeerId] | None = None) -> None:
         self.number = number
-        self._others = set(others)
-        self._expected = set(others)
+        self._others, self._few = set(others), few
+        self._expected = set(others if few is None else few)
         self._blobs: dict[PeerId, _Blob] = {}
         self._acked: set[PeerId] = set()
         self._tell: Tell | None = None
@@ -107,7 +112,7 @@ class Exchange:
             self._expected.discard(event.peer)
         elif isinstance(event, Joined | Visits):  # a new process: it has heard nothing, and may tell another
             self._others.add(event.peer)
-            if isinstance(event, Joined):
+            if isinstance(event, Joined) and (self._few is None or event.peer in self._few):
                 self._expected.add(event.peer)
             self._acked.discard(event.peer)
             self._blobs.pop(event.peer, None)
@@ -157,7 +162,8 @@ class Exchange:
         self.over = True
         blobs = {peer: from_rows(self._blobs[peer].rows) for peer in sorted(heard)}
         told = {peer: blob for peer, blob in blobs.items() if blob is not None}
-        return [Met(self.number, told, tuple(sorted(self._others - told.keys())))]
+        asked = self._others if self._few is None else self._few
+        return [Met(self.number, told, tuple(sorted(asked - told.keys())))]
 
     def _key(self, stage: int) -> MessageKey:
         return MessageKey(MEET, self.number, stage, 0)
@@ -172,14 +178,14 @@ class Meetings:
     def __init__(self) -> None:
         self._exchanges: dict[int, Exchange] = {}
 
-    def of(self, number: int, others: frozenset[PeerId]) -> Exchange:
-        """The exchange with this number; with ``others``, where it is new."""
+    def of(self, number: int, make: Callable[[], Exchange]) -> Exchange:
+        """The exchange with this number; ``make`` it, where it is new."""
         exchange = self._exchanges.get(number)
         if exchange is None:
             if len(self._exchanges) >= EXCHANGES_MAX:
                 idle = [other for other, known in self._exchanges.items() if not known.under_way]
                 del self._exchanges[min(idle or self._exchanges)]
-            exchange = self._exchanges[number] = Exchange(others, number)
+            exchange = self._exchanges[number] = make()
         return exchange
 
     def tell(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ragtag.codecs.base import Codec
-from ragtag.core.types import Effect, Event, Floats, PeerId
+from ragtag.core.types import PEERS_MAX, Effect, Event, Floats, PeerId
 from ragtag.protocols.base import Round
 
 
@@ -81,6 +81,7 @@ class Method(NamedTuple):
     that repairs what is lost stands by longer, as its name promises.
     crowd: for methods that average in groups, in place of ``make``.
     gathers: it takes ``Offer`` in place of ``Average``, and ``n_chunks`` is how many rows a peer may offer.
+    seats_max: how many seats the crew may have; ``SEATS_MAX`` for those that average in groups.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Method(NamedTuple):
     patience: float = 1.0
     crowd: Callable[[CrowdSetting], Many] | None = None
     gathers: bool = False
+    seats_max: int = PEERS_MAX
 
 
 def no_round(setting: Setting) -> Round:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ragtag.core.types import (
+    LARGER_CREWS,
     PEERS_MAX,
+    SEATS_MAX,
     Arrived,
     Average,
     Effect,
@@ -28,6 +30,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.board import BOARD, Board
+from ragtag.protocols.district import partners
 from ragtag.protocols.hail import HAIL
 from ragtag.protocols.lane import HEADROOM, Channel, Lane
 from ragtag.protocols.meet import MEET, Exchange, Meetings
@@ -43,12 +46,15 @@ class Node(Rounds):
 
     n: how many places the crew has, taken or not; it grows when a peer comes for whom there is none.
     founded: how many there were when the crew began, on all peers the same (``None``: ``n``).
+
+    With more places than ``PEERS_MAX`` only methods that work in groups are taken; meetings are with a few
+    others, and the notice board is that of a district (``district``).
     """
 
     def __init__(self, me: PeerId, n: int, seed: int, founded: int | None = None) -> None:
         founded = n if founded is None else founded
-        if not 1 <= n <= PEERS_MAX:
-            raise ValueError(f"a crew of {n} peers: one crew averages 1 to {PEERS_MAX} peers directly")
+        if not 1 <= n <= SEATS_MAX:
+            raise ValueError(f"a crew of {n} peers: a crew has 1 to {SEATS_MAX}")
         if not 0 <= me < n:
             raise ValueError(f"peer {me} of {n}: a peer's number lies between 0 and {n - 1}")
         if not 1 <= founded <= n:
@@ -57,12 +63,22 @@ class Node(Rounds):
         self._meetings = Meetings()
         self._crowds: dict[int, Many] = {}
         self._newcomer_to: set[int] = set()
+        self._room: dict[int, int] = {}
         self.board = Board(me, n)
 
     def configure(self, number: int, channel: Channel, now_s: float = 0.0) -> None:
-        """Open a channel, ready from ``now_s`` on. All peers of the crew configure it alike."""
+        """Open a channel, ready from ``now_s`` on. All peers of the crew configure it alike.
+
+        Raises ValueError: the channel's, or the crew has more seats than the method can average.
+        """
         if channel.n_chunks < 1:
             raise ValueError("a channel of no values: there is nothing to average")
+        most = channel.method.seats_max
+        if self.n > most:
+            raise ValueError(
+                f"{self.n} seats, and {channel.method.name!r} averages {most} at most; {LARGER_CREWS}"
+            )
+        self._room[number] = SEATS_MAX if channel.passing else most
         if channel.method.crowd is None:
             self._lanes[number] = Lane(channel, ready_s=now_s)
             return
@@ -91,6 +107,11 @@ class Node(Rounds):
             return
         lane = self._lanes[number]
         lane.probed(replace(lane.channel, probe_s=probe_s), now_s)
+
+    @property
+    def room(self) -> int:
+        """How many seats the crew may have: as many as all its methods can average."""
+        return min(self._room.values(), default=SEATS_MAX)
 
     def silent_rounds(self, peer: PeerId) -> int:
         """How many rounds in a row nothing has come from a peer."""
@@ -148,6 +169,9 @@ class Node(Rounds):
             self._rtt_s[event.peer] = event.rtt_s
             return self.board.step(now_s, event)
         if isinstance(event, Joined):
+            if event.peer >= self.room:
+                why = f"seat {event.peer}, and this crew averages at most {self.room}; {LARGER_CREWS}"
+                return [Noted("refused", event.peer, why)]
             self._grow(event.peer + 1)
             self._meetings.tell(now_s, event)
             effects = self._presence.joined(event.peer) + self._tell_crowds(now_s, event)
@@ -211,7 +235,12 @@ class Node(Rounds):
         return effects
 
     def _exchange(self, number: int) -> Exchange:
-        return self._meetings.of(number, self._presence.others)
+        def make() -> Exchange:
+            others = self._presence.others
+            few = None if self.n <= PEERS_MAX else partners(self.me, others - self._presence.absent)
+            return Exchange(others, number, few)
+
+        return self._meetings.of(number, make)
 
     def _deliver(self, now_s: float, channel: int, number: int, event: Arrived) -> list[Effect]:
         if channel == MEET:
@@ -224,6 +253,8 @@ class Node(Rounds):
         if lane is None:
             return []
         machine = lane.rounds.get(number)
+        if machine is None and self.n > PEERS_MAX:
+            return []  # a probe from before the crew grew so large
         growth = self.n - self.founded if machine is None else machine.spec.growth
         for run in event.runs:
             if run.key.block >> BLOCK_BITS != growth:

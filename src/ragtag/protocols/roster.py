@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ragtag.core.types import PEERS_MAX, Joined, Left, Noted, PeerId, Visits
+from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION
 from ragtag.protocols.member_types import HOST_BYTES_MAX, Address, Member, Status
 
@@ -32,19 +32,21 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     wire: version of the data's format. seat, term: under which number it averages, and the how manieth holder
     it is. epoch: in its datagrams, so that another process's are not taken for its own. averaging: whether it
     takes part; else it is on its way in. host, port: where it takes data; state_port: where it gives its
-    training state to newcomers (0: nowhere). founded, seed: the crew's.
+    training state to newcomers (0: nowhere). founded, seed: the crew's. seats: how many seats the crew may
+    have for all that it averages.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
-    seat: Annotated[int, Meta(ge=NO_SEAT, lt=PEERS_MAX)]
+    seat: Annotated[int, Meta(ge=NO_SEAT, lt=SEATS_MAX)]
     term: Annotated[int, Meta(ge=0, lt=1 << 31)]
     epoch: Annotated[int, Meta(ge=0, lt=1 << 32)]
     averaging: bool
     host: Annotated[str, Meta(min_length=1, max_length=HOST_BYTES_MAX)]
     port: Annotated[int, Meta(ge=1, le=65535)]
     state_port: _Port
-    founded: Annotated[int, Meta(ge=1, le=PEERS_MAX)]
+    founded: Annotated[int, Meta(ge=1, le=SEATS_MAX)]
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    seats: Annotated[int, Meta(ge=1, le=SEATS_MAX)] = PEERS_MAX
 
 
 _decoder = msgspec.msgpack.Decoder(Card)
@@ -117,6 +119,7 @@ class Roster:
         self._name, self._epoch = name, epoch
         self._mine: Card | None = None
         self._claims: dict[str, Holder] = {}
+        self._claimed: dict[PeerId, dict[str, Holder]] = {}  # the same by seat
         self._seats: dict[PeerId, Holder] = {}
         self._terms: dict[PeerId, int] = {}
 
@@ -134,6 +137,9 @@ class Roster:
         """The seat that a member has, or had last; -1: none."""
         if name == self._name and self._mine is not None:
             return self._mine.seat
+        claim = self._claims.get(name)
+        if claim is not None and self._seats.get(claim.card.seat) is claim:
+            return claim.card.seat
         return next((peer for peer, holder in self._seats.items() if holder.name == name), NO_SEAT)
 
     def claim(self, card: Card) -> None:
@@ -151,19 +157,39 @@ class Roster:
             return ""
         return f"seat {mine.seat} is {holder.name}'s"
 
-    def free(self) -> tuple[PeerId, int]:
+    @property
+    def room(self) -> int:
+        """How many seats the crew may have: more than ``PEERS_MAX`` where all that average work in groups."""
+        cards = [holder.card for holder in self._claims.values()]
+        if any(card.founded > PEERS_MAX or card.seat >= PEERS_MAX for card in cards):
+            return SEATS_MAX
+        return min((card.seats for card in cards if card.averaging), default=PEERS_MAX)
+
+    def rivals(self, card: Card) -> int:
+        """How many have a better claim to a card's seat than this peer would have by that card."""
+        mine = Holder(self._name, self._epoch, card).claim
+        return sum(holder.claim > mine for holder in self._claimed.get(card.seat, {}).values())
+
+    def free(self, after: int = 0) -> tuple[PeerId, int]:
         """A seat to take, and the term to take it for: of the dead first, so that the crew need not grow.
+
+        after: so many free seats are left to others that look for one, too. In a large crew many come at
+        once, and would claim one after the other; a smaller one should rather not grow.
 
         Raises:
             RuntimeError: there is none.
         """
+        room = self.room
+        after = after if room > PEERS_MAX else 0
         taken = {holder.card.seat for holder in self._claims.values()}
         founded = max((holder.card.founded for holder in self._claims.values()), default=0)
         n = max([founded, *(peer + 1 for peer in taken)])
-        for peer in range(min(n + 1, PEERS_MAX)):
-            if peer not in taken:
-                return peer, 1 + self._terms.get(peer, 0)
-        raise RuntimeError(f"all {PEERS_MAX} seats of the crew are taken; larger crews average in groups")
+        free = [peer for peer in range(min(n + 1 + after, room)) if peer not in taken]
+        if free:
+            peer = free[min(after, len(free) - 1)]
+            return peer, 1 + self._terms.get(peer, 0)
+        why = LARGER_CREWS if room < SEATS_MAX else "a crew has no more"
+        raise RuntimeError(f"all {room} seats of the crew are taken; {why}")
 
     # -- Changes
 
@@ -175,23 +201,30 @@ class Roster:
         if member.status in (Status.DEAD, Status.LEFT):
             if before is None or before.epoch != member.epoch:
                 return []
-            del self._claims[member.name]
+            self._withdraw(member.name)
             return self._settle(before.card.seat, member)
         card = decode_card(member.metadata)
         if card is None or card.wire != VERSION:
             return self._refuse(member, card)
+        self._withdraw(member.name)
         if card.seat >= 0:
-            self._claims[member.name] = Holder(member.name, member.epoch, card)
+            holder = Holder(member.name, member.epoch, card)
+            self._claims[member.name] = self._claimed.setdefault(card.seat, {})[member.name] = holder
             self._terms[card.seat] = max(self._terms.get(card.seat, 0), card.term)
-        else:
-            self._claims.pop(member.name, None)
         moved = before is not None and before.card.seat != card.seat
         effects = self._settle(before.card.seat, member) if before is not None and moved else []
         return effects if card.seat < 0 else effects + self._settle(card.seat, member, before)
 
+    def _withdraw(self, name: str) -> Holder | None:
+        """A member claims nothing any more."""
+        holder = self._claims.pop(name, None)
+        if holder is not None:
+            del self._claimed[holder.card.seat][name]
+        return holder
+
     def _refuse(self, member: Member, card: Card | None) -> list[RosterEffect]:
         """Who speaks otherwise has no seat."""
-        before = self._claims.pop(member.name, None)
+        before = self._withdraw(member.name)
         version = "no card" if card is None else f"wire format {card.wire}, {VERSION} here"
         why = f"{member.name}: {version}; install the same Ragtag everywhere"
         seat = NO_SEAT if before is None else before.card.seat
@@ -200,8 +233,8 @@ class Roster:
 
     def _settle(self, peer: PeerId, told: Member | None, was: Holder | None = None) -> list[RosterEffect]:
         """Who holds a seat, now that ``told`` is known; was: what ``told`` claimed before."""
-        claims = [holder for holder in self._claims.values() if holder.card.seat == peer]
-        best = max(claims, key=lambda holder: holder.claim, default=None)
+        claims = self._claimed.get(peer, {})
+        best = max(claims.values(), key=lambda holder: holder.claim, default=None)
         before = self._seats.get(peer)
         if self._mine is not None and self._mine.seat == peer:
             return self._defend(peer, best, self._mine)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ragtag.core.types import (
+    LARGER_CREWS,
     PEERS_MAX,
     Arrived,
     Average,
@@ -95,6 +96,8 @@ class Rounds:
         lane = self._lanes.get(ask.channel)
         if lane is None:
             raise KeyError(f"channel {ask.channel} is not configured; call configure() first")
+        if self.n > PEERS_MAX:
+            raise RuntimeError(f"the crew has grown to {self.n} seats; {LARGER_CREWS}")
         if lane.active is not None:
             raise RuntimeError(f"round {lane.active} of channel {ask.channel} is not done yet; one at a time")
         if isinstance(ask, Offer) != lane.channel.method.gathers:

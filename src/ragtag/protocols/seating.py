@@ -56,5 +56,6 @@ class Seating:
         if holders:
             first = min(holders, key=lambda holder: holder.epoch).card
             founded, seed = first.founded, first.seed
-        seat, term = self._roster.free()
+        lost = self._roster.rivals(self.card) if self.claimed else 0
+        seat, term = self._roster.free(max(0, lost - 1))
         return replace(self.card, seat=seat, term=term, averaging=not holders, founded=founded, seed=seed)

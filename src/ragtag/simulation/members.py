@@ -133,7 +133,7 @@ class MemberWorld:
         self.lives.append(life)
         self.at_address[identity.address] = life
         join = Join(tuple(address_of(other) for other in entries), deadline_s)
-        self._push(self.now_s, "event", life, join)
+        self.tell(life, join)
         return life
 
     def crash(self, peer: int) -> None:
@@ -147,7 +147,11 @@ class MemberWorld:
         life = self.at_address.get(address_of(peer))
         if life is not None and life.ended_s > self.now_s:
             life.leaving = True
-            self._push(self.now_s, "event", life, Leave())
+            self.tell(life, Leave())
+
+    def tell(self, life: Life, event: MemberEvent) -> None:
+        """Give a process an event now."""
+        self._push(self.now_s, "event", life, event)
 
     def is_running(self, peer: int) -> bool:
         """Whether a process of ``peer`` runs now."""
@@ -199,7 +203,7 @@ class MemberWorld:
             life = self.at_address.get(happening.dest)
         if life is None or event is None or life.ended_s <= self.now_s:
             return
-        thaw_s = self._thaw_s(life.peer)
+        thaw_s = self.thaw_s(life.peer)
         if thaw_s > self.now_s:
             self._push(thaw_s, happening.what, happening.life, event, happening.dest)
             return
@@ -216,7 +220,8 @@ class MemberWorld:
         for effect in effects:
             self._do(life, effect)
 
-    def _thaw_s(self, peer: int) -> float:
+    def thaw_s(self, peer: int) -> float:
+        """When a peer that stands still goes on; now, if it does not."""
         for freeze in self.faults.freezes:
             if freeze.peer == peer and freeze.at_s <= self.now_s < freeze.at_s + freeze.for_s:
                 return freeze.at_s + freeze.for_s

@@ -130,6 +130,7 @@ def AllReduce(ring: bool = False) -> Method:
 def Moshpit(group: int = 8, repair: bool = True) -> Method:
     """Average in groups that change each round, on a grid that follows who is there (NeurIPS 2021).
 
+    For crews of up to 1,024 peers; the methods that average all at once take 64.
     group: peers in a group at most, 2 to 64; a crew of M^d peers in groups of M is as one after d rounds.
     repair: ask again for what is missing in a group while its deadline allows.
     """
@@ -137,5 +138,5 @@ def Moshpit(group: int = 8, repair: bool = True) -> Method:
 
 
 def RandomGroups(group: int = 8, repair: bool = True) -> Method:
-    """Average in groups of about ``group`` peers, 2 to 64, that are drawn anew each round."""
+    """Average in groups of about ``group`` peers, 2 to 64, drawn anew each round; of up to 1,024 peers."""
     return groups.random_groups(group, repair)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
+from ragtag.core.types import PEERS_MAX
+from ragtag.protocols.district import district_of, districts
 from ragtag.training.averager import Peers
 from ragtag.training.deal import Indices, cut, every_nth, shuffled, skewed_shards
 from ragtag.training.drawer import Drawer
@@ -36,6 +39,9 @@ class Split:
     on_epoch: is told what each epoch came to, once all are done with it: usually in the next one.
     sizes: batches follow each peer's speed (``ragtag.training.sizes``); busy_s: how long this peer has
     computed so far, which its speed follows from.
+    founded: how many peers the crew had when it began, on all peers the same. Of more than 64 each district
+        (``protocols.district``) has a pool of its own, a part of each epoch's order as large as its share of
+        the peers, or the shards of its peers. What an epoch came to is then told of that part.
 
     The order is cut into blocks, of a batch each (several, in an epoch of more than 16,384). Every peer
     begins at its own part of the order; it claims blocks a little ahead of use (about a second of its work),
@@ -67,6 +73,7 @@ class Split:
         on_epoch: Callable[[EpochReport], None] | None = None,
         sizes: BatchSizes | None = None,
         busy_s: Callable[[], float] | None = None,
+        founded: int = 1,
     ) -> None:
         if not 0 <= me < peers.n:
             raise ValueError(f"peer {me} of {peers.n}: a peer's number lies between 0 and {peers.n - 1}")
@@ -77,7 +84,7 @@ class Split:
         """How many samples this peer has been given, in all epochs."""
         self.report: EpochReport | None = None
         self._me, self._peers, self._seed, self._on_epoch = me, peers, seed, on_epoch
-        self._ordinal = ordinal
+        self._ordinal, self._founded = ordinal, founded
         self._source = self._loader = loader
         self._shards: list[Indices] | None = None
         self._all = None if isinstance(loader.dataset, IterableDataset) else indices_of(loader)
@@ -98,16 +105,39 @@ class Split:
         if not isinstance(loader.dataset, IterableDataset):
             self._loader = rebuilt(loader, self._order)
 
+    @property
+    def _seats(self) -> slice:
+        """Whose part of the whole is this peer's district's: its founders', or another's, if it had none."""
+        n, at = districts(self._founded), district_of(self._me)
+        return slice(PEERS_MAX * (at % n), PEERS_MAX * (at % n + 1)) if n > 1 else slice(None)
+
+    def _part(self, whole: Indices) -> Indices:
+        """What of an epoch's order this peer's district draws."""
+        start, stop, _ = self._seats.indices(self._founded)
+        return whole[len(whole) * start // self._founded : len(whole) * stop // self._founded]
+
     def _deal(self, everything: Indices, ordinal: int) -> None:
         """Cut the order into blocks."""
-        n, size = self._peers.n, self._source.batch_size
+        first, size = PEERS_MAX * district_of(self._me), self._source.batch_size
+        n = min(PEERS_MAX, self._peers.n - first)
         if self._sizer is not None:
             size = self._sizer.grain
-        lengths = [len(everything)] if self._shards is None else [len(shard) for shard in self._shards]
+        name, seats = f"{ordinal}/{self._seed}", self._seats
+        if seats.start is not None:
+            name += f"/{seats.start} of {self._founded}"
+        if district_of(self._me) >= districts(self._founded):
+            _log.warning(
+                "peer %d: the crew has grown beyond the seats whose pools it began with; what this peer and "
+                "those beside it draw, others draw, too",
+                self._me,
+            )
+        if self._shards is not None:
+            lengths = [len(shard) for shard in self._shards[seats]]
+        else:
+            lengths = [len(self._part(everything))]
         drop = size is not None and self._source.drop_last
-        self._deck, self._starts = cut(
-            lengths, n, size or 1, drop, self._shards is not None, name=f"{ordinal}/{self._seed}"
-        )
+        deck, self._starts = cut(lengths, n, size or 1, drop, self._shards is not None, name=name)
+        self._deck = replace(deck, arcs=((0, 0),) * first + deck.arcs)
         self._drawer = Drawer(self._me, self._peers, self._deck, ordinal, self._take_report)
         self._order_of = lru_cache(maxsize=2)(self._draw_order)
 
@@ -124,6 +154,7 @@ class Split:
         living = self._live()
         if self._all is None:
             return -(-len(self._source) // len(living))
+        living = frozenset(peer for peer in living if district_of(peer) == district_of(self._me))
         size = self._source.batch_size or 1
         if self._sizer is not None and self._shards is None:
             return -(-sum(self._deck.sizes) // (size * len(living)))
@@ -177,11 +208,14 @@ class Split:
         """All indices of one epoch, in its order."""
         if self._shards is None:
             assert self._all is not None
-            return shuffled(self._all, self._seed, "split", epoch) if self._shuffle else self._all
+            order = shuffled(self._all, self._seed, "split", epoch) if self._shuffle else self._all
+            return self._part(order)
+        here = self._shards[self._seats]
         if not self._shuffle:
-            return np.concatenate(self._shards)
+            return np.concatenate(here)
+        first = self._seats.start or 0
         return np.concatenate(
-            [shuffled(s, self._seed, "shard", epoch, peer) for peer, s in enumerate(self._shards)]
+            [shuffled(s, self._seed, "shard", epoch, first + i) for i, s in enumerate(here)]
         )
 
     def _begin(self, epoch: int) -> Iterator[Any]:

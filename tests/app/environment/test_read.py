@@ -83,7 +83,7 @@ def test_torchrun_with_one_process_needs_no_store() -> None:
         ({"RANK": "one"}, "RANK is 'one'; it must be an integer"),
         ({"RANK": "-1"}, "RANK is '-1'; it must be an integer of 0 or more"),
         ({"RANK": "٣"}, "RANK is '٣'; it must be an integer"),
-        ({"WORLD_SIZE": "65"}, "WORLD_SIZE is 65; one crew averages 1 to 64 peers"),
+        ({"WORLD_SIZE": "1025"}, "WORLD_SIZE is 1025; a crew has 1 to 1024 peers"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0"),
         ({"MASTER_ADDR": ""}, "MASTER_PORT set, but not MASTER_ADDR"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000; a port lies between"),

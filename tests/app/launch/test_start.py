@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import signal
 import socket
 import threading
@@ -42,6 +43,30 @@ print(place.crew, place.seed, place.faults.loss.p, sock.recv(100).decode(), sys.
     assert result.exit_code == 0, events
     assert lines(events, 0) == ["otters 5 0.25 from 1 ['--lr', '0.1']"]
     assert lines(events, 1) == ["otters 5 0.25 from 0 ['--lr', '0.1']"]
+
+
+def test_more_peers_are_started_than_average_directly(script: Path) -> None:
+    script.write_text(
+        "import os\nprint(os.environ['RAGTAG_RANK'], len(set(os.environ['RAGTAG_PEERS'].split(','))), "
+        "len(set(os.environ['RAGTAG_MEMBERS'].split(','))))"
+    )
+    events: list[Event] = []
+    result = launch(66, [str(script)], on_event=events.append)
+    assert result.exit_code == 0
+    assert [lines(events, peer) for peer in range(66)] == [[f"{peer} 66 66"] for peer in range(66)]
+
+
+def test_so_many_peers_that_the_system_forbids_their_files_are_refused(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_text("")
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1000))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
+    with pytest.raises(LaunchError, match="so many peers need 1328 open files here, 1000 are allowed"):
+        launch(200, [str(script)])
+    assert launch(50, [str(script)]).exit_code == 0
+    assert asked == [(428, 1000)]
 
 
 def test_a_dead_peers_port_stays_taken(script: Path) -> None:
@@ -100,8 +125,8 @@ def test_what_cannot_be_started_is_refused(tmp_path: Path) -> None:
         launch(2, [str(tmp_path)])
     with pytest.raises(LaunchError, match="nothing to run"):
         launch(2, [])
-    for n in (0, 65):
-        with pytest.raises(LaunchError, match=f"{n} peers: one crew averages 1 to 64"):
+    for n in (0, 1025):
+        with pytest.raises(LaunchError, match=f"{n} peers: a crew has 1 to 1024"):
             launch(n, [str(script)])
     with pytest.raises(LaunchError, match="names peer 2, but the 2 peers"):
         launch(2, [str(script)], faults=parse_faults("kill=2@1"))

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+SEATS_MAX, DIRECT_MAX = 1024, 64
+"""As ``core.types`` has them, which imports numpy: help should come at once."""
+
 
 class OnError(StrEnum):
     """What a peer that fails means to the others."""
@@ -30,7 +33,21 @@ def _list_faults(text: str) -> str:
 # -- Of several commands
 
 Peers = Annotated[
-    int, typer.Option("--peers", "-n", min=1, max=64, metavar="N", help="How many peers, 1 to 64.")
+    int,
+    typer.Option(
+        "--peers",
+        "-n",
+        min=1,
+        max=SEATS_MAX,
+        metavar="N",
+        help=f"How many peers; more than {DIRECT_MAX} average in groups.",
+    ),
+]
+PeersDirect = Annotated[
+    int,
+    typer.Option(
+        "--peers", "-n", min=1, max=DIRECT_MAX, metavar="N", help=f"How many peers, 1 to {DIRECT_MAX}."
+    ),
 ]
 RunFolder = Annotated[
     Path | None,
@@ -122,7 +139,9 @@ TokenText = Annotated[
 ]
 PeersHere = Annotated[
     int,
-    typer.Option("--peers", "-n", min=1, max=64, metavar="N", help="How many peers of this machine join."),
+    typer.Option(
+        "--peers", "-n", min=1, max=SEATS_MAX, metavar="N", help="How many peers of this machine join."
+    ),
 ]
 RunToJoin = Annotated[
     Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run on this machine.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from ragtag.app.environment.addresses import Address, parse_address
 from ragtag.app.environment.place import Place, PlaceError, Rendezvous
 from ragtag.core.faultspec import check_peers, parse_faults
-from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.core.types import SEATS_MAX, PeerId
 from ragtag.protocols.member_types import KEY_BYTES
 
 
@@ -166,8 +166,8 @@ def _rank_and_size(env: Mapping[str, str], rank_name: str, size_name: str) -> tu
     rank, size = _integer(env, rank_name), _integer(env, size_name)
     assert rank is not None
     assert size is not None  # both were needed
-    if not 1 <= size <= PEERS_MAX:
-        raise PlaceError(f"{size_name} is {size}; one crew averages 1 to {PEERS_MAX} peers directly")
+    if not 1 <= size <= SEATS_MAX:
+        raise PlaceError(f"{size_name} is {size}; a crew has 1 to {SEATS_MAX} peers")
     if rank >= size:
         raise PlaceError(
             f"{rank_name} is {rank}; the {size} peers of {size_name} are numbered 0 to {size - 1}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,11 @@ from ragtag.app.token import ADDRESSES_MAX, Token, encode, new_key
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers, format_faults
-from ragtag.core.types import PEERS_MAX
+from ragtag.core.types import SEATS_MAX
 
 OnError = Literal["continue", "stop"]
+FILES, FILES_EACH = 128, 6
+"""Open files of a launcher: its own, and for each peer two sockets, two pipes, and more while it starts."""
 
 
 class LaunchError(ValueError):
@@ -114,10 +117,11 @@ def check_launch(n: int, argv: Sequence[str], faults: Faults) -> None:
     """Look for what makes a launch impossible, before anything is started or written.
 
     Raises:
-        LaunchError: the number of peers, the script or a fault's peer.
+        LaunchError: the number of peers, the files that they need, the script or a fault's peer.
     """
-    if not 1 <= n <= PEERS_MAX:
-        raise LaunchError(f"{n} peers: one crew averages 1 to {PEERS_MAX} peers directly")
+    if not 1 <= n <= SEATS_MAX:
+        raise LaunchError(f"{n} peers: a crew has 1 to {SEATS_MAX}")
+    _open_files(FILES + n * FILES_EACH)
     try:
         check_peers(faults, n)
     except ValueError as error:
@@ -130,6 +134,20 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _open_files(needed: int) -> None:
+    """Have this process (and its peers) open so many files.
+
+    Raises:
+        LaunchError: the system does not let it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise LaunchError(f"so many peers need {needed} open files here, {hard} are allowed: see ulimit -Hn")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _check_script(argv: Sequence[str]) -> None:

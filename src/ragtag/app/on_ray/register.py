@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ragtag.app.environment import Address, Place
 from ragtag.app.token import ADDRESSES_MAX, Token, encode, new_key
-from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.core.types import SEATS_MAX, PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Register:
     """
 
     def __init__(self, n: int, crew: str, seed: int = 0, key: bytes | None = None) -> None:
-        if not 1 <= n <= PEERS_MAX:
-            raise ValueError(f"{n} peers: one crew averages 1 to {PEERS_MAX} peers directly")
+        if not 1 <= n <= SEATS_MAX:
+            raise ValueError(f"{n} peers: a crew has 1 to {SEATS_MAX}")
         self.n, self.crew, self.seed = n, crew, seed
         self._key = key or new_key()
         self._living: dict[int, Arrival] = {}  # whoever was heard last comes last

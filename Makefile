@@ -17,7 +17,7 @@ demo: $(STAMP) ## the main job: six peers train on digits while datagrams and pe
 	$(BIN)/ragtag demo
 
 test: $(STAMP) ## the fast tests
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/pytest

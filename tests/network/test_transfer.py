@@ -167,7 +167,10 @@ def test_a_donor_is_killed_in_the_middle(
 
     monkeypatch.setattr(Link, "_chunk", kill)
     with training(*(Trainer(i, SIZE, limits=SLOW, round_s=LONG_S) for i in range(2))) as trainers:
-        fetched = fetch([doomed, *(trainer.donor for trainer in trainers)])
+        for _ in range(8):  # where a busy machine keeps its rounds apart from theirs, it is not asked
+            fetched = fetch([doomed, *(trainer.donor for trainer in trainers)])
+            if seen:
+                break
         check(fetched, [*trainers, Trainer(7, SIZE)])
         assert 2 <= len(seen) < 46
         assert fetched.given["doomed"] > 0

@@ -32,7 +32,7 @@ from ragtag.protocols.base import GATHER, SCATTER, told, whole
 from ragtag.protocols.centre import centre
 from ragtag.protocols.gather import gather
 from ragtag.protocols.groups import moshpit
-from ragtag.protocols.hail import HAIL, HERE
+from ragtag.protocols.hail import HAIL, HERE, Patience
 from ragtag.protocols.layout import layout_of, rotating_owners
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
@@ -558,6 +558,40 @@ def test_where_most_freeze_when_they_have_given_their_share_nobody_is_asked() ->
     outcomes = after_a_freeze((0, 1, 2, 3, 4), gave=True)
     assert all(outcome.missed == (0, 1, 2, 3, 4) for outcome in outcomes)
     assert outcomes[-1].gather_s > 0.07
+
+
+def test_who_answers_late_again_and_again_is_soon_given_the_time_it_takes() -> None:
+    """A busy machine: answers take 60 ms where round trips tell of 4."""
+    n, rounds = 9, 40
+    world = World(n, rps_repair, 20, floor_s=0.004, probe_s=0.2)
+    world.carry = lambda source, run: [(0.06 if run.key.stage == HERE else 0.0, run)]
+    again = values(n, 20)
+
+    def on_done(peer: int, outcome: Outcome) -> None:
+        if len(world.outcomes[peer]) < rounds:
+            world.average(peer, again(peer, outcome.round + 1), after_s=0.01 * peer)
+
+    world.on_done = on_done
+    for peer in range(n):
+        world.average(peer, again(peer, 0), after_s=0.01 * peer)
+    world.run()
+    missed = [bool(outcome.missed) for outcome in world.outcomes[0]]
+    assert any(missed[:4]) and not any(missed[8:])
+    assert world.nodes[0]._lanes[0].patience.factor > 4
+
+
+def test_patience_grows_with_those_given_up_too_early_and_only_with_them() -> None:
+    patience = Patience()
+    patience.gave_up(3, {1: 5.0, 2: 5.0})
+    patience.answered(4.0, 1, 3)  # it was there
+    assert patience.factor == 2
+    patience.answered(6.0, 2, 3)  # later than the deadline: that would have ended without it, too
+    assert patience.factor == 2
+    patience.answered(6.0, 2, 3)
+    assert 1.9 < patience.factor < 2
+    for number in range(400):
+        patience.answered(7.0, 1, number)
+    assert patience.factor == 1
 
 
 @pytest.mark.parametrize("stage", [HAIL, HERE])

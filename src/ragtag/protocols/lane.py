@@ -9,6 +9,7 @@ from ragtag.codecs.base import Codec
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Floats, Outcome, PeerId
 from ragtag.protocols.base import Round
+from ragtag.protocols.hail import Patience
 from ragtag.protocols.method import Method
 
 HEADROOM = 1.5
@@ -69,6 +70,7 @@ class Lane:
     taking: int = 0
     rounds: dict[int, Round] = field(default_factory=dict)
     spare: list[Floats] = field(default_factory=list)
+    patience: Patience = field(default_factory=Patience)
     scatter: Deadline = field(init=False)
     gather: Deadline = field(init=False)
     _budgets_s: tuple[float, float] = (0.0, 0.0)

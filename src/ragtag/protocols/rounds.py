@@ -28,6 +28,7 @@ from ragtag.protocols.hail import ANSWER, HAIL, here
 from ragtag.protocols.lane import Lane
 from ragtag.protocols.method import Setting
 from ragtag.protocols.presence import Presence
+from ragtag.protocols.stages import Stages
 
 CATCH_UP = 8
 """A peer that skipped more rounds than this adds weight 0 to its first average (of each fragment): it takes,
@@ -87,7 +88,7 @@ class Rounds:
         left_s = math.inf if ask.deadline_s is None else ask.deadline_s - scatter_s - gather_s
         grace_s = min(scatter_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
-        answer_s = answer_s or ANSWER * lane.channel.rtt_s
+        answer_s = lane.patience.factor * (answer_s or ANSWER * lane.channel.rtt_s)
         begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows, grace_s, answer_s)
         return self._settle(lane, effects + machine.step(now_s, begin))
 
@@ -144,6 +145,9 @@ class Rounds:
         if outcome is None:
             return effects
         owed = {p: came for p, came in lane.rounds[outcome.round].owed().items() if p not in lane.aside}
+        if isinstance(machine := lane.rounds[outcome.round], Stages):
+            lane.patience.gave_up(outcome.round, machine.given_up)
+            machine.given_up.clear()
         lane.end(outcome)
         lane.learn(outcome, owed)
         return effects + self._presence.count_silence(owed)
@@ -156,6 +160,11 @@ class Rounds:
         lane = self._lanes[channel]
         if run.key.stage == HAIL:
             return [here(now_s, run, self._rtt_s.get(run.peer, lane.channel.rtt_s))]
+        machine = lane.rounds.get(number)
+        if isinstance(machine, Stages):
+            lane.patience.gave_up(number, machine.given_up)
+            machine.given_up.clear()
+        lane.patience.answered(now_s, run.peer, number)
         return self._route(now_s, channel, number, Arrived([run])) if number == lane.active else []
 
     def _deliver_alike(self, now_s: float, lane: Lane, number: int, event: Arrived) -> list[Effect]:

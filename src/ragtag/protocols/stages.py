@@ -50,6 +50,8 @@ class Stages(ABC):
         self._came: set[PeerId] = set()
         self._few = 0
         self._here: set[PeerId] = set()
+        self.given_up: dict[PeerId, float] = {}
+        """Who did not answer, and until when the round would have waited for it."""
         self._missed: set[PeerId] = set()
         self._gave: set[PeerId] = set()
         self._reduced: dict[PeerId, int] = {}
@@ -275,6 +277,8 @@ class Stages(ABC):
         """Who has not answered is not there; the others are asked again later."""
         state = self._state
         silent = {peer for peer, _, _ in self._open} - self._here
+        until_s = self._scatter_until_s if state == SCATTERING else self._round_until_s
+        self.given_up.update(dict.fromkeys(silent, until_s))
         effects = self._miss(now_s, silent) if silent else []
         return effects + (self._arm_hail(now_s, 0, self._begun.gather_s) if self._state == state else [])
 

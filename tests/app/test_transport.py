@@ -19,10 +19,12 @@ from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
 from ragtag.core.types import Outcome
-from ragtag.network.driver import DriverFailed
+from ragtag.network.driver import Driver, DriverFailed
 from ragtag.protocols.allreduce import direct
 from ragtag.protocols.rps import rps
+from ragtag.training.answers import Answers
 from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.split import Split
 from tests.network.crew import PATIENCE_S, Crew
 
 GIVE_UP_S = 2.0
@@ -279,3 +281,27 @@ def test_a_wait_ends_when_the_driver_does() -> None:
         closing.join(PATIENCE_S)
         with pytest.raises(DriverFailed, match="has ended"):
             of[0].start(0, np.zeros((1, fp32.elements), np.float32), 1.0).wait()
+
+
+def test_who_has_lost_its_seat_waits_for_nobodys_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hears it any more; it goes on by itself until its next average, where it joins anew."""
+    data = torch.utils.data.TensorDataset(torch.zeros(64, 1))
+    with Crew(3) as crew:
+        transport = DriverTransport(crew.drivers[0], PATIENCE_S)
+        split = Split(torch.utils.data.DataLoader(data, batch_size=8), 0, transport)
+        first = iter(split)
+        next(first)
+        assert len(transport.live) == 3
+        monkeypatch.setattr(Driver, "lost_seat", property(lambda driver: "seat 0 is p14's"))
+        assert transport.live == {0}
+        asked: list[bool] = []
+        enough_know = Answers.enough_know
+
+        def watched(answers: Answers, number: int) -> bool:
+            enough = enough_know(answers, number)
+            asked.append(enough and answers.all_know(number))
+            return enough
+
+        monkeypatch.setattr(Answers, "enough_know", watched)
+        left = sum(len(batch[0]) for batch in first)
+        assert left == 64 - 8 and asked and all(asked)

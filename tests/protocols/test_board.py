@@ -120,6 +120,26 @@ def test_a_post_is_there_after_one_latency_and_is_sent_once() -> None:
     assert hall.boards[0].notices(0).rto_s == pytest.approx(0.02 + 4 * 0.01)  # RFC 6298, 2.2
 
 
+def test_an_answer_that_was_slept_through_does_not_make_the_timeout_seconds_long() -> None:
+    """The timeout bounds how long a trainer waits for acknowledgements: a freeze must not lengthen it so."""
+    board = Board(0, 2)
+
+    def ask(now_s: float, took_s: float) -> float:
+        sent = [e for e in board.step(now_s, Post(0, b"%f" % now_s)) if isinstance(e, Send)]
+        peer = Board(1, 2)
+        answers = [
+            e for e in peer.step(now_s, Arrived([replace(sent[0].run, peer=0)])) if isinstance(e, Send)
+        ]
+        board.step(now_s + took_s, Arrived([replace(e.run, peer=1) for e in answers]))
+        return board.notices(0).rto_s
+
+    usual_s = [ask(float(at_s), 0.01) for at_s in range(20)][-1]
+    assert usual_s < 0.03
+    assert ask(20.0, 6.0) <= 3 * usual_s
+    assert ask(30.0, 6.0) > ask(40.0, 0.01), "a line that has become slower is learned all the same"
+    assert [ask(50.0 + 10 * i, 6.0) for i in range(20)][-1] > 6.0
+
+
 def test_posts_in_a_hurry_are_coalesced_to_one_per_round_trip() -> None:
     hall = Hall(2)
     hall.post(0, 0, b"to measure")

@@ -217,8 +217,8 @@ class DriverTransport:
 
     @property
     def live(self) -> frozenset[PeerId]:
-        """The peers believed to take part now."""
-        return self._driver.node.live
+        """The peers believed to take part now: none but itself, where another has this one's number."""
+        return frozenset({self.me}) if self._driver.lost_seat else self._driver.node.live
 
     def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
         """Open a channel: compare schemas with all peers, then measure how long averaging takes.

@@ -121,7 +121,8 @@ class _Line:
             slot.tries = 0
 
     def measure(self, took_s: float) -> None:
-        """RFC 6298, 2.2 and 2.3."""
+        """RFC 6298, 2.2 and 2.3; one answer teaches at most twice the timeout (``network.pace`` says why)."""
+        took_s = min(took_s, 2.0 * self.rto_s) if self.rto_s else took_s
         if self.srtt_s == 0.0:
             self.srtt_s, self.var_s = took_s, took_s / 2
         else:

@@ -145,9 +145,7 @@ class Rounds:
         if outcome is None:
             return effects
         owed = {p: came for p, came in lane.rounds[outcome.round].owed().items() if p not in lane.aside}
-        if isinstance(machine := lane.rounds[outcome.round], Stages):
-            lane.patience.gave_up(outcome.round, machine.given_up)
-            machine.given_up.clear()
+        _tell_given_up(lane, outcome.round)
         lane.end(outcome)
         lane.learn(outcome, owed)
         return effects + self._presence.count_silence(owed)
@@ -160,10 +158,7 @@ class Rounds:
         lane = self._lanes[channel]
         if run.key.stage == HAIL:
             return [here(now_s, run, self._rtt_s.get(run.peer, lane.channel.rtt_s))]
-        machine = lane.rounds.get(number)
-        if isinstance(machine, Stages):
-            lane.patience.gave_up(number, machine.given_up)
-            machine.given_up.clear()
+        _tell_given_up(lane, number)
         lane.patience.answered(now_s, run.peer, number)
         return self._route(now_s, channel, number, Arrived([run])) if number == lane.active else []
 
@@ -238,6 +233,14 @@ class Rounds:
         if lane is None or machine is None:
             return []
         return self._settle(lane, machine.step(now_s, event))
+
+
+def _tell_given_up(lane: Lane, number: int) -> None:
+    """Whom a round waits for no longer: from those that answer after all, patience is learned."""
+    machine = lane.rounds.get(number)
+    if isinstance(machine, Stages):
+        lane.patience.gave_up(number, machine.given_up)
+        machine.given_up.clear()
 
 
 def _seen_in(runs: Iterable[Run]) -> list[PeerId]:

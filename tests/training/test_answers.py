@@ -31,7 +31,7 @@ def test_how_long_is_waited_follows_from_how_many_know(acked: int, timeouts: flo
     assert answers.all_know(7) == (acked == 4)
     assert answers.behind(7) == set(range(acked + 1, 5))
     answers.moved_on()
-    assert answers.enough_know(7) == (acked == 4)
+    assert not answers.enough_know(8), "of what comes next, those who answered may know soon"
 
 
 def test_the_silent_and_those_who_take_no_part_are_not_awaited() -> None:
@@ -41,6 +41,20 @@ def test_the_silent_and_those_who_take_no_part_are_not_awaited() -> None:
     assert answers.enough_know(7)
     answers.look(Notices(frozenset({1, 2}), {}, {1: 7}, frozenset(), RTO_S), [0, 1], 0.0)
     assert answers.enough_know(7)
+
+
+def test_who_was_waited_for_in_vain_is_not_waited_for_again_until_it_answers() -> None:
+    answers, froze = Answers(0), {1: 7, 2: 7, 3: 7, 4: 6}
+    look(answers, froze, times=int(10 * PATIENCE) + 1)
+    assert answers.enough_know(7)
+    answers.moved_on()
+    later = {1: 8, 2: 8, 3: 8, 4: 6}
+    look(answers, later)
+    assert answers.enough_know(8) and not answers.all_know(8), "it still has not said anything"
+    look(answers, {**later, 3: 7})
+    assert not answers.enough_know(8), "another one is late"
+    look(answers, {1: 9, 2: 9, 3: 9, 4: 8})
+    assert not answers.enough_know(9), "it is back, and what it does matters"
 
 
 def test_a_process_that_stood_still_has_not_waited() -> None:

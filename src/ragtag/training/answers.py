@@ -26,6 +26,7 @@ class Answers:
     _peers: frozenset[int] = frozenset()
     _awaited: frozenset[int] = frozenset()
     _reached: Mapping[int, int] = field(default_factory=dict)
+    _in_vain: dict[int, int] = field(default_factory=dict)
 
     def look(self, notices: Notices, live: Iterable[int], since_s: float) -> None:
         """Take the board as it is now, ``since_s`` after the look before.
@@ -54,9 +55,15 @@ class Answers:
         """Whether not to wait any longer: all know, or a measured time is over.
 
         Whoever is not silent yet, and does not answer within several timeouts, is slow, or cannot be heard.
+        Once it was waited for in vain, it is not waited for again until it has acknowledged anything: a
+        peer that froze costs its patience once, not with each claim until it is known to be dead.
         """
-        if self.all_know(number):
+        late = {p: known for p in self._awaited if (known := self._reached.get(p, 0)) < number}
+        if all(self._in_vain.get(peer) == known for peer, known in late.items()):
             return True
         others = self.present - {self.me}
         most = 2 * len(others & self.behind(number)) <= len(others) and len(others) > 1
-        return self.waited_s >= (PATIENCE if most else PATIENCE_MAX) * self.rto_s
+        if self.waited_s < (PATIENCE if most else PATIENCE_MAX) * self.rto_s:
+            return False
+        self._in_vain = late
+        return True

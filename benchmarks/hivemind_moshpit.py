@@ -17,7 +17,7 @@ hivemind's settings, to let it do its best:
 - min_group_size = target_group_size, and group bits of one bit for two groups: groups are full or fail,
   and a grid of 2 by 4 as Moshpit All-Reduce wants it.
 - no compression, its default part size, fork (it fails under spawn), all peers know the first one's DHT.
-The result of every round is checked on every peer: the mean over those that the side says took part.
+The result of every round is checked on every peer, once all have ended it: the mean over those that the side says took part.
 How large the groups were stands beside each figure: Ragtag's grid takes groups of at most the size asked for.
 """
 
@@ -103,6 +103,7 @@ class Peer:
             began_s = time.perf_counter()
             members = step()
             took_s = time.perf_counter() - began_s
+            self.wait()  # what follows, on few cores, would slow those that still average
             scale = statistics.fmean(m + 1 for m in members) if members else self.rank + 1
             error = float((vector() - scale * self.known).abs().max())
             rounds.append({"took_s": took_s, "members": members, "error": error})

@@ -79,8 +79,8 @@ class Agent:
 
     @property
     def due_s(self) -> float:
-        """When the machine wants to be woken."""
-        return self._wake_s
+        """When it wants to be turned, though nothing has come: at once where there is something to tell."""
+        return -math.inf if self._told else self._wake_s
 
     @property
     def over(self) -> bool:

@@ -149,11 +149,12 @@ class Engine:
         self._watch_for_room()
         ready = self._poll.poll(self._timeout_ms(self.now_s()))
         now_s = self.now_s()
-        for fd, _ in ready:
-            if fd == self._mailbox.fileno():
-                self._mailbox.woken()
+        came = {fd for fd, _ in ready}
+        if self._mailbox.fileno() in came:
+            self._mailbox.woken()
         self._mailbox.run(now_s)
-        if self._people is not None:
+        people = self._people
+        if people is not None and (people.due_s <= now_s or people.agent.fileno() in came):
             self._look_around(now_s)
         drained = self._receive(now_s)
         self._passes = 0 if drained else self._passes + 1
@@ -170,7 +171,7 @@ class Engine:
             return 0
         due_s = min(self._outbox.due_s(now_s), self._timers[0][0] if self._timers else math.inf)
         if self._people is not None:
-            due_s = min(due_s, self._people.agent.due_s)
+            due_s = min(due_s, self._people.due_s)
         if self._deferred_close is not None:
             due_s = min(due_s, self._close_at_s, now_s + _LOOK_S)
         return min(1.0, max(0.0, due_s - now_s)) * 1e3

@@ -46,6 +46,11 @@ class People:
         self.lost_seat = ""
         agent.lost = self._lost
 
+    @property
+    def due_s(self) -> float:
+        """When it wants to be turned, though nothing has come."""
+        return min(self.agent.due_s, self._expected_until_s)
+
     def turn(self, now_s: float) -> Iterator[News]:
         """What the node and the trace are to be told now."""
         for told in self.agent.turn(now_s):

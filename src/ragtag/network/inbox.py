@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ragtag.core.types import PEERS_MAX, Bytes, Joined, Left, PeerId, Run
+from ragtag.core.types import Bytes, Joined, Left, PeerId, Run
 from ragtag.core.wire import Kind
 from ragtag.network.flow import Flow
 from ragtag.network.frame import Framer, Short
@@ -55,8 +55,7 @@ class Inbox:
             short = self._framer.parse_short(data)
             if short is not None:
                 self._take_short(now_s, short, taken)
-        few = len(self._flows) < PEERS_MAX
-        for flow in self._flows.values() if few else list(self._heard.values()):
+        for flow in self._heard.values():
             inbound = flow.inbound
             if inbound.asked or inbound.unanswered >= self._outbox.granted // 4:
                 self._outbox.answer(now_s, flow)

@@ -44,8 +44,8 @@ class Outbox:
         return max(2, self._capacity // max(1, min(len(self._flows), PEERS_MAX)))
 
     def _active(self) -> Collection[Flow]:
-        """The flows on which anything may be to do: of many, those that were given something to send."""
-        return self._flows.values() if len(self._flows) < PEERS_MAX else list(self._busy.values())
+        """The flows on which anything may be to do: those that were given something to send."""
+        return list(self._busy.values())
 
     @property
     def idle(self) -> bool:

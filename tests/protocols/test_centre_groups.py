@@ -113,6 +113,46 @@ def test_absurd_speeds_go_alone() -> None:
     assert one.mates(SLOW) == {SLOW}
 
 
+def paced(step_s: dict[int, float], said_s: dict[int, float] | None = None, turns: int = PACE_WINDOW) -> Book:
+    """Whose updates have come every so often; they say that their steps take ``said_s``."""
+    one = book(len(step_s))
+    for peer, takes_s in step_s.items():
+        for turn in range(turns):
+            at_s = (turn + 1) * takes_s
+            one.pushed(at_s, peer, turn, (said_s or step_s)[peer])
+            one.gave(peer, 16.0)
+            one.answered(at_s, peer)
+    return one
+
+
+def test_a_group_is_as_large_a_part_as_its_samples_per_second() -> None:
+    one = book()
+    assert one.share(0.0, [0, 1, 2]) == 0.75  # nothing is known yet
+    one = paced({0: 1.0, 1: 1.0, 2: 1.0, SLOW: 20.0})
+    assert one.share(9.0, [0, 1, 2]) == pytest.approx(3 / 3.05)
+    assert one.share(9.0, [SLOW]) == pytest.approx(0.05 / 3.05)
+    one.gave(0, 64.0)
+    assert one.share(9.0, [0]) == pytest.approx(4 / 6.05)
+    assert one.share(9.0, range(N)) == 1.0
+    assert 0 < one.share(9.0, [7]) < 0.5  # one that has just left: what it gave still counts
+
+
+def test_of_who_does_not_come_any_more_less_and_less_is_expected() -> None:
+    one = paced(dict.fromkeys(range(N), 1.0))
+    for peer in range(3):
+        one.answered(29.0, peer)
+    assert one.share(10.0, [0, 1, 2]) == pytest.approx(0.75)
+    assert one.share(29.0, [0, 1, 2]) == pytest.approx(3 / (3 + 1 / 20))  # it has computed for 20 s by then
+
+
+@pytest.mark.parametrize("said_s", [1e-6, 1e-3, 1e3, 1e9])
+def test_nobody_is_a_large_or_a_small_part_by_its_word_alone(said_s: float) -> None:
+    """A peer that reports absurd speed (the issue), or one that is merely wrong."""
+    times = dict.fromkeys(range(N), 1.0)
+    one = paced(times, times | {SLOW: said_s})
+    assert one.share(9.0, [0, 1, 2]) == pytest.approx(0.75)
+
+
 @given(st.dictionaries(st.integers(0, 9), st.floats(1e-9, 1e9), min_size=1))
 def test_no_speeds_are_refused(step_s: dict[int, float]) -> None:
     grouped = Grouped(ProgressiveGrouping())
@@ -151,6 +191,23 @@ def test_a_groups_step_is_its_mean_times_its_share_of_the_crew() -> None:
     values = owner.blocks[0].values
     assert values is not None
     np.testing.assert_allclose(values, 2.5 + 10.0 * scale(0.25, 5))
+
+
+def test_a_straggler_takes_nothing_off_the_others_steps() -> None:
+    """By heads, each step of the three would be three quarters of one: less accuracy in a given time."""
+    owner = Owner()
+    for turn in range(40):
+        for peer in range(3):
+            owner.push(peer, turn, at_s=1.0 + turn, value=0.0)
+        if turn % 20 == 19:
+            owner.push(SLOW, turn, at_s=1.0 + turn, step_s=20.0, value=0.0)
+    before = owner.blocks[0].values
+    for peer in range(3):
+        owner.push(peer, 40, at_s=41.0)
+    values = owner.blocks[0].values
+    assert before is not None
+    assert values is not None
+    np.testing.assert_allclose(values - before, 3 / 3.05, rtol=0.01)
 
 
 def test_a_deadline_splits_the_group_and_who_comes_late_counts_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -14,6 +15,8 @@ PACE_WINDOW = 9
 """What a peer says its steps take is the median of so many."""
 PAUSE = 0.5
 """They are looked at once in so many of the middle peer's steps, and whenever somebody misses a deadline."""
+STEP_MIN_S = 1e-9
+"""No step is shorter: a rate is finite."""
 NEWS = 0.02
 """Groups are looked at again once a peer's steps take longer or shorter by this share."""
 
@@ -25,8 +28,12 @@ class Grouping(Protocol):
         """The groups to go on with; who is in none goes alone. step_s: positive. Never raises."""
         ...
 
+    def share(self, group: Iterable[PeerId], rate: Mapping[PeerId, float]) -> float:
+        """A group's part of the crew, from the samples per second of each peer. Never raises."""
+        ...
+
     def scale(self, share: float, staleness: int) -> float:
-        """Of a group that is this share of the crew. Never raises."""
+        """Of a group that is this part of the crew. Never raises."""
         ...
 
 
@@ -41,6 +48,9 @@ class Book:
         self._used_s: dict[PeerId, float] = {}
         self._overdue_s: dict[PeerId, float] = {}
         self._answered_s: dict[PeerId, float] = {}
+        self._computing: set[PeerId] = set()
+        self._gaps_s: dict[PeerId, deque[float]] = {}
+        self._weight: dict[PeerId, float] = {}
         self._late: dict[PeerId, int] = {}
         self._turns: dict[PeerId, int] = {}
         self._slow: dict[PeerId, tuple[float, int]] = {}
@@ -57,6 +67,10 @@ class Book:
             return
         self._turns[peer] = number
         self._late.pop(peer, None)
+        if peer in self._computing:
+            self._computing.discard(peer)
+            gaps_s = self._gaps_s.setdefault(peer, deque(maxlen=PACE_WINDOW))
+            gaps_s.append(now_s - self._answered_s[peer])
         took_s, turns = self._slow.pop(peer, (0.0, 0))
         if self._overdue_s.pop(peer, None) is not None:
             took_s, turns = now_s - self._answered_s[peer], PACE_WINDOW // 2 + 1
@@ -68,6 +82,11 @@ class Book:
     def answered(self, now_s: float, peer: PeerId) -> None:
         """A peer goes on."""
         self._answered_s[peer] = now_s
+        self._computing.add(peer)
+
+    def gave(self, peer: PeerId, weight: float) -> None:
+        """An update of a peer weighs so much: its samples."""
+        self._weight[peer] = weight
 
     def missed(self, now_s: float, peers: Iterable[PeerId]) -> None:
         """A deadline has passed without these: their steps take at least as long as they have by now."""
@@ -78,8 +97,10 @@ class Book:
 
     def forget(self, peer: PeerId) -> None:
         """A peer is gone, or has come."""
-        for known in (self._step_s, self._overdue_s, self._answered_s):
+        for known in (self._step_s, self._overdue_s, self._answered_s, self._weight):
             known.pop(peer, None)
+        self._gaps_s.pop(peer, None)
+        self._computing.discard(peer)
         for count in (self._late, self._turns):
             count.pop(peer, None)
         self._slow.pop(peer, None)
@@ -92,6 +113,34 @@ class Book:
         middle_s = sorted(known.values())[len(known) // 2]
         live = sorted(self._owners.live)
         return {peer: max(known.get(peer, middle_s), self._overdue_s.get(peer, 0.0)) for peer in live}
+
+    def share(self, now_s: float, peers: Iterable[PeerId]) -> float:
+        """What part of the crew these are, by samples per second."""
+        peers = set(peers)
+        known = self.step_s()
+        if not known:
+            return len(peers) / len(self._owners.live | peers)
+        middle = sorted(self._weight.values())[len(self._weight) // 2] if self._weight else 1.0
+        middle_s = sorted(known.values())[len(known) // 2]
+        rate = {
+            peer: self._weight.get(peer, middle) / self._takes_s(now_s, peer, known.get(peer, middle_s))
+            for peer in sorted(self._owners.live | peers)
+        }
+        return self.grouping.share(peers, rate)
+
+    def _takes_s(self, now_s: float, peer: PeerId, said_s: float) -> float:
+        """How long a peer's steps take, by what it says as far as that agrees with when its updates come.
+
+        No peer gives more often than it has been seen to, so none is a large part of the crew by its word
+        alone. A step under way takes at least as long as it has taken: of who does not come any more, less
+        and less is expected.
+        """
+        gaps_s = self._gaps_s.get(peer)
+        if gaps_s:
+            said_s = min(max(said_s, min(gaps_s)), max(gaps_s))
+        if peer in self._computing:
+            said_s = max(said_s, now_s - self._answered_s[peer])
+        return max(said_s, STEP_MIN_S)
 
     def slowest_s(self, peers: Iterable[PeerId]) -> float:
         """What the slowest of these is known to take; 0: nothing is known."""

@@ -3,7 +3,8 @@
 "Balancing Stragglers Against Staleness in Distributed Deep Learning", Basu, Saxena, Panja, Verma, HiPC
 2018: synchronous inside a group, asynchronous between groups. A group's barrier is at the owner of each
 block: what its members learned is held until all of them have pushed, or a deadline has passed; then their
-mean, times the group's scale, makes the block's next version, which they are answered with.
+mean, times the group's scale (its part of the crew's samples per second), makes the block's next version,
+which they are answered with.
 
 Who goes with whom each owner derives by itself, by one rule from the same figures: every update says what
 its peer's steps take, and whoever misses a deadline takes at least as long as it has been waited for. Owners
@@ -95,6 +96,7 @@ class Barriers:
         """An update of a block has come."""
         held, peer, clock = self._blocks[block], update.peer, clock_in(update.lead)
         held.judged[peer] = update.number
+        self.book.gave(peer, update.weight)
         answers: list[tuple[int, Answer]] = []
         if not self._open[block]:
             self.book.look(now_s)
@@ -214,7 +216,7 @@ class Barriers:
         self._open[block] = [one for one in self._open[block] if one is not batch]
         count = count_of(held.version)
         stale = {peer: max(0, count - count_of(answer.base)) for peer, answer in batch.kept.items()}
-        share = min(1.0, len(batch.kept) / max(1, len(self._owners.live)))
+        share = min(1.0, self.book.share(now_s, batch.kept))
         scale = np.float32(self.book.grouping.scale(share, max(stale.values())))
         some = batch.mass > 0
         batch.total[some] *= (scale / batch.mass[some])[:, None]

@@ -15,6 +15,8 @@ PACE_WINDOW = 9
 """What a peer says its steps take is the median of so many."""
 PAUSE = 0.5
 """They are looked at once in so many of the middle peer's steps, and whenever somebody misses a deadline."""
+SEEN = 5
+"""How much a group counts follows from so many steps of each peer."""
 STEP_MIN_S = 1e-9
 """No step is shorter: a rate is finite."""
 NEWS = 0.02
@@ -38,12 +40,16 @@ class Grouping(Protocol):
 
 
 class Book:
-    """What one owner knows of speeds, and the groups that follow. changes: how often their number changed."""
+    """What one owner knows of speeds, and the groups that follow.
+
+    changes: how often their number changed. doubted: whose speed the rule does not believe, and what it is.
+    """
 
     def __init__(self, grouping: Grouping, owners: Owners) -> None:
         self.grouping, self._owners = grouping, owners
         self.groups: Groups = ()
         self.changes = 0
+        self.doubted: dict[PeerId, float] = {}
         self._step_s: dict[PeerId, float] = {}
         self._used_s: dict[PeerId, float] = {}
         self._overdue_s: dict[PeerId, float] = {}
@@ -69,7 +75,7 @@ class Book:
         self._late.pop(peer, None)
         if peer in self._computing:
             self._computing.discard(peer)
-            gaps_s = self._gaps_s.setdefault(peer, deque(maxlen=PACE_WINDOW))
+            gaps_s = self._gaps_s.setdefault(peer, deque(maxlen=SEEN))
             gaps_s.append(now_s - self._answered_s[peer])
         took_s, turns = self._slow.pop(peer, (0.0, 0))
         if self._overdue_s.pop(peer, None) is not None:
@@ -115,32 +121,31 @@ class Book:
         return {peer: max(known.get(peer, middle_s), self._overdue_s.get(peer, 0.0)) for peer in live}
 
     def share(self, now_s: float, peers: Iterable[PeerId]) -> float:
-        """What part of the crew these are, by samples per second."""
+        """What part of the crew these are: by samples per second, as their updates have come."""
         peers = set(peers)
-        known = self.step_s()
-        if not known:
-            return len(peers) / len(self._owners.live | peers)
-        middle = sorted(self._weight.values())[len(self._weight) // 2] if self._weight else 1.0
-        middle_s = sorted(known.values())[len(known) // 2]
-        rate = {
-            peer: self._weight.get(peer, middle) / self._takes_s(now_s, peer, known.get(peer, middle_s))
-            for peer in sorted(self._owners.live | peers)
-        }
+        all_ = sorted(self._owners.live | peers)
+        seen = {peer: self._seen_s(now_s, peer) for peer in all_ if peer in self._gaps_s}
+        if not seen:
+            return len(peers) / len(all_)
+        middle_s = sorted(seen.values())[len(seen) // 2]
+        weights = sorted(self._weight.values())
+        middle = weights[len(weights) // 2] if weights else 1.0
+        rate = {peer: self._weight.get(peer, middle) / seen.get(peer, middle_s) for peer in all_}
         return self.grouping.share(peers, rate)
 
-    def _takes_s(self, now_s: float, peer: PeerId, said_s: float) -> float:
-        """How long a peer's steps take, by what it says as far as that agrees with when its updates come.
+    def _seen_s(self, now_s: float, peer: PeerId) -> float:
+        """How long a peer has computed in each of its last steps, whatever it says; one under way counts as
+        soon as it takes longer: of who does not come any more, less and less is expected.
 
-        No peer gives more often than it has been seen to, so none is a large part of the crew by its word
-        alone. A step under way takes at least as long as it has taken: of who does not come any more, less
-        and less is expected.
+        A mean, since it moves by steps: of owners whose own speed and the others' change at one time, each
+        knows its own a moment earlier.
         """
-        gaps_s = self._gaps_s.get(peer)
-        if gaps_s:
-            said_s = min(max(said_s, min(gaps_s)), max(gaps_s))
+        gaps_s = list(self._gaps_s[peer])
+        mean_s = sum(gaps_s) / len(gaps_s)
         if peer in self._computing:
-            said_s = max(said_s, now_s - self._answered_s[peer])
-        return max(said_s, STEP_MIN_S)
+            last_s = [*gaps_s[1 - SEEN :], now_s - self._answered_s[peer]]
+            mean_s = max(mean_s, sum(last_s) / len(last_s))
+        return max(mean_s, STEP_MIN_S)
 
     def slowest_s(self, peers: Iterable[PeerId]) -> float:
         """What the slowest of these is known to take; 0: nothing is known."""
@@ -163,6 +168,8 @@ class Book:
         self._used_s = step_s
         live = tuple(sorted(self._owners.live))
         found = self.grouping.groups(step_s, self.groups) if step_s else (live,)
+        named = {peer for group in found for peer in group}
+        self.doubted = {peer: s for peer, s in step_s.items() if peer not in named}
         if found == self.groups:
             return False
         changed = len(found) != len(self.groups) or set(found) != set(self.groups)

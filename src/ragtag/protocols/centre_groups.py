@@ -65,6 +65,7 @@ class Barriers:
         self._barrier = Deadline(setting.probe_s, headroom=HEADROOM)
         self._changes = 0
         self._noted = -1
+        self._doubted: frozenset[PeerId] = frozenset()
         self._open: list[list[Batch]] = [[] for _ in blocks]
         self._late: dict[tuple[int, PeerId], tuple[int, float]] = {}
         self._numbers = 0
@@ -171,12 +172,23 @@ class Barriers:
         self.book.forget(peer)
 
     def _step(self, answers: list[tuple[int, Answer]], timers: Iterable[Arm] = ()) -> Step:
-        """With a note of who goes with whom, where that has changed, by the owner of the first block."""
-        notes = []
+        """With notes of what has changed: groups, by the owner of the first block, and who is in none."""
+        notes: list[Noted | None] = []
         if self.book.changes != self._changes and self._owners[0] == self._me:
             self._changes = self.book.changes
             notes.append(Noted("groups", self._me, self.book.told()))
-        return Step(answers, [*timers], notes)
+        if self.book.doubted.keys() != self._doubted:
+            notes += [self._doubt(peer) for peer in sorted(self.book.doubted.keys() - self._doubted)]
+            self._doubted = frozenset(self.book.doubted)
+        return Step(answers, [*timers], [note for note in notes if note is not None])
+
+    def _doubt(self, peer: PeerId) -> Noted | None:
+        """That a speed is not believed, by the first owner that is another (a peer believes itself)."""
+        owners = (self._owners[block] for block in range(len(self._blocks)))
+        if next((owner for owner in owners if owner != peer), self._me) != self._me:
+            return None
+        why = f"{self.book.doubted[peer]:g} s a step, far from the others': it goes alone"
+        return Noted("speed not believed", peer, why)
 
     def _batch(self, now_s: float, held: Block, clock: int) -> Batch:
         assert held.values is not None

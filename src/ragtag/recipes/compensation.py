@@ -24,7 +24,7 @@ from ragtag.schedules.asynchronous import Asynchronous
 N, BATCH, EPOCHS, JITTER = 16, 8, 10, 0.1
 FIRST_SEED = 100
 MODELS: Mapping[str, tuple[int, ...]] = {"1 hidden layer": (64,), "3 hidden layers": (64, 64, 64)}
-GENTLE: Mapping[str, float] = {"1 hidden layer": 0.5, "3 hidden layers": 0.25}
+GENTLE: Mapping[str, float] = {"1 hidden layer": 0.5, "3 hidden layers": 0.1}
 """Learning rates at which staleness does not show."""
 HARSH: Mapping[str, float] = {"1 hidden layer": 1.5, "3 hidden layers": 0.7}
 """Learning rates at which asynchronous training of 16 begins to fail."""

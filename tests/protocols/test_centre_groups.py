@@ -157,6 +157,15 @@ def test_of_who_does_not_come_any_more_less_and_less_is_expected() -> None:
     assert parts[3] > 0.998
 
 
+def test_of_who_has_not_come_yet_less_and_less_is_expected_too() -> None:
+    one = book()
+    for turn in range(20):
+        for peer in range(3):
+            one.pushed(1.0 + turn, peer, turn, 1.0)
+            one.answered(1.0 + turn, peer)
+    assert one.share(20.0, [0, 1, 2]) == pytest.approx(3 / 3.05)
+
+
 def test_a_change_of_all_speeds_makes_nobody_a_larger_part() -> None:
     """Where all pause for a look at the model, whoever comes first from it has not grown."""
     one = paced(dict.fromkeys(range(N), 1.0))

@@ -102,12 +102,15 @@ def test_the_model_moves_as_far_in_a_given_time_as_without_the_straggler(
     By heads it would be 3/4 + 1/4 of what the slow one does. Before 25 s nobody knows how slow that is.
     """
 
-    def steps(run: Run) -> float:
-        ways = [1 - float(outcome.mean.mean()) / GOAL for at_s, outcome in run.outcomes[0] if 25 < at_s < 80]
-        return float(np.log(ways[-1] / ways[0]) / np.log(0.9))
+    def steps_per_s(run: Run) -> float:
+        at_s, means = zip(
+            *((t, float(one.mean.mean())) for t, one in run.outcomes[0] if 25 < t < 80), strict=True
+        )
+        ways = [1 - mean / GOAL for mean in means]
+        return float(np.log(ways[-1] / ways[0]) / np.log(0.9) / (at_s[-1] - at_s[0]))
 
     slow = replace(CALM, slow=(Slow(3, slower),))
-    assert steps(Run(faults=slow, until_s=85.0)) >= of_calm * steps(Run(until_s=85.0))
+    assert steps_per_s(Run(faults=slow, until_s=85.0)) >= of_calm * steps_per_s(Run(until_s=85.0))
 
 
 def test_as_many_groups_as_speeds_ask_for() -> None:

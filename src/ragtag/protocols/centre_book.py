@@ -124,13 +124,17 @@ class Book:
         """What part of the crew these are: by samples per second, as their updates have come."""
         peers = set(peers)
         all_ = sorted(self._owners.live | peers)
-        seen = {peer: self._seen_s(now_s, peer) for peer in all_ if peer in self._gaps_s}
-        if not seen:
+        seen = {peer: self._seen_s(now_s, peer) for peer in all_}
+        known = sorted(s for peer, s in seen.items() if peer in self._gaps_s)
+        if not known:
             return len(peers) / len(all_)
-        middle_s = sorted(seen.values())[len(seen) // 2]
+        middle_s = known[len(known) // 2]
         weights = sorted(self._weight.values())
         middle = weights[len(weights) // 2] if weights else 1.0
-        rate = {peer: self._weight.get(peer, middle) / seen.get(peer, middle_s) for peer in all_}
+        rate = {
+            peer: self._weight.get(peer, middle) / (s if peer in self._gaps_s else max(s, middle_s))
+            for peer, s in seen.items()
+        }
         return self.grouping.share(peers, rate)
 
     def _seen_s(self, now_s: float, peer: PeerId) -> float:
@@ -140,12 +144,12 @@ class Book:
         A mean, since it moves by steps: of owners whose own speed and the others' change at one time, each
         knows its own a moment earlier.
         """
-        gaps_s = list(self._gaps_s[peer])
-        mean_s = sum(gaps_s) / len(gaps_s)
+        gaps_s = list(self._gaps_s.get(peer, ()))
+        seen_s = sum(gaps_s) / len(gaps_s) if gaps_s else 0.0
         if peer in self._computing:
             last_s = [*gaps_s[1 - SEEN :], now_s - self._answered_s[peer]]
-            mean_s = max(mean_s, sum(last_s) / len(last_s))
-        return max(mean_s, STEP_MIN_S)
+            seen_s = max(seen_s, sum(last_s) / len(last_s))
+        return max(seen_s, STEP_MIN_S)
 
     def slowest_s(self, peers: Iterable[PeerId]) -> float:
         """What the slowest of these is known to take; 0: nothing is known."""

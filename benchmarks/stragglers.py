@@ -174,7 +174,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="seeds; a calm and a slowed run of each")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
     parser.add_argument("--keep", default="", help="folder that keeps the runs' traces")
-    parser.add_argument("--out", default=str(RESULTS), help="where to write the results")
+    parser.add_argument(
+        "--out", default=str(RESULTS), help="where to write; what is there of other schedules stays"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--schedule", default="partial", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -182,8 +184,7 @@ def main() -> int:
         train(arguments)
         return 0
     load = os.getloadavg()[0]
-    results = [compare(arguments, schedule) for schedule in arguments.schedules]
-    record = {
+    how = {
         "command": " ".join(["python benchmarks/stragglers.py", *sys.argv[1:]]),
         "machine": {
             "cores": os.cpu_count(),
@@ -196,12 +197,13 @@ def main() -> int:
         "step_s": arguments.step_s,
         "sleep_s": arguments.sleep_s,
         "seconds": arguments.seconds,
-        "goal": GOAL,
-        "schedules": results,
     }
     path = Path(arguments.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    kept: list[dict[str, Any]] = json.loads(path.read_text())["schedules"] if path.exists() else []
+    for schedule in arguments.schedules:
+        kept = [one for one in kept if one["schedule"] != schedule] + [compare(arguments, schedule) | how]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"goal": GOAL, "schedules": kept}, indent=2) + "\n")
     print(f"written to {path}")
     return 0
 

@@ -185,7 +185,9 @@ def main() -> int:
         return 0
     load = os.getloadavg()[0]
     how = {
-        "command": " ".join(["python benchmarks/stragglers.py", *sys.argv[1:]]),
+        "command": f"python benchmarks/stragglers.py --peers {arguments.peers} --step-s {arguments.step_s:g} "
+        f"--sleep-s {arguments.sleep_s:g} --seconds {arguments.seconds:g} --repeats {arguments.repeats} "
+        f"--schedules {' '.join(arguments.schedules)}",
         "machine": {
             "cores": os.cpu_count(),
             "kernel": platform.release(),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragtag.core.types import Arm, Arrived, Average, Expired, Left, Run
+from ragtag.protocols import centre_wire as wire
 from ragtag.protocols.centre_block import Block, Update
 from ragtag.protocols.centre_book import PACE_WINDOW, Book
 from ragtag.protocols.centre_gate import Step
@@ -111,6 +114,71 @@ def test_absurd_speeds_go_alone() -> None:
     one.review()
     assert one.groups == ((0, 1, 2),)
     assert one.mates(SLOW) == {SLOW}
+    assert one.doubted == {SLOW: 1e-9}
+    one.pushed(2.0, SLOW, 1, 1.0)
+    one.review()
+    assert one.groups == ((0, 1, 2, 3),)
+    assert one.doubted == {}
+
+
+def paced(step_s: dict[int, float], said_s: dict[int, float] | None = None, turns: int = PACE_WINDOW) -> Book:
+    """Whose updates have come every so often; they say that their steps take ``said_s``."""
+    one = book(len(step_s))
+    for peer, takes_s in step_s.items():
+        for turn in range(turns):
+            at_s = (turn + 1) * takes_s
+            one.pushed(at_s, peer, turn, (said_s or step_s)[peer])
+            one.gave(peer, 16.0)
+            one.answered(at_s, peer)
+    return one
+
+
+def test_a_group_is_as_large_a_part_as_its_samples_per_second() -> None:
+    one = book()
+    assert one.share(0.0, [0, 1, 2]) == 0.75  # nothing is known yet
+    one = paced({0: 1.0, 1: 1.0, 2: 1.0, SLOW: 20.0})
+    assert one.share(9.0, [0, 1, 2]) == pytest.approx(3 / 3.05)
+    assert one.share(9.0, [SLOW]) == pytest.approx(0.05 / 3.05)
+    one.gave(0, 64.0)
+    assert one.share(9.0, [0]) == pytest.approx(4 / 6.05)
+    assert one.share(9.0, range(N)) == 1.0
+    assert 0 < one.share(9.0, [7]) < 0.5  # one that has just left: what it gave still counts
+
+
+def test_of_who_does_not_come_any_more_less_and_less_is_expected() -> None:
+    one = paced(dict.fromkeys(range(N), 1.0))
+    parts = []
+    for at_s in (9.0, 10.0, 29.0, 1009.0):
+        for peer in range(3):
+            one.answered(at_s, peer)
+        parts.append(one.share(at_s, [0, 1, 2]))
+    assert parts[:2] == [0.75, 0.75]
+    assert parts[2] == pytest.approx(3 / (3 + 5 / 24))  # four steps of 1 s, and 20 s of one under way
+    assert parts[3] > 0.998
+
+
+def test_of_who_has_not_come_yet_less_and_less_is_expected_too() -> None:
+    one = book()
+    for turn in range(20):
+        for peer in range(3):
+            one.pushed(1.0 + turn, peer, turn, 1.0)
+            one.answered(1.0 + turn, peer)
+    assert one.share(20.0, [0, 1, 2]) == pytest.approx(3 / 3.05)
+
+
+def test_a_change_of_all_speeds_makes_nobody_a_larger_part() -> None:
+    """Where all pause for a look at the model, whoever comes first from it has not grown."""
+    one = paced(dict.fromkeys(range(N), 1.0))
+    one.pushed(109.0, 0, PACE_WINDOW, 1.0)
+    assert one.share(109.0, [0]) == pytest.approx(1 / N)
+
+
+@pytest.mark.parametrize("said_s", [1e-6, 1e-3, 1e3, 1e9])
+def test_nobody_is_a_large_or_a_small_part_by_its_word_alone(said_s: float) -> None:
+    """A peer that reports absurd speed (the issue), or one that is merely wrong."""
+    times = dict.fromkeys(range(N), 1.0)
+    one = paced(times, times | {SLOW: said_s})
+    assert one.share(9.0, [0, 1, 2]) == pytest.approx(0.75)
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(1e-9, 1e9), min_size=1))
@@ -145,12 +213,29 @@ def test_a_groups_step_is_its_mean_times_its_share_of_the_crew() -> None:
     np.testing.assert_allclose(values, 1.0 + 0.75 * 2.0)
     for turn in range(2, 6):
         for peer in range(3):
-            owner.push(peer, turn, value=0.0)
-    (_, answer), *_ = owner.push(SLOW, 1, step_s=20.0, base=base, value=10.0).answers
+            owner.push(peer, turn, value=0.0, at_s=1.0 + turn)
+    (_, answer), *_ = owner.push(SLOW, 1, step_s=20.0, base=base, value=10.0, at_s=7.0).answers
     assert answer.stale == 5
     values = owner.blocks[0].values
     assert values is not None
-    np.testing.assert_allclose(values, 2.5 + 10.0 * scale(0.25, 5))
+    np.testing.assert_allclose(values, 2.5 + 10.0 * scale((1 / 3.5) / (3 + 1 / 3.5), 5))
+
+
+def test_a_straggler_takes_nothing_off_the_others_steps() -> None:
+    """By heads, each step of the three would be three quarters of one: less accuracy in a given time."""
+    owner = Owner()
+    for turn in range(40):
+        for peer in range(3):
+            owner.push(peer, turn, at_s=1.0 + turn, value=0.0)
+        if turn % 20 == 19:
+            owner.push(SLOW, turn, at_s=1.0 + turn, step_s=20.0, value=0.0)
+    before = owner.blocks[0].values
+    for peer in range(3):
+        owner.push(peer, 40, at_s=41.0)
+    values = owner.blocks[0].values
+    assert before is not None
+    assert values is not None
+    np.testing.assert_allclose(values - before, 3 / 3.05, rtol=0.01)
 
 
 def test_a_deadline_splits_the_group_and_who_comes_late_counts_at_once() -> None:
@@ -255,6 +340,68 @@ def test_who_leaves_is_waited_for_by_nobody_and_who_comes_back_goes_with_its_lik
     assert max(late) < 2 * STEP_S
     state = world.settle()
     assert (state[:, [0, 2, 3]] > 0.8 * 60 / N).all()
+
+
+def test_of_three_peers_there_are_no_more_than_three_groups() -> None:
+    """Eight are allowed; each of three goes at a speed of its own."""
+    world = Centres(3, Centre(ProgressiveGrouping(groups_max=8)), slow={1: 4.0, 2: 16.0}, turns=40).run()
+    assert world.outcomes[0][-1].groups == ((0,), (1,), (2,))
+    assert all(len(outcome.groups) <= 3 for outcomes in world.outcomes for outcome in outcomes)
+    assert "3 groups" in " ".join(note.detail for _, note in world.notes if note.what == "groups")
+
+
+def test_an_absurd_speed_is_said_and_its_peer_goes_alone() -> None:
+    """Peer 2's clock is broken: it tells steps of 2^-32 s, the shortest that can be told."""
+    world = Centres(3, Centre(ProgressiveGrouping()), n_chunks=6, turns=30)
+
+    def carry(source: int, run: Run) -> list[tuple[float, Run]]:
+        pushed = source == 2 and run.key.stage == wire.PUSH and len(run.heard)
+        heard = wire.with_pace(wire.without_pace(run.heard)[0], 1e-12) if pushed else run.heard
+        return [(0.0, replace(run, heard=heard))]
+
+    world.carry = carry
+    world.run()
+    told = [note for _, note in world.notes if note.what == "speed not believed"]
+    assert {note.peer for note in told} == {2}
+    assert len(told) == 1  # not in each step, nor by each owner
+    assert "goes alone" in told[0].detail
+    assert all(len(outcomes) == 31 for outcomes in world.outcomes)
+    state = world.settle()
+    assert (state[:, :3] > 0.8 * 30 / 3).all()  # it counts for what it gives, no more and no less
+    assert (state[:, :3] < 1.2 * 30 / 3).all()
+
+
+@pytest.mark.parametrize("told_s", [None, 0.005])
+def test_a_group_that_empties_is_no_more(told_s: float | None) -> None:
+    """The slow one, a group of its own, dies in mid-step; told of it or not, the others go on as one."""
+    world = Centres(
+        rule=Centre(ProgressiveGrouping()), slow={SLOW: 8.0}, gone={SLOW: 0.3}, told_s=told_s, turns=80
+    ).run()
+    assert ((0, 1, 2), (SLOW,)) in [outcome.groups for outcome in world.outcomes[0]]
+    assert all(len(world.outcomes[peer]) == 81 for peer in world.living)
+    if told_s is not None:
+        assert world.outcomes[0][-1].groups == ((0, 1, 2),)
+        assert [note.detail for _, note in world.notes if note.what == "groups"][-1].startswith("1 group:")
+    late = [outcome.total_s for outcome in world.outcomes[0][-10:]]
+    assert max(late) < 2 * STEP_S
+    states = [outcome.mean[:, world.living] for outcome in world.outcomes[0][-21:]]
+    np.testing.assert_allclose(states[-1] - states[0], 20 / 3, rtol=0.05)  # nothing is kept for who is gone
+
+
+@pytest.mark.parametrize("told_s", [0.002, 0.02])
+def test_an_owner_that_dies_with_half_a_groups_updates_costs_one_step(told_s: float) -> None:
+    """Some have given to it, and wait; the next owner goes on from the newest copy, and says so."""
+    calm = Centres(rule=Centre(ProgressiveGrouping()), n_chunks=8, turns=20).run()
+    dead = calm.node(0).owners[0] or 1
+    begins = [at for at, peer, event, _ in calm.log if peer == dead and isinstance(event, Average)]
+    at_s = begins[8] + 1e-4  # the others' updates are on their way to it, or here; its own just is
+    world = Centres(
+        rule=Centre(ProgressiveGrouping()), n_chunks=8, turns=20, gone={dead: at_s}, told_s=told_s
+    ).run()
+    assert all(len(world.outcomes[peer]) == 21 for peer in world.living)
+    assert world.noted("central state rebuilt")
+    state = world.settle()[:, world.living]  # (Centres sees that nothing counts twice)
+    assert (state > 8 / N + 0.75 * 11 / 3).all()  # one step or two of 20 are lost
 
 
 @settings(max_examples=40)

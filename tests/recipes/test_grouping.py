@@ -8,7 +8,9 @@ from ragtag.recipes.grouping_measure import METHODS, SCENES, Plan
 
 
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:
-    tiny = Plan((0, 1), (0.0, 5.0), 2, 40, (1, 30), (15,), 60, complete=False)
+    tiny = Plan(
+        (0, 1), (0.0, 5.0), 2, 40, (1, 30), (15,), 60, complete=False, live_s=1.0, compensation_epochs=1
+    )
     monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: tiny))
     told = []
     report = grouping.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
@@ -20,6 +22,8 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
         "groups after",
         "older than 2n",
         "fixed rate",
+        "21 times slower: accuracy",
+        "3 hidden layers, rate 0.7, lambda 3",
     ):
         assert part in names
     assert all(r.ok for r in report.rows if r.group.startswith("T(g)") or "staleness" in r.group)

@@ -15,6 +15,7 @@ from ragtag.schedules.grouping import (
     plausible,
     predicted,
     scale,
+    share,
 )
 
 speeds = st.dictionaries(st.integers(0, 30), st.floats(0.1, 10.0), min_size=1, max_size=16)
@@ -102,6 +103,13 @@ def test_equal_groups_differ_by_one_at_most(n, data) -> None:
 @given(st.floats(0.01, 1.0), st.integers(0, 100))
 def test_an_update_is_no_more_than_its_share_nor_than_one_over_its_staleness(share, tau) -> None:
     assert scale(share, tau) == min(share, 1 / max(1, tau))
+
+
+@given(st.dictionaries(st.integers(0, 30), st.floats(1e-9, 1e9), min_size=1), st.data())
+def test_shares_are_of_samples_per_second_and_add_up_to_one(rate, data) -> None:
+    groups = best_groups(dict.fromkeys(rate, 1.0), data.draw(st.integers(1, len(rate))))
+    assert sum(share(group, rate) for group in groups) == pytest.approx(1)
+    assert share([0, 1, 2], {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.05}) == pytest.approx(3 / 3.05)
 
 
 def test_a_barrier_ends_by_measurement() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -14,6 +15,10 @@ PACE_WINDOW = 9
 """What a peer says its steps take is the median of so many."""
 PAUSE = 0.5
 """They are looked at once in so many of the middle peer's steps, and whenever somebody misses a deadline."""
+SEEN = 5
+"""How much a group counts follows from so many steps of each peer."""
+STEP_MIN_S = 1e-9
+"""No step is shorter: a rate is finite."""
 NEWS = 0.02
 """Groups are looked at again once a peer's steps take longer or shorter by this share."""
 
@@ -25,22 +30,33 @@ class Grouping(Protocol):
         """The groups to go on with; who is in none goes alone. step_s: positive. Never raises."""
         ...
 
+    def share(self, group: Iterable[PeerId], rate: Mapping[PeerId, float]) -> float:
+        """A group's part of the crew, from the samples per second of each peer. Never raises."""
+        ...
+
     def scale(self, share: float, staleness: int) -> float:
-        """Of a group that is this share of the crew. Never raises."""
+        """Of a group that is this part of the crew. Never raises."""
         ...
 
 
 class Book:
-    """What one owner knows of speeds, and the groups that follow. changes: how often their number changed."""
+    """What one owner knows of speeds, and the groups that follow.
+
+    changes: how often their number changed. doubted: whose speed the rule does not believe, and what it is.
+    """
 
     def __init__(self, grouping: Grouping, owners: Owners) -> None:
         self.grouping, self._owners = grouping, owners
         self.groups: Groups = ()
         self.changes = 0
+        self.doubted: dict[PeerId, float] = {}
         self._step_s: dict[PeerId, float] = {}
         self._used_s: dict[PeerId, float] = {}
         self._overdue_s: dict[PeerId, float] = {}
         self._answered_s: dict[PeerId, float] = {}
+        self._computing: set[PeerId] = set()
+        self._gaps_s: dict[PeerId, deque[float]] = {}
+        self._weight: dict[PeerId, float] = {}
         self._late: dict[PeerId, int] = {}
         self._turns: dict[PeerId, int] = {}
         self._slow: dict[PeerId, tuple[float, int]] = {}
@@ -57,6 +73,10 @@ class Book:
             return
         self._turns[peer] = number
         self._late.pop(peer, None)
+        if peer in self._computing:
+            self._computing.discard(peer)
+            gaps_s = self._gaps_s.setdefault(peer, deque(maxlen=SEEN))
+            gaps_s.append(now_s - self._answered_s[peer])
         took_s, turns = self._slow.pop(peer, (0.0, 0))
         if self._overdue_s.pop(peer, None) is not None:
             took_s, turns = now_s - self._answered_s[peer], PACE_WINDOW // 2 + 1
@@ -68,6 +88,11 @@ class Book:
     def answered(self, now_s: float, peer: PeerId) -> None:
         """A peer goes on."""
         self._answered_s[peer] = now_s
+        self._computing.add(peer)
+
+    def gave(self, peer: PeerId, weight: float) -> None:
+        """An update of a peer weighs so much: its samples."""
+        self._weight[peer] = weight
 
     def missed(self, now_s: float, peers: Iterable[PeerId]) -> None:
         """A deadline has passed without these: their steps take at least as long as they have by now."""
@@ -78,8 +103,10 @@ class Book:
 
     def forget(self, peer: PeerId) -> None:
         """A peer is gone, or has come."""
-        for known in (self._step_s, self._overdue_s, self._answered_s):
+        for known in (self._step_s, self._overdue_s, self._answered_s, self._weight):
             known.pop(peer, None)
+        self._gaps_s.pop(peer, None)
+        self._computing.discard(peer)
         for count in (self._late, self._turns):
             count.pop(peer, None)
         self._slow.pop(peer, None)
@@ -92,6 +119,37 @@ class Book:
         middle_s = sorted(known.values())[len(known) // 2]
         live = sorted(self._owners.live)
         return {peer: max(known.get(peer, middle_s), self._overdue_s.get(peer, 0.0)) for peer in live}
+
+    def share(self, now_s: float, peers: Iterable[PeerId]) -> float:
+        """What part of the crew these are: by samples per second, as their updates have come."""
+        peers = set(peers)
+        all_ = sorted(self._owners.live | peers)
+        seen = {peer: self._seen_s(now_s, peer) for peer in all_}
+        known = sorted(s for peer, s in seen.items() if peer in self._gaps_s)
+        if not known:
+            return len(peers) / len(all_)
+        middle_s = known[len(known) // 2]
+        weights = sorted(self._weight.values())
+        middle = weights[len(weights) // 2] if weights else 1.0
+        rate = {
+            peer: self._weight.get(peer, middle) / (s if peer in self._gaps_s else max(s, middle_s))
+            for peer, s in seen.items()
+        }
+        return self.grouping.share(peers, rate)
+
+    def _seen_s(self, now_s: float, peer: PeerId) -> float:
+        """How long a peer has computed in each of its last steps, whatever it says; one under way counts as
+        soon as it takes longer: of who does not come any more, less and less is expected.
+
+        A mean, since it moves by steps: of owners whose own speed and the others' change at one time, each
+        knows its own a moment earlier.
+        """
+        gaps_s = list(self._gaps_s.get(peer, ()))
+        seen_s = sum(gaps_s) / len(gaps_s) if gaps_s else 0.0
+        if peer in self._computing:
+            last_s = [*gaps_s[1 - SEEN :], now_s - self._answered_s[peer]]
+            seen_s = max(seen_s, sum(last_s) / len(last_s))
+        return max(seen_s, STEP_MIN_S)
 
     def slowest_s(self, peers: Iterable[PeerId]) -> float:
         """What the slowest of these is known to take; 0: nothing is known."""
@@ -114,6 +172,8 @@ class Book:
         self._used_s = step_s
         live = tuple(sorted(self._owners.live))
         found = self.grouping.groups(step_s, self.groups) if step_s else (live,)
+        named = {peer for group in found for peer in group}
+        self.doubted = {peer: s for peer, s in step_s.items() if peer not in named}
         if found == self.groups:
             return False
         changed = len(found) != len(self.groups) or set(found) != set(self.groups)

@@ -3,7 +3,8 @@
 "Balancing Stragglers Against Staleness in Distributed Deep Learning", Basu, Saxena, Panja, Verma, HiPC
 2018: synchronous inside a group, asynchronous between groups. A group's barrier is at the owner of each
 block: what its members learned is held until all of them have pushed, or a deadline has passed; then their
-mean, times the group's scale, makes the block's next version, which they are answered with.
+mean, times the group's scale (its part of the crew's samples per second), makes the block's next version,
+which they are answered with.
 
 Who goes with whom each owner derives by itself, by one rule from the same figures: every update says what
 its peer's steps take, and whoever misses a deadline takes at least as long as it has been waited for. Owners
@@ -64,6 +65,7 @@ class Barriers:
         self._barrier = Deadline(setting.probe_s, headroom=HEADROOM)
         self._changes = 0
         self._noted = -1
+        self._doubted: frozenset[PeerId] = frozenset()
         self._open: list[list[Batch]] = [[] for _ in blocks]
         self._late: dict[tuple[int, PeerId], tuple[int, float]] = {}
         self._numbers = 0
@@ -95,6 +97,7 @@ class Barriers:
         """An update of a block has come."""
         held, peer, clock = self._blocks[block], update.peer, clock_in(update.lead)
         held.judged[peer] = update.number
+        self.book.gave(peer, update.weight)
         answers: list[tuple[int, Answer]] = []
         if not self._open[block]:
             self.book.look(now_s)
@@ -169,12 +172,23 @@ class Barriers:
         self.book.forget(peer)
 
     def _step(self, answers: list[tuple[int, Answer]], timers: Iterable[Arm] = ()) -> Step:
-        """With a note of who goes with whom, where that has changed, by the owner of the first block."""
-        notes = []
+        """With notes of what has changed: groups, by the owner of the first block, and who is in none."""
+        notes: list[Noted | None] = []
         if self.book.changes != self._changes and self._owners[0] == self._me:
             self._changes = self.book.changes
             notes.append(Noted("groups", self._me, self.book.told()))
-        return Step(answers, [*timers], notes)
+        if self.book.doubted.keys() != self._doubted:
+            notes += [self._doubt(peer) for peer in sorted(self.book.doubted.keys() - self._doubted)]
+            self._doubted = frozenset(self.book.doubted)
+        return Step(answers, [*timers], [note for note in notes if note is not None])
+
+    def _doubt(self, peer: PeerId) -> Noted | None:
+        """That a speed is not believed, by the first owner that is another (a peer believes itself)."""
+        owners = (self._owners[block] for block in range(len(self._blocks)))
+        if next((owner for owner in owners if owner != peer), self._me) != self._me:
+            return None
+        why = f"{self.book.doubted[peer]:g} s a step, far from the others': it goes alone"
+        return Noted("speed not believed", peer, why)
 
     def _batch(self, now_s: float, held: Block, clock: int) -> Batch:
         assert held.values is not None
@@ -214,7 +228,7 @@ class Barriers:
         self._open[block] = [one for one in self._open[block] if one is not batch]
         count = count_of(held.version)
         stale = {peer: max(0, count - count_of(answer.base)) for peer, answer in batch.kept.items()}
-        share = min(1.0, len(batch.kept) / max(1, len(self._owners.live)))
+        share = min(1.0, self.book.share(now_s, batch.kept))
         scale = np.float32(self.book.grouping.scale(share, max(stale.values())))
         some = batch.mass > 0
         batch.total[some] *= (scale / batch.mass[some])[:, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,15 @@ from ragtag.recipes.asynchronous import Crew, Update
 from ragtag.schedules.base import Average, Progress, Schedule, Wait
 from ragtag.schedules.centre import Arrival, Centre, Drop
 from ragtag.schedules.dropcompute import DropCompute, best_threshold_s
-from ragtag.schedules.grouping import Groups, ProgressiveGrouping, barrier_s, equal_groups, plausible, scale
+from ragtag.schedules.grouping import (
+    Groups,
+    ProgressiveGrouping,
+    barrier_s,
+    equal_groups,
+    plausible,
+    scale,
+    share,
+)
 
 
 class Central:
@@ -253,7 +262,7 @@ class Grouped:
         if round_.closed:
             del self._rounds[update.peer]
             self._ready.add(update.peer)
-            crew.step([(update, scale(1.0 / crew.n, crew.version - update.version))])
+            crew.step([(update, self._scale(crew, [update]))])
             self._regroup(crew)
         else:
             round_.arrived.append(update)
@@ -271,9 +280,15 @@ class Grouped:
             del self._rounds[update.peer]
             self._ready.add(update.peer)
         if round_.arrived:
-            share = scale(len(round_.arrived) / crew.n, crew.version - round_.version)
-            crew.step([(update, share) for update in round_.arrived])
+            part = self._scale(crew, round_.arrived)
+            crew.step([(update, part) for update in round_.arrived])
         self._regroup(crew)
+
+    def _scale(self, crew: Crew, updates: Sequence[Update]) -> float:
+        """Of updates at one model: their part of the samples per second, and never above 1/tau."""
+        rate = {peer: 1.0 / s if s > 0 else 0.0 for peer, s in self._step_s(crew).items()}
+        part = share([update.peer for update in updates], rate)
+        return scale(min(1.0, part), crew.version - updates[0].version)
 
     def _regroup(self, crew: Crew) -> None:
         if self._rule is not None:

@@ -22,6 +22,11 @@ NOTES = (
     "Every method moves the model as far per sample as synchronous training does, at one learning rate that "
     "suits that (asynchronous updates are an n-th of a step each); nothing is tuned to a method.",
     "Speeds are what peers' steps were seen to take (the median of five); no method is told who is slow.",
+    "A group's update counts by the group's part of the samples per second, not by its heads. Four peers on "
+    "the machines that run live (blocks, owners, barriers, over simulated lines) train for 20 s: too short "
+    "to learn all, so that whoever moves the model less in that time has less accuracy.",
+    "Delay compensation (DC-ASGD, constant lambda) is measured on asynchronous training, where all updates "
+    "are stale, at a learning rate at which staleness does no harm and at one where training begins to fail.",
     "The paper is public as an abstract only; how groups are chosen is this project's.",
     "n-softsync is measured where n divides the number of learners: elsewhere floor(lambda/n) updates to a "
     "step are another n's, and the mean staleness is lambda / floor(lambda/n).",

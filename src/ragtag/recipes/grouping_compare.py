@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ragtag.recipes import compensation
 from ragtag.recipes.asynchronous import Trial
 from ragtag.recipes.base import Row, Table, number, row
 from ragtag.recipes.grouping_measure import (
     BATCH,
     LEARNERS,
+    LIVE_SLOWER,
     METHODS,
     PROGRESSIVE,
     SCENE_METHODS,
@@ -42,6 +44,8 @@ def rows(plan: Plan, results: Results) -> list[Row]:
         *_scene_rows(results),
         *_staleness_rows(results),
         *_soft_rows(plan, results),
+        *_live_rows(results),
+        *compensation.rows(results.compensated),
     ]
 
 
@@ -111,6 +115,21 @@ def groups_at(trial: Trial, at_s: float) -> int:
     return counts[-1] if counts else 1
 
 
+def _live_rows(results: Results) -> list[Row]:
+    """The issue's figure for real processes on loopback (``benchmarks/stragglers.py``), in virtual time."""
+    group, found = "The machines that run live: 4 peers, steps of 50 ms, 20 s", []
+    calm = results.live[LIVE_SLOWER[0]]
+    for slower in LIVE_SLOWER[1:]:
+        pairs = list(zip(results.live[slower], calm, strict=True))
+        kept = [a.steps_per_s / b.steps_per_s for a, b in pairs]
+        what = f"one {slower:g} times slower: the others' throughput"
+        found.append(_mean(what, kept, 0.95, 0.0, "goal", group, ">="))
+        lost = [b.quality - a.quality for a, b in pairs]
+        what = f"one {slower:g} times slower: accuracy below calm"
+        found.append(_mean(what, lost, 0.01, 0.0, "goal", group, "<="))
+    return found
+
+
 def _staleness_rows(results: Results) -> list[Row]:
     group, found = f"n-softsync, {LEARNERS} learners: staleness", []
     for n, trial in results.staleness.items():
@@ -171,6 +190,7 @@ def tables(plan: Plan, results: Results) -> list[Table]:
         soft.append((name, _over([t.accuracy for t in trials]), _over(staleness)))
     title = f"n-softsync, {LEARNERS} learners, batch {BATCH // 2}: {seeds}"
     shown.append(Table(title, ("rule", "accuracy", "mean staleness"), tuple(soft)))
+    shown.append(compensation.table(results.compensated))
     return shown
 
 

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ragtag.core.faults import Faults, Freeze, Slow, Window
+from ragtag.recipes import compensation
 from ragtag.recipes.asynchronous import Crew, Method, Trial, Work
 from ragtag.recipes.asynchronous_methods import Central, Cut, Gossip, Grouped, Paced
 from ragtag.recipes.asynchronous_task import train_size
+from ragtag.recipes.central_training import Trained, Training, train_centrally
 from ragtag.recipes.jobs import Job
 from ragtag.schedules.asynchronous import Asynchronous
 from ragtag.schedules.backup import SYNCHRONOUS, BackupWorkers
@@ -32,6 +34,12 @@ TABLE = ((3.0, 1), (1.0, 1), (3.0, 2))
 LEARNERS = 30
 SPLITS = (1, 2, 3, 5, 6, 10, 15, 30)
 """n of n-softsync: those that divide the number of learners (else floor(lambda / n) is another n's)."""
+
+LIVE_S = 20.0
+LIVE_SLOWER = (1.0, 5.0, 21.0)
+"""How many times longer than 50 ms the steps of one of 4 peers take; 21: it sleeps 1 s more in each."""
+LIVE_RATE = 0.02
+"""At which ``LIVE_S`` are not enough to learn all: whoever moves the model less has less accuracy."""
 
 PROGRESSIVE = "progressive grouping"
 SYNC = "synchronous"
@@ -96,6 +104,13 @@ def soften(n: int, corrected: bool, seed: int, epochs: int) -> Trial:
     return trial
 
 
+def live(slower: float, seed: int, until_s: float) -> Trained:
+    """Four peers' machines as they run live, one slower, for a given time."""
+    return train_centrally(
+        Training("DNN 1", ProgressiveGrouping(), 4, LIVE_RATE, seed, until_s, slower=slower)
+    )
+
+
 def soft_times(n: int, steps: int) -> Trial:
     """The staleness alone: n-softsync of 30 learners that train nothing."""
     work = Work(LEARNERS, 1, LEARNERS * steps, 0.0, seed=0, net=None, jitter=0.1)
@@ -105,13 +120,16 @@ def soft_times(n: int, steps: int) -> Trial:
 @dataclass(slots=True)
 class Results:
     """What was measured. table: by (delay, slow groups, g); trials: by (delay, method), over seeds;
-    scenes: by (scene, method); soft: by (n, corrected), n = 0 hard sync; staleness: by n."""
+    scenes: by (scene, method); soft: by (n, corrected), n = 0 hard sync; staleness: by n; live: by how many
+    times slower one of four is; compensated: by ``compensation.Key``."""
 
     table: dict[tuple[float, int, int], float] = field(default_factory=dict)
     trials: dict[tuple[float, str], list[Trial]] = field(default_factory=lambda: defaultdict(list))
     scenes: dict[tuple[str, str], list[Trial]] = field(default_factory=lambda: defaultdict(list))
     soft: dict[tuple[int, bool], list[Trial]] = field(default_factory=lambda: defaultdict(list))
     staleness: dict[int, Trial] = field(default_factory=dict)
+    live: dict[float, list[Trained]] = field(default_factory=lambda: defaultdict(list))
+    compensated: dict[compensation.Key, list[Trial]] = field(default_factory=lambda: defaultdict(list))
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -121,6 +139,12 @@ class Results:
             "scenes": [{"scene": s, **asdict(t)} for (s, _), ts in self.scenes.items() for t in ts],
             "softsync": [{"n": n, **asdict(t)} for (n, _), ts in self.soft.items() for t in ts],
             "staleness": {str(n): asdict(t) for n, t in self.staleness.items()},
+            "live": [{"slower": s, **asdict(t)} for s, ts in self.live.items() for t in ts],
+            "compensated": [
+                {"model": m, "rate": r, "strength": s, **asdict(t)}
+                for (m, r, s), ts in self.compensated.items()
+                for t in ts
+            ],
         }
 
 
@@ -136,6 +160,8 @@ class Plan:
     softened: tuple[int, ...]
     soft_steps: int
     complete: bool
+    live_s: float = LIVE_S
+    compensation_epochs: int = compensation.EPOCHS
 
     @staticmethod
     def of(*, quick: bool, seeds: int) -> Plan:
@@ -175,6 +201,13 @@ class Plan:
         kinds = [(0, False), *((n, corrected) for n in self.softened for corrected in (True, False))]
         return [(n, corrected, seed) for n, corrected in kinds for seed in self.seeds]
 
+    def _live(self) -> list[tuple[float, int]]:
+        return [(slower, seed) for slower in LIVE_SLOWER for seed in self.seeds]
+
+    def _compensated(self) -> list[tuple[compensation.Key, int]]:
+        seeds = self.seeds if self.complete else self.seeds[:1]
+        return [(key, seed) for key in compensation.measured() for seed in seeds]
+
     def jobs(self) -> list[Job]:
         """All measurements."""
         jobs = [Job(f"T({g})", time_of_groups, (g, d, k, self.rounds)) for d, k, g in self._table()]
@@ -190,6 +223,18 @@ class Plan:
         jobs += [
             Job(f"softsync, n = {n}, seed {s}", soften, (n, c, s, self.epochs)) for n, c, s in self._soft()
         ]
+        jobs += [
+            Job(f"live machines, one {x:g} times slower, seed {s}", live, (x, s, self.live_s))
+            for x, s in self._live()
+        ]
+        jobs += [
+            Job(
+                f"lambda {key[2]:g}, rate {key[1]:g}, {key[0]}, seed {s}",
+                compensation.train_compensated,
+                (key, s, self.compensation_epochs),
+            )
+            for key, s in self._compensated()
+        ]
         return jobs
 
     def sort(self, results: Sequence[Any]) -> Results:
@@ -203,4 +248,8 @@ class Plan:
             found.scenes[scene, m].append(next(left))
         for n, c, _ in self._soft():
             found.soft[n, c].append(next(left))
+        for slower, _ in self._live():
+            found.live[slower].append(next(left))
+        for key, _ in self._compensated():
+            found.compensated[key].append(next(left))
         return found

@@ -11,7 +11,7 @@ goal are taken, because every group is a source of staleness.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -33,7 +33,7 @@ class ProgressiveGrouping:
     """Split when efficiency falls below ``split_below``; merge when fewer groups reach ``merge_above``.
 
     ``crew.optimizer(..., schedule=ragtag.schedules.ProgressiveGrouping())``: groups step through a central
-    state without a master (``ragtag.Centre``), each its mean times ``scale``.
+    state without a master (``ragtag.Centre``), each its mean times ``scale`` of its ``share``.
 
     The gap between the two is the hysteresis: a grouping just made is never undone by the same speeds, and
     small changes of speed do nothing. groups_max: bounds staleness (of updates from peers of like speed to
@@ -154,8 +154,18 @@ def barrier_s(step_s: Sequence[float], headroom: float = 1.5) -> float:
     return headroom * max(step_s)
 
 
+def share(group: Iterable[int], rate: Mapping[int, float]) -> float:
+    """A group's part of what the crew learns from: its samples per second over those of all.
+
+    rate: samples per second of each peer, the group's among them. By samples, not by heads: the model then
+    moves as far per second as the mean of all who keep pace would move it. By heads, a straggler that hardly
+    ever gives anything would take its n-th off each step of the others.
+    """
+    return sum(rate[peer] for peer in group) / sum(rate.values())
+
+
 def scale(share: float, staleness: int) -> float:
-    """How much of a full step a group's update is: its share of the crew, and never above 1/tau.
+    """How much of a full step a group's update is: its share (``share``), and never above 1/tau.
 
     Groups of one size and speed have both alike: g groups, a share of 1/g, a staleness of about g.
     """

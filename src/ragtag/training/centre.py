@@ -9,7 +9,7 @@ from then on. There is no master (``ragtag.protocols.centre``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Arrival, Drop
 from ragtag.schedules.centre import Centre as Rule
 from ragtag.schedules.every import EveryStep
-from ragtag.schedules.grouping import Groups, ProgressiveGrouping, plausible, scale
+from ragtag.schedules.grouping import Groups, ProgressiveGrouping, plausible, scale, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,12 @@ class Grouped:
             good, doubted = plausible(good)  # the middle is another without them
         return self.schedule.groups(good, now) if good else ()
 
+    def share(self, group: Iterable[PeerId], rate: Mapping[PeerId, float]) -> float:
+        """A group's part of the crew's samples per second."""
+        return share(group, rate)
+
     def scale(self, share: float, staleness: int) -> float:
-        """A group's share of the crew, and never above 1/tau."""
+        """A group's share, and never above 1/tau."""
         return scale(share, staleness)
 
 

@@ -125,6 +125,14 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def keep(file: Path, of: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Add what was measured at a rate to the file."""
+    machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
+    runs = json.loads(file.read_text())["runs"] if file.exists() else []
+    runs.append({**of, "machine": machine, "verdicts": verdicts(rows), "rows": rows})
+    file.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(
@@ -134,7 +142,7 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.001, 0.25])
     parser.add_argument("--values", type=int, default=1_000_000)
     parser.add_argument("--loss", type=float, default=0.01)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="each rate is added to those that it has")
     parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peer:
@@ -143,17 +151,13 @@ def main() -> None:
     if sys.platform != "linux" or os.geteuid() != 0:
         sys.exit("needs root on Linux, with iproute2, nftables and ethtool")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # namespaces outlive who made them
-    rows = [row for mbit in asked.rates for row in measure(mbit, asked)]
-    found = verdicts(rows)
-    for verdict in found:
-        print(json.dumps(verdict))
-    if asked.json:
-        machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
-        report = {
-            "command": " ".join(["python", *sys.argv]), "machine": machine, "values": asked.values,
-            "loss": asked.loss, "verdicts": found, "rows": rows,
-        }  # fmt: skip
-        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+    command = " ".join(["python", *sys.argv])
+    for mbit in asked.rates:
+        rows = measure(mbit, asked)
+        for verdict in verdicts(rows):
+            print(json.dumps(verdict), flush=True)
+        if asked.json:
+            keep(asked.json, {"command": command, "values": asked.values, "loss": asked.loss}, rows)
     return None
 
 

@@ -3,9 +3,10 @@
 Four peers are network namespaces on a bridge. What each sends and what it receives passes a token bucket
 (tbf) of 50 Mbit/s, and nftables drops 1 % of what comes in; segmentation offloads are off. In one run, one
 after the other: DDP with cubic, DDP with BBR (where the kernel has it), gradients by selections,
-differences to an anchor by selections every so many local steps.
+differences to an anchor by selections every so many local steps. In two runs, each with one of the first two:
 
-    python benchmarks/sparse_namespaces.py --json benchmarks/results/sparse_namespaces.json     # root, Linux
+    python benchmarks/sparse_namespaces.py --ways sparse sparse-local ddp-cubic \\
+        --json benchmarks/results/sparse_namespaces.json     # root, Linux
 
 A peer's time runs from its first step, when all have met, to the first look at the loss (every 10 steps, over
 the same 512 training examples everywhere) that finds it at the target; that of a way is its slowest peer's.
@@ -141,8 +142,8 @@ def ours(me: int, asked: argparse.Namespace, local: bool) -> dict[str, Any]:
     model, rounds = model_of(), []
     with ragtag.join() as crew:
         if local:
-            inner = torch.optim.SGD(model.parameters(), lr=asked.lr, momentum=0.9)
-            compress = ragtag.TopK(ratio=asked.local_ratio, selection="chunked", decay=0.95, resync=0)
+            inner = torch.optim.SGD(model.parameters(), lr=asked.local_lr, momentum=0.9)
+            compress = ragtag.TopK(ratio=asked.local_ratio, resync=0)
             optimizer = crew.optimizer(
                 inner, model=model, compress=compress, every=asked.every, on_outcome=rounds.append
             )
@@ -197,7 +198,8 @@ def build(n: int, asked: argparse.Namespace, undo: ExitStack) -> list[str]:
             offloads = [word for kind in ("tx", "rx", "tso", "gso", "gro") for word in (kind, "off")]
             run("ip", "netns", "exec", where, "ethtool", "-K", device, *offloads)
             run("ip", "-n", where, "link", "set", device, "up")
-            shape = f"rate {asked.mbit}mbit burst 32kb latency 50ms".split()
+            burst_kb = max(32, round(asked.mbit / 8))  # of a millisecond at least
+            shape = f"rate {asked.mbit}mbit burst {burst_kb}kb latency 50ms".split()
             run("ip", "netns", "exec", where, "tc", "qdisc", "add", "dev", device, "root", "tbf", *shape)
         run("ip", "-n", hub, "link", "set", port, "master", "bridge0")
         run("ip", "-n", name, "addr", "add", f"{host_of(peer)}/24", "dev", "eth0")
@@ -259,6 +261,18 @@ def measure(way: str, names: list[str], asked: argparse.Namespace) -> dict[str, 
     return {"way": way, **summary, "reached": all(one["reached"] for one in said), "curve": said[0]["curve"]}
 
 
+def keep(asked: argparse.Namespace, ratios: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    """Add a run to the file."""
+    setting = {key: value for key, value in vars(asked).items() if key not in ("json", "peer")}
+    machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
+    run = {
+        "command": " ".join(["python", *sys.argv]), "setting": setting, "machine": machine,
+        "parameters": sum(p.numel() for p in model_of().parameters()), "ratios": ratios, "rows": rows,
+    }  # fmt: skip
+    runs = json.loads(asked.json.read_text())["runs"] if asked.json.exists() else []
+    asked.json.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(
@@ -270,12 +284,13 @@ def main() -> None:
     add("--loss", type=float, default=0.01)
     add("--target", type=float, default=0.5, help="training loss")
     add("--limit-s", type=float, default=900.0, help="for each way")
-    add("--lr", type=float, default=0.05)
+    add("--lr", type=float, default=0.05, help="of both ways that average gradients: the best of .03 to .2")
+    add("--local-lr", type=float, default=0.02)
     add("--ratio", type=float, default=0.001)
-    add("--local-ratio", type=float, default=0.01)
-    add("--every", type=int, default=16)
+    add("--local-ratio", type=float, default=0.02)
+    add("--every", type=int, default=10)
     add("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    add("--json", type=Path)
+    add("--json", type=Path, help="runs are added to those that it has")
     add("--peer", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peer:
@@ -299,13 +314,7 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps({key: round(value, 1) for key, value in ratios.items()}))
     if asked.json:
-        setting = {key: value for key, value in vars(asked).items() if key not in ("json", "peer")}
-        machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
-        report = {
-            "command": " ".join(["python", *sys.argv]), "setting": setting, "machine": machine,
-            "parameters": sum(p.numel() for p in model_of().parameters()), "ratios": ratios, "rows": rows,
-        }  # fmt: skip
-        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+        keep(asked, ratios, rows)
     return None
 
 

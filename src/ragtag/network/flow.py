@@ -25,12 +25,15 @@ _IN_ORDER_S = 1e-4
 
 @dataclass(slots=True)
 class Outgoing:
-    """A message on its way out. ``chunks``: the indices to send; ``alive``: those the injector spares."""
+    """A message on its way out. ``chunks``: the indices to send; ``alive``: those the injector spares;
+    ``schema``: of its channel, as it was when this was sent: the channel may be opened anew meanwhile.
+    """
 
     run: Run
     chunks: NDArray[np.int64]
     alive: Bools | None
     deadline_s: float
+    schema: int | None = None
     at: int = 0
 
     def detach(self) -> None:
@@ -45,13 +48,16 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Ending:
-    """A message's end, which is repeated until it is answered. seq: the number of its last datagram."""
+    """A message's end, which is repeated until it is answered. seq: the number of its last datagram; schema:
+    the message's.
+    """
 
     key: MessageKey
     total: int
     seq: int
     deadline_s: float
     next_s: float
+    schema: int | None = None
     repeat: int = 0
     rounds: int = 0
 

@@ -81,6 +81,8 @@ class Framer:
         self.epoch = epoch
         self.refused = Refused()
         self.schemas: dict[int, int] = {}
+        self.strays: list[tuple[PeerId, int, int, int, bool]] = []
+        """Of the last ``runs``: rows of another schema, in its words without the run. They have come, too."""
         self._key = identity.key
         self._crew_id = identity.crew_id
         self._first = MAGIC | VERSION << 16 | self._crew_id << 32  # a header's first word, but for the kind
@@ -98,11 +100,12 @@ class Framer:
         stamp: int,
         last: bool = False,
         ask: bool = False,
+        schema: int | None = None,
     ) -> Bytes:
         """Datagrams, uint8 ``[k, 1152]``, for ``chunks`` (indices into the message) with these numbers.
 
-        last: the final one ends the message; ask: it asks for an answer. The table is valid until the
-        next call.
+        last: the final one ends the message; ask: it asks for an answer. schema: the channel's, unless given.
+        The table is valid until the next call.
         """
         k = len(chunks)
         if len(self._slab) < k:
@@ -113,7 +116,7 @@ class Framer:
         low, high = int(chunks[0]) - run.first, int(chunks[-1]) - run.first + 1
         at = slice(low, high) if high - low == k else chunks - run.first
         words[:, 0] = self._first | _DATA << 24
-        words[:, 2] = self.schemas.get(key.channel, 0) | self.identity.peer << 32 | run.peer << 48
+        words[:, 2] = self._schema(key, schema) | self.identity.peer << 32 | run.peer << 48
         words[:, 3] = key.round | key.channel << 32 | key.stage << 40 | key.block << 48
         words[:, 4] = chunks.astype(np.uint64) | np.uint64(run.total << 32)
         words[:, 5] = run.heard[at]
@@ -130,6 +133,9 @@ class Framer:
         words[:, 1] = tags(rows, self._key, words[:, :8], self._sums)
         return rows
 
+    def _schema(self, key: MessageKey, given: int | None) -> int:
+        return self.schemas.get(key.channel, 0) if given is None else given
+
     def forget(self) -> None:
         """Forget the chunks that were sent last: their memory may change now."""
         self._payload = None
@@ -140,6 +146,7 @@ class Framer:
         dest: PeerId,
         *,
         key: MessageKey = _NO_KEY,
+        schema: int | None = None,
         chunk: int = 0,
         total: int = 0,
         received: int = 0,
@@ -156,7 +163,7 @@ class Framer:
                 kind,
                 self._crew_id,
                 0,
-                self.schemas.get(key.channel, 0),
+                self._schema(key, schema),
                 self.identity.peer,
                 dest,
                 number,
@@ -227,6 +234,7 @@ class Framer:
     def runs(self, rows: Bytes, headers: Headers) -> list[tuple[Run, int, int, int, bool]]:
         """Runs of consecutive chunks: each with its first row, its end row, its sender's epoch, and
         whether it asks for an answer."""
+        self.strays.clear()
         if len(rows) == 0:
             return []
         words = headers.view("<u8").reshape(-1, 8)
@@ -244,6 +252,7 @@ class Framer:
             channel, schema, sender = what_a >> 32 & 0xFF, who_a & _U32, who_a >> 32 & 0xFFFF
             if schema != self.schemas.get(channel, 0):
                 self._refuse_schema(sender, schema, b - a)
+                self.strays.append((sender, a, b, end >> 32, bool(asks[a:b].any())))
                 continue
             key = MessageKey(channel, what_a & _U32, what_a >> 40 & 0xFF, what_a >> 48)
             first, total = which_a & _U32, which_a >> 32

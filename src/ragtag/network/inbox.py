@@ -66,14 +66,20 @@ class Inbox:
         rows, headers = self._framer.parse(table)
         self.received += len(rows)
         seqs, stamps = headers["seq"], headers["stamp"]
-        for run, a, b, epoch, asks in self._framer.runs(rows, headers):
-            flow = self._flows.get(run.peer)
+        found: list[tuple[Run | None, PeerId, int, int, int, bool]] = [
+            (run, run.peer, a, b, epoch, asks) for run, a, b, epoch, asks in self._framer.runs(rows, headers)
+        ]
+        if self._framer.strays:  # a path that delivers what nobody wants any more loses nothing
+            found = sorted([*found, *((None, *stray) for stray in self._framer.strays)], key=lambda f: f[2])
+        for run, sender, a, b, epoch, asks in found:
+            flow = self._flows.get(sender)
             if flow is None or not self._enter(now_s, flow, epoch, taken):
                 continue
             last_seq = int(seqs[b - 1])
             flow.inbound.count(now_s, int(seqs[a]), last_seq, b - a, int(stamps[b - 1]))
             flow.inbound.asked |= asks
-            taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
+            if run is not None:
+                taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
 
     def _enter(self, now_s: float, flow: Flow, epoch: int, taken: Taken) -> bool:
         if flow.process is not None and epoch != flow.process:

@@ -93,7 +93,9 @@ class Outbox:
             return
         arrive = self._injector.draw(run)
         self._busy[flow.peer] = flow
-        flow.push(Outgoing(run, chunks, None if arrive is None else arrive[chunks], effect.deadline_s))
+        alive = None if arrive is None else arrive[chunks]
+        schema = self._framer.schemas.get(run.key.channel)
+        flow.push(Outgoing(run, chunks, alive, effect.deadline_s, schema))
 
     def flush(self, now_s: float) -> None:
         """Send what may be sent now, and repeat what has not been answered."""
@@ -137,7 +139,7 @@ class Outbox:
             chunks, seqs = chunks[alive], seqs[alive]
         if len(chunks):
             stamp, ask = int(now_s * 1e6), flow.asks(n)
-            rows = self._framer.data(outgoing.run, chunks, seqs & _U32, stamp, ends, ask)
+            rows = self._framer.data(outgoing.run, chunks, seqs & _U32, stamp, ends, ask, outgoing.schema)
             left = self._put(flow, rows, now_s)
             if left < len(rows):  # the socket's buffer is full: go on from the first datagram that stayed
                 n = int(seqs[left]) - flow.pacer.sent - 1
@@ -163,7 +165,8 @@ class Outbox:
     def _mark_end(self, now_s: float, flow: Flow, outgoing: Outgoing) -> None:
         """A message's last datagram has left, marked: repeat the mark as often as the path's loss asks."""
         seq = flow.pacer.sent
-        ending = Ending(outgoing.run.key, outgoing.run.total, seq, outgoing.deadline_s, now_s)
+        run = outgoing.run
+        ending = Ending(run.key, run.total, seq, outgoing.deadline_s, now_s, outgoing.schema)
         flow.endings[seq & 0xFFFFFFFF] = ending
         self._repeat_ending(now_s, flow, ending, flow.pacer.copies - 1)
 
@@ -185,6 +188,7 @@ class Outbox:
                     Kind.END,
                     flow.peer,
                     key=ending.key,
+                    schema=ending.schema,
                     chunk=ending.seq,
                     total=ending.total,
                     seq=flow.pacer.sent,

@@ -6,6 +6,10 @@ losses rise by more than chance would have it, the window is halved as a test, f
 takes to tell. Losses that fall with it were ours, and the window stays; losses that do not are the path's own
 (its ambient loss), and the window is restored. So a link that drops one datagram in ten carries as much as it
 can, where TCP would creep. Round-trip estimates are RFC 6298's.
+
+A window that is not half used up says nothing about the path (RFC 7661): it does not grow, and a test halves
+what was on its way, lest the halved window hold the same message, and what overflows a queue pass for the
+path's own losses. Few losses, which chance explains in the long run, are then no reason for a test.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class Pacer:
     _mark_acked: int = 0
     _mark_received: int = 0
     _mark_s: float = 0.0
+    _peak: int = 0
     _slow_start: bool = True
     _tested: tuple[float, float] | None = None
     _passed: int = 0
@@ -93,6 +98,7 @@ class Pacer:
         if self._unheard is None:  # until its first answer the other may not have listened yet
             self._unheard = highest - self.acked + self.received - received
         self.received = max(self.received, min(highest, received + self._unheard))
+        self._peak = max(self._peak, self.in_flight)
         self.acked = highest
         if now_s - self._mark_s >= self.srtt_s and self.acked - self._mark_acked >= _WINDOW_MIN:
             self._adapt(now_s)
@@ -126,9 +132,11 @@ class Pacer:
         noise = _SIGMAS * (usual * (1.0 - usual) / passed) ** 0.5
         # a doubled window that overflows loses a third and more; one that creeps, hardly more than chance
         worth = _EXCESS + noise if self._slow_start else max(_EXCESS, noise)
+        used = 2 * self._peak >= self.limit
         if self._tested is not None:
             self._judge(passed, lost)
-        elif lost > self.ambient + worth:
+        elif lost > self.ambient + worth and (used or lost * passed >= _ENOUGH):
+            self.window = max(_WINDOW_MIN, min(self.window, float(self._peak)))
             self._tested, self._passed, self._lost = (self.window, lost), 0, 0.0
             self.window = max(_WINDOW_MIN, self.window / 2)
         else:
@@ -136,8 +144,10 @@ class Pacer:
             self.ambient += 0.25 * min(0.0, lost - self.ambient)
             # a twentieth at most: what overflows before it is noticed is lost
             step = self.window if self._slow_start else min(_WINDOW_MIN, self.window / 20)
-            self.window = min(_WINDOW_MAX, self.window + step)
+            if used:
+                self.window = min(_WINDOW_MAX, self.window + step)
         self._mark_acked, self._mark_received, self._mark_s = self.acked, self.received, now_s
+        self._peak = 0
 
     def _judge(self, passed: int, lost: float) -> None:
         """Whose losses were these, once enough has passed to tell.

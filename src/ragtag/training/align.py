@@ -18,6 +18,9 @@ Nothing of this needs agreement. Views that differ, since a row was lost, lead t
 or that two do: of these all take the one with more peers behind it. What is still apart is found at the
 next look. A peer gives only what it knows most living peers' digests of.
 
+Of sparse averages rows may come a round late. Who has some to come gives nothing yet (once), and who took a
+unit from a peer that had them all does not add them again (``late``): each counts once.
+
 A unit has parameters and all that an optimizer keeps of them, so that a replica is whole again: with the
 parameters alone, a momentum that had another gradient in it would pull them apart anew.
 
@@ -31,8 +34,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -67,11 +70,25 @@ _ROUNDS_SEEN = 32
 Patch = tuple[Given, ...]
 
 
+class Rows(Protocol):
+    """A sparse average: rows of a round may come with a later one (see ``late``)."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing that others have is still to come."""
+        ...
+
+    def replaced(self, round_: int, pieces: Iterable[tuple[int, int, int]]) -> None:
+        """After a round these pieces of parameters became those of a replica that was settled."""
+        ...
+
+
 class Aligner:
     """One peer's part in keeping replicas alike.
 
     parts: the parameters. state: what an optimizer keeps of a parameter. deadline_s: bounds each round, where
-    that is asked for. note: told when replicas are found to differ, and when no longer.
+    that is asked for. rows: of sparse averages. note: told when replicas are found to differ, and when no
+    longer.
     Raises SchemaMismatch; ValueError: the channel is too high.
     """
 
@@ -84,6 +101,7 @@ class Aligner:
         *,
         channel: int = 0,
         deadline_s: float | None = None,
+        rows: Rows | None = None,
         note: Callable[[Noted], None] | None = None,
     ) -> None:
         if not 0 <= channel < CHANNELS:
@@ -94,7 +112,8 @@ class Aligner:
         for part in parts:
             require_plain(part, part.find())
         self.every, self._transport, self._channel = align.every, transport, channel + ALIGN
-        self._deadline_s, self._note = deadline_s, note
+        self._deadline_s, self._rows, self._note = deadline_s, rows, note
+        self._held = False
         self._units = units = Units(parts, state)
         self._turns = max(1, math.ceil(4 * units.n_values / LOOK_BYTES))
         size = min(units.each, units.n_values) * (1 + _STATES_MAX) + 64
@@ -131,10 +150,14 @@ class Aligner:
         came = self._exchange(np.zeros((0, CHUNK_BYTES), np.uint8), 0.0)
         return tuple(read_values(_rows(came), outcome.round, self._sizes))
 
-    def put(self, patch: Patch) -> tuple[int, float]:
-        """Take over the units that are other ones here; how many, and their distance (see ``Aligned``)."""
+    def put(self, patch: Patch, round_: int) -> tuple[int, float]:
+        """Take over, after a round, the units that are other ones here; how many, and their distance (see
+        ``Aligned``).
+        """
         changed = was = 0.0
         taken = 0
+        if self._rows is not None and (settled := [given.unit for given in patch if given.settled]):
+            self._rows.replaced(round_, [piece for unit in settled for piece in self._units.pieces(unit)])
         for given in patch:
             norms = self._units.put(given.unit, given.form, given.values)
             if norms is not None:
@@ -168,7 +191,7 @@ class Aligner:
         came = self._exchange(np.concatenate([own, *gifts]), 1.0)
         rows = _rows(came)
         patch = read_values(rows, round_, self._sizes)
-        taken, distance = self.put(tuple(gift for gift in patch if gift.sender != me))
+        taken, distance = self.put(tuple(gift for gift in patch if gift.sender != me), round_)
         self._pace.learn(rows_due, came)
         view = read_digests(rows, round_, first, stop - first)
         wanted, counts = judge(view, first, number)
@@ -212,15 +235,19 @@ class Aligner:
     ) -> tuple[list[Bytes], int]:
         """The rows of those units that are this peer's to give, and how many units these are."""
         gifts: list[Bytes] = []
-        for unit, wanted in due.items():
-            if wanted.giver != self._transport.me:
-                continue
+        settled = self._rows is None or self._rows.settled
+        mine = [unit for unit, wanted in due.items() if wanted.giver == self._transport.me]
+        # others may have what is still to come here, and would lose it; but some give is better than none
+        self._held = bool(mine) and not settled and not self._held
+        for unit in [] if self._held else mine:
+            wanted = due[unit]
             form, values = self._units.values(unit, look)
             rows = rows_of(form.total)
             if rows > rows_most or form.total > self._sizes[unit] or not np.isfinite(values).all():
                 continue
             rows_most -= rows
-            gifts.append(value_rows(Given(unit, wanted.giver, form.tag, wanted.votes, values), round_))
+            given = Given(unit, wanted.giver, form.tag, wanted.votes, values, settled)
+            gifts.append(value_rows(given, round_))
         return gifts, len(gifts)
 
     def _want(self, found: dict[int, Wanted], looked: range, given: set[int], view: View) -> None:

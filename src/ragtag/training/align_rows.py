@@ -32,7 +32,7 @@ _HEADER = np.dtype(
         ("total", "<u4"),
         ("votes", "<u2"),
         ("count", "<u2"),
-        ("pad", "<u4"),
+        ("open", "<u4"),  # of values: whether rows of earlier rounds may be missing in them
     ]
 )
 assert _HEADER.itemsize == HEADER_BYTES
@@ -51,7 +51,7 @@ class View:
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
     """A unit as a peer gave it. form: what its values are (``units.Form.tag``); votes: how many peers had
-    it so, as far as the giver knew.
+    it so, as far as the giver knew. settled: whether all that sparse averages came to until then is in them.
     """
 
     unit: int
@@ -59,6 +59,7 @@ class Given:
     form: int
     votes: int
     values: Floats
+    settled: bool = True
 
 
 def rows_of(values: int) -> int:
@@ -77,6 +78,7 @@ def value_rows(given: Given, round_: int) -> Bytes:
     """uint8 ``[k, 1088]``: a unit's values."""
     rows, header = _rows(VALUES, given.sender, round_, given.values.view(np.uint32))
     header["unit"], header["form"], header["votes"] = given.unit, given.form, given.votes
+    header["open"] = not given.settled
     return rows
 
 
@@ -106,22 +108,23 @@ def read_values(rows: Bytes, round_: int, sizes: Sequence[int]) -> list[Given]:
     """The units that came whole, with finite values; of several givers' of one unit, the one that had most
     peers behind it, then the lowest. sizes: how many values each unit may have at most.
     """
-    pieces: dict[tuple[int, int, int, int, int], dict[int, NDArray[np.uint32]]] = {}
+    pieces: dict[tuple[int, int, int, int, int, int], dict[int, NDArray[np.uint32]]] = {}
     for header, words in _of_kind(rows, VALUES, round_):
         unit, total, offset, count = (int(header[name]) for name in ("unit", "total", "offset", "count"))
         if unit >= len(sizes) or not 0 < total <= sizes[unit] or offset % PER_ROW:
             continue
         if count == min(PER_ROW, total - offset):
-            key = (unit, -int(header["votes"]), int(header["sender"]), int(header["form"]), total)
+            votes, open_ = int(header["votes"]), int(header["open"])
+            key = (unit, -votes, int(header["sender"]), int(header["form"]), total, open_)
             pieces.setdefault(key, {})[offset] = words[:count]
     best: dict[int, Given] = {}
     for key in sorted(pieces):
-        unit, votes, sender, form, total = key
+        unit, votes, sender, form, total, open_ = key
         if unit in best or len(pieces[key]) < rows_of(total):
             continue
         values: Floats = np.concatenate([words for _, words in sorted(pieces[key].items())]).view(np.float32)
         if np.isfinite(values).all():
-            best[unit] = Given(unit, sender, form, -votes, values)
+            best[unit] = Given(unit, sender, form, -votes, values, not open_)
     return list(best.values())
 
 

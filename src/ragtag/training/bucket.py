@@ -129,6 +129,20 @@ class Bucket:
         spec = self.specs[at]
         return self._flat.as_strided(spec.shape, strides_of(spec), self._offsets[at])
 
+    def where(self, pieces: Iterable[tuple[int, int, int]]) -> Bools:
+        """bool ``[n_chunks * elements]``: where in the table pieces of parts lie (number of the part, from
+        which to which of its values, in its own order).
+        """
+        found = torch.zeros(self._flat.numel(), dtype=torch.bool)
+        for at, start, stop in pieces:
+            spec = self.specs[at]
+            chosen = torch.zeros(spec.n_values, dtype=torch.bool)
+            chosen[start:stop] = True
+            place = found.as_strided(spec.shape, strides_of(spec), self._offsets[at])
+            place.logical_or_(chosen.view(spec.shape))
+        marked: Bools = found.numpy()
+        return marked
+
     @torch.no_grad()
     def flatten(self) -> Floats:
         """Bring the table up to date and return it, float32 ``[n_chunks, elements]``: no copy is made of

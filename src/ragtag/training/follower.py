@@ -112,7 +112,7 @@ class Follower:
             self._gradients.apply()
         patch = () if self._aligner is None else self._aligner.follow(outcome)
         if apply and self._aligner is not None:
-            self._aligner.put(patch)
+            self._aligner.put(patch, outcome.round)
         if outcome.averaged.mean() < ARRIVED_MIN:
             return outcome, None
         table = self._replica.bucket.values.copy()
@@ -127,4 +127,4 @@ class Follower:
         self._replica.bucket.restore(mean.table, mean.averaged)
         self._gradients.apply()
         if self._aligner is not None:
-            self._aligner.put(mean.patch)
+            self._aligner.put(mean.patch, mean.round)

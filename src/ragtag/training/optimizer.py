@@ -500,6 +500,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 self._transport,
                 channel=self._channel,
                 deadline_s=self._deadline_s,
+                rows=self.sparse,
                 note=self._on_note,
             )
         self.left_out = tuple(left_out)

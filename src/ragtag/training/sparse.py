@@ -39,6 +39,7 @@ from ragtag.training.bucket import Bucket
 from ragtag.training.bypass import Bypass, delivered
 from ragtag.training.checks import require_finite, require_weight
 from ragtag.training.compress import Compression, TopK
+from ragtag.training.late import Late
 from ragtag.training.replica import Replica
 from ragtag.training.sent import Undecided
 from ragtag.training.tensors import Part
@@ -92,6 +93,8 @@ class SparseReplica:
         self._momentum = np.zeros_like(self._anchor) if outer is not None else np.zeros(0, np.float32)
         self._mean = np.zeros(d, np.float32)
         self._sent = Undecided(self.feedback)
+        self.late = Late()
+        """What of earlier rounds may still come."""
         self.compression: Compression | None = None
         _warm(compress)
         transport.configure(channel, self.schema, gather, compress.codec(self.schema.n_values, d))
@@ -157,6 +160,17 @@ class SparseReplica:
             self._bypass.ended(outcome.round, dense)
         return outcome
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing that others have of rounds that are over is still to come."""
+        return self.late.settled
+
+    def replaced(self, round_: int, pieces: Iterable[tuple[int, int, int]]) -> None:
+        """After a round these pieces of parts (see ``Bucket.where``) were taken from a replica that was
+        settled: what comes late of rounds until then is in them.
+        """
+        self.late.replaced(round_, self.bucket.where(pieces))
+
     def anchor_here(self) -> None:
         """The model, as it is now, is what all peers have."""
         if self._models:
@@ -201,12 +215,13 @@ class SparseReplica:
             rows, factor = part.rows, part.factor
             if not fragments.all():
                 rows, factor = rows[fragments], factor[fragments]
-            added = add_rows(self._mean, rows, factor, self.compress.values)
+            added = self.late.add(self._mean, round_, rows, factor, self.compress.values)
             refused += len(added.refused)
             late += len(rows) if round_ != number else 0
             mine = added.fragment[added.sender == self._transport.me]
             counts = self._sent.decide(round_, mine, part)
             committed, restored = committed + counts[0], restored + counts[1]
+        self.late.saw(number, gathered)
         for round_, block in gathered.given_up:
             counts = self._sent.give_up(round_, block)
             committed, restored = committed + counts[0], restored + counts[1]

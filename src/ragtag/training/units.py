@@ -113,8 +113,8 @@ class Units:
         was = before[: form.parameters].astype(np.float64)
         return float(((fresh[: form.parameters] - was) ** 2).sum()), float((was**2).sum())
 
-    def _pieces(self, unit: int) -> list[tuple[int, int, int]]:
-        """Which parameters, from where to where."""
+    def pieces(self, unit: int) -> list[tuple[int, int, int]]:
+        """Its parameters, by number, each from where to where in its own order."""
         start, stop = unit * self.each, min((unit + 1) * self.each, self.n_values)
         first = int(np.searchsorted(self._starts, start, "right")) - 1
         pieces = []
@@ -129,7 +129,7 @@ class Units:
     def _segments(self, unit: int) -> tuple[list[_Segment], list[_Segment]]:
         """The parameters' pieces, and those of their state."""
         own, more = [], []
-        for at, start, stop in self._pieces(unit):
+        for at, start, stop in self.pieces(unit):
             part = self._parts[at]
             parameter = part.find()
             own.append(_Segment(part.name, parameter, start, stop))

@@ -1,0 +1,100 @@
+"""What leaves a peer, and what becomes of it where a channel is opened anew meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ragtag.core.faults import Faults
+from ragtag.core.types import Bytes, MessageKey, Run, Send
+from ragtag.core.wire import CHUNK_BYTES, Identity, Kind, headers_of
+from ragtag.network.flow import Flow
+from ragtag.network.frame import Framer, Short
+from ragtag.network.inbox import Inbox
+from ragtag.network.inject import Injector
+from ragtag.network.outbox import Outbox
+from ragtag.network.udp import Address, Received
+from ragtag.protocols.node import Node
+
+OLD, NEW = 7, 8
+
+
+class Wire:
+    """An endpoint that keeps what is sent, and gives what it is told to."""
+
+    capacity = 4096
+
+    def __init__(self) -> None:
+        self.rows: list[Bytes] = []
+        self.shorts: list[bytes] = []
+        self.next: list[Bytes] = []
+
+    def send(self, rows: Bytes, address: Address) -> int:
+        self.rows.append(rows.copy())
+        return len(rows)
+
+    def send_short(self, datagram: bytes, address: Address) -> None:
+        self.shorts.append(datagram)
+
+    def receive(self) -> Received:
+        rows, self.next = self.next, []
+        return Received(np.concatenate([np.zeros((0, 1152), np.uint8), *rows]), [], 0, True)
+
+
+class Peer:
+    """Peer ``me`` of two, with channel 0 open."""
+
+    def __init__(self, me: int) -> None:
+        self.wire, self.framer = Wire(), Framer(Identity("otters", me), 5)
+        self.framer.schemas[0] = OLD
+        self.flow = Flow(1 - me, ("127.0.0.1", 9))
+        flows = {1 - me: self.flow}
+        self.outbox = Outbox(self.wire, self.framer, Injector(Faults(), 1, me), flows)  # type: ignore[arg-type]
+        self.inbox = Inbox(self.wire, self.framer, flows, self.outbox, Node(me, 2, 1))  # type: ignore[arg-type]
+
+    def give(self, k: int) -> None:
+        rows = np.zeros((k, CHUNK_BYTES), np.uint8)
+        weight, heard = np.ones(k, np.float32), np.ones(k, np.uint64)
+        run = Run(1, MessageKey(0, 0, 0, 0), 0, k, rows, weight, heard, None, True)
+        self.outbox.enqueue(Send(run, 60.0))
+
+
+def parsed(peer: Peer, shorts: list[bytes]) -> list[Short]:
+    return [short for data in shorts if (short := peer.framer.parse_short(data)) is not None]
+
+
+def test_what_was_begun_goes_on_as_it_was_when_its_channel_is_opened_anew() -> None:
+    """Probes of several channels run on one: the first peer to be done opens it anew, and what it still owes
+    the others, or its end, would be refused by them: they would wait for it until their deadline.
+    """
+    here, there = Peer(0), Peer(1)
+    here.flow.pacer.window = 10
+    here.give(25)
+    here.outbox.flush(0.0)
+    here.framer.schemas[0] = NEW
+    for at in range(1, 4):
+        sent = here.flow.pacer.sent
+        here.flow.pacer.on_ack(0.1 * at, sent, sent, 1000, 0.1)
+        here.outbox.flush(0.1 * at)
+    rows = np.concatenate(here.wire.rows)
+    assert len(rows) == 25 and set(headers_of(rows)["schema"].tolist()) == {OLD}
+    here.outbox.flush(9.0)
+    ends = [short for short in parsed(there, here.wire.shorts) if short.kind == Kind.END]
+    assert ends and {short.schema for short in ends} == {OLD}
+    here.give(1)
+    here.outbox.flush(9.1)
+    assert headers_of(here.wire.rows[-1])["schema"].tolist() == [NEW], "what is begun now is of the new one"
+
+
+def test_what_nobody_wants_any_more_has_come_all_the_same() -> None:
+    """Else a path seems to lose what was only refused, and windows close."""
+    here, there = Peer(0), Peer(1)
+    here.give(12)
+    here.outbox.flush(0.0)
+    there.framer.schemas[0] = NEW
+    there.wire.next = here.wire.rows
+    taken = there.inbox.receive(0.1)
+    assert taken.runs == [] and there.framer.refused.schema == 12
+    inbound = there.flow.inbound
+    assert (inbound.highest, inbound.received, inbound.whole) == (12, 12, True)
+    acks = [short for short in parsed(here, there.wire.shorts) if short.kind == Kind.ACK]
+    assert [ack.received for ack in acks] == [12]

@@ -1,0 +1,127 @@
+"""Rows that come a round late count once, also where replicas were made alike in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ragtag.codecs.density import Density
+from ragtag.codecs.feedback import ErrorFeedback
+from ragtag.codecs.options import Options
+from ragtag.core.types import Bools, Bytes, Floats, Gathered
+from ragtag.protocols.lane import BEHIND
+from ragtag.training.align_plan import Align
+from ragtag.training.bucket import Bucket
+from ragtag.training.compress import TopK
+from ragtag.training.late import Late
+from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.tensors import Part
+from tests.training.fake_transport import FakeTransport, run_peers
+from tests.training.replicas import Mortal
+
+D = 50
+WHOLE, HALF = np.array([True, True]), np.array([True, False])
+
+
+def gathered(whole: Bools, *late: tuple[int, Gathered]) -> Gathered:
+    none = np.zeros((0, 1088), np.uint8)
+    return Gathered(none, np.zeros(0, np.float32), np.zeros(0, np.int64), whole, ~whole, late)
+
+
+# -- What may still come
+
+
+def test_a_replica_is_settled_when_nothing_more_will_come() -> None:
+    late = Late()
+    assert late.settled
+    late.saw(5, gathered(HALF))
+    assert not late.settled
+    late.saw(6, gathered(WHOLE, (5, gathered(HALF))))
+    assert not late.settled
+    late.saw(6, gathered(WHOLE, (5, gathered(WHOLE))))
+    assert late.settled
+    late.saw(6, gathered(WHOLE, (6 - BEHIND, gathered(HALF))))
+    assert late.settled, "that round is forgotten: what did not come of it never will"
+
+
+def test_what_was_taken_from_another_is_not_added_again() -> None:
+    values: Floats = np.arange(1, D + 1, dtype=np.float32)
+    rows: Bytes = ErrorFeedback(D, Options(Density(1.0), values="fp32")).prepare(values, 7).chunks
+    factor = np.full(len(rows), 0.5, np.float32)
+    late = Late()
+    late.replaced(7, np.arange(D) < 10)
+    late.replaced(7, np.arange(D) >= 40)
+
+    def added(round_: int) -> list[int]:
+        total = np.ones(D, np.float32)
+        assert len(late.add(total, round_, rows, factor, "fp32").fragment) == len(rows)
+        assert set(total.tolist()) <= {1.0, *(1 + values / 2).tolist()}
+        return [int(at) for at in np.flatnonzero(total != 1)]
+
+    assert added(7) == added(6) == list(range(10, 40))
+    assert added(8) == list(range(D)), "of rounds after it"
+    late.saw(7 + BEHIND - 1, gathered(WHOLE))
+    assert added(7) == list(range(10, 40))
+    late.saw(7 + BEHIND, gathered(WHOLE))
+    assert added(7) == list(range(D)), "nothing of that round comes any more, and nothing is kept of it"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_places_of_pieces_in_the_table(turned: bool) -> None:
+    tensors = [torch.zeros(3), torch.zeros(5, 4), torch.zeros(0)]
+    if turned:
+        tensors[1] = torch.zeros(4, 5).t()
+    bucket = Bucket([Part(f"p{at}", "parameter", lambda t=t: t) for at, t in enumerate(tensors)], 8)
+    where = bucket.where([(0, 1, 2), (1, 3, 6), (2, 0, 0)])
+    bucket.flatten()
+    bucket.restore(where.reshape(bucket.values.shape).astype(np.float32), np.ones(len(bucket.values), bool))
+    assert tensors[0].tolist() == [0, 1, 0]
+    assert tensors[1].reshape(-1).tolist() == [0] * 3 + [1] * 3 + [0] * 14
+    assert where.sum() == 4
+
+
+# -- A crew
+
+
+@pytest.mark.parametrize(("deadline_s", "every", "seed"), [(0.012, 4, 4), (0.008, 2, 3)])
+def test_late_rows_count_once_where_replicas_are_compared(deadline_s: float, every: int, seed: int) -> None:
+    """A quarter of all is lost, deadlines leave little time for repair, and what is late is then taken from
+    others, too: all the same, in the end replicas have moved by the mean of what was committed.
+    """
+    n, ill, rounds = 4, 40, 48 + 4 * every
+    crew = Mortal(n, {}, loss=0.25, seed=seed)
+    models = [nn.Linear(40, 30, bias=False) for _ in range(n)]
+    given = [np.zeros(40 * 30) for _ in range(n)]
+    late, taken = [0] * n, [0] * n
+
+    def train(transport: FakeTransport) -> CrewOptimizer:
+        me, weight = transport.me, models[transport.me].weight
+        torch.nn.init.zeros_(weight)
+        optimizer = CrewOptimizer(
+            torch.optim.SGD([weight], lr=1.0), transport, average="gradients", model=models[me],
+            compress=TopK(0.5, values="fp32", resync=0, bypass=False), deadline_s=deadline_s,
+            align=Align(every, 1.0),
+        )  # fmt: skip
+        draw = torch.Generator().manual_seed(me)
+        for round_ in range(rounds):
+            if round_ == ill and me == 0:
+                crew.heal()
+            weight.grad = torch.randn(weight.shape, generator=draw) * (round_ < ill)
+            given[me] += weight.grad.reshape(-1).numpy()
+            optimizer.step()
+            assert optimizer.compression is not None and optimizer.outcome is not None
+            late[me] += optimizer.compression.late
+            if optimizer.aligned is not None and optimizer.aligned.round == optimizer.outcome.round:
+                taken[me] += optimizer.aligned.taken
+        return optimizer
+
+    optimizers = run_peers(crew, train)
+    feedbacks = [optimizer.sparse.feedback for optimizer in optimizers if optimizer.sparse is not None]
+    kept = [(feedback.residual + feedback.pending())[: 40 * 30] for feedback in feedbacks]
+    committed = sum(g - k for g, k in zip(given, kept, strict=True)) / n
+    assert sum(late) > 5 and sum(taken) > 5
+    for model in models:
+        moved = -model.weight.detach().reshape(-1).numpy()
+        np.testing.assert_allclose(moved, committed, atol=1e-4)

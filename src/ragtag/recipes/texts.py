@@ -160,6 +160,29 @@ def lstm(w: Sequence[Tensor], x: Tensor) -> Tensor:
     return F.linear(torch.stack(outputs, 1), w[4], w[5]).transpose(1, 2)
 
 
+def stacked_lstm(w: Sequence[Tensor], x: Tensor) -> Tensor:
+    """``lstm`` of many models: weights ``[P, ...]``, integers ``[P, B, L]``, scores ``[P, B, 256, L]``.
+
+    What ``vmap`` gives, in half the time: the recurrence is many small calls, and each costs less here.
+    """
+    many, batch, length = x.shape
+    embedding, size = w[0].shape[-1], w[2].shape[-1]
+    own = x.long() + SYMBOLS * torch.arange(many)[:, None, None]
+    read = F.embedding(own, w[0].reshape(-1, embedding)).view(many, -1, embedding)
+    inputs = torch.baddbmm(w[3][:, None], read, w[1].mT).view(many, batch, length, 4 * size)
+    recurrent = w[2].mT
+    h = c = torch.zeros_like(inputs[:, :, 0, :size])
+    outputs = []
+    for gates in inputs.unbind(2):
+        gates = torch.baddbmm(gates, h, recurrent)
+        into, forget, out = torch.sigmoid(gates[..., : 3 * size]).chunk(3, -1)
+        c = forget * c + into * torch.tanh(gates[..., 3 * size :])
+        h = out * torch.tanh(c)
+        outputs.append(h)
+    scores = torch.baddbmm(w[5][:, None], torch.stack(outputs, 2).view(many, -1, size), w[4].mT)
+    return scores.view(many, batch, length, SYMBOLS).transpose(2, 3)
+
+
 _HEADS = 4
 _BLOCK = 8
 """Tensors of a transformer's block."""

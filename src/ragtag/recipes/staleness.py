@@ -33,6 +33,9 @@ NOTES = (
     "s = 0 (ragtag.recipes.staleness_tune). What is lost depends on them: one table has SGD at faster ones.",
     "A run that does not reach the target counts with all the batches that it had: its slow-down is a lower "
     "bound (marked >).",
+    "Stretches of coherence below 0 are compared with others of the same runs where each are a tenth of all. "
+    "That rule, and the comparison with s = 0, came after a ResNet had been seen whose coherence is below 0 "
+    "nearly all the time.",
 )
 
 

@@ -89,11 +89,15 @@ class Delays:
         self._step += 1
 
 
+LOOK_BACK = 16
+"""How many steps coherence looks back: the paper's s, and the same without delay, so that runs compare."""
+
+
 class Coherence:
     """mu = min over the last s steps k of <grad F(x_t), grad F(x_k)> / |grad F(x_k)|^2 (definition 1)."""
 
     def __init__(self, s: int) -> None:
-        self._past: deque[Tensor] = deque(maxlen=max(1, s))
+        self._past: deque[Tensor] = deque(maxlen=s)
 
     def add(self, gradient: Tensor) -> float:
         """mu at this step; NaN at the first, which has no past."""
@@ -142,7 +146,7 @@ def train(task: Subject, study: Study) -> Found:
     optimiser = Optimiser(study.optimiser, study.learning_rate, delays.copies)
     pools = [Pool(task.samples, random.stream_key(study.seed, "worker", p)) for p in range(study.workers)]
     rng = random.generator(study.seed, "samples' noise")
-    seen = Coherence(study.s)
+    seen = Coherence(LOOK_BACK)
     found = Found(study)
     every = max(1, 32 // study.workers)
     for step in range(study.batches_max // study.workers):

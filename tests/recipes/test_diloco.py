@@ -118,10 +118,19 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
     assert RECIPES["diloco"] == diloco.__name__
 
 
+def test_a_table_shows_how_far_diloco_is_by_length(text) -> None:
+    runs = [train(setup(method, steps), text) for steps in (50, 100) for method in diloco.BY_LENGTH]
+    table = diloco._lengths(runs)
+    assert [line[:2] for line in table.rows] == [("50", "1"), ("100", "2")]
+    assert table.rows[1][3] == f"{100 * (runs[5].loss / runs[4].loss - 1):+.2f} %"
+
+
 def test_plans_have_every_method() -> None:
     for quick, count in ((True, 1), (False, 3)):
         setups = Plan.of(quick=quick, seeds=3).setups()
-        assert len(setups) == count * len(METHODS) and {s.n for s in setups} == {8}
+        longest = [s for s in setups if s.steps == max(s.steps for s in setups)]
+        assert len(longest) == count * len(METHODS) and {s.n for s in setups} == {8}
+        assert {s.seed for s in setups if s not in longest} <= {0}
         assert all(s.steps % 50 == 0 for s in setups)
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from ragtag.recipes import RECIPES, staleness, staleness_tasks
+from ragtag.recipes.staleness_coherent import comparable, dips, early
 from ragtag.recipes.staleness_compare import spearman, suffers_more
-from ragtag.recipes.staleness_measure import Plan, Results, dips
+from ragtag.recipes.staleness_measure import Plan, Results
 from ragtag.recipes.staleness_model import Found
 from ragtag.recipes.staleness_others import OTHERS
 
@@ -87,17 +88,29 @@ def test_who_suffers_more_is_counted_by_seeds_against_both_robust_optimisers() -
     assert suffers_more(results_of(PAIR, {**at_0, **late}), "Adam", [1]) == 1.0
 
 
-def test_the_pace_in_dips_is_told_from_the_pace_elsewhere() -> None:
-    plan = Plan.of(quick=True, seeds=1)
-    found = Found(plan.study("DNN 0", "SGD", 8, 16, 0))
-    mu = [0.5] * 32 + [-0.5] * 32 + [0.0] * 66
-    falls = np.where(np.array(mu) < 0, 0.01, 0.05)
-    logs = 3.0 - np.concatenate([[0.0], np.cumsum(falls)[:-1]])
+def run_of(mu: list[float], falls: list[float]) -> Found:
+    """A run with this coherence, whose loss's logarithm falls so at each step."""
+    found = Found(Plan.of(quick=True, seeds=1).study("DNN 0", "SGD", 8, 16, 0))
     found.coherence = list(enumerate(mu))
-    found.losses = list(enumerate(np.exp(logs)))
-    assert dips(found) == pytest.approx((0.01, 0.05))
-    found.coherence = [(i, 1.0) for i in range(len(mu))]
-    assert math.isnan(dips(found)[0])
+    found.losses = list(enumerate(np.exp(3.0 - np.concatenate([[0.0], np.cumsum(falls)[:-1]]))))
+    return found
+
+
+def test_the_pace_in_dips_is_told_from_the_pace_elsewhere() -> None:
+    mu = [0.5] * 32 + [-0.5] * 32 + [0.0] * 66
+    run = run_of(mu, [0.01 if value < 0 else 0.05 for value in mu])
+    low, high = dips([run, run])
+    assert low == pytest.approx([0.01] * 8) and high == pytest.approx([0.05] * 6)
+    assert comparable(low, high) and not comparable([], high) and not comparable([], [])
+    assert not comparable([0.01], [0.05] * 10) and comparable([0.01], [0.05] * 9)
+
+
+def test_a_delayed_run_is_looked_at_as_long_as_the_one_without_delay_lasts() -> None:
+    nan = math.nan
+    calm = run_of([nan, 0.5, 0.5, 0.5], [0.2] * 4)
+    delayed = run_of([nan, -0.5, 0.0, -0.1, 9.0, 9.0], [0.1, 0.1, 0.1, 5.0, 5.0, 5.0])
+    assert early(delayed, calm) == pytest.approx((-0.7, 0.5))
+    assert all(math.isnan(value) for value in early(delayed, run_of([nan], [0.1])))
 
 
 @pytest.mark.parametrize("wrong", [{"seeds": 0}, {"jobs": 0}])

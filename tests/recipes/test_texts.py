@@ -12,7 +12,18 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from ragtag.recipes import texts
-from ragtag.recipes.texts import CharLSTM, CharTransformer, load_text, text_task
+from ragtag.recipes.texts import (
+    CharLSTM,
+    CharTransformer,
+    load_text,
+    lstm,
+    lstm_parameters,
+    stacked_lstm,
+    stacked_transformer,
+    text_task,
+    transformer,
+    transformer_parameters,
+)
 
 MODELS = [CharLSTM(8, 12), CharTransformer(16, 1, 32)]
 models = pytest.mark.parametrize("model", MODELS, ids=["LSTM", "transformer"])
@@ -111,6 +122,31 @@ def test_models_learn_and_stack_under_vmap(model: nn.Module) -> None:
         slope = grad(loss)(w, x, y)
         w = {name: p - 0.5 * slope[name] for name, p in w.items()}
     assert float(loss(w, x, y)) < 0.2 * before
+
+
+@pytest.mark.parametrize(
+    ("one", "many", "parameters"),
+    [
+        (lstm, stacked_lstm, lstm_parameters(8, 12)),
+        (transformer, stacked_transformer, transformer_parameters(16, 2, 12)),
+    ],
+    ids=["LSTM", "transformer"],
+)
+def test_stacked_models_are_each_their_own(one, many, parameters) -> None:
+    rng = torch.Generator().manual_seed(4)
+    models = [[p.initial(seed, i) for i, p in enumerate(parameters)] for seed in range(3)]
+    x = torch.randint(0, 256, (3, 2, 9), generator=rng)
+    stacked = [torch.stack(parts).requires_grad_() for parts in zip(*models, strict=True)]
+    scores = many(stacked, x)
+    assert scores.shape == (3, 2, 256, 9)
+    seen = torch.randn(scores.shape, generator=rng)
+    slopes = torch.autograd.grad((scores * seen).sum(), stacked)
+    for p, model in enumerate(models):
+        mine = [part.requires_grad_() for part in model]
+        alone = one(mine, x[p])
+        assert torch.allclose(scores[p], alone, atol=1e-5)
+        for slope, whole in zip(torch.autograd.grad((alone * seen[p]).sum(), mine), slopes, strict=True):
+            assert torch.allclose(whole[p], slope, atol=1e-4)
 
 
 def test_models_start_the_same_by_seed_and_have_the_sizes_said() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ragtag.core import seed as random
+from ragtag.core.types import Floats
 from ragtag.recipes.rps_tasks import digits
 
 Indices = NDArray[np.int64]
@@ -24,6 +25,12 @@ def digits_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training inputs ``[N, 64]`` and labels, and those held out."""
     task = digits()
     return task.train_x.flatten(1), task.train_y, task.test_x.flatten(1), task.test_y
+
+
+@lru_cache(maxsize=1)
+def _arrays() -> tuple[Floats, Indices]:
+    x, y, _, _ = digits_data()
+    return x.numpy(), y.numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +71,36 @@ class Net:
         return x
 
     def gradient(self, model: Tensor, indices: Indices, weights: NDArray[np.float32]) -> Tensor:
-        """The sum over training samples of weight times gradient of the loss, shape of the model."""
-        x, y, _, _ = digits_data()
-        at = torch.from_numpy(indices)
-        leaf = model.detach().requires_grad_()
-        losses = F.cross_entropy(self.logits(leaf, x[at]), y[at], reduction="none")
-        (found,) = torch.autograd.grad(losses @ torch.from_numpy(weights), leaf)
-        return found
+        """The sum over training samples of weight times gradient of the loss, shape of the model.
+
+        Written out in numpy: batches of these recipes are so small that autograd's own work would be most.
+        """
+        x, y = _arrays()
+        layers = self._layers(model.detach().numpy())
+        inputs = [x[indices]]
+        for i, (weight, bias) in enumerate(layers):
+            before = inputs[-1] @ weight.T + bias
+            inputs.append(np.maximum(before, 0) if i + 1 < len(layers) else before)
+        scores = inputs.pop()
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        back = odds / odds.sum(1, keepdims=True)
+        back[np.arange(len(indices)), y[indices]] -= 1
+        back *= weights[:, None]
+        found = np.empty(self.size, np.float32)
+        gradients = self._layers(found)
+        for i in range(len(layers) - 1, -1, -1):
+            np.matmul(back.T, inputs[i], out=gradients[i][0])
+            back.sum(0, out=gradients[i][1])
+            if i:
+                back = (back @ layers[i][0]) * (inputs[i] > 0)
+        return torch.from_numpy(found)
+
+    def _layers(self, values: Floats) -> list[tuple[Floats, Floats]]:
+        """Weight and bias of each layer, as views of a model's values."""
+        shapes = self.shapes
+        cuts = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+        parts = [part.reshape(shape) for part, shape in zip(np.split(values, cuts), shapes, strict=True)]
+        return list(zip(parts[::2], parts[1::2], strict=True))
 
     @torch.no_grad()
     def look(self, model: Tensor) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from ragtag.recipes.base import Progress, Report, Row, Table, number, require_co
 from ragtag.recipes.diloco_figure import training
 from ragtag.recipes.diloco_training import Method, Run, Setup, train
 from ragtag.recipes.jobs import Job, run_jobs
+from ragtag.recipes.kept import Kept
 from ragtag.recipes.texts import describe_text, load_text
 
 H = 50
@@ -38,6 +39,7 @@ DILOCO = Method(f"DiLoCo, every {H} steps", H, Nesterov())
 STREAMING = Method(f"streaming DiLoCo, {FRAGMENTS} fragments", H, Nesterov(), FRAGMENTS)
 ALONE = Method("no averages", 0)
 METHODS = (EVERY_GRADIENT, EVERY_MODEL, LOCAL, DILOCO, STREAMING, ALONE)
+BY_LENGTH = (EVERY_GRADIENT, EVERY_MODEL, DILOCO)
 WITHIN = 1.01
 """The final loss may be so many times that of averaging at every step."""
 
@@ -54,7 +56,7 @@ NOTES = (
     "its peers' values are replaced at once (the paper may overlap with tau steps of computing).",
     "All methods begin with one model, which one peer has trained by itself (the paper begins its runs so, "
     "at 24 of 88 thousand steps). Losses are compared at the end of a full run only: the outer momentum "
-    "takes tens of rounds to pay.",
+    "takes tens of averages to pay (see the table by length).",
     "Loss is that of the mean of all peers' models on text held out, in nats per byte; without averages, the "
     "mean of the peers' own losses. Differences are taken seed by seed.",
 )
@@ -62,25 +64,28 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is done. compared: losses are held to what was expected."""
+    """How much is done. compared: losses are held to what was expected. shorter: lengths of runs, of the
+    first seed and of ``BY_LENGTH``, that show from how many steps on they are."""
 
     seeds: tuple[int, ...]
     steps: int
     compared: bool
+    shorter: tuple[int, ...] = ()
 
     @staticmethod
     def of(*, quick: bool, seeds: int) -> Plan:
         """Everything, or enough to see how it goes."""
         if quick:
             return Plan((0,), 12 * H, compared=False)
-        return Plan(tuple(range(seeds)), 60 * H, compared=True)
+        return Plan(tuple(range(seeds)), 80 * H, compared=True, shorter=(12 * H, 30 * H))
 
     def setups(self) -> list[Setup]:
         """All runs."""
+        asked = [(method, seed, self.steps) for seed in self.seeds for method in METHODS]
+        asked += [(method, self.seeds[0], steps) for steps in self.shorter for method in BY_LENGTH]
         return [
-            Setup(method, seed, self.steps, LEARNING_RATE, pretrained=round(PRETRAINED * self.steps))
-            for seed in self.seeds
-            for method in METHODS
+            Setup(method, seed, steps, LEARNING_RATE, pretrained=round(PRETRAINED * steps))
+            for method, seed, steps in asked
         ]
 
 
@@ -105,8 +110,10 @@ def reproduce(
     load_text(data)  # what is wrong with it is said now, not by a job
     plan = Plan.of(quick=quick, seeds=seeds)
     setups = plan.setups()
-    calls = [Job(f"{s.method.name}, seed {s.seed}", train, (s, data)) for s in setups]
-    runs: list[Run] = run_jobs(calls, jobs, progress)
+    calls = [Job(f"{s.method.name}, {s.steps} steps, seed {s.seed}", train, (s, data)) for s in setups]
+    every: list[Run] = run_jobs(calls, jobs, progress, out / "parts")
+    longest = max(run.setup.steps for run in every)
+    runs = [run for run in every if run.setup.steps == longest]
     report = Report(
         name="diloco",
         title="DiLoCo: few averages, an outer step on each (Douillard et al. 2023, 2025)",
@@ -119,12 +126,13 @@ def reproduce(
             "quick": quick,
         },
         rows=[*(losses(runs) if plan.compared else ()), *traffic(runs)],
-        tables=[_table(runs)],
+        tables=[_table(runs), *((_lengths(every),) if plan.shorter else ())],
         figures=[training(runs)],
         notes=list(NOTES),
-        data={"runs": [asdict(run) for run in runs]},
+        data={"runs": [asdict(run) for run in every]},
     )
     report.write(out)
+    Kept(out / "parts").forget()
     return report
 
 
@@ -199,6 +207,17 @@ def _table(runs: Sequence[Run]) -> Table:
     )
     over = f"mean over {len(of(runs, DILOCO))} seeds" if len(of(runs, DILOCO)) > 1 else "one seed"
     return Table(f"The end of training: {over}", columns, tuple(lines))
+
+
+def _lengths(runs: Sequence[Run]) -> Table:
+    """How far DiLoCo is from averaging at every step, by the length of the whole run; one seed."""
+    lines = []
+    for steps in sorted({run.setup.steps for run in runs}):
+        some = [run for run in runs if run.setup.steps == steps and run.setup.seed == runs[0].setup.seed]
+        apart = (_percent(ratios(some, DILOCO, base)) for base in (EVERY_MODEL, EVERY_GRADIENT))
+        lines.append((f"{steps:,}", f"{steps // H}", number(of(some, DILOCO)[0].loss), *apart))
+    columns = ("steps", "averages", "final loss", "beside models", "beside gradients")
+    return Table("DiLoCo by length of the run: one seed", columns, tuple(lines))
 
 
 def _percent(values: Sequence[Any]) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -26,7 +25,15 @@ from ragtag.core.types import Floats, Outcome
 from ragtag.optim.outer import Nesterov
 from ragtag.protocols.allreduce import direct
 from ragtag.recipes.lockstep import run_rounds
-from ragtag.recipes.texts import batches, load_text, split_text, transformer, transformer_parameters, windows
+from ragtag.recipes.texts import (
+    batches,
+    load_text,
+    split_text,
+    stacked_transformer,
+    transformer,
+    transformer_parameters,
+    windows,
+)
 
 WARM_UP = 0.05
 """The share of steps in which the learning rate rises; then it falls to ``FLOOR`` of itself (cosine)."""
@@ -132,7 +139,6 @@ class _Crew:
         self._inner, self._pace = self._optimiser(self.models, setup.steps)
         self._anchor = self._table(start.repeat(setup.n, 1))
         self._momentum = method.outer.init(self._anchor)
-        self._gradient = vmap(grad(self._loss))
         how = {"batch": setup.batch, "length": setup.length, "seed": setup.seed, "peers": setup.n}
         self._text = [batches(text, peer=peer, **how) for peer in range(setup.n)]
         x, y = windows(held, setup.length)
@@ -221,7 +227,10 @@ class _Crew:
 
     def _gradients(self) -> Tensor:
         x, y = (torch.stack(column) for column in zip(*(next(t) for t in self._text), strict=True))
-        found: Tensor = self._gradient(self.models.detach(), x, y)
+        leaf = self.models.detach().requires_grad_()
+        scores = stacked_transformer(self._weights(leaf), x).transpose(2, 3)
+        loss = F.cross_entropy(scores.flatten(0, 2), y.flatten(), reduction="sum") / y[0].numel()
+        (found,) = torch.autograd.grad(loss, leaf)
         return found
 
     def _take(self, gradients: Tensor) -> None:
@@ -244,6 +253,10 @@ class _Crew:
         self.run.bytes_at.append(float(self.run.rounds))
 
     def _loss(self, model: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        parts = torch.split(model, self._sizes)
-        weights = [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
-        return F.cross_entropy(transformer(weights, x), y)
+        return F.cross_entropy(transformer(self._weights(model), x), y)
+
+    def _weights(self, models: Tensor) -> list[Tensor]:
+        """The tensors of a model ``[D]``, or, stacked, of many ``[P, D]``."""
+        parts = torch.split(models, self._sizes, dim=-1)
+        many = models.shape[:-1]
+        return [part.view(*many, *p.shape) for part, p in zip(parts, self._parameters, strict=True)]

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragtag.recipes.base import Progress
+from ragtag.recipes.kept import Kept
 
 STALL_S = 3600.0
 """When no part ends for this long, something hangs."""
@@ -24,42 +26,58 @@ class Job(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, progress: Progress | None = None) -> list[Any]:
+def run_jobs(
+    jobs: Sequence[Job], processes: int, progress: Progress | None = None, keep: Path | None = None
+) -> list[Any]:
     """Run all jobs, in at most ``processes`` processes, and return their results in order.
+
+    keep: a folder where results are kept as they come, and looked for first (see ``Kept``).
 
     Raises:
         TimeoutError: no job ended for ``STALL_S``. Whatever a job raises.
     """
     tell = progress or (lambda done, total, what: None)
-    if processes <= 1 or len(jobs) == 1:
-        results = []
-        for i, job in enumerate(jobs):
-            results.append(job.function(*job.arguments))
-            tell(i + 1, len(jobs), job.name)
-        return results
+    kept = Kept(keep) if keep is not None else None
+    results: dict[int, Any] = {}
+    for i, job in enumerate(jobs):
+        there, result = kept.find(job.function, job.arguments) if kept else (False, None)
+        if there:
+            results[i] = result
+    if results:
+        tell(len(results), len(jobs), "parts kept from before")
+    left = [i for i in range(len(jobs)) if i not in results]
+
+    def done(i: int, result: Any) -> None:
+        results[i] = result
+        if kept:
+            kept.keep(jobs[i].function, jobs[i].arguments, result)
+        tell(len(results), len(jobs), jobs[i].name)
+
+    if processes <= 1 or len(left) <= 1:
+        for i in left:
+            done(i, jobs[i].function(*jobs[i].arguments))
+    else:
+        _run_side_by_side(jobs, left, processes, done)
+    return [results[i] for i in range(len(jobs))]
+
+
+def _run_side_by_side(
+    jobs: Sequence[Job], left: Sequence[int], processes: int, done: Callable[[int, Any], None]
+) -> None:
     # spawn: a forked child would inherit torch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=_begin)
+    pool = ProcessPoolExecutor(min(processes, len(left)), context, initializer=_begin)
     try:
-        futures = [pool.submit(job.function, *job.arguments) for job in jobs]
-        _await(jobs, futures, tell)
-        return [future.result() for future in futures]
+        open_ = {pool.submit(jobs[i].function, *jobs[i].arguments): i for i in left}
+        while open_:
+            ended, _ = wait(open_, timeout=STALL_S, return_when=FIRST_COMPLETED)
+            if not ended:
+                name = jobs[next(iter(open_.values()))].name
+                raise TimeoutError(f"no part ended for {STALL_S:.0f} s; still open: {name}")
+            for future in ended:
+                done(open_.pop(future), future.result())
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _await(jobs: Sequence[Job], futures: Sequence[Future[Any]], tell: Progress) -> None:
-    names = dict(zip(futures, (job.name for job in jobs), strict=True))
-    open_: set[Future[Any]] = set(futures)
-    done = 0
-    while open_:
-        ended, open_ = wait(open_, timeout=STALL_S, return_when=FIRST_COMPLETED)
-        if not ended:
-            raise TimeoutError(f"no part ended for {STALL_S:.0f} s; still open: {names[next(iter(open_))]}")
-        for future in ended:
-            future.result()
-            done += 1
-            tell(done, len(futures), names[future])
 
 
 def _begin() -> None:

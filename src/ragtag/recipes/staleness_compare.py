@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from ragtag.recipes import staleness_coherent
 from ragtag.recipes.base import Row, Table, number, row
 from ragtag.recipes.staleness_measure import (
     BY_WORKERS,
-    COHERENT,
     COMPARED,
     FAST_RATES,
     MANY,
@@ -23,10 +23,10 @@ from ragtag.recipes.staleness_measure import (
     Plan,
     Results,
     S,
-    dips,
     dnn,
+    title,
 )
-from ragtag.recipes.staleness_others import OTHERS, subject
+from ragtag.recipes.staleness_others import subject
 
 PAPER = "Dai et al., ICLR 2019"
 ROBUST = ("SGD", "Adagrad")
@@ -52,7 +52,7 @@ def rows(plan: Plan, results: Results) -> list[Row]:
         *_optimiser_rows(plan, results),
         *_worker_rows(results),
         *_other_rows(plan, results),
-        *_coherence_rows(plan, results),
+        *staleness_coherent.rows(plan, results),
     ]
 
 
@@ -137,32 +137,6 @@ def _other_rows(plan: Plan, results: Results) -> list[Row]:
     return found
 
 
-def _coherence_rows(plan: Plan, results: Results) -> list[Row]:
-    group, found = f"Coherence: {WORKERS} workers, s = {S}, first half of training", []
-    for optimiser, model in COHERENT:
-        if model in OTHERS and model not in plan.others:
-            continue
-        seeds = plan.seeds_of(model)
-        pairs = [dips(results.found[plan.coherent(model, optimiser, S, seed)]) for seed in seeds]
-        low, high = (_mean_of_known(side) for side in zip(*pairs, strict=True))
-        what = f"{optimiser}, {title(model)}: pace of the loss where coherence is below 0, over elsewhere"
-        source = f"{PAPER}: dips of coherence and slow learning coincide"
-        found.append(row(what, low / high, 1.0, 0.0, source, relation="<=", group=group))
-    return found
-
-
-def _mean_of_known(values: Sequence[float]) -> float:
-    known = [v for v in values if math.isfinite(v)]
-    return sum(known) / len(known) if known else math.nan
-
-
-def title(model: str) -> str:
-    """A model's name in words."""
-    if model == dnn(0):
-        return "MLR"
-    return f"depth {model.removeprefix('DNN ')}" if model.startswith("DNN ") else model
-
-
 def failures(plan: Plan, results: Results) -> list[str]:
     """Where a finding does not hold cell by cell, though it may on the whole; in words."""
     found = []
@@ -187,7 +161,7 @@ def failures(plan: Plan, results: Results) -> list[str]:
     if flat:
         depths = ", ".join(str(d) for d in flat)
         found.append(f"At depth {depths}, SGD's slow-down does not grow with s over s = 0, 8, 16.")
-    return found
+    return found + staleness_coherent.left_out(plan, results)
 
 
 def tables(plan: Plan, results: Results) -> list[Table]:

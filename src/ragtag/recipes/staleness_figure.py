@@ -9,7 +9,6 @@ import numpy as np
 
 from ragtag.recipes.base import Figure
 from ragtag.recipes.drawing import FAINT, PALETTE, canvas, style, svg
-from ragtag.recipes.staleness_compare import title
 from ragtag.recipes.staleness_measure import (
     BY_WORKERS,
     COHERENT,
@@ -22,7 +21,9 @@ from ragtag.recipes.staleness_measure import (
     Results,
     S,
     dnn,
+    title,
 )
+from ragtag.recipes.staleness_model import LOOK_BACK
 from ragtag.recipes.staleness_others import OTHERS, SLOW, SLOW_MAX
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ def coherence(plan: Plan, results: Results) -> Figure:
     axes[0][0].legend(frameon=False, fontsize=8, labelcolor=FAINT, loc="lower right")
     axes[1][0].set_ylabel("training loss")
     caption = (
-        "Gradient coherence (least over the last s steps of <grad now, grad then> / |grad then|²; at s = 0 "
-        "over one) on training samples that stay the same, at the first worker's copy, mean of 8 steps; one "
+        f"Gradient coherence (least over the last {LOOK_BACK} steps of <grad now, grad then> / |grad then|²) "
+        "on training samples that stay the same, at the first worker's copy, mean of 8 steps; one "
         f"line per seed; {WORKERS} workers. Values below -2 lie under the frame."
     )
     return Figure("coherence", caption, svg(drawn))

@@ -43,6 +43,13 @@ def dnn(depth: int) -> str:
     return f"DNN {depth}"
 
 
+def title(model: str) -> str:
+    """A model's name in words."""
+    if model == dnn(0):
+        return "MLR"
+    return f"depth {model.removeprefix('DNN ')}" if model.startswith("DNN ") else model
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How much is done. delays: s; optimiser_depths: hidden layers at which all optimisers are compared;
@@ -157,17 +164,3 @@ class Results:
         """Everything, as plain values; the folder of data is left out."""
         studies = [asdict(replace(f, study=replace(f.study, data=None))) for f in self.found.values()]
         return {"studies": studies}
-
-
-def dips(found: Found, window: int = 8) -> tuple[float, float]:
-    """How fast the loss's logarithm falls, per step, in the first half of a run: in windows of negative
-    coherence, and in the others (NaN: there are none)."""
-    half = len(found.coherence) // 2
-    mu = [value for _, value in found.coherence[:half]]
-    logs = np.log([value for _, value in found.losses[: half + 1]])
-    low: list[float] = []
-    high: list[float] = []
-    for at in range(window, len(mu) - window + 1, window):
-        pace = float(logs[at] - logs[at + window]) / window
-        (low if np.mean(mu[at : at + window]) < 0 else high).append(pace)
-    return (float(np.mean(low)) if low else float("nan")), (float(np.mean(high)) if high else float("nan"))

@@ -53,8 +53,8 @@ class Optimiser:
             return -lr * g / (self._second.sqrt() + 1e-8)
         self._first.mul_(0.9).add_(g, alpha=0.1)
         self._second.mul_(0.999).addcmul_(g, g, value=0.001)
-        first = self._first / (1 - 0.9**self._steps)
-        return -lr * first / ((self._second / (1 - 0.999**self._steps)).sqrt() + 1e-8)
+        scale = (self._second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
+        return scale.reciprocal_().mul_(self._first).mul_(-lr / (1 - 0.9**self._steps))
 
 
 class Delays:
@@ -77,20 +77,27 @@ class Delays:
         """End step t: draw a delay for each pair, and begin step t + 1 with what is due then."""
         workers = len(self.copies)
         self.drawn = r = self._rng.integers(0, self._s + 1, (workers, workers))
-        for delay in np.unique(r):
-            who = torch.from_numpy((r == delay).astype(np.float32))
-            self._coming[(self._step + int(delay)) % (self._s + 1)].addmm_(who, updates)
+        coming, sent = self._coming.numpy(), updates.numpy()
+        rings = (self._step + r) % (self._s + 1)
+        with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges: ``train`` ends it
+            for to, ring in enumerate(rings.tolist()):
+                for p, at in enumerate(ring):  # row by row: a product of matrices takes several times as long
+                    coming[at, to] += sent[p]
         due = self._coming[self._step % (self._s + 1)]
         self.copies += due
         due.zero_()
         self._step += 1
 
 
+LOOK_BACK = 16
+"""How many steps coherence looks back: the paper's s, and the same without delay, so that runs compare."""
+
+
 class Coherence:
     """mu = min over the last s steps k of <grad F(x_t), grad F(x_k)> / |grad F(x_k)|^2 (definition 1)."""
 
     def __init__(self, s: int) -> None:
-        self._past: deque[Tensor] = deque(maxlen=max(1, s))
+        self._past: deque[Tensor] = deque(maxlen=s)
 
     def add(self, gradient: Tensor) -> float:
         """mu at this step; NaN at the first, which has no past."""
@@ -139,7 +146,7 @@ def train(task: Subject, study: Study) -> Found:
     optimiser = Optimiser(study.optimiser, study.learning_rate, delays.copies)
     pools = [Pool(task.samples, random.stream_key(study.seed, "worker", p)) for p in range(study.workers)]
     rng = random.generator(study.seed, "samples' noise")
-    seen = Coherence(study.s)
+    seen = Coherence(LOOK_BACK)
     found = Found(study)
     every = max(1, 32 // study.workers)
     for step in range(study.batches_max // study.workers):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ragtag.core import seed as random
 from ragtag.recipes.rps_tasks import Parameter, cifar, digits, resnet
 from ragtag.recipes.staleness_tasks import Classifier, Functional, Subject
-from ragtag.recipes.texts import load_text, lstm, lstm_parameters, split_text, windows
+from ragtag.recipes.texts import load_text, lstm, lstm_parameters, split_text, stacked_lstm, windows
 
 OTHERS = ("ResNet", "MF", "VAE", "LSTM")
 RATES: Mapping[str, Mapping[str, float]] = {
@@ -141,6 +141,13 @@ def _lstm(data: Path | None) -> Functional:
     def loss(w: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
         return F.cross_entropy(lstm(w, columns[0]), columns[1])
 
+    def losses(w: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
+        scores = stacked_lstm(w, columns[0])
+        each = F.cross_entropy(scores.flatten(0, 1), columns[1].flatten(0, 1), reduction="none")
+        return each.view(len(scores), -1).mean(1)
+
     x, y = windows(held, LENGTH)
     parts = windows(train, LENGTH), (x[:HELD_WINDOWS], y[:HELD_WINDOWS])
-    return Functional(lstm_parameters(16, 64), *parts, loss, 8, TARGETS["LSTM"], RATES["LSTM"])
+    return Functional(
+        lstm_parameters(16, 64), *parts, loss, 8, TARGETS["LSTM"], RATES["LSTM"], stacked=losses
+    )

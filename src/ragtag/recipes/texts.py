@@ -160,9 +160,30 @@ def lstm(w: Sequence[Tensor], x: Tensor) -> Tensor:
     return F.linear(torch.stack(outputs, 1), w[4], w[5]).transpose(1, 2)
 
 
-_HEADS = 4
-_BLOCK = 8
-"""Tensors of a transformer's block."""
+def stacked_lstm(w: Sequence[Tensor], x: Tensor) -> Tensor:
+    """``lstm`` of many models: weights ``[P, ...]``, integers ``[P, B, L]``, scores ``[P, B, 256, L]``.
+
+    What ``vmap`` gives, in half the time: the recurrence is many small calls, and each costs less here.
+    """
+    many, batch, length = x.shape
+    embedding, size = w[0].shape[-1], w[2].shape[-1]
+    own = x.long() + SYMBOLS * torch.arange(many)[:, None, None]
+    read = F.embedding(own, w[0].reshape(-1, embedding)).view(many, -1, embedding)
+    inputs = torch.baddbmm(w[3][:, None], read, w[1].mT).view(many, batch, length, 4 * size)
+    recurrent = w[2].mT
+    h = c = torch.zeros_like(inputs[:, :, 0, :size])
+    outputs = []
+    for gates in inputs.unbind(2):
+        gates = torch.baddbmm(gates, h, recurrent)
+        into, forget, out = torch.sigmoid(gates[..., : 3 * size]).chunk(3, -1)
+        c = forget * c + into * torch.tanh(gates[..., 3 * size :])
+        h = out * torch.tanh(c)
+        outputs.append(h)
+    scores = torch.baddbmm(w[5][:, None], torch.stack(outputs, 2).view(many, -1, size), w[4].mT)
+    return scores.view(many, batch, length, SYMBOLS).transpose(2, 3)
+
+
+_HEADS, _BLOCK = 4, 8  # tensors of a block
 
 
 def transformer_parameters(width: int = 64, layers: int = 2, length: int = 64) -> tuple[Parameter, ...]:
@@ -197,6 +218,30 @@ def transformer(w: Sequence[Tensor], x: Tensor) -> Tensor:
         normed = F.layer_norm(hidden, (width,), scale2, shift2)
         hidden = hidden + F.linear(F.gelu(F.linear(normed, up)), down)
     return F.linear(F.layer_norm(hidden, (width,), w[-3], w[-2]), w[-1]).transpose(1, 2)
+
+
+def stacked_transformer(w: Sequence[Tensor], x: Tensor) -> Tensor:
+    """``transformer`` of many models, as ``stacked_lstm`` is of ``lstm``, in two thirds of the time."""
+    many, batch, length = x.shape
+    width = w[0].shape[-1]
+
+    def norm(hidden: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return torch.addcmul(shift[:, None], F.layer_norm(hidden, (width,)), scale[:, None])
+
+    own = x.long() + SYMBOLS * torch.arange(many)[:, None, None]
+    places = w[1][:, None, :length]
+    hidden = (F.embedding(own, w[0].reshape(-1, width)) + places).view(many, -1, width)
+    for at in range(2, len(w) - 3, _BLOCK):
+        scale, shift, qkv, out, scale2, shift2, up, down = w[at : at + _BLOCK]
+        parts = torch.bmm(norm(hidden, scale, shift), qkv.mT)
+        parts = parts.view(many * batch, length, 3, _HEADS, width // _HEADS)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        hidden = torch.baddbmm(hidden, mixed.transpose(1, 2).reshape(hidden.shape), out.mT)
+        normed = norm(hidden, scale2, shift2)
+        hidden = torch.baddbmm(hidden, F.gelu(torch.bmm(normed, up.mT)), down.mT)
+    scores = torch.bmm(norm(hidden, w[-3], w[-2]), w[-1].mT)
+    return scores.view(many, batch, length, SYMBOLS).transpose(2, 3)
 
 
 class _Model(nn.Module):

@@ -1,0 +1,100 @@
+"""Results of a recipe's parts, kept in a folder: a reproduction that was cut goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import ragtag
+
+PLAIN = (int, float, str, bool)
+
+
+class Kept:
+    """The parts in a folder, by what was called: function, arguments, and every line of ragtag's own source.
+
+    Results are JSON, and come back as what the function's annotation says it returns. Calls with a path among
+    their arguments are not kept: what lies there may change.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+        """Whether this call's result is there, and the result. Raises ValueError: its file makes no sense."""
+        path = self._path(function, arguments)
+        if path is None or not path.exists():
+            return False, None
+        try:
+            return True, decode(_returned(function), json.loads(path.read_text("utf-8")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no result of {function.__qualname__}: delete it") from error
+
+    def keep(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> None:
+        """Write a result, whole or not at all."""
+        path = self._path(function, arguments)
+        if path is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(result) if is_dataclass(result) else result)  # type: ignore[arg-type]
+        part = path.with_suffix(".part")
+        part.write_text(text, "utf-8")
+        part.replace(path)
+
+    def forget(self) -> None:
+        """Delete all parts: the report has been written."""
+        for path in [*self._folder.glob("*.json"), *self._folder.glob("*.part")]:
+            path.unlink()
+        if self._folder.exists() and not any(self._folder.iterdir()):
+            self._folder.rmdir()
+
+    def _path(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Path | None:
+        called = f"{function.__module__}.{function.__qualname__}{arguments!r}"
+        if "Path(" in called:
+            return None
+        name = hashlib.sha256(f"{called} {_source()}".encode()).hexdigest()[:32]
+        return self._folder / f"{name}.json"
+
+
+def decode(kind: Any, value: Any) -> Any:
+    """What ``json`` made of a value of type ``kind``, as one of that type again.
+
+    Known are plain values, lists, tuples, dicts, optional values and dataclasses of these.
+    Raises TypeError: another kind, or a value that is none of it. KeyError: a dataclass's field is missing.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType) and type(None) in inner and len(inner) == 2:
+        return None if value is None else decode(next(k for k in inner if k is not type(None)), value)
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        return kind(**{f.name: decode(hints[f.name], value[f.name]) for f in fields(kind)})
+    if origin is list:
+        return [decode(inner[0], v) for v in value]
+    if origin is tuple:
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(decode(k, v) for k, v in zip(kinds, value, strict=True))
+    if origin is dict:
+        return {(inner[0])(k): decode(inner[1], v) for k, v in value.items()}
+    if kind in PLAIN and isinstance(value, (int, float) if kind is float else kind):
+        return kind(value)
+    raise TypeError(f"{value!r} is not of type {kind}")
+
+
+def _returned(function: Callable[..., Any]) -> Any:
+    return get_type_hints(function)["return"]
+
+
+@lru_cache(maxsize=1)
+def _source() -> str:
+    """A digest of the package: other source, other results."""
+    found = hashlib.sha256()
+    root = Path(ragtag.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ragtag.recipes.jobs import Job, run_jobs
+from ragtag.recipes.kept import Kept, decode
+
+CALLS: list[int] = []
+
+
+@dataclass
+class Inner:
+    name: str
+    pair: tuple[int, float] = (1, 2.0)
+
+
+@dataclass
+class Outer:
+    inner: Inner
+    counts: dict[int, int] = field(default_factory=dict)
+    curve: list[tuple[float, str]] = field(default_factory=list)
+    sizes: tuple[int, ...] = ()
+    none: Inner | None = None
+    best: float = math.inf
+
+
+def _make(x: int, where: Path | None = None) -> Outer:
+    CALLS.append(x)
+    return Outer(Inner("a"), {3: x}, [(0.5, "b")], (1, 2, 3))
+
+
+def _jobs(n: int) -> list[Job]:
+    return [Job(f"job {x}", _make, (x,)) for x in range(n)]
+
+
+def test_parts_that_were_done_are_not_done_again_and_come_back_as_they_were(tmp_path) -> None:
+    keep = tmp_path / "parts"
+    CALLS.clear()
+    first = run_jobs(_jobs(2), 1, keep=keep)
+    told: list[tuple[int, int, str]] = []
+    again = run_jobs(_jobs(4), 1, lambda *what: told.append(what), keep=keep)
+    assert CALLS == [0, 1, 2, 3] and again[:2] == first and again[3].counts == {3: 3}
+    assert [(done, total) for done, total, _ in told] == [(2, 4), (3, 4), (4, 4)]
+    Kept(keep).forget()
+    assert not keep.exists()
+    run_jobs(_jobs(1), 1, keep=keep)
+    assert CALLS[4:] == [0]
+
+
+def test_a_job_that_raises_leaves_the_others_kept(tmp_path) -> None:
+    jobs = [*_jobs(2), Job("bad", decode, (int, "x"))]
+    for _ in range(2):
+        CALLS.clear()
+        with pytest.raises(TypeError, match="'x' is not of type"):
+            run_jobs(jobs, 1, keep=tmp_path)
+    assert CALLS == []
+
+
+def test_calls_with_paths_and_other_source_are_not_found(tmp_path, monkeypatch) -> None:
+    kept = Kept(tmp_path)
+    kept.keep(_make, (1, tmp_path), _make(1))
+    assert list(tmp_path.iterdir()) == []
+    kept.keep(_make, (1,), _make(1))
+    assert kept.find(_make, (1,)) == (True, _make(1)) and kept.find(_make, (2,)) == (False, None)
+    monkeypatch.setattr("ragtag.recipes.kept._source", lambda: "other")
+    assert kept.find(_make, (1,)) == (False, None)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", json.dumps({"inner": {"name": 1, "pair": [1, 2.0]}})])
+def test_a_file_that_is_no_result_is_said_to_be_none(tmp_path, text) -> None:
+    kept = Kept(tmp_path)
+    kept.keep(_make, (1,), _make(1))
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    with pytest.raises(ValueError, match="delete it"):
+        kept.find(_make, (1,))
+
+
+def test_what_is_not_known_is_refused() -> None:
+    for kind, value in ((set[int], [1]), (int, 1.5), (str, None), (bool, "x")):
+        with pytest.raises(TypeError, match="is not of type"):
+            decode(kind, value)
+    assert math.isnan(decode(float, math.nan)) and decode(float | None, None) is None

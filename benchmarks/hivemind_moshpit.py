@@ -17,7 +17,8 @@ hivemind's settings, to let it do its best:
 - min_group_size = target_group_size, and group bits of one bit for two groups: groups are full or fail,
   and a grid of 2 by 4 as Moshpit All-Reduce wants it.
 - no compression, its default part size, fork (it fails under spawn), all peers know the first one's DHT.
-The result of every round is checked on every peer, once all have ended it: the mean over those that the side says took part.
+The result of every round is checked on every peer, once all have ended it: the mean over those that the
+side says took part.
 How large the groups were stands beside each figure: Ragtag's grid takes groups of at most the size asked for.
 """
 

@@ -22,7 +22,7 @@ TRAIN = 56
 """Datagrams in one system call: 56 of 1,152 bytes stay below the 65,507 of one UDP payload and below
 the 64 segments that older kernels allow (UDP_MAX_SEGMENTS)."""
 SLAB_TRAINS = 16
-"""Trains in one pass: what a pass costs beside its bytes is shared by so many, and a megabyte stays in the cache."""
+"""Trains in one pass: so many share what a pass costs beside its bytes, and a megabyte stays in the cache."""
 SLAB_ROWS = TRAIN * SLAB_TRAINS
 _RECV_BYTES = 65_536
 _RCVBUF_WANTED = 8 << 20

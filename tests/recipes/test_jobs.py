@@ -1,4 +1,7 @@
 import os
+import select
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +31,22 @@ def test_results_come_in_order_and_progress_is_told(processes: int) -> None:
 def test_a_job_that_raises_raises_here(processes: int) -> None:
     with pytest.raises(ValueError, match="this job fails"):
         run_jobs([Job("good", _square, (1,)), Job("bad", _fail, ())], processes)
+
+
+def test_workers_end_with_who_asked_though_it_is_killed() -> None:
+    """They hold its output open: its end shows theirs."""
+    script = (
+        "import os, time\n"
+        "from ragtag.recipes.jobs import Job, run_jobs\n"
+        "if __name__ == '__main__':\n"
+        "    waits = [Job('wait', time.sleep, (600.0,))] * 2\n"
+        "    run_jobs([Job('tell', os.write, (1, b'here')), *waits], 2)\n"
+    )
+    asked = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert asked.stdout is not None
+    line = asked.stdout.fileno()
+    assert select.select([line], [], [], 60.0)[0] and os.read(line, 4) == b"here"
+    asked.kill()
+    asked.wait(60.0)
+    assert select.select([line], [], [], 60.0)[0] and os.read(line, 1) == b""
+    asked.stdout.close()

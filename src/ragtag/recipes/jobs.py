@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -80,8 +81,17 @@ def _run_side_by_side(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _end_with_parent() -> None:
+    """A parent that was killed stops no pool: what it asked for would be computed to the end for nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _begin() -> None:
-    """In each process: one thread of arithmetic, and Ctrl-C ends it at once."""
+    """In each process: one thread of arithmetic; Ctrl-C ends it at once, and so does the end of who asked."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a job imports torch
     if "torch" in sys.modules:

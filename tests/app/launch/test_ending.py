@@ -41,7 +41,8 @@ def test_peers_are_asked_then_told_then_killed() -> None:
 
 
 LAUNCHER = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
 from dataclasses import asdict
 from pathlib import Path
 from ragtag.app.launch import launch

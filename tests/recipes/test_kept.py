@@ -29,7 +29,17 @@ class Outer:
     best: float = math.inf
 
 
-def _make(x: int, where: Path | None = None) -> Outer:
+@dataclass(frozen=True)
+class Data:
+    arrays: Path
+    text: Path | None
+
+
+def _made_of(data: Data) -> str:
+    return "found"
+
+
+def _make(x: int) -> Outer:
     CALLS.append(x)
     return Outer(Inner("a"), {3: x}, [(0.5, "b")], (1, 2, 3))
 
@@ -61,10 +71,25 @@ def test_a_job_that_raises_leaves_the_others_kept(tmp_path) -> None:
     assert CALLS == []
 
 
-def test_calls_with_paths_and_other_source_are_not_found(tmp_path, monkeypatch) -> None:
+def test_a_path_stands_for_what_lies_there(tmp_path) -> None:
+    keep, here, there = (tmp_path / name for name in ("parts", "here", "there"))
+    for folder in (here, there):
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "x.npy").write_bytes(b"12")
+    Kept(keep).keep(_made_of, (Data(here / "inner", here),), "found")
+    assert Kept(keep).find(_made_of, (Data(there / "inner", there),)) == (True, "found")
+    assert Kept(keep).find(_made_of, (Data(there / "inner", None),)) == (False, None)
+    (there / "inner" / "x.npy").write_bytes(b"13")
+    assert Kept(keep).find(_made_of, (Data(there / "inner", there),)) == (False, None)
+    (there / "inner" / "x.npy").write_bytes(b"12")
+    (there / "inner" / "x.npy").rename(there / "inner" / "y.npy")
+    assert Kept(keep).find(_made_of, (Data(there / "inner", there),)) == (False, None)
+    with pytest.raises(FileNotFoundError):
+        Kept(keep).find(_made_of, (Data(tmp_path / "none", None),))
+
+
+def test_other_source_finds_nothing(tmp_path, monkeypatch) -> None:
     kept = Kept(tmp_path)
-    kept.keep(_make, (1, tmp_path), _make(1))
-    assert list(tmp_path.iterdir()) == []
     kept.keep(_make, (1,), _make(1))
     assert kept.find(_make, (1,)) == (True, _make(1)) and kept.find(_make, (2,)) == (False, None)
     monkeypatch.setattr("ragtag.recipes.kept._source", lambda: "other")

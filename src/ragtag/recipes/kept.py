@@ -19,17 +19,19 @@ PLAIN = (int, float, str, bool)
 class Kept:
     """The parts in a folder, by what was called: function, arguments, and every line of ragtag's own source.
 
-    Results are JSON, and come back as what the function's annotation says it returns. Calls with a path among
-    their arguments are not kept: what lies there may change.
+    Results are JSON, and come back as what the function's annotation says it returns. A path among the
+    arguments stands for what lies there when this is made, wherever that is: the same data unpacked into
+    another folder find the same parts.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._contents: dict[Path, str] = {}
 
     def find(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
         """Whether this call's result is there, and the result. Raises ValueError: its file makes no sense."""
         path = self._path(function, arguments)
-        if path is None or not path.exists():
+        if not path.exists():
             return False, None
         try:
             return True, decode(_returned(function), json.loads(path.read_text("utf-8")))
@@ -39,8 +41,6 @@ class Kept:
     def keep(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> None:
         """Write a result, whole or not at all."""
         path = self._path(function, arguments)
-        if path is None:
-            return
         self._folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(result) if is_dataclass(result) else result)  # type: ignore[arg-type]
         part = path.with_suffix(".part")
@@ -54,12 +54,22 @@ class Kept:
         if self._folder.exists() and not any(self._folder.iterdir()):
             self._folder.rmdir()
 
-    def _path(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Path | None:
-        called = f"{function.__module__}.{function.__qualname__}{arguments!r}"
-        if "Path(" in called:
-            return None
+    def _path(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Path:
+        called = f"{function.__module__}.{function.__qualname__}{self._named(arguments)!r}"
         name = hashlib.sha256(f"{called} {_source()}".encode()).hexdigest()[:32]
         return self._folder / f"{name}.json"
+
+    def _named(self, value: Any) -> Any:
+        """``value`` with each path's contents in place of its name; in dataclasses and tuples, too."""
+        if isinstance(value, Path):
+            if value not in self._contents:
+                self._contents[value] = _contents(value)
+            return self._contents[value]
+        if isinstance(value, (tuple, list)):
+            return [self._named(v) for v in value]
+        if is_dataclass(value) and not isinstance(value, type):
+            return type(value).__qualname__, [self._named(getattr(value, f.name)) for f in fields(value)]
+        return value
 
 
 def decode(kind: Any, value: Any) -> Any:
@@ -93,8 +103,18 @@ def _returned(function: Callable[..., Any]) -> Any:
 @lru_cache(maxsize=1)
 def _source() -> str:
     """A digest of the package: other source, other results."""
+    return _contents(Path(ragtag.__file__).parent, "*.py")
+
+
+def _contents(path: Path, pattern: str = "*") -> str:
+    """A digest of a file, or of a folder's files (with their names) that match ``pattern``.
+
+    Raises FileNotFoundError: there is neither.
+    """
     found = hashlib.sha256()
-    root = Path(ragtag.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    files = [p for p in sorted(path.rglob(pattern)) if p.is_file()] if path.is_dir() else [path]
+    for one in files:
+        name = one.relative_to(path).as_posix() if path.is_dir() else ""
+        with one.open("rb") as file:
+            found.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()} ".encode())
     return found.hexdigest()

@@ -14,6 +14,7 @@ from pathlib import Path
 from ragtag.recipes import topk_compare, topk_figure
 from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
+from ragtag.recipes.kept import Kept
 from ragtag.recipes.topk_plan import RATIOS, Plan, Results, select
 from ragtag.recipes.topk_tasks import sources
 
@@ -54,7 +55,7 @@ def reproduce(
     plan = Plan.of(quick=quick, seeds=seeds)
     with sources(data, out) as found:
         names = found.names
-        results = Results.of(run_jobs(plan.jobs(found), jobs, progress))
+        results = Results.of(run_jobs(plan.jobs(found), jobs, progress, out / "parts"))
     report = Report(
         name="topk",
         title="Understanding top-k sparsification (Shi, Chu, Cheung, See 2019)",
@@ -75,6 +76,7 @@ def reproduce(
         },
     )
     report.write(out)
+    Kept(out / "parts").forget()
     return report
 
 

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from ragtag.codecs import fast
 from ragtag.codecs.density import Density, break_even_bytes_per_s
 from ragtag.codecs.feedback import ErrorFeedback
 from ragtag.codecs.options import Options
@@ -36,6 +35,7 @@ from ragtag.codecs.sparse import Format, decode, encode
 from ragtag.codecs.threshold import dgc, gaussian_k, sidco
 from ragtag.codecs.topk import chunked_top_k, random_k, sampled_top_k, top_k
 from ragtag.codecs.topk_torch import sampled_top_k_tensor
+from ragtag.core import fast
 from ragtag.core.seed import generator
 from ragtag.core.types import Floats
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ragtag.codecs import fast
 from ragtag.codecs.reused import REUSED_MAX, add, add_select_clear, reused, reused_most
 from ragtag.codecs.selection import Selector, require_k
 from ragtag.codecs.threshold import (
@@ -21,6 +20,7 @@ from ragtag.codecs.threshold import (
 )
 from ragtag.codecs.topk import chunked, chunked_top_k, exact, randomly, sampled, sampled_top_k, top_k
 from ragtag.codecs.topk_torch import sampled_top_k_tensor
+from ragtag.core import fast
 from ragtag.core.errors import NotFinite
 from tests.codecs.vectors import by_definition, heavy, kinds, vector
 
@@ -321,7 +321,8 @@ def test_without_numba_everything_is_there(tmp_path) -> None:
     code = (
         "import sys; sys.modules['numba'] = None\n"
         "import numpy as np\n"
-        "from ragtag.codecs import fast, topk, threshold, reused\n"
+        "from ragtag.codecs import topk, threshold, reused\n"
+        "from ragtag.core import fast\n"
         "assert not fast.available() and not fast.compiled()\n"
         "u = np.arange(100000, dtype=np.float32)\n"
         "assert topk.sampled_top_k(u, 10).indices.tolist() == list(range(99990, 100000))\n"

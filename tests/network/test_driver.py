@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ragtag.codecs.dense import fp32
+from ragtag.core import fast
 from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
 from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
@@ -582,3 +583,18 @@ def test_a_driver_waiting_for_a_silent_peer_takes_little_processor_time() -> Non
         after = resource.getrusage(resource.RUSAGE_SELF)
         used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         assert used_s < 0.3, f"a driver that waits used {used_s:.3f} s in a second"
+
+
+@pytest.mark.skipif(not fast.available(), reason="numba is not installed (ragtag[fast])")
+def test_large_channels_have_their_loops_compiled_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragtag.network.driver.LARGE_CHUNKS", 41)
+    with Crew(2, 40) as small:
+        assert all(driver._compiling is None for driver in small.drivers.values())
+    with Crew(3, 41) as crew:
+        for round_ in range(2):
+            for outcome in crew.average(round_=round_).values():
+                assert_complete(outcome, 3, 41, round_)
+            for driver in crew.drivers.values():
+                assert driver._compiling is not None
+                driver._compiling.join(PATIENCE_S)
+                assert driver._framer._kernels is not None

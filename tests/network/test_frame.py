@@ -1,7 +1,11 @@
-"""Runs to datagrams and back; whose datagrams are refused, and that each refusal is counted."""
+"""Runs to datagrams and back; whose datagrams are refused, and that each refusal is counted.
+
+All of it twice: in numpy, and by compiled loops.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from ragtag.core import fast
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes, MessageKey, Run
 from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, HEADER_BYTES, Identity, Kind, headers_of, tags
@@ -20,6 +25,23 @@ EPOCH = 1000
 U8, U16, U32 = (1 << 8) - 1, (1 << 16) - 1, (1 << 32) - 1
 
 keys = st.builds(MessageKey, st.integers(0, U8), st.integers(0, U32), st.integers(0, U8), st.integers(0, U16))
+
+
+@pytest.fixture(scope="module", autouse=True, params=["numpy", "compiled"])
+def loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every framer made here is of this kind."""
+    if request.param == "compiled" and not fast.available():
+        pytest.skip("numba is not installed (ragtag[fast])")
+    made = Framer.__init__
+
+    def compiled(self: Framer, identity: Identity, epoch: int) -> None:
+        made(self, identity, epoch)
+        self.compile()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "compiled":
+            patch.setattr(Framer, "__init__", compiled)
+        yield
 
 
 def framers(schema: int = 7, crew: str = "otters") -> tuple[Framer, Framer]:
@@ -391,3 +413,85 @@ def test_random_bytes_are_nobodys(data: bytes) -> None:
     _, dest = framers()
     assert dest.parse_short(data) is None
     assert dest.refused.total == 1
+
+
+# -- Compiled or not
+
+
+def _pair() -> tuple[Framer, Framer]:
+    """Two receivers: one with whatever loops are looked at, one with numpy's."""
+    one, two = framers()[1], framers()[1]
+    two._kernels = None
+    return one, two
+
+
+@given(
+    length=st.integers(1, 40),
+    harm=st.lists(
+        st.tuples(st.integers(0, 39), st.integers(0, DATAGRAM_BYTES - 1), st.integers(1, 255)), max_size=4
+    ),
+    fields=st.lists(
+        st.tuples(
+            st.integers(0, 39),
+            st.sampled_from(["magic", "version", "kind", "crew", "dest", "schema", "epoch"]),
+            st.integers(0, U8),
+        ),
+        max_size=3,
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_is_taken_or_refused_alike(length, harm, fields) -> None:
+    source, _ = framers()
+    one, two = _pair()
+    table = rows_of(source, a_run(length), last=True)
+    for row, field, value in fields:
+        headers_of(table)[field][row % length] = value
+    signed(source, table)
+    for row, at, flip in harm:
+        table[row % length, at] ^= flip
+    (a, a_headers), (b, b_headers) = one.parse(table.copy()), two.parse(table.copy())
+    assert np.array_equal(a, b) and a_headers.tobytes() == b_headers.tobytes()
+    assert refusals(one) == refusals(two)
+
+
+@pytest.mark.parametrize("weight", [0.0, -0.0, 1e-45, float(np.finfo(np.float32).max), np.inf, np.nan, -1.0])
+def test_weights_are_judged_alike(weight: float) -> None:
+    source, _ = framers()
+    one, two = _pair()
+    table = rows_of(source, replace(a_run(3), weight=np.array([1.0, weight, 2.0], np.float32)))
+    assert len(one.parse(table.copy())[0]) == len(two.parse(table.copy())[0])
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_chunks_anywhere_in_memory_make_the_same_datagrams(offset: int) -> None:
+    """Values need not begin where eight bytes do, nor may they all be written to."""
+    source, _ = framers()
+    plain, _ = framers()
+    plain._kernels = None
+    memory = np.empty(7 * CHUNK_BYTES + 8, np.uint8)
+    run = a_run(7)
+    payload = memory[offset : offset + 7 * CHUNK_BYTES].reshape(7, CHUNK_BYTES)
+    payload[...] = run.payload
+    for chunks in (np.arange(7), np.arange(2, 6), np.array([0, 3, 4])):
+        for moved in (replace(run, payload=payload), replace(run, payload=_constant(payload))):
+            made = [
+                framer.data(moved, chunks, numbers(9, len(chunks)), 5, last=True).copy()
+                for framer in (source, source, plain)
+            ]
+            assert np.array_equal(made[0], made[2]) and np.array_equal(made[1], made[2])
+
+
+def _constant(values: Bytes) -> Bytes:
+    values = values.copy()
+    values.flags.writeable = False
+    return values
+
+
+@pytest.mark.skipif(not fast.available(), reason="numba is not installed (ragtag[fast])")
+def test_compiled_loops_compile_nothing_while_a_round_goes_on() -> None:
+    from ragtag.network import kernels
+
+    kernels.warm()
+    rows = np.zeros((1, DATAGRAM_BYTES // 8), np.int64)
+    with pytest.raises(TypeError, match="No matching definition"):
+        kernels.check(rows, rows[:, :8].copy(), np.uint64(0), np.uint64(0), np.uint64(0))

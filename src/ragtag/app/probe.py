@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ragtag.codecs import fast
 from ragtag.codecs.advice import Cost
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, fp32
@@ -22,6 +21,7 @@ from ragtag.codecs.selection import Selection, Selector, State
 from ragtag.codecs.sparse import Format, decode, encode
 from ragtag.codecs.threshold import dgc_sampling, gaussian
 from ragtag.codecs.topk import chunked, exact, sampled
+from ragtag.core import fast
 from ragtag.core.seed import generator
 from ragtag.core.types import Floats
 from ragtag.core.wire import CHUNK_BYTES

@@ -7,16 +7,12 @@ bits is a maximum of magnitudes that vectorises without leave to ignore NaN, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ragtag.core.compiled import compile_
 from ragtag.core.types import Floats
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 Bits = NDArray[np.uint32]
 Indices = NDArray[np.int64]
 
@@ -24,16 +20,6 @@ BLOCK = 64
 """Elements looked at together: few enough that most blocks hold nothing above a threshold."""
 _SIGNLESS = np.uint32(0x7FFFFFFF)
 _INFINITE = np.uint32(0x7F800000)
-
-
-def compile_(function: _F) -> _F:
-    """Compiled at its first call, and kept on disk where numba finds a place to write to."""
-    njit: Any = numba.njit
-    try:
-        made: _F = njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no place to write to
-        made = njit(nogil=True)(function)
-    return made
 
 
 @compile_

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.codecs.kernels import Indices, compile_
+from ragtag.codecs.kernels import Indices
+from ragtag.core.compiled import compile_
 from ragtag.core.types import Bools, Bytes, Floats
 
 _HEADER = 14

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from ragtag.codecs import fast
 from ragtag.codecs.indices import HEADER_BYTES, Indices, Pieces, Sizes, blocks, cut_blocks, cut_rice, rice
 from ragtag.codecs.values import to_2bit, to_bf16, to_int8
+from ragtag.core import fast
 from ragtag.core.types import Bytes, Floats
 
 Values = Literal["fp32", "bf16", "int8", "2bit"]

@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 
-from ragtag.codecs import fast
 from ragtag.codecs.selection import (
     FLOAT_MAX,
     INFINITE,
@@ -30,6 +29,7 @@ from ragtag.codecs.selection import (
     select_at,
 )
 from ragtag.codecs.topk import sampled_top_k
+from ragtag.core import fast
 from ragtag.core.types import Floats
 
 REUSED_MAX = 32

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.codecs import fast
+from ragtag.core import fast
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import Floats
 

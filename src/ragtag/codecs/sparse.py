@@ -27,7 +27,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ragtag.codecs import fast
 from ragtag.codecs.indices import (
     BLOCKS,
     COUNT_MAX,
@@ -41,6 +40,7 @@ from ragtag.codecs.indices import (
 from ragtag.codecs.pack import SIZES, VALUES, Values, cut, write
 from ragtag.codecs.selection import Selection, require_k
 from ragtag.codecs.values import from_2bit, from_bf16, from_int8, groups
+from ragtag.core import fast
 from ragtag.core.types import Bytes, Floats
 from ragtag.core.wire import CHUNK_BYTES
 

@@ -92,11 +92,11 @@ assert HEADER.itemsize == HEADER_BYTES
 Headers = NDArray[np.void]
 Words = NDArray[np.uint64]
 _U64 = (1 << 64) - 1
-_ODD_INTS = [mix(i + 1) | 1 for i in range(8)]
-_SUM_ODD = _ODD_INTS[1]  # the tag's own word is left out; its multiplier is the chunk's
-_ODD = np.array([0 if i == 1 else odd for i, odd in enumerate(_ODD_INTS)], dtype="<u8")
-_FINAL = 0xD6E8FEB86659FD93
-_SUM_ODD_U64, _FINAL_U64, _HALF = np.uint64(_SUM_ODD), np.uint64(_FINAL), np.uint64(32)
+ODD_INTS = [mix(i + 1) | 1 for i in range(8)]
+_SUM_ODD = ODD_INTS[1]  # the tag's own word is left out; its multiplier is the chunk's
+_ODD = np.array([0 if i == 1 else odd for i, odd in enumerate(ODD_INTS)], dtype="<u8")
+FINAL = 0xD6E8FEB86659FD93
+_SUM_ODD_U64, _FINAL_U64, _HALF = np.uint64(_SUM_ODD), np.uint64(FINAL), np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def tags(
     """
     if words is None:
         words = datagrams.view("<u8")[:, :8]
-    total: NDArray[np.uint64] = np.add.reduce(words * _ODD, axis=1)  # unsigned arrays wrap silently
+    total: NDArray[np.uint64] = words @ _ODD  # unsigned arrays wrap silently
     if datagrams.shape[1] > HEADER_BYTES:
         total += (chunk_sums(datagrams) if sums is None else sums) * _SUM_ODD_U64
     total += np.uint64(key)
@@ -148,19 +148,19 @@ def tags(
 
 def chunk_sums(datagrams: Bytes) -> Words:
     """The sum of each row's chunk as 64-bit words."""
-    sums: Words = np.add.reduce(datagrams.view("<u8")[:, 8:], axis=1)
+    sums: Words = np.einsum("ij->i", datagrams.view("<u8")[:, 8:])  # np.add.reduce takes half as long again
     return sums
 
 
 def tag_of(header: bytes | bytearray, key: int) -> int:
     """The tag of one header-only datagram: the same as ``tags`` of one row."""
     total = key
-    for word, odd in zip(struct.unpack("<8Q", header), _ODD_INTS, strict=True):
+    for word, odd in zip(struct.unpack("<8Q", header), ODD_INTS, strict=True):
         if odd != _SUM_ODD:
             total += word * odd
     total &= _U64
     total ^= total >> 32
-    total = total * _FINAL & _U64
+    total = total * FINAL & _U64
     return total ^ (total >> 32)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragtag.core import fast
 from ragtag.core.types import Bools, Bytes, MessageKey, PeerId, Run
 from ragtag.core.wire import (
     CHUNK_BYTES,
@@ -21,6 +23,7 @@ from ragtag.core.wire import (
     Headers,
     Identity,
     Kind,
+    Words,
     chunk_sums,
     headers_of,
     tag_of,
@@ -90,7 +93,20 @@ class Framer:
         self._words = self._slab.view("<u8")
         self._payload: Bytes | None = None
         self._which = (0, 0, 0)
-        self._sums = _NO_SETS
+        self._headers, self._sums = np.zeros((0, 8), "<u8"), np.zeros(0, "<u8")
+        self._key_word = np.uint64(self._key)
+        self._kernels: ModuleType | None = None
+
+    def compile(self) -> None:
+        """Let compiled loops do the tables from now on, with the same results, where numba is installed.
+
+        It takes a second or so, and is for a thread of its own; the others go on meanwhile.
+        """
+        if fast.compiled():
+            from ragtag.network import kernels
+
+            kernels.warm()
+            self._kernels = kernels
 
     def data(
         self,
@@ -111,27 +127,42 @@ class Framer:
         if len(self._slab) < k:
             self._slab = np.zeros((k, DATAGRAM_BYTES), np.uint8)
             self._words = self._slab.view("<u8")
+            self._headers, self._sums = np.zeros((k, 8), "<u8"), np.zeros(k, "<u8")
             self._payload = None
-        rows, words, key = self._slab[:k], self._words[:k], run.key
+        rows, words = self._slab[:k], self._words[:k]
         low, high = int(chunks[0]) - run.first, int(chunks[-1]) - run.first + 1
         at = slice(low, high) if high - low == k else chunks - run.first
-        words[:, 0] = self._first | _DATA << 24
-        words[:, 2] = self._schema(key, schema) | self.identity.peer << 32 | run.peer << 48
-        words[:, 3] = key.round | key.channel << 32 | key.stage << 40 | key.block << 48
-        words[:, 4] = chunks.astype(np.uint64) | np.uint64(run.total << 32)
-        words[:, 5] = run.heard[at]
-        words[:, 6] = np.ascontiguousarray(run.weight[at]).view("<u4") | seqs << np.uint64(32)
-        words[:, 7] = stamp & _U32 | self.epoch << 32
+        headers = self._headers[:k]
+        headers[:, 0] = self._first | _DATA << 24
+        headers[:, 2] = self._schema(run.key, schema) | self.identity.peer << 32 | run.peer << 48
+        headers[:, 3] = run.key.round | run.key.channel << 32 | run.key.stage << 40 | run.key.block << 48
+        headers[:, 4] = chunks.astype(np.uint64) | np.uint64(run.total << 32)
+        headers[:, 5] = run.heard[at]
+        headers[:, 6] = np.ascontiguousarray(run.weight[at]).view("<u4") | seqs << np.uint64(32)
+        headers[:, 7] = stamp & _U32 | self.epoch << 32
         if last or ask:
-            words[-1, 0] = self._first | (_LAST if last else _ASK) << 24
+            headers[-1, 0] = self._first | (_LAST if last else _ASK) << 24
         which = (int(chunks[0]), int(chunks[-1]), k)
         if run.payload is not self._payload or which != self._which:
-            rows[:, HEADER_BYTES:] = run.payload[at]
-            self._sums = chunk_sums(rows)
             # an owner sends its average to one peer after the other: the chunks are here already
             self._payload, self._which = (run.payload, which) if high - low == k else (None, which)
-        words[:, 1] = tags(rows, self._key, words[:, :8], self._sums)
+            self._fill(words, headers, run.payload[at])
+        else:
+            words[:, :8] = headers
+            words[:, 1] = tags(rows, self._key, headers, self._sums[:k])
         return rows
+
+    def _fill(self, words: Words, headers: Words, payload: Bytes) -> None:
+        """Whole datagrams; the sums of their chunks are kept."""
+        k = len(words)
+        chunks = payload.view("<u8")
+        if self._kernels is not None and chunks.flags.carray:
+            self._kernels.fill(words, headers, chunks, self._sums[:k], self._key_word)
+            return
+        words[:, :8], words[:, 8:] = headers, chunks
+        rows = words.view(np.uint8)
+        self._sums[:k] = chunk_sums(rows)
+        words[:, 1] = tags(rows, self._key, headers, self._sums[:k])
 
     def _schema(self, key: MessageKey, given: int | None) -> int:
         return self.schemas.get(key.channel, 0) if given is None else given
@@ -205,6 +236,11 @@ class Framer:
 
     def parse(self, table: Bytes) -> tuple[Bytes, Headers]:
         """The rows of ``table`` that are the crew's data, with a copy of their headers."""
+        if self._kernels is not None:
+            words = np.empty((len(table), 8), "<u8")
+            first, me = np.uint64(self._first), np.uint64(self.identity.peer)
+            if self._kernels.check(table.view("<u8"), words, first, me, self._key_word):
+                return table, words.view(HEADER)[:, 0]
         words = table.view("<u8")[:, :8].copy()  # side by side: columns of it stay in the cache
         kind = words[:, 0] >> np.uint64(24) & np.uint64(0xFF)
         ok = words[:, 0] & _NOT_KIND == self._first

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ragtag.codecs import fast
 from ragtag.codecs.checkpoint import State
 from ragtag.codecs.dense import fp32
 from ragtag.codecs.feedback import ErrorFeedback
 from ragtag.codecs.gather import add_rows, whole_mark, whole_marks
 from ragtag.codecs.tickets import Ticket
+from ragtag.core import fast
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bools, Bytes, Floats, Gathered, Noted, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES

@@ -1,6 +1,6 @@
 """Whether loops may run compiled: numba, when it is installed (``pip install ragtag[fast]``).
 
-Everything works without it, in numpy, with the same results. ``ragtag.codecs.kernels`` is imported at the
+Everything works without it, in numpy, with the same results. Modules of such loops are imported at their
 first use only: numba's import takes half a second, and most of what Ragtag does needs none of it.
 """
 

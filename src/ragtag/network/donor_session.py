@@ -31,7 +31,7 @@ from ragtag.protocols.transfer_wire import (
 )
 
 _PIECE_BYTES = 1 << 18
-_READS_MAX = 16
+_READS_MAX = 8
 _ANSWERS_MAX = 64
 
 
@@ -42,7 +42,7 @@ class DonorLimits:
     strangers_max: connections that have not shown the key; the oldest gives way. members_max: newcomers
     served at once. handshake_s: to show the key. idle_s: without a word where one is due, or in one frame.
     chunk_s: to take one chunk. ask_s: to wait for a snapshot. keep_s: a snapshot that nobody reads is kept.
-    cpu_share: of one core, for all of it; cpu_burst_s: at once after a rest. link_share: of the rate of
+    cpu_share: of one core, for all of it; cpu_burst_s: what is used of it at once. link_share: of the rate of
     the fastest path, for all newcomers together.
     """
 
@@ -53,8 +53,8 @@ class DonorLimits:
     chunk_s: float = 60.0
     ask_s: float = 600.0
     keep_s: float = 30.0
-    cpu_share: float = 0.04
-    cpu_burst_s: float = 0.005
+    cpu_share: float = 0.03
+    cpu_burst_s: float = 0.0005
     link_share: float = 0.1
 
 
@@ -226,18 +226,32 @@ class DonorSession:
         left = _PIECE_BYTES
         while self._out and left > 0:
             try:
-                n = self.sock.send(self._out[0][:left])
+                n = self.sock.sendmsg(self._first(left))
             except BlockingIOError:
                 return
             except OSError as error:
                 raise Closed(f"broke off ({error.strerror})") from None
             left -= n
-            if n < len(self._out[0]):
-                self._out[0] = self._out[0][n:]
-            else:
-                self._out.popleft()
+            self._sent(n)
         if not self._out:
             self._flushed(now_s)
+
+    def _first(self, n_bytes: int) -> list[memoryview]:
+        """What comes next, ``n_bytes`` at most: a chunk and what goes before it are one call of the system."""
+        first = []
+        for data in self._out:
+            if n_bytes <= 0:
+                break
+            first.append(data[:n_bytes])
+            n_bytes -= len(data)
+        return first
+
+    def _sent(self, n_bytes: int) -> None:
+        while n_bytes >= len(self._out[0]):
+            n_bytes -= len(self._out.popleft())
+            if not self._out:
+                return
+        self._out[0] = self._out[0][n_bytes:]
 
     def _flushed(self, now_s: float) -> None:
         if self._chunk_bytes:

@@ -24,6 +24,7 @@ from ragtag.network.udp import Address, bound
 from ragtag.protocols.transfer_wire import KEY_BYTES
 
 _LOOK_S = 1.0  # how often the trainer's progress is looked at
+_NAP_S = 0.1  # a pause is no longer, so that closing takes no longer
 _LOOK = 0  # in place of a selector's mask: a snapshot may have come
 
 
@@ -135,7 +136,7 @@ class DonorServer:
         now_s = time.monotonic()
         pause_s = self._budget.pause_s(now_s)
         if pause_s > 0:
-            self._stop.wait(pause_s)
+            time.sleep(min(pause_s, _NAP_S))
         elif self._ready:
             self._handle(*self._ready.popleft())
         else:

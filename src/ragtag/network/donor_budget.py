@@ -26,22 +26,19 @@ class CpuBudget:
         if not 0 < share <= 1:
             raise ValueError(f"donor: the share of a core is {share}; it must lie above 0 and be at most 1")
         self._share, self._burst_s = share, burst_s
-        self._left_s, self._filled_s = burst_s, -math.inf
+        self._left_s, self._filled_s, self._free_s = burst_s, -math.inf, -math.inf
 
     def spend(self, now_s: float, used_s: float) -> None:
         """So much of a core's time was used."""
-        self._fill(now_s)
-        self._left_s -= used_s
+        filled_s = max(self._filled_s, now_s)
+        left_s = min(self._burst_s, self._left_s + self._share * (filled_s - self._filled_s)) - used_s
+        self._left_s, self._filled_s = left_s, filled_s
+        if left_s <= 0:
+            self._free_s = filled_s + (self._burst_s - left_s) / self._share
 
     def pause_s(self, now_s: float) -> float:
         """How long to do nothing."""
-        self._fill(now_s)
-        return 0.0 if self._left_s > 0 else (self._burst_s - self._left_s) / self._share
-
-    def _fill(self, now_s: float) -> None:
-        if now_s > self._filled_s:
-            self._left_s = min(self._burst_s, self._left_s + self._share * (now_s - self._filled_s))
-            self._filled_s = now_s
+        return max(0.0, self._free_s - now_s)
 
 
 class LinkBudget:

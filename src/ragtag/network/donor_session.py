@@ -31,7 +31,7 @@ from ragtag.protocols.transfer_wire import (
 )
 
 _PIECE_BYTES = 1 << 18
-_READS_MAX = 8
+_READ_BYTES = 512  # some requests: what comes with them is one call of the system, as in sending
 _ANSWERS_MAX = 64
 
 
@@ -54,7 +54,7 @@ class DonorLimits:
     ask_s: float = 600.0
     keep_s: float = 30.0
     cpu_share: float = 0.03
-    cpu_burst_s: float = 0.0005
+    cpu_burst_s: float = 0.00025
     link_share: float = 0.1
 
 
@@ -129,17 +129,22 @@ class DonorSession:
 
     def read(self, now_s: float, round_s: float, *, room: bool) -> None:
         """Something can be read. room: for one more newcomer."""
-        for _ in range(_READS_MAX):
-            if len(self._out) >= _ANSWERS_MAX:
-                return
-            try:
-                n = self.sock.recv_into(self._reader.space())
-            except BlockingIOError:
-                return
-            except OSError as error:
-                raise Closed(f"broke off ({error.strerror})") from None
-            if n == 0:
-                raise Closed("ended")
+        if len(self._out) >= _ANSWERS_MAX:
+            return
+        try:
+            data = self.sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise Closed(f"broke off ({error.strerror})") from None
+        if not data:
+            raise Closed("ended")
+        left = memoryview(data)
+        while left:
+            space = self._reader.space()
+            n = min(len(space), len(left))
+            space[:n] = left[:n]
+            left = left[n:]
             try:
                 self._filled(now_s, n, round_s, room)
             except WireError as error:
@@ -237,7 +242,7 @@ class DonorSession:
             self._flushed(now_s)
 
     def _first(self, n_bytes: int) -> list[memoryview]:
-        """What comes next, ``n_bytes`` at most: a chunk and what goes before it are one call of the system."""
+        """What comes next, ``n_bytes`` at most: a chunk goes with what stands before it, in one call."""
         first = []
         for data in self._out:
             if n_bytes <= 0:

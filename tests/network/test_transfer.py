@@ -149,7 +149,6 @@ def process() -> Iterator[tuple[subprocess.Popen[str], Donor]]:
         child.communicate(timeout=PATIENCE_S)
 
 
-@pytest.mark.slow  # with both cores busy the donor that is to die sometimes gives nothing in eight tries
 def test_a_donor_is_killed_in_the_middle(
     process: tuple[subprocess.Popen[str], Donor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,12 +166,14 @@ def test_a_donor_is_killed_in_the_middle(
 
     monkeypatch.setattr(Link, "_chunk", kill)
     with training(*(Trainer(i, SIZE, limits=SLOW, round_s=LONG_S) for i in range(2))) as trainers:
-        for _ in range(8):  # where a busy machine keeps its rounds apart from theirs, it is not asked
+        # The other two give for longer than a round, so that it gives, too, however late its rounds end; but
+        # where a busy machine makes it answer late, it is asked for a round that they do not have.
+        for _ in range(8):
             fetched = fetch([doomed, *(trainer.donor for trainer in trainers)])
             if seen:
                 break
         check(fetched, [*trainers, Trainer(7, SIZE)])
-        assert 2 <= len(seen) < 46, (fetched.given, fetched.dropped, child.poll())
+        assert 2 <= len(seen) < SIZE // chunk_bytes_for(SIZE), (fetched.given, fetched.dropped, child.poll())
         assert fetched.given["doomed"] > 0
         assert "doomed" in fetched.dropped
 

@@ -1,7 +1,7 @@
 """What a newcomer's fetch of the state costs a donor that trains, and how long it takes: 3 donors, loopback.
 
-    python benchmarks/transfer.py                         # 4, 12 (1M parameters with Adam) and 400 MB: 6 min
-    python benchmarks/transfer.py --sizes 4e6 --fetches 3 # in small
+    python benchmarks/transfer.py                                # 4 and 12 MB (1M values; with Adam): 3 min
+    python benchmarks/transfer.py --sizes 4e8 --fetches 3 --keep # 400 MB, beside what was measured before
 
 The first donor trains (a torch loop on one core, its donor thread on the same one); the other two, which
 only finish the same rounds, and the newcomer run on the other cores. Its steps while a newcomer takes the
@@ -91,7 +91,7 @@ def donor(key: bytes, size: int, trains: bool, cores: list[int], pipe: Connectio
 
 
 def measure(size: int, fetches: int, pause_s: float) -> dict[str, Any]:
-    """One run: ``fetches`` fetches, and as much time in between."""
+    """One run: ``fetches`` fetches of all three, as many of the other two, and pauses in between."""
     key = secrets.token_bytes(32)
     context = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0))
@@ -117,7 +117,7 @@ def measure(size: int, fetches: int, pause_s: float) -> dict[str, Any]:
         if len(some) == len(donors):
             given.append(fetched.given.get("donor-0", 0))
             of_rounds.append(len(fetched.rounds))
-        time.sleep(max(pause_s, span[1] - began_s))
+        time.sleep(max(pause_s, (span[1] - began_s) / 4))
     for pipe in pipes:
         pipe.send("stop")
     told = [pipe.recv() for pipe in pipes]
@@ -200,20 +200,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--sizes", type=lambda text: int(float(text)), nargs="+", default=[4_000_000, 12_000_000, 400_000_000]
+        "--sizes", type=lambda text: int(float(text)), nargs="+", default=[4_000_000, 12_000_000]
     )
-    parser.add_argument("--fetches", type=int, default=0, help="per size (0: 40, 13 of 12 MB, 5 of 400 MB)")
+    parser.add_argument("--fetches", type=int, default=0, help="per size (0: 40; 13 of 12 MB, 5 of 400 MB)")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between fetches, at least")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "transfer.json")
+    parser.add_argument("--keep", action="store_true", help="the file's results of other sizes")
     arguments = parser.parse_args()
     limits = DonorLimits()
     results = []
+    if arguments.keep:
+        before = json.loads(arguments.out.read_text("utf-8"))["results"]
+        results = [r for r in before if r["bytes"] not in arguments.sizes]
     for size in arguments.sizes:
         r = measure(size, arguments.fetches or max(5, min(40, 160_000_000 // size)), arguments.pause)
-        results.append(r)
+        results.append({"command": "python benchmarks/transfer.py " + " ".join(sys.argv[1:]), **r})
         show(r, limits.cpu_share)
     figures = {
-        "command": "python benchmarks/transfer.py " + " ".join(sys.argv[1:]),
         "machine": {
             "cores": os.cpu_count(),
             "kernel": platform.release(),

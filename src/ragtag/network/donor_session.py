@@ -42,8 +42,9 @@ class DonorLimits:
     strangers_max: connections that have not shown the key; the oldest gives way. members_max: newcomers
     served at once. handshake_s: to show the key. idle_s: without a word where one is due, or in one frame.
     chunk_s: to take one chunk. ask_s: to wait for a snapshot. keep_s: a snapshot that nobody reads is kept.
-    cpu_share: of one core, for all of it; cpu_burst_s: what is used of it at once. link_share: of the rate of
-    the fastest path, for all newcomers together.
+    cpu_share: of one core, for all of it (its trainer loses up to 1.4 times as much, as it finds its caches
+    and the interpreter used by another: ``benchmarks/transfer.py``); cpu_burst_s: what is used of it at once.
+    link_share: of the rate of the fastest path, for all newcomers together.
     """
 
     strangers_max: int = 16

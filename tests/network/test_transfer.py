@@ -121,9 +121,9 @@ def test_one_that_stalls_is_dropped_and_named_where_all_wait_for_it() -> None:
 
 
 def test_the_only_one_that_stalls_again_and_again_is_asked_until_all_is_there() -> None:
-    with training(Trainer(0, 500_000, server=server_of(Stalling))) as trainers:
+    with training(Trainer(0, 1_000_000, server=server_of(Stalling))) as trainers:
         fetched = fetch([trainers[0].donor], deadline_s=20.0)
-        check(fetched, trainers, 500_000)
+        check(fetched, trainers, 1_000_000)
         assert len(trainers[0].notes) >= 2
 
 

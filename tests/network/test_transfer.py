@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from ragtag.network.donor import DonorServer
-from ragtag.network.donor_budget import CpuBudget, LinkBudget
 from ragtag.network.donor_session import DonorLimits, DonorSession
 from ragtag.network.fetch import Donor, Fetched, TransferError, fetch_state
 from ragtag.network.fetch_link import Link
@@ -122,9 +121,9 @@ def test_one_that_stalls_is_dropped_and_named_where_all_wait_for_it() -> None:
 
 
 def test_the_only_one_that_stalls_again_and_again_is_asked_until_all_is_there() -> None:
-    with training(Trainer(0, 500_000, server=server_of(Stalling))) as trainers:
+    with training(Trainer(0, 1_000_000, server=server_of(Stalling))) as trainers:
         fetched = fetch([trainers[0].donor], deadline_s=20.0)
-        check(fetched, trainers, 500_000)
+        check(fetched, trainers, 1_000_000)
         assert len(trainers[0].notes) >= 2
 
 
@@ -150,7 +149,6 @@ def process() -> Iterator[tuple[subprocess.Popen[str], Donor]]:
         child.communicate(timeout=PATIENCE_S)
 
 
-@pytest.mark.slow  # with both cores busy the donor that is to die sometimes gives nothing in eight tries
 def test_a_donor_is_killed_in_the_middle(
     process: tuple[subprocess.Popen[str], Donor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,12 +166,14 @@ def test_a_donor_is_killed_in_the_middle(
 
     monkeypatch.setattr(Link, "_chunk", kill)
     with training(*(Trainer(i, SIZE, limits=SLOW, round_s=LONG_S) for i in range(2))) as trainers:
-        for _ in range(8):  # where a busy machine keeps its rounds apart from theirs, it is not asked
+        # The other two give for longer than a round, so that it gives, too, however late its rounds end; but
+        # where a busy machine makes it answer late, it is asked for a round that they do not have.
+        for _ in range(8):
             fetched = fetch([doomed, *(trainer.donor for trainer in trainers)])
             if seen:
                 break
         check(fetched, [*trainers, Trainer(7, SIZE)])
-        assert 2 <= len(seen) < 46, (fetched.given, fetched.dropped, child.poll())
+        assert 2 <= len(seen) < SIZE // chunk_bytes_for(SIZE), (fetched.given, fetched.dropped, child.poll())
         assert fetched.given["doomed"] > 0
         assert "doomed" in fetched.dropped
 
@@ -316,37 +316,6 @@ def test_a_donor_uses_no_more_of_a_core_than_it_may() -> None:
         check(fetched, trainers, size)
         # what one turn uses may overdraw the budget, and is paid back before the next: hence the slack
         assert server.used_s <= 0.1 * fetched.took_s + 0.001 + 0.02
-
-
-def test_the_budget_of_a_core_is_kept_whatever_the_pieces() -> None:
-    budget = CpuBudget(0.05, 0.01)
-    now_s = used_s = 0.0
-    for i in range(1000):
-        pause_s = budget.pause_s(now_s)
-        now_s += pause_s
-        piece_s = 0.001 * (1 + i % 3)
-        now_s += piece_s
-        used_s += piece_s
-        budget.spend(now_s, piece_s)
-        assert used_s <= 0.05 * now_s + 0.01 + 0.003 + 1e-9
-
-
-def test_the_budget_of_a_path_follows_its_rate() -> None:
-    link = LinkBudget(0.25)
-    link.sent(0.0, 1000, None)
-    assert link.free_s < 0
-    link.sent(1.0, 1000, 1e4)
-    assert link.free_s == pytest.approx(1.4)
-    link.sent(1.4, 1000, 2e3)  # held up by the sender itself: the path can do more
-    assert link.free_s == pytest.approx(1.8)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.5, -1.0])
-def test_shares_are_checked(share: float) -> None:
-    with pytest.raises(ValueError, match="it must lie above 0"):
-        CpuBudget(share, 0.0)
-    with pytest.raises(ValueError, match="it must lie above 0"):
-        LinkBudget(share)
 
 
 def test_blobs_of_donors_differ() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.network.shelf import SNAPSHOTS_MAX, Shelf
+from ragtag.protocols.transfer_types import CHUNK_BYTES_MIN
 from ragtag.protocols.transfer_wire import hash_of
 
 
@@ -93,7 +94,7 @@ def test_what_nobody_reads_is_forgotten() -> None:
 def test_a_chunk_is_hashed_when_it_is_first_read() -> None:
     shelf = Shelf()
     shelf.ask("ann", 0)
-    put(shelf, 0, b"a" * 65_536 + b"b")
+    put(shelf, 0, b"a" * CHUNK_BYTES_MIN + b"b")
     snapshot = shelf.given("ann")
     assert snapshot is not None
     assert snapshot.hash(1) == hash_of(b"b")

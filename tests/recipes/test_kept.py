@@ -44,6 +44,10 @@ def _make(x: int) -> Outer:
     return Outer(Inner("a"), {3: x}, [(0.5, "b")], (1, 2, 3))
 
 
+def _several(count: int) -> list[Outer]:
+    return [_make(x) for x in range(count)]
+
+
 def _jobs(n: int) -> list[Job]:
     return [Job(f"job {x}", _make, (x,)) for x in range(n)]
 
@@ -60,6 +64,11 @@ def test_parts_that_were_done_are_not_done_again_and_come_back_as_they_were(tmp_
     assert not keep.exists()
     run_jobs(_jobs(1), 1, keep=keep)
     assert CALLS[4:] == [0]
+
+
+def test_a_list_of_results_comes_back(tmp_path) -> None:
+    Kept(tmp_path).keep(_several, (3,), _several(3))
+    assert Kept(tmp_path).find(_several, (3,)) == (True, _several(3))
 
 
 def test_a_job_that_raises_leaves_the_others_kept(tmp_path) -> None:

@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 
 from ragtag.recipes import RECIPES, moshpit, moshpit_compare, moshpit_plan
+from ragtag.recipes.base import Report
+from ragtag.recipes.jobs import run_jobs
 from ragtag.recipes.moshpit_plan import Plan, Results, all_reduce_law, mixed
 from ragtag.recipes.moshpit_run import METHODS, Case, run
+
+
+def full(report, out) -> None:
+    raise OSError("the disk is full")
 
 
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:
@@ -25,9 +31,15 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
     few = {case: min(count, 2) for case, count in whole.seeds.items() if case.n <= 16}
     monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: Plan(few)))
     monkeypatch.setattr(moshpit.moshpit_figure, "ERRORS_AT", errors_at)
-    told = []
-    report = moshpit.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
+    told, found = [], []
+    monkeypatch.setattr(moshpit, "run_jobs", lambda *how: found.append(run_jobs(*how)) or found[-1])
+    with monkeypatch.context() as cut, pytest.raises(OSError, match="full"):
+        cut.setattr(Report, "write", full)
+        moshpit.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
     assert told[-1][0] == told[-1][1] == len(told)
+    report = moshpit.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
+    assert told[-1] == (*told[-2][:2], "parts kept from before") and found[1] == found[0]
+    assert not (tmp_path / "out/parts").exists()
     groups = {r.group for r in report.rows}
     assert line.name in groups and "Peers die within the round" in groups and len(groups) == 6
     names = " ".join(r.quantity for r in report.rows)

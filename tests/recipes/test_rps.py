@@ -4,8 +4,14 @@ from dataclasses import replace
 import pytest
 
 from ragtag.recipes import rps, rps_compare, rps_measure, rps_training
+from ragtag.recipes.base import Report
+from ragtag.recipes.jobs import run_jobs
 from ragtag.recipes.rps_measure import Plan
 from ragtag.recipes.rps_tasks import digits
+
+
+def full(report, out) -> None:
+    raise OSError("the disk is full")
 
 
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:
@@ -19,9 +25,15 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
     few = replace(few, test_x=whole.test_x[:20], test_y=whole.test_y[:20])
     monkeypatch.setattr(rps_training, "load", lambda data: few)
     monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: tiny))
-    told = []
-    report = rps.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
+    told, found = [], []
+    monkeypatch.setattr(rps, "run_jobs", lambda *how: found.append(run_jobs(*how)) or found[-1])
+    with monkeypatch.context() as cut, pytest.raises(OSError, match="full"):
+        cut.setattr(Report, "write", full)
+        rps.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
     assert told[-1][0] == told[-1][1] == len(told)
+    report = rps.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
+    assert told[-1] == (*told[-2][:2], "parts kept from before") and found[1] == found[0]
+    assert not (tmp_path / "out/parts").exists()
     names = " ".join(r.quantity for r in report.rows)
     for part in ("alpha1, p = 0.4", "slope of log alpha2", "ring all-reduce", "fixed owner", "95% arrive"):
         assert part in names

@@ -1,7 +1,8 @@
 """A donor: one background thread that gives newcomers the training state over TCP.
 
 Whatever it does, for members, newcomers or strangers, it uses no more of a core than its budget: while that
-is overdrawn it does nothing at all. Strangers can hold a few connections for a few seconds, and nothing else.
+is overdrawn it does nothing at all, and it does one thing at a time (a read, a chunk), so that it is never
+overdrawn by more than one. Strangers can hold a few connections for a few seconds, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from ragtag.network.donor_budget import CpuBudget, LinkBudget
@@ -23,7 +24,8 @@ from ragtag.network.udp import Address, bound
 from ragtag.protocols.transfer_wire import KEY_BYTES
 
 _LOOK_S = 1.0  # how often the trainer's progress is looked at
-_ACCEPTS_MAX = 8
+_NAP_S = 0.1  # a pause is no longer, so that closing takes no longer
+_LOOK = 0  # in place of a selector's mask: a snapshot may have come
 
 
 class DonorServer:
@@ -66,9 +68,10 @@ class DonorServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._sessions: dict[socket.socket, DonorSession] = {}
+        self._ready: deque[tuple[object, int]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ragtag-donor", daemon=True)
-        self._accept_s = self._sweep_s = 0.0
+        self._accept_s = self._sweep_s = self._counted_s = 0.0
         self._looked_s, self._looked_round, self._round_s = -math.inf, -1, 0.0
         self._refused, self._refused_s = 0, -math.inf
         self.failure: BaseException | None = None
@@ -117,9 +120,11 @@ class DonorServer:
             self._wake_out.send(b"x")
 
     def _run(self) -> None:
+        self._counted_s = time.thread_time()
         try:
             while not self._stop.is_set():
                 self._turn()
+                self._pay()
         except BaseException as error:
             self.failure = error
             self._note("failed", "", repr(error))
@@ -128,19 +133,24 @@ class DonorServer:
             self._end()
 
     def _turn(self) -> None:
-        pause_s = self._budget.pause_s(time.monotonic())
+        now_s = time.monotonic()
+        pause_s = self._budget.pause_s(now_s)
         if pause_s > 0:
-            self._stop.wait(pause_s)
-            return
-        before_s = time.thread_time()
-        now_s = time.monotonic()
-        for selected, mask in self._selector.select(self._watch(now_s)):
-            self._handle(selected.fileobj, mask)
-        now_s = time.monotonic()
-        self._clock(now_s)
-        used_s = time.thread_time() - before_s
+            time.sleep(min(pause_s, _NAP_S))
+        elif self._ready:
+            self._handle(*self._ready.popleft())
+        else:
+            self._clock(now_s)
+            selected = self._selector.select(self._watch(now_s))
+            self._ready.extend((key.fileobj, mask) for key, mask in selected)
+
+    def _pay(self) -> None:
+        """All that the thread has used since it paid last, its pauses and this included."""
+        counted_s = time.thread_time()
+        used_s = counted_s - self._counted_s
+        self._counted_s = counted_s
         self.used_s += used_s
-        self._budget.spend(now_s, used_s)
+        self._budget.spend(time.monotonic(), used_s)
 
     def _watch(self, now_s: float) -> float:
         """Have the selector wait for what each connection can go on with; how long, at most."""
@@ -164,10 +174,11 @@ class DonorServer:
             self._accept()
         elif source is self._wake_in:
             self._wake_in.recv(4096)
-            for session in list(self._sessions.values()):
-                self._do(session, session.look)
+            self._ready.extend((sock, _LOOK) for sock in self._sessions)
         elif isinstance(source, socket.socket) and source in self._sessions:
             session = self._sessions[source]
+            if mask == _LOOK:
+                self._do(session, session.look)
             if mask & selectors.EVENT_READ:
                 room = sum(s.member for s in self._sessions.values()) < self.limits.members_max
                 self._do(session, lambda now_s: session.read(now_s, self._round_s, room=room))
@@ -197,24 +208,23 @@ class DonorServer:
             self._looked_s, self._looked_round = now_s, new
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_MAX):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._selector.unregister(self._listener)  # would be readable all the time
-                    self._accept_s = time.monotonic() + _LOOK_S
-                    self._note("refused", "", f"no connection can be accepted now ({error.strerror})")
-                return
-            strangers = [session for session in self._sessions.values() if not session.member]
-            if len(strangers) >= self.limits.strangers_max:
-                self._drop(min(strangers, key=lambda s: s.began_s), "gave way to another stranger")
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sessions[sock] = self._session(sock)
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._selector.unregister(self._listener)  # would be readable all the time
+                self._accept_s = time.monotonic() + _LOOK_S
+                self._note("refused", "", f"no connection can be accepted now ({error.strerror})")
+            return
+        strangers = [session for session in self._sessions.values() if not session.member]
+        if len(strangers) >= self.limits.strangers_max:
+            self._drop(min(strangers, key=lambda s: s.began_s), "gave way to another stranger")
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sessions[sock] = self._session(sock)
 
     def _session(self, sock: socket.socket) -> DonorSession:
         return DonorSession(sock, self._key, self._shelf, self.limits, self._link, time.monotonic())

@@ -14,17 +14,27 @@ _DELIVERY_RATE_AT = 160  # linux/tcp.h, struct tcp_info: tcpi_delivery_rate (sin
 
 
 class CpuBudget:
-    """A share of one core, of which ``burst_s`` may be used at once after a rest."""
+    """A share of one core: a bucket of processor time that real time fills, up to ``burst_s``.
+
+    What a thing costs is known once it is done: it is measured, and nothing more is done before the bucket
+    is full again where that emptied it. So in any t seconds no more is used than ``share * t + burst_s`` and
+    what the last thing cost; and work comes in slices, not in crumbs for each of which the trainer's thread
+    is interrupted.
+    """
 
     def __init__(self, share: float, burst_s: float) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"donor: the share of a core is {share}; it must lie above 0 and be at most 1")
         self._share, self._burst_s = share, burst_s
-        self._free_s = -math.inf
+        self._left_s, self._filled_s, self._free_s = burst_s, -math.inf, -math.inf
 
     def spend(self, now_s: float, used_s: float) -> None:
         """So much of a core's time was used."""
-        self._free_s = max(self._free_s, now_s - self._burst_s / self._share) + used_s / self._share
+        filled_s = max(self._filled_s, now_s)
+        left_s = min(self._burst_s, self._left_s + self._share * (filled_s - self._filled_s)) - used_s
+        self._left_s, self._filled_s = left_s, filled_s
+        if left_s <= 0:
+            self._free_s = filled_s + (self._burst_s - left_s) / self._share
 
     def pause_s(self, now_s: float) -> float:
         """How long to do nothing."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 OUTSTANDING_MAX = 4
 """Chunks that are asked of one donor at a time, at most."""
 CHUNKS_MAX = 1 << 14
-CHUNK_BYTES_MIN, CHUNK_BYTES_USUAL, CHUNK_BYTES_MAX = 1 << 16, 1 << 20, 1 << 24
+CHUNK_BYTES_MIN, CHUNK_BYTES_USUAL, CHUNK_BYTES_MAX = 1 << 17, 1 << 20, 1 << 24
 BLOB_BYTES_MAX = CHUNKS_MAX * CHUNK_BYTES_MAX
 
 
@@ -19,7 +19,8 @@ def chunk_bytes_for(total_bytes: int) -> int:
     """How a blob is cut: all donors cut blobs of one size alike.
 
     A power of two: 256 chunks or more, so that a slow donor holds little back, as long as a chunk has
-    64 KB to 1 MB; larger ones only so that there are at most 16,384.
+    128 KB (a smaller one costs a donor more for what comes with it than for its bytes) to 1 MB; larger ones
+    only so that there are at most 16,384.
     """
     wanted = min(CHUNK_BYTES_USUAL, max(CHUNK_BYTES_MIN, -(-total_bytes // 256)))
     return min(CHUNK_BYTES_MAX, _power(max(wanted, -(-total_bytes // CHUNKS_MAX))))

@@ -42,7 +42,7 @@ class Kept:
         """Write a result, whole or not at all."""
         path = self._path(function, arguments)
         self._folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(result) if is_dataclass(result) else result)  # type: ignore[arg-type]
+        text = json.dumps(_plain(result))
         part = path.with_suffix(".part")
         part.write_text(text, "utf-8")
         part.replace(path)
@@ -94,6 +94,13 @@ def decode(kind: Any, value: Any) -> Any:
     if kind in PLAIN and isinstance(value, (int, float) if kind is float else kind):
         return kind(value)
     raise TypeError(f"{value!r} is not of type {kind}")
+
+
+def _plain(value: Any) -> Any:
+    """As ``json`` takes it: dataclasses as dicts, in lists and tuples, too."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _returned(function: Callable[..., Any]) -> Any:

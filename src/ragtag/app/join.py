@@ -249,7 +249,7 @@ def _start(
     )
     driver.start()
     try:
-        met = greet(place, driver, way.deadline_s)
+        met = greet(place, driver, way.deadline_s, late=entrance is not None and entrance.late)
     except BaseException:
         driver.close(_GOODBYE_S)
         raise

@@ -368,7 +368,7 @@ class DriverTransport:
     def _compare(self, schema: Schema) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
         self._meetings += 1
-        meeting = self._driver.meet(self._meetings, schema.encode(), self.deadline_s)
+        meeting = self._driver.meet(self._meetings, schema.encode(), self.deadline_s, self.late)
         met = await_meeting(self._driver, meeting, 2 * self.deadline_s)
         theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
         differing = {peer: other for peer, other in theirs.items() if other != schema}
@@ -386,6 +386,8 @@ class DriverTransport:
         for peer, other in differing.items():
             _log.warning("peer %d is refused, it averages something else: %s", peer, schema.difference(other))
             self._driver.leave(peer)
+        if self.late:
+            return  # the crew averages already, and its members hold no such meeting
         # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
         again = self._driver.meet(_AGREED + self._meetings, b"", self.deadline_s)
         again.result(2 * self.deadline_s)

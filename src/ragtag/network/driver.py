@@ -75,8 +75,8 @@ class Driver(Engine):
         self._mailbox.put(begin, future)
         return future
 
-    def meet(self, number: int, blob: bytes, deadline_s: float) -> Future[Met]:
-        """Tell ``blob`` to all peers and hear theirs, for at most ``deadline_s`` from now."""
+    def meet(self, number: int, blob: bytes, deadline_s: float, late: bool = False) -> Future[Met]:
+        """Tell ``blob`` to all peers and hear theirs, for at most ``deadline_s`` from now (see ``Tell``)."""
         future: Future[Met] = Future()
 
         def begin(now_s: float) -> None:
@@ -85,7 +85,7 @@ class Driver(Engine):
                 return
             self._meetings[number] = future
             try:
-                self._step(now_s, Tell(number, blob, now_s + deadline_s))
+                self._step(now_s, Tell(number, blob, now_s + deadline_s, late))
             except (ValueError, RuntimeError) as error:
                 self._meetings.pop(number, None)
                 future.set_exception(error)

@@ -220,6 +220,8 @@ def test_a_late_peer_goes_on_without_the_frozen_when_half_have_answered(
     began_s = lobby.now_s
     lobby.thaws_s = dict.fromkeys(frozen, began_s + 30.0)
     lobby.tell(6, 0, 60.0, late=True)
+    lobby.run(began_s + 20.0)
+    assert {peer for peer in range(6) if not lobby.nodes[6].heard_lately(peer)} == frozen
     lobby.run()
     at_s, met = lobby.met[6][0]
     assert set(met.missing) == frozen and set(met.blobs) == set(range(6)) - frozen

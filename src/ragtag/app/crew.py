@@ -235,7 +235,7 @@ class Crew(Logbook):
         transport, driver, key = self._transport, self._driver, self._place.key
         assert isinstance(transport, DriverTransport) and driver is not None and key is not None
         with self._phases.of("state"):
-            came = catch_up(self._keeper, transport, lambda: driver.seats, key, self._write_round, new=new)
+            came = catch_up(self._keeper, transport, driver.answering, key, self._write_round, new=new)
         self._comes_since_s = time.monotonic() if new else None
         self.note(Noted("in step" if came.in_step else "not in step", self.rank, str(came)))
         self._last_round = None
@@ -254,7 +254,7 @@ class Crew(Logbook):
         if self._driver is None or self._place.key is None:
             return None
         with self._phases.of("state"):
-            return self._keeper.fetch(self._place.key, self._driver.seats, at_most_s)
+            return self._keeper.fetch(self._place.key, self._driver.answering(), at_most_s)
 
     def _look_back(self, outcome: Outcome) -> None:
         """After a round: give the state to whom waits for it; take it anew after having been away for long.

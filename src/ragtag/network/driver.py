@@ -187,6 +187,12 @@ class Driver(Engine):
         """Who holds which seat, as membership tells (empty: without membership)."""
         return {} if self._people is None else dict(self._people.agent.roster.seats)
 
+    def answering(self) -> dict[PeerId, Holder]:
+        """The same without those that have been silent since they last owed a message; all, if all have."""
+        seats, node = self.seats, self.node
+        there = {peer: holder for peer, holder in seats.items() if node.heard_lately(peer)}
+        return there or seats
+
     def members(self) -> list[Address]:
         """Where the membership of the living listens, as this peer knows it; the others', not its own."""
         if self._people is None:

@@ -90,7 +90,9 @@ class NewcomerWorld(CrewWorld):
 
     def _fetch_s(self, member: Member) -> float:
         """How long it takes to fetch the state, from some of those that average; the deadline, if in vain."""
+        assert member.node is not None
         able = [s for s, h in sorted(member.roster.seats.items()) if h.live and h.card.averaging]
+        able = [seat for seat in able if member.node.heard_lately(seat)] or able
         key = random.stream_key(self.seed, "donors", member.index)
         asked = [able[i] for i in random.permutation(key, len(able))[:DONORS_MAX]]
         givers = {f"{seat}": self._giver(index_of(member.reach[seat])) for seat in asked}

@@ -7,7 +7,8 @@ All peers join by a token: the first one begins the crew. kill -9, SIGSTOP for 2
 every 10 s on average (seeded). Newcomers' processes are started before, and wait for their turn: on a
 machine of their own, as newcomers have, importing torch would not slow the others down. Printed: the
 longest pause of a peer that was neither frozen nor starting, in median rounds; how long newcomers took from
-their first message to their first average; accuracy of both runs; how far the survivors' models lie apart.
+their first message to their first average, and where it went; accuracy of both runs; how far the survivors'
+models lie apart. With --no-calm and --out the calm run that is stored there stays, with its own command.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from ragtag.app.token import Token, encode, keep_token, new_key
+from ragtag.app.tracefile import read_run
+from ragtag.core import trace
 
 PEER = Path(__file__).with_name("churn_peer.py")
 START_S = 60.0
@@ -190,6 +194,7 @@ class Run:
     def measure(self) -> dict:
         """What the peers told."""
         rounds_s, pauses, joins, ends, failed = [], [], [], [], []
+        phases = [record for record in read_run(self.folder).records() if isinstance(record, trace.Phase)]
         for peer in self.peers:
             lines = peer.lines()
             rounds = [line for line in lines if line["what"] == "round"]
@@ -205,7 +210,10 @@ class Run:
             joining = next((line["t"] for line in lines if line["what"] == "joining"), None)
             took = next((line["t"] for line in rounds if line["chunks"] > 0), None)
             if peer.number >= self.arguments.peers and joining is not None and took is not None:
-                joins.append(took - joining)
+                seat = next(line["seat"] for line in lines if line["what"] == "joined")
+                came = [phase for phase in phases if phase.peer == seat]
+                within = [phase for phase in came if joining <= self.started_s + phase.t <= took + 0.5]
+                joins.append((took - joining, {phase.name: round(phase.took_s, 2) for phase in within}))
             end = [line for line in lines if line["what"] == "end"]
             ends += end
             if peer.process.returncode != 0 and peer.killed_s == math.inf:
@@ -216,7 +224,8 @@ class Run:
             "rounds": len(rounds_s),
             "longest_pauses": [(round(g / median_s, 2), p, round(t, 1)) for g, p, t in sorted(pauses)[-8:]],
             "p99_pause_medians": sorted(g for g, _, _ in pauses)[int(0.99 * len(pauses))] / median_s,
-            "join_s": [round(join, 2) for join in sorted(joins)],
+            "join_s": [round(join, 2) for join, _ in sorted(joins, key=itemgetter(0))],
+            "join_phases_s": [phases for _, phases in sorted(joins, key=itemgetter(0))],
             "accuracy": [line["accuracy"] for line in ends],
             "steps": sum(line["steps"] for line in ends),
             "ends": ends,
@@ -281,9 +290,19 @@ def main() -> None:
     if arguments.out is not None:
         machine = f"{platform.machine()}, {os.cpu_count()} cores"
         command = " ".join(["python", *sys.argv])
-        arguments.out.write_text(
-            json.dumps({"command": command, "machine": machine, "results": results}, indent=1) + "\n"
-        )
+        document = {"command": command, "machine": machine, "results": results} | stored_calm(arguments)
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def stored_calm(arguments: argparse.Namespace) -> dict[str, dict]:
+    """The calm run that was stored before, with its command, where none was made now."""
+    if not arguments.no_calm or not arguments.out.exists():
+        return {}
+    stored = json.loads(arguments.out.read_text())
+    calm = stored["results"].pop("calm", None)
+    if calm is not None:
+        return {"calm": stored | {"results": {"calm": calm}}}
+    return {"calm": stored["calm"]} if "calm" in stored else {}
 
 
 def show(name: str, found: dict) -> None:
@@ -293,7 +312,9 @@ def show(name: str, found: dict) -> None:
         f"{worst[0]:.1f} medians, 99 % within {found['p99_pause_medians']:.1f}; events {found['events']}"
     )
     if found["join_s"]:
-        print(f"  newcomers took {found['join_s'][0]:.1f} to {found['join_s'][-1]:.1f} s: {found['join_s']}")
+        print(f"  newcomers took {found['join_s'][0]:.1f} to {found['join_s'][-1]:.1f} s:")
+        for join_s, phases in zip(found["join_s"], found["join_phases_s"], strict=True):
+            print(f"    {join_s:5.2f}: " + ", ".join(f"{name} {took:.2f}" for name, took in phases.items()))
     print(f"  accuracy {', '.join(f'{a:.1%}' for a in found['accuracy'])}; steps {found['steps']}")
     if found["failed"]:
         print(f"  FAILED: processes {found['failed']}")

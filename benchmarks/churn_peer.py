@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
+import ragtag.app.join  # (`ragtag.join` imports it at its first use: 180 modules, before the first message)
 from ragtag.app.demo_task import evaluate, load_digits
 from ragtag.app.token import kept_token
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,11 @@ def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
         _until(lambda peer=peer: crew.lines(peer)[-1] == "heard 0b11 live [0, 1]", "the others went on")
     place.end()
     assert crew.code() == 0, crew.text
+    told = read_run(place.folder / "run-joined").records()
+    records = [r for r in told if isinstance(r, trace.Phase) and r.peer == 2]
+    way_in = ["let in", "seat", "greeting", "schema", "state", "heard", "average"]
+    assert [record.name for record in records] == way_in
+    assert all(b.t - b.took_s >= a.t - 1e-2 for a, b in pairwise(records))  # one after the other
     for peer in (0, 1):
         assert [note.other for note in notes(place.run, "comes", peer)] == [2]
         assert 2 in [note.other for note in notes(place.run, "takes part", peer)]

@@ -396,5 +396,5 @@ def test_a_peer_killed_before_its_first_average_holds_nobody_up_for_long(tmp_pat
         assert not ends[peer].failed, ends[peer].error
         took_s, heard, live = lines(events, peer)[-1].split(maxsplit=2)
         assert heard == "0b11"
-        assert live == "[0, 1]"
-        assert give_up_s < float(took_s) < 1.75 * give_up_s
+        assert live in ("[0, 1]", f"[{peer}]")  # the other one may have left since
+        assert float(took_s) < 1.75 * give_up_s  # membership has declared it dead long before

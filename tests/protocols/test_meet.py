@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, Send, Tell
+from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, Send, Tell, Visits
 from ragtag.protocols.district import partners
-from ragtag.protocols.meet import BLOB_MAX, from_rows, to_rows
+from ragtag.protocols.meet import BLOB_MAX, PATIENCE, TELL, from_rows, to_rows
 from ragtag.protocols.node import Node
 
 LATENCY_S = 0.01
 
 
 class Lobby:
-    """Nodes that only meet, in virtual time; ``absent`` ones neither hear nor speak until they start."""
+    """Nodes that only meet, in virtual time; ``absent`` ones neither hear nor speak until they start.
 
-    def __init__(self, n: int, absent: set[int] | None = None) -> None:
+    thaws_s: what comes to these waits until then. lost: whether a run from one to another is lost.
+    """
+
+    def __init__(self, n: int, absent: set[int] | None = None, latency_s: float = LATENCY_S) -> None:
+        self.latency_s = latency_s
+        self.thaws_s: dict[int, float] = {}
+        self.lost: Callable[[int, Run], bool] = lambda peer, run: False
         self.nodes = [Node(peer, n, 0) for peer in range(n)]
         self.absent = absent or set()
         self.met: dict[int, list[tuple[float, Met]]] = {peer: [] for peer in range(n)}
@@ -32,17 +39,22 @@ class Lobby:
         self._order += 1
         heapq.heappush(self._heap, (at_s, self._order, peer, event))
 
-    def tell(self, peer: int, number: int, deadline_s: float, blob: bytes | None = None) -> None:
-        self.push(self.now_s, peer, Tell(number, blob or b"peer %d" % peer, self.now_s + deadline_s))
+    def tell(self, peer: int, number: int, deadline_s: float, late: bool = False) -> None:
+        self.push(self.now_s, peer, Tell(number, b"peer %d" % peer, self.now_s + deadline_s, late))
 
     def run(self, until_s: float = 100.0) -> None:
         while self._heap and self._heap[0][0] <= until_s:
             self.now_s, _, peer, event = heapq.heappop(self._heap)
             if peer in self.absent:
                 continue
+            if self.now_s < self.thaws_s.get(peer, 0.0):
+                self.push(self.thaws_s[peer], peer, event)
+                continue
             for effect in self.nodes[peer].step(self.now_s, event):  # type: ignore[arg-type]
                 if isinstance(effect, Send):
                     run = effect.run
+                    if self.lost(peer, run):
+                        continue
                     came = Run(
                         peer,
                         run.key,
@@ -54,7 +66,7 @@ class Lobby:
                         None,
                         run.ended,
                     )
-                    self.push(self.now_s + LATENCY_S, run.peer, Arrived((came,)))
+                    self.push(self.now_s + self.latency_s, run.peer, Arrived((came,)))
                 elif isinstance(effect, Arm):
                     self.push(effect.at_s, peer, Expired(effect.timer))
                 elif isinstance(effect, Met):
@@ -184,6 +196,90 @@ def test_who_has_left_is_not_waited_for() -> None:
         lobby.push(0.5, peer, Left(2))
     lobby.run()
     assert all(lobby.met[peer][0][0] == pytest.approx(0.5) for peer in (0, 1))
+
+
+def lobby_that_has_met(n: int, latency_s: float = LATENCY_S) -> Lobby:
+    """All but the last have met long ago."""
+    lobby = Lobby(n, absent={n - 1}, latency_s=latency_s)
+    for peer in range(n - 1):
+        lobby.tell(peer, 0, 5.0)
+        lobby.push(0.5, peer, Left(n - 1))
+    lobby.run()
+    lobby.absent.clear()
+    for peer in range(n - 1):
+        lobby.push(lobby.now_s, peer, Visits(n - 1))
+    return lobby
+
+
+@pytest.mark.parametrize("latency_s", [0.0001, 0.01, 0.3])
+@pytest.mark.parametrize("frozen", [{2}, {0, 1, 3}])
+def test_a_late_peer_goes_on_without_the_frozen_when_half_have_answered(
+    latency_s: float, frozen: set[int]
+) -> None:
+    lobby = lobby_that_has_met(7, latency_s)
+    began_s = lobby.now_s
+    lobby.thaws_s = dict.fromkeys(frozen, began_s + 30.0)
+    lobby.tell(6, 0, 60.0, late=True)
+    lobby.run(began_s + 20.0)
+    assert {peer for peer in range(6) if not lobby.nodes[6].heard_lately(peer)} == frozen
+    lobby.run()
+    at_s, met = lobby.met[6][0]
+    assert set(met.missing) == frozen and set(met.blobs) == set(range(6)) - frozen
+    assert at_s - began_s <= PATIENCE * max(0.1, 2 * latency_s) + 1e-9
+    assert lobby.nodes[6].live == set(range(7))  # silent, not gone: what it says when it thaws brings it back
+    assert all(lobby.nodes[6].silent_rounds(peer) == 0 for peer in frozen)
+
+
+def test_it_waits_for_all_while_most_are_frozen() -> None:
+    lobby = lobby_that_has_met(7)
+    began_s = lobby.now_s
+    lobby.thaws_s = dict.fromkeys((0, 1, 2, 3), began_s + 3.0)
+    lobby.tell(6, 0, 60.0, late=True)
+    lobby.run()
+    at_s, met = lobby.met[6][0]
+    assert met.missing == () and at_s - began_s == pytest.approx(3.0, abs=3 * LATENCY_S)
+
+
+def test_it_waits_for_who_answers_and_has_not_told_yet() -> None:
+    lobby = lobby_that_has_met(4)
+    began_s = lobby.now_s
+    for peer in (0, 1):
+        lobby.tell(peer, 1, 60.0)
+    lobby.tell(3, 1, 60.0, late=True)
+    lobby.push(began_s + 5.0, 2, Tell(1, b"its model was large", began_s + 60.0))
+    lobby.run()
+    at_s, met = lobby.met[3][0]
+    assert met.blobs[2] == b"its model was large"
+    assert at_s - began_s <= 6.0 + 2 * LATENCY_S  # it asks once a second
+
+
+def test_what_others_told_and_was_lost_is_asked_for_again() -> None:
+    lobby = lobby_that_has_met(4)
+    began_s, losses = lobby.now_s, [2]
+    lobby.tell(3, 0, 60.0, late=True)
+
+    def lost(peer: int, run: Run) -> bool:  # what peer 1 tells the newcomer, twice
+        if peer != 1 or run.peer != 3 or run.key.stage != TELL or not losses[0]:
+            return False
+        losses[0] -= 1
+        return True
+
+    lobby.lost = lost
+    lobby.run()
+    at_s, met = lobby.met[3][0]
+    assert met.missing == () and at_s - began_s < 0.5
+
+
+def test_peers_that_start_together_wait_for_a_slow_one() -> None:
+    lobby = Lobby(6)
+    for peer in range(5):
+        lobby.tell(peer, 0, 60.0)
+    lobby.push(20.0, 5, Tell(0, b"at last", 80.0))
+    lobby.absent.add(5)
+    lobby.run(19.95)
+    lobby.absent.clear()
+    lobby.run()
+    assert all(lobby.met[peer][0][1].missing == () for peer in range(6))
 
 
 @pytest.mark.parametrize("size", [0, 1, 1083, 1084, 1085, 5000])

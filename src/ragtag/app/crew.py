@@ -19,6 +19,7 @@ from ragtag.app.catching_up import catch_up
 from ragtag.app.environment import Place
 from ragtag.app.logbook import Logbook
 from ragtag.app.membership import Entrance
+from ragtag.app.phases import Phases
 from ragtag.app.state import Keeper
 from ragtag.app.token import ADDRESSES_MAX, TOKEN_FILE, Token, decode, encode, keep_token
 from ragtag.app.tracefile import TraceWriter
@@ -76,8 +77,12 @@ class Crew(Logbook):
         donor: DonorServer | None = None,
         shelf: Shelf | None = None,
         again: Again | None = None,
+        phases: Phases | None = None,
     ) -> None:
         super().__init__(place, driver, writer, origin_s)
+        self._phases = phases or Phases()
+        self._phases.to(self._record_phase)
+        self._comes_since_s: float | None = None
         self._donor, self._again = donor, again
         self._keeper = Keeper(place.rank, place.seed, self.note)
         if shelf is not None:
@@ -174,6 +179,9 @@ class Crew(Logbook):
 
         def on_outcome(outcome: Outcome) -> None:
             self.record_round(outcome)
+            if self._comes_since_s is not None and outcome.averaged.any():
+                self._phases.over("average", time.monotonic() - self._comes_since_s)
+                self._comes_since_s = None
             if self._keeper.optimizer is not None and outcome.channel == self._keeper.optimizer.channel:
                 self._look_back(outcome)
             self._record_pace(made)
@@ -217,6 +225,7 @@ class Crew(Logbook):
             if optimizer.follower is not None:  # no state of a second optimizer comes
                 optimizer.follower.arrived(False)
             transport.take_part(optimizer.channel, -1 if round_ is None else round_)
+            self._comes_since_s = time.monotonic() if first else None
 
     def _catch_up(self, new: bool) -> Outcome | None:
         """Get into step with a crew that averages gradients (see ``training.replay``).
@@ -225,7 +234,9 @@ class Crew(Logbook):
         """
         transport, driver, key = self._transport, self._driver, self._place.key
         assert isinstance(transport, DriverTransport) and driver is not None and key is not None
-        came = catch_up(self._keeper, transport, lambda: driver.seats, key, self._write_round, new=new)
+        with self._phases.of("state"):
+            came = catch_up(self._keeper, transport, driver.answering, key, self._write_round, new=new)
+        self._comes_since_s = time.monotonic() if new else None
         self.note(Noted("in step" if came.in_step else "not in step", self.rank, str(came)))
         self._last_round = None
         return came.outcome
@@ -242,7 +253,8 @@ class Crew(Logbook):
         """The crew's state; without it, or after ``at_most_s``, a peer goes on with what averages bring."""
         if self._driver is None or self._place.key is None:
             return None
-        return self._keeper.fetch(self._place.key, self._driver.seats, at_most_s)
+        with self._phases.of("state"):
+            return self._keeper.fetch(self._place.key, self._driver.answering(), at_most_s)
 
     def _look_back(self, outcome: Outcome) -> None:
         """After a round: give the state to whom waits for it; take it anew after having been away for long.

@@ -31,6 +31,7 @@ from ragtag.app.membership import (
     seated,
     wildcard,
 )
+from ragtag.app.phases import Phases
 from ragtag.app.state import start_donor
 from ragtag.app.token import ADDRESSES_MAX, Token, TokenError, decode
 from ragtag.app.tracefile import TraceWriter, peer_file
@@ -161,7 +162,7 @@ def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance
     undo.callback(endpoint.close)
     way.begin_giving(token.key, endpoint.address[0], undo)
     try:
-        entrance = invited(place, token, endpoint.address[1], way.state_port, way.deadline_s)
+        entrance = invited(place, token, endpoint.address[1], way.state_port, way.deadline_s, way.phases)
     except NotLetIn as error:
         raise JoinError(str(error)) from None
     undo.callback(entrance.agent.close)
@@ -209,6 +210,7 @@ class _Way:
     donor: DonorServer | None = None
     crews: list[Crew] = field(default_factory=list)
     early: list[Noted] = field(default_factory=list)
+    phases: Phases = field(default_factory=Phases)
 
     def begin_giving(self, key: bytes, host: str, undo: ExitStack) -> None:
         """Be ready to give this peer's state to those who come later."""
@@ -249,7 +251,8 @@ def _start(
     )
     driver.start()
     try:
-        met = greet(place, driver, way.deadline_s)
+        with way.phases.of("greeting"):
+            met = greet(place, driver, way.deadline_s, late=entrance is not None and entrance.late)
     except BaseException:
         driver.close(_GOODBYE_S)
         raise
@@ -260,7 +263,7 @@ def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Cre
     place = way.place
     ready = place if way.number is None else replace(place, rank=way.number)
     transport = DriverTransport(
-        driver, way.deadline_s, on_ready=partial(announce_ready, ready), entrance=entrance
+        driver, way.deadline_s, on_ready=partial(announce_ready, ready), entrance=entrance, phases=way.phases
     )
     crew = Crew(
         place,
@@ -271,6 +274,7 @@ def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Cre
         donor=way.donor,
         shelf=way.shelf,
         again=None if entrance is None else _again(way),
+        phases=way.phases,
     )
     way.crews.append(crew)
     for note in way.early:

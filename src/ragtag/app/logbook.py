@@ -150,6 +150,10 @@ class Logbook:
             )
         )
 
+    def _record_phase(self, ended_unix_s: float, name: str, took_s: float) -> None:
+        """A part of this peer's way in is over."""
+        self.record(trace.Phase(t=ended_unix_s - self._origin_s, peer=self.rank, name=name, took_s=took_s))
+
     def _record_epoch(self, report: EpochReport) -> None:
         counts = {"samples": report.samples, "missed": report.missed, "twice": report.twice}
         self.record(trace.Epoch(t=self.now_s(), peer=self.rank, epoch=report.epoch, **counts))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from ragtag.app.environment import Address, Place, format_address
+from ragtag.app.phases import Phases
 from ragtag.app.token import Token
 from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.core.wire import VERSION
@@ -144,7 +145,9 @@ def reachable(token: Token) -> str:
         return str(probe.getsockname()[0])
 
 
-def invited(place: Place, token: Token, data_port: int, state_port: int, deadline_s: float) -> Entrance:
+def invited(
+    place: Place, token: Token, data_port: int, state_port: int, deadline_s: float, phases: Phases
+) -> Entrance:
     """Enter a crew by its (resolved) token, and take a seat.
 
     Raises:
@@ -161,7 +164,11 @@ def invited(place: Place, token: Token, data_port: int, state_port: int, deadlin
         agent.join(agent.now_s(), entries, deadline_s)
         if not entries:
             return _found(agent, card)
-        return _take_seat(agent, card, deadline_s)
+        until_s = agent.now_s() + deadline_s
+        with phases.of("let in"):
+            _get_in(agent, deadline_s)
+        with phases.of("seat"):
+            return _take_seat(agent, card, until_s, deadline_s)
     except BaseException:
         agent.close()
         raise
@@ -174,12 +181,14 @@ def _found(agent: Agent, card: Card) -> Entrance:
     return Entrance(agent, card, False, {})
 
 
-def _take_seat(agent: Agent, card: Card, deadline_s: float) -> Entrance:
-    until_s = agent.now_s() + deadline_s
+def _get_in(agent: Agent, deadline_s: float) -> None:
     _turn(agent, lambda: agent.entered, deadline_s)
-    machine, roster = agent.machine, agent.roster
     if not agent.entered:
         raise NotLetIn(agent.failure or f"no member let this peer in within {deadline_s:g} s")
+
+
+def _take_seat(agent: Agent, card: Card, until_s: float, deadline_s: float) -> Entrance:
+    machine, roster = agent.machine, agent.roster
     seating = Seating(roster, card, agent.now_s(), machine.period_s)
     while not seating.settled:
         try:

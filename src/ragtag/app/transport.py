@@ -13,6 +13,7 @@ import numpy as np
 
 from ragtag.app.membership import Entrance
 from ragtag.app.parties import outvoted_by
+from ragtag.app.phases import Phases
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, SchemaMismatch
@@ -184,7 +185,7 @@ class DriverTransport:
 
     deadline_s: how long peers wait for each other to configure a channel. on_ready: called with the
     name of the method once the first channel is ready to be averaged on. entrance: where membership tells who
-    there is.
+    there is. phases: told how long what takes.
     """
 
     def __init__(
@@ -193,9 +194,11 @@ class DriverTransport:
         deadline_s: float,
         on_ready: Callable[[str], None] | None = None,
         entrance: Entrance | None = None,
+        phases: Phases | None = None,
     ) -> None:
         self._driver, self.deadline_s, self._on_ready = driver, deadline_s, on_ready
         self._entrance = entrance
+        self._phases = phases or Phases()
         self.me = driver.node.me
         self._meetings, self._method = 0, ""
         self._opened: dict[int, tuple[Schema, Method, Codec]] = {}
@@ -242,7 +245,8 @@ class DriverTransport:
         # both channels are open before the peers meet: whoever is done first sends at once
         self._driver.configure(channel, lane, hash32).result(self.deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self.deadline_s)
-        self._compare(schema)
+        with self._phases.of("schema"):
+            self._compare(schema)
         if self.late:
             self._driver.probed(channel, 2.0 * rtt_s)
         elif self._driver.node.heard_of(channel) >= 0:
@@ -322,7 +326,8 @@ class DriverTransport:
         card = self._entrance.card = msgspec.structs.replace(self._entrance.card, averaging=True)
         told = self._driver.resume(channel, round_, card)
         try:
-            told.result(self.deadline_s)
+            with self._phases.of("heard"):
+                told.result(self.deadline_s)
         except TimeoutError:
             _log.warning("nothing was heard of the crew's rounds within %g s; going on", self.deadline_s)
         self._ready()
@@ -368,7 +373,7 @@ class DriverTransport:
     def _compare(self, schema: Schema) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
         self._meetings += 1
-        meeting = self._driver.meet(self._meetings, schema.encode(), self.deadline_s)
+        meeting = self._driver.meet(self._meetings, schema.encode(), self.deadline_s, self.late)
         met = await_meeting(self._driver, meeting, 2 * self.deadline_s)
         theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
         differing = {peer: other for peer, other in theirs.items() if other != schema}
@@ -386,6 +391,8 @@ class DriverTransport:
         for peer, other in differing.items():
             _log.warning("peer %d is refused, it averages something else: %s", peer, schema.difference(other))
             self._driver.leave(peer)
+        if self.late:
+            return  # the crew averages already, and its members hold no such meeting
         # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
         again = self._driver.meet(_AGREED + self._meetings, b"", self.deadline_s)
         again.result(2 * self.deadline_s)

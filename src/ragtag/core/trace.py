@@ -75,6 +75,17 @@ class Join(Base, frozen=True, kw_only=True, tag="join"):
     others: Count = 0
 
 
+class Phase(Base, frozen=True, kw_only=True, tag="phase"):
+    """A part of a peer's way into its crew is over; ``t`` is its end.
+
+    name: "let in" (by a member), "seat", "greeting", "schema" (meetings), "state" (fetched), "heard" (of a
+    newer round), "average" (from then on to the first one with others).
+    """
+
+    name: str
+    took_s: Seconds
+
+
 class Round(Base, frozen=True, kw_only=True, tag="round"):
     """A round of averaging is over on ``peer``; ``t`` is its end.
 
@@ -261,7 +272,21 @@ class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):
 
 
 Known = (
-    Run | Join | Round | Sparse | Align | Step | Pace | Epoch | Eval | Fault | Note | Error | Result | Leave
+    Run
+    | Join
+    | Phase
+    | Round
+    | Sparse
+    | Align
+    | Step
+    | Pace
+    | Epoch
+    | Eval
+    | Fault
+    | Note
+    | Error
+    | Result
+    | Leave
 )
 Record = Known | Unknown
 

@@ -170,11 +170,16 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell ``blob`` to every peer and hear theirs: exchange ``number``, until ``deadline_s`` (absolute)."""
+    """Tell ``blob`` to every peer and hear theirs: exchange ``number``, until ``deadline_s`` (absolute).
+
+    late: the others have met before, and average: they answer at once, so who does not is waited for only as
+    long as most answers took, several times over.
+    """
 
     number: int
     blob: bytes
     deadline_s: float
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

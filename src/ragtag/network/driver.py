@@ -80,8 +80,8 @@ class Driver(Engine):
         self._mailbox.put(begin, future)
         return future
 
-    def meet(self, number: int, blob: bytes, deadline_s: float) -> Future[Met]:
-        """Tell ``blob`` to all peers and hear theirs, for at most ``deadline_s`` from now."""
+    def meet(self, number: int, blob: bytes, deadline_s: float, late: bool = False) -> Future[Met]:
+        """Tell ``blob`` to all peers and hear theirs, for at most ``deadline_s`` from now (see ``Tell``)."""
         future: Future[Met] = Future()
 
         def begin(now_s: float) -> None:
@@ -90,7 +90,7 @@ class Driver(Engine):
                 return
             self._meetings[number] = future
             try:
-                self._step(now_s, Tell(number, blob, now_s + deadline_s))
+                self._step(now_s, Tell(number, blob, now_s + deadline_s, late))
             except (ValueError, RuntimeError) as error:
                 self._meetings.pop(number, None)
                 future.set_exception(error)
@@ -201,6 +201,12 @@ class Driver(Engine):
     def seats(self) -> dict[PeerId, Holder]:
         """Who holds which seat, as membership tells (empty: without membership)."""
         return {} if self._people is None else dict(self._people.agent.roster.seats)
+
+    def answering(self) -> dict[PeerId, Holder]:
+        """The same without those that have been silent since they last owed a message; all, if all have."""
+        seats, node = self.seats, self.node
+        there = {peer: holder for peer, holder in seats.items() if node.heard_lately(peer)}
+        return there or seats
 
     def members(self) -> list[Address]:
         """Where the membership of the living listens, as this peer knows it; the others', not its own."""

@@ -3,10 +3,15 @@
 Used to find each other, and to compare what will be averaged before any work is lost. Until there is an
 answer there is no measured round trip, so the first pause is a fixed one that doubles (RFC 6298 section 5
 starts the same way); it costs a few datagrams and decides no deadline.
+
+Who comes late meets peers that answer at once, and has measured how long that takes as soon as some have:
+once half of them have met it, it goes on without those of whom nothing comes for ``PATIENCE`` times as long.
+They are frozen, dead or cut off; they are answered when they come back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -38,6 +43,9 @@ TELL, TOLD = 0, 1
 EXCHANGES_MAX = 32
 """Exchanges that are kept, to go on answering."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 1.0
+PATIENCE = 4.0
+"""A late peer waits so many times longer than the slowest answer (or the first pause) took; till then it has
+told whom it waits for at least three times."""
 
 
 def to_rows(blob: bytes) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
@@ -79,7 +87,9 @@ class Exchange:
         self._blobs: dict[PeerId, _Blob] = {}
         self._acked: set[PeerId] = set()
         self._tell: Tell | None = None
-        self._pause_s = _PAUSE_FIRST_S
+        self._told_s: dict[PeerId, float] = {}  # when each was told first
+        self._slowest_s = self._pause_s = _PAUSE_FIRST_S
+        self._patient_until_s = -math.inf
         self.over = False
 
     @property
@@ -107,7 +117,8 @@ class Exchange:
         elif isinstance(event, Expired) and self._tell is not None and not self.over:
             if event.timer.name == "deadline":
                 return self._meet(force=True)
-            effects += self._say(now_s)
+            if event.timer.name == "again":
+                effects += self._say(now_s)
         elif isinstance(event, Left):
             self._expected.discard(event.peer)
         elif isinstance(event, Joined | Visits):  # a new process: it has heard nothing, and may tell another
@@ -116,13 +127,42 @@ class Exchange:
                 self._expected.add(event.peer)
             self._acked.discard(event.peer)
             self._blobs.pop(event.peer, None)
-        return effects + self._meet(force=False)
+            self._told_s.pop(event.peer, None)
+        return effects + self._lose_patience(now_s) + self._meet(force=False)
 
     def _say(self, now_s: float) -> list[Effect]:
         assert self._tell is not None
         pause_s, self._pause_s = self._pause_s, min(_PAUSE_MAX_S, 2 * self._pause_s)
-        effects = [self._told(peer, self._tell.deadline_s) for peer in sorted(self._expected - self._acked)]
+        # who has met already tells its own only when it is asked, and not again by itself
+        done = self._met() if self._tell.late else self._acked
+        effects: list[Effect] = []
+        for peer in sorted(self._expected - done):
+            self._told_s.setdefault(peer, now_s)
+            effects.append(self._told(peer, self._tell.deadline_s))
         return [*effects, Arm(self._timer("again"), now_s + pause_s)]
+
+    def _lose_patience(self, now_s: float) -> list[Effect]:
+        """A late peer: wait no longer for those of whom nothing has come, where most have answered."""
+        if self._tell is None or self.over or not self._tell.late:
+            return []
+        met = self._met()
+        for peer in met & self._told_s.keys():
+            self._slowest_s = max(self._slowest_s, now_s - self._told_s.pop(peer))
+        mute = self._expected - self._acked - self._blobs.keys()
+        if not mute or 2 * len(met & self._expected) < len(self._expected):
+            return []
+        until_s = {p: self._told_s[p] + PATIENCE * self._slowest_s for p in mute & self._told_s.keys()}
+        lost = {peer for peer, at_s in until_s.items() if at_s <= now_s}
+        self._expected -= lost
+        next_s = min((at_s for peer, at_s in until_s.items() if peer not in lost), default=math.inf)
+        if next_s == math.inf or now_s < self._patient_until_s <= next_s:
+            return []
+        self._patient_until_s = next_s
+        return [Arm(self._timer("patience"), next_s)]
+
+    def _met(self) -> set[PeerId]:
+        """Who has told all, and knows that it was heard."""
+        return {peer for peer in self._acked if peer in self._blobs and not self._blobs[peer].incoming.left}
 
     def _told(self, peer: PeerId, deadline_s: float) -> Effect:
         k = len(self._rows)
@@ -157,7 +197,7 @@ class Exchange:
         if self._tell is None or self.over:
             return []
         heard = {peer for peer, blob in self._blobs.items() if not blob.incoming.left}
-        if not force and not self._expected <= heard & self._acked:
+        if not force and not self._expected <= self._met():
             return []
         self.over = True
         blobs = {peer: from_rows(self._blobs[peer].rows) for peer in sorted(heard)}

@@ -117,6 +117,10 @@ class Node(Rounds):
         """How many rounds in a row nothing has come from a peer."""
         return self._presence.silent_rounds(peer)
 
+    def heard_lately(self, peer: PeerId) -> bool:
+        """Whether a peer is here, and has not been silent when it owed a message."""
+        return self._presence.heard_lately(peer)
+
     def resume(self, number: int, round_: int) -> None:
         """A channel's next round comes after ``round_``: the crew has averaged before this peer came.
 

@@ -78,6 +78,10 @@ class Presence:
         """How many rounds in a row nothing has come from a peer."""
         return self._silent[peer]
 
+    def heard_lately(self, peer: PeerId) -> bool:
+        """Whether a peer is here, and was not silent when it last owed a message (any thread may ask)."""
+        return self._silent.get(peer) == 0 and peer not in self._left
+
     def joined(self, peer: PeerId) -> list[Effect]:
         """A peer is there (again)."""
         self._left.discard(peer)

@@ -78,7 +78,7 @@ class CrewWorld:
             member = self._start(index, partners(index, everyone - {index}), index)
             member.inside = set(everyone - {index})
             member.reach = {other: epoch_of(other) for other in member.inside}
-            self._seated(member, Node(index, founders, seed))
+            self._admitted(member, Node(index, founders, seed))
 
     # -- What a test does
 
@@ -149,13 +149,23 @@ class CrewWorld:
         if self._ends_s[member.index] > self.now_s:
             self.world.tell(member.life, Describe(encode_card(card)))
 
-    def _seated(self, member: Member, node: Node) -> None:
-        """It averages from now on, a little after the others or before them."""
+    def _admitted(self, member: Member, node: Node) -> None:
+        """It has a seat: as ``app.join`` does, but that nobody is met and no state is fetched."""
         member.node = node
+        if not member.card.averaging:
+            self._describe(member, replace(member.card, averaging=True))
+        self._open(member, node)
+        self._begin(member)
+
+    def _open(self, member: Member, node: Node) -> None:
+        """Configure what is averaged."""
         rtt_s = 4 * (self.world.faults.latency_s + self.world.faults.jitter_s)
         node.configure(CHANNEL, Channel(self.method, fp32, self._n_chunks, 2 * rtt_s, rtt_s), self.now_s)
         if member.index >= self.founders:
             node.resume(CHANNEL, -1)
+
+    def _begin(self, member: Member) -> None:
+        """It averages from now on, a little after the others or before them."""
         offset = random.uniform(random.stream_key(self.seed, "offset", member.index), 0)
         self._average_at(self.now_s + offset * self.step_s, member)
 
@@ -217,7 +227,7 @@ class CrewWorld:
         self.world.at(at_s, lambda: self._look(member) if self._ends_s[member.index] > self.now_s else None)
 
     def _enter(self, member: Member) -> None:
-        """As ``app.join`` does, but that nobody is met and no state is fetched."""
+        """Make its node, which knows who is there."""
         held, seat = member.roster.seats, member.seat
         live = {peer: holder for peer, holder in held.items() if holder.live}
         n = max(member.card.founded, seat + 1, *(peer + 1 for peer in live))
@@ -227,8 +237,7 @@ class CrewWorld:
             if not averages:
                 node.step(self.now_s, Visits(peer) if peer in live else Left(peer))
         member.inside = {peer for peer, holder in live.items() if holder.card.averaging}
-        self._describe(member, replace(member.card, averaging=True))
-        self._seated(member, node)
+        self._admitted(member, node)
 
     # -- Rounds
 

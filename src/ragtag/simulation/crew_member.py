@@ -15,7 +15,8 @@ from ragtag.simulation.members import Life
 class Member:
     """One process. node: its part in rounds, once it has a seat; inside: the seats that it counts on.
 
-    reach: the process that it takes for each seat's. notes, outcomes: with their times.
+    reach: the process that it takes for each seat's. notes, outcomes: with their times. phases: when each
+    part of a newcomer's way in was over, by name.
     """
 
     index: int
@@ -32,6 +33,7 @@ class Member:
     reach: dict[PeerId, int] = field(default_factory=dict)
     notes: list[tuple[float, Noted]] = field(default_factory=list)
     outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def seat(self) -> PeerId:

@@ -41,7 +41,8 @@ def test_the_quantile_of_recent_completions() -> None:
 
 
 def test_few_samples_say_little_so_their_quantile_is_stretched() -> None:
-    waits = [with_history(*[0.1] * n).budget_s() / 0.1 for n in (1, 2, 3, 4, 8, 32)]
+    assert with_history(0.1).budget_s() == pytest.approx(0.15), "an answer is waited for as ever"
+    waits = [with_history(*[0.1] * n, varied=True).budget_s() / 0.1 for n in (1, 2, 3, 4, 8, 32)]
     assert waits == pytest.approx([10.9, 3.89, 2.64, 2.13, 1.5, 1.5], rel=0.01)
     assert all(1 <= stretch(n, 32, 0.9) <= 1.23 for n in range(5, 32))
     assert stretch(0, 32, 0.9) == stretch(32, 32, 0.9) == stretch(99, 32, 0.9) == 1
@@ -103,7 +104,7 @@ def test_a_late_completion_corrects_a_deadline_that_was_too_short() -> None:
 def test_one_late_straggler_teaches_at_most_twice_what_is_typical() -> None:
     deadline = with_history(0.1)
     deadline.late(1000.0)
-    assert deadline.budget_s() == pytest.approx(1.5 * stretch(2, 32, 0.9) * 2 * 0.1)
+    assert deadline.budget_s() == pytest.approx(1.5 * 2 * 0.1)
 
 
 def test_the_floor_holds_before_and_after_history() -> None:
@@ -118,8 +119,7 @@ def test_bounds(samples: list[float], misses: int) -> None:
     for _ in range(misses):
         deadline.missed()
     recent = samples[-32:]
-    most = 4.0 * 1.5 * stretch(len(recent), 32, 0.9)
-    assert 1.5 * min(recent) * 0.999 <= deadline.budget_s() <= most * max(recent) * 1.001
+    assert 1.5 * min(recent) * 0.999 <= deadline.budget_s() <= 4.0 * 1.5 * max(recent) * 1.001
 
 
 @given(st.lists(st.tuples(st.sampled_from(["completed", "late", "missed"]), TIMES), max_size=60))
@@ -134,4 +134,4 @@ def test_a_deadline_is_always_positive_and_never_grows_without_bound(events: lis
         else:
             getattr(deadline, what)(took_s)
             longest = max(longest, took_s)
-        assert 0 < deadline.budget_s() <= 4.0 * 1.5 * stretch(1, 32, 0.9) * longest * 1.001
+        assert 0 < deadline.budget_s() <= 4.0 * 1.5 * longest * 1.001

@@ -28,7 +28,8 @@ class Deadline:
     of the last ``window`` samples. floor_s: resolution of the line and of the scheduler, as it is
     measured now (a deadline below it would cut off what has already come). backoff: growth on each
     miss in a row, at most ``backoff_max`` in all: one step by default, for what came late teaches more
-    than a miss, and peers that back off far wait for each other in turn.
+    than a miss, and peers that back off far wait for each other in turn. varied: what is waited for is others
+    whose steps vary, rather than an answer at once, so that the quantile of few samples is stretched.
     """
 
     probe_s: float
@@ -38,6 +39,7 @@ class Deadline:
     floor_s: float = 0.0
     backoff: float = 1.5
     backoff_max: float = 1.5
+    varied: bool = False
     _samples: deque[float] = field(default_factory=deque)
     _factor: float = 1.0
 
@@ -54,7 +56,9 @@ class Deadline:
 
     def budget_s(self) -> float:
         """How long to wait this time."""
-        headroom = self.headroom * stretch(len(self._samples), self.window, self.quantile)
+        headroom = self.headroom
+        if self.varied:
+            headroom *= stretch(len(self._samples), self.window, self.quantile)
         return max(self.floor_s, self.typical_s() * headroom) * self._factor
 
     def completed(self, took_s: float) -> None:

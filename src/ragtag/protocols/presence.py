@@ -118,16 +118,22 @@ class Presence:
             self._changes += 1
         return effects
 
-    def count_silence(self, owed: dict[PeerId, bool]) -> list[Effect]:
-        """After a round: who owed a message, and was not heard, early or late, in this round or another."""
+    def count_silence(
+        self, owed: dict[PeerId, bool], answered: frozenset[PeerId] = frozenset()
+    ) -> list[Effect]:
+        """After a round: who owed a message, and was not heard, early or late, in this round or another.
+
+        answered: who said that it is there. That counts where there are two others at most.
+        """
         effects: list[Effect] = []
         silent = [peer for peer, came in owed.items() if not came and peer not in self.heard | self._left]
         waited = [peer for peer in owed if self._silent[peer] == 0]
-        alone = len(waited) > 2 and 2 * sum(self._silent[peer] == 0 for peer in silent) > len(waited)
+        alone = 2 * sum(self._silent[peer] == 0 for peer in silent) > len(waited)
         self._alone = self._alone + 1 if alone else 0
         if 0 < self._alone <= ALONE_MAX:
             # more likely this peer is early than most have fallen silent at once
-            owed = {peer: came or self._silent[peer] == 0 for peer, came in owed.items()}
+            early_for = set(waited) if len(waited) > 2 else answered.intersection(waited)
+            owed = {peer: came or peer in early_for for peer, came in owed.items()}
         for peer, came in owed.items():
             if came or peer in self.heard:
                 self._silent[peer] = 0

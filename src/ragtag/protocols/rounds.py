@@ -146,9 +146,11 @@ class Rounds:
             return effects
         owed = {p: came for p, came in lane.rounds[outcome.round].owed().items() if p not in lane.aside}
         _tell_given_up(lane, outcome.round)
+        machine = lane.rounds[outcome.round]
+        answered = machine.answered() if isinstance(machine, Stages) else frozenset[PeerId]()
         lane.end(outcome)
         lane.learn(outcome, owed)
-        return effects + self._presence.count_silence(owed)
+        return effects + self._presence.count_silence(owed, answered)
 
     # -- What comes
 

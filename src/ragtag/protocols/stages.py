@@ -6,7 +6,8 @@ are there, or the marked last datagram shows that the rest will not come), or at
 
 Where most have not come by the first deadline, this peer is early, or was slow to listen, rather than most
 of the crew dead: the first time it waits once more as long. One that went on alone would be early in its next
-round, too, and in the one after that.
+round, too, and in the one after that. That one or two others, where there are no more, are dead is not so
+unlikely: they are asked meanwhile whether they are there.
 
 Where only a few are missing, they are asked whether they are there (``hail``), again and again. One that does
 not answer in the time that the second stage usually takes is frozen, dead or cut off, and is waited for no
@@ -95,6 +96,10 @@ class Stages(ABC):
         if not self._mine or self._state == WAITING:
             return frozenset()
         return frozenset((set(self._waited_for) & self._came) - self._gave)
+
+    def answered(self) -> frozenset[PeerId]:
+        """Who has said something in this round (since it was asked whether it is there), if only that."""
+        return frozenset(self._here)
 
     def owed(self) -> dict[PeerId, bool]:
         """All peers owe an owner their share; others are owed what owners send."""
@@ -222,7 +227,7 @@ class Stages(ABC):
         if not due:
             return []
         overdue = {peer for peer, _, _ in self._open}
-        if self._state == SCATTERING and self._grace_s > 0 and 2 * len(overdue) > len(self._waited_for) > 2:
+        if self._state == SCATTERING and self._grace_s > 0 and 2 * len(overdue) > len(self._waited_for):
             return self._wait_more(now_s)
         return self._miss(now_s, overdue)
 
@@ -241,7 +246,12 @@ class Stages(ABC):
         self._scatter_until_s += more_s
         self._round_until_s += more_s
         self._grace_s = 0.0
-        return [Arm(self.spec.timer("scatter"), self._scatter_until_s)]
+        effects: list[Effect] = [Arm(self.spec.timer("scatter"), self._scatter_until_s)]
+        if len(self._waited_for) > 2:
+            return effects
+        self._few = 0
+        effects += self._ask_whether_here(self._scatter_until_s)
+        return effects + self._arm_hail(now_s, 1, self._answer_wait_s())
 
     # -- Whether the last ones are there
 
@@ -265,13 +275,17 @@ class Stages(ABC):
         return [Arm(self.spec.timer(_HAILS[self._state][which]), now_s + wait_s)]
 
     def _hail(self, now_s: float) -> list[Effect]:
-        wait_s = max(self._begun.gather_s, self._begun.answer_s)
+        wait_s = self._answer_wait_s()
         arm = self._arm_hail(now_s, 1, wait_s)
-        if not arm:
-            return []
+        return [*self._ask_whether_here(now_s + wait_s), *arm] if arm else []
+
+    def _answer_wait_s(self) -> float:
+        return max(self._begun.gather_s, self._begun.answer_s)
+
+    def _ask_whether_here(self, until_s: float) -> list[Effect]:
         missing, key = sorted({peer for peer, _, _ in self._open}), self.spec.key(SCATTER, 0)
         self._here.difference_update(missing)
-        return [*(Send(hail(peer, key), now_s + wait_s) for peer in missing), *arm]
+        return [Send(hail(peer, key), until_s) for peer in missing]
 
     def _unanswered(self, now_s: float) -> list[Effect]:
         """Who has not answered is not there; the others are asked again later."""

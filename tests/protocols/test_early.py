@@ -1,0 +1,113 @@
+"""Peers that begin a round long before the others, in the first rounds of a crew and in small crews."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ragtag.core.seed import generator
+from ragtag.core.types import Outcome
+from ragtag.protocols.hail import ANSWER
+from ragtag.protocols.node import HEADROOM
+from ragtag.protocols.rps import rps_repair
+from tests.protocols.harness import World, vectors
+
+STEP_S, LATENCY_S = 0.01, 0.0005
+
+
+def everyone(n: int, outcome: Outcome) -> bool:
+    """Whether all chunks have the values of all peers."""
+    return bool((outcome.heard == np.uint64((1 << n) - 1)).all())
+
+
+def crew(n: int) -> World:
+    return World(n, rps_repair, 8, latency_s=LATENCY_S, probe_s=STEP_S, floor_s=2 * LATENCY_S)
+
+
+def whole_rounds(n: int, n_rounds: int, seed: int) -> list[bool]:
+    """By round: whether all have it, with all in it. Steps deviate by half their mean."""
+    world, draw = crew(n), generator(seed, "steps")
+    own = vectors(n, 8)
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if outcome.round + 1 < n_rounds:
+            world.average(peer, own[peer], after_s=STEP_S * draw.gamma(4) / 4)
+
+    world.on_done = again
+    for peer in range(n):
+        world.average(peer, own[peer], after_s=STEP_S * draw.gamma(4) / 4)
+    world.run()
+    had = [[o for of in world.outcomes for o in of if o.round == number] for number in range(n_rounds)]
+    return [len(of) == n and all(everyone(n, outcome) for outcome in of) for of in had]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_crews_first_rounds_are_rarely_cut_off(n: int) -> None:
+    """Their deadlines come from one to four samples; without a margin for that half of them are."""
+    runs = [whole_rounds(n, 5, seed) for seed in range(40)]
+    assert np.mean([run[1:] for run in runs]) >= 0.8
+
+
+# -- One round of calm ones
+
+LAST, ODD = 30, 20
+BEFORE_S = 0.004
+"""So much earlier than the others peer 0 begins each round."""
+DEADLINE_S = HEADROOM * (BEFORE_S + LATENCY_S)
+
+
+def odd_one(n: int, late_s: float = 0.0, dead: bool = False, hung: bool = False) -> World:
+    """One round for which others than peer 0 come late, or not at all."""
+    world, own = crew(n), vectors(n, 8)
+
+    def ask(peer: int, number: int) -> None:
+        odd = number == ODD and peer > 0
+        if odd and dead:
+            world.dead[peer] = world.now_s + 1e-6
+        if number < LAST and not (odd and hung):
+            world.average(peer, own[peer], after_s=BEFORE_S * (peer > 0) + late_s * odd)
+
+    world.on_done = lambda peer, outcome: ask(peer, outcome.round + 1)
+    for peer in range(n):
+        ask(peer, 0)
+    return world.run()
+
+
+def rounds_of(world: World, peer: int) -> dict[int, Outcome]:
+    return {outcome.round: outcome for outcome in world.outcomes[peer]}
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_where_most_are_late_a_peer_is_early_and_is_not_split_from_them(n: int) -> None:
+    world = odd_one(n, late_s=0.75 * DEADLINE_S)
+    assert rounds_of(world, 0)[ODD].scatter_s > DEADLINE_S
+    for peer in range(n):
+        assert sorted(rounds_of(world, peer)) == list(range(LAST))
+        assert all(everyone(n, outcome) for outcome in world.outcomes[peer])
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_who_is_far_too_early_is_with_the_others_again_in_the_next_round(n: int) -> None:
+    """They said that they are there: what it went on from is spoilt, and nothing else."""
+    world = odd_one(n, late_s=1.5 * DEADLINE_S)
+    assert rounds_of(world, 0)[ODD].missed == tuple(range(1, n))
+    for peer in range(n):
+        assert set(rounds_of(world, peer)) | {ODD} == set(range(LAST))
+        assert all(everyone(n, outcome) for outcome in world.outcomes[peer] if outcome.round != ODD)
+
+
+def test_the_last_of_three_waits_for_an_answer_and_then_no_more() -> None:
+    world = odd_one(3, dead=True)
+    lost = rounds_of(world, 0)[ODD]
+    answer_s = ANSWER * 2.5 * LATENCY_S  # round trips, as the channel has it
+    assert lost.missed == (1, 2)
+    assert lost.scatter_s == pytest.approx(DEADLINE_S + answer_s)
+    assert not any(outcome.expired for outcome in world.outcomes[0] if outcome.round > ODD)
+    assert len(world.outcomes[0]) == LAST
+
+
+def test_two_that_hang_while_their_nodes_answer_cost_three_rounds() -> None:
+    world = odd_one(3, hung=True)
+    waited = [outcome.round for outcome in world.outcomes[0] if outcome.expired]
+    assert waited == [ODD, ODD + 1, ODD + 2]
+    assert len(world.outcomes[0]) == LAST

@@ -106,13 +106,41 @@ def test_a_host_whose_timer_is_overdue_answers_all_the_same() -> None:
 
 def test_a_group_is_held_open_for_whoever_was_sent_on() -> None:
     h = host()
-    effects, _ = h.announce(0.0, 5, 3, Ask(9, 0, 3))
-    timer = next(e.timer for e in effects if isinstance(e, Arm))
-    effects, _ = h.announce(0.1, 6, 3, Ask(9, 1, 3, 0.5))
+    effects, _ = h.announce(0.0, 6, 3, Ask(9, 1, 4, 0.5))
+    (arm,) = [e for e in effects if isinstance(e, Arm)]
+    assert arm.at_s == pytest.approx(0.75)
+    assert h.expire(0.25, arm.timer) == ([], None)
+    effects, _ = h.announce(
+        0.4, 5, 3, Ask(9, 0, 4)
+    )  # the others begin to come: as they always do, from now on
+    assert [e.at_s for e in effects if isinstance(e, Arm)] == [pytest.approx(0.65)]
+    effects, _ = h.announce(0.5, 7, 3, Ask(9, 2, 4, 0.5))  # and nobody that is there waits for longer
+    assert not [e for e in effects if isinstance(e, Arm)]
+    effects, _ = h.expire(0.65, arm.timer)
+    assert len([e for e in effects if isinstance(e, Send)]) == 3
+
+
+def test_who_was_sent_on_is_early_and_says_nothing_about_how_far_apart_members_come() -> None:
+    h = host()
+    h.announce(0.0, 5, 3, Ask(9, 0, 3, 0.5))
+    effects, _ = h.announce(0.6, 6, 3, Ask(9, 1, 3))  # the first that was in a group before
     assert [e.at_s for e in effects if isinstance(e, Arm)] == [pytest.approx(0.85)]
-    assert h.expire(0.25, timer) == ([], None)
-    effects, _ = h.expire(0.85, timer)
-    assert len([e for e in effects if isinstance(e, Send)]) == 2
+    effects, _ = h.announce(0.65, 7, 3, Ask(9, 2, 3))
+    rosters = [match.decode_roster(e.run.payload[0].tobytes()) for e in effects if isinstance(e, Send)]
+    assert len(rosters) == 3 and rosters[0] is not None
+    assert rosters[0].spread_s == pytest.approx(0.05, abs=1e-6)
+
+
+def test_several_that_come_too_late_to_one_group_are_one_reason_to_wait_longer() -> None:
+    wait = Deadline(0.1)
+    h = Host(0, 0, wait, Deadline(0.1))
+    for peer in (5, 6):
+        h.announce(0.0, peer, 3, Ask(9, 0, 2))
+    h.announce(0.15, 7, 3, Ask(9, 0, 2, 0.5))  # sent on before: what it waited for was not this group
+    assert wait.typical_s() == 0.1 and not wait._samples
+    for peer in range(8, 14):
+        h.announce(0.15, peer, 3, Ask(9, 0, 2))
+    assert list(wait._samples) == [pytest.approx(0.15)]
 
 
 def test_what_a_host_remembers_is_bounded() -> None:

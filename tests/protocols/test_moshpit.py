@@ -1,9 +1,12 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.grid import Grid
-from ragtag.protocols.moshpit import MoshpitKeys, RandomKeys, View
+from ragtag.protocols.moshpit import MoshpitKeys, RandomKeys, View, pieces
 
 
 def groups(keys: list, view: View, round_: int) -> Counter[int]:
@@ -70,6 +73,29 @@ def test_a_half_empty_grid_is_left_for_random_groups() -> None:
     full = View(range(1000))
     keys[0].place(1, full)
     assert not keys[0].thin
+
+
+def test_peers_whose_views_differ_in_one_peer_meet_in_the_same_random_groups() -> None:
+    view = View(range(1000))
+    without = view.left(137)
+    for round_ in range(5):
+        moved = expected = 0
+        for me in without.peers:
+            keys = RandomKeys(me, 3, 8)
+            before, after = keys.place(round_, view), keys.place(round_, without)
+            moved += before.key != after.key
+            expected += before.most != after.most
+        assert moved < 0.14 * len(without)  # one of eight: the one at the edge of each group after the gap
+        assert expected < 0.2 * len(without)
+
+
+@given(st.integers(1, 1024), st.integers(2, PEERS_MAX))
+def test_so_many_groups_hold_everybody_and_change_rarely(n: int, group: int) -> None:
+    groups_n = pieces(n, group)
+    assert 1 <= groups_n <= max(1, n // group, -(-n // PEERS_MAX))  # groups are no smaller than was asked for
+    assert -(-n // groups_n) <= PEERS_MAX
+    assert groups_n > 0.9 * (n // group)
+    assert len({pieces(m, 8) for m in range(900, 1000)}) <= 5
 
 
 def test_random_groups_are_of_one_size_and_new_each_round() -> None:

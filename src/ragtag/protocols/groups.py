@@ -8,6 +8,7 @@ outcome says chunk by chunk (``heard``, ``averaged``), and nothing waits for the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -43,14 +44,21 @@ WAIT_MAX = 4.0
 
 @dataclass(slots=True)
 class _Search:
-    """Matchmaking under way. tries: announcements so far; answered: a host will send the roster."""
+    """Matchmaking under way.
+
+    tries: announcements so far; host: whom the last one went to. answered: it will send the roster, or say
+    again how long the group is held open; so often (waits) was that waited for. until_s: by then, or never.
+    """
 
     place: Place
     hosts: tuple[PeerId, ...]
+    host: PeerId = -1
     tries: int = 0
     sent_s: float = 0.0
     answered: bool = False
     reminded: bool = False
+    waits: int = 0
+    until_s: float = math.inf
 
 
 class GroupNode(Crowd):
@@ -86,6 +94,10 @@ class GroupNode(Crowd):
         wait_s = WAIT_MAX * (self._wait.typical_s() + answer_s + stages_s)
         return match.HOSTS * match.TRIES * answer_s + wait_s + 2 * answer_s + stages_s
 
+    def wait_s(self) -> float:
+        """How long this peer, as a host, waits for a group to fill."""
+        return self._host.wait_s()
+
     def _busy_s(self) -> float:
         """For how long others may be averaging in a group that has met without this peer."""
         return self._scatter.budget_s() + self._gather.budget_s()
@@ -111,7 +123,7 @@ class GroupNode(Crowd):
         assert search is not None and self.active is not None
         if search.tries >= match.TRIES * len(search.hosts):
             return self._fail(now_s, "no host")
-        host = search.hosts[search.tries // match.TRIES]
+        host = search.host = search.hosts[search.tries // match.TRIES]
         place = search.place
         ask = match.Ask(place.key, place.index, place.most, self._busy_s() if self._alone else 0.0)
         if host == self.me:
@@ -120,12 +132,26 @@ class GroupNode(Crowd):
             if roster is not None:
                 return effects + self._form(now_s, roster)
             until_s = now_s + self._host.wait_s() + ask.hold_s + self._answer.budget_s()
-            return [*effects, self._arm("roster", until_s)]  # in case it is forgotten among too many
+            return [*effects, self._await_roster(until_s)]  # in case it is forgotten among too many
         search.tries += 1
         search.sent_s = now_s
-        budget_s = self._answer.budget_s()
-        run = told(host, self.lane.key(self.active, ANNOUNCE), match.encode_announce(ask))
-        return [Send(run, now_s + budget_s), self._arm(f"answer/{search.tries}", now_s + budget_s)]
+        until_s = now_s + self._answer.budget_s()
+        return [self._announcement(host, ask, until_s), self._arm(f"answer/{search.tries}", until_s)]
+
+    def _announcement(self, host: PeerId, ask: match.Ask, until_s: float) -> Send:
+        assert self.active is not None
+        return Send(told(host, self.lane.key(self.active, ANNOUNCE), match.encode_announce(ask)), until_s)
+
+    def _await_roster(self, until_s: float) -> Arm:
+        """The roster should be here by then."""
+        search = self._search
+        assert search is not None
+        search.waits += 1
+        return self._arm(f"roster/{search.waits}", until_s)
+
+    def _wait_max_s(self) -> float:
+        """For how long a host is believed that it waits."""
+        return WAIT_MAX * (self._host.wait_s() + self._busy_s())
 
     def _fail(self, now_s: float, why: str) -> list[Effect]:
         assert self.active is not None
@@ -151,12 +177,15 @@ class GroupNode(Crowd):
             return []
         if stage == WAIT:
             answer = match.decode_wait(blob)
-            if answer is None or answer[0] != search.place.key or search.answered:
+            if answer is None or answer[0] != search.place.key or (search.answered and not search.reminded):
                 return []
-            search.answered = True
-            self._answer.completed(now_s - search.sent_s)
-            wait_s = min(answer[1], WAIT_MAX * (self._host.wait_s() + self._busy_s()))
-            return [self._arm("roster", now_s + wait_s + self._answer.budget_s())]
+            if not search.answered:
+                self._answer.completed(now_s - search.sent_s)
+                search.until_s = now_s + self._wait_max_s()
+            # who is reminded and says this again holds the group open for another one
+            search.answered, search.reminded = True, False
+            until_s = min(now_s + answer[1], search.until_s)
+            return [self._await_roster(until_s + self._answer.budget_s())]
         roster = match.decode_roster(blob)
         if roster is None or roster.key != search.place.key or self.me not in roster.peers:
             return []
@@ -281,22 +310,22 @@ class GroupNode(Crowd):
             self._answer.missed()
             return self._announce(now_s)
         if kind == "roster":
-            return self._remind(now_s)
+            search = self._search
+            return self._remind(now_s) if search is not None and int(timer.name[7:]) == search.waits else []
         return self._settle(now_s, self._group.expire(now_s, timer)) if self._group else []
 
     def _remind(self, now_s: float) -> list[Effect]:
-        """The roster should be here: ask its host once more, as it may have been lost."""
+        """The roster should be here: ask its host once more; it may have been lost, or be still to come."""
         search = self._search
-        if search is None:
-            return []
-        if search.reminded:
+        assert search is not None and self.active is not None
+        if search.reminded or search.host == self.me or now_s >= search.until_s:
             return self._fail(now_s, "no roster")
+        place, answer_s = search.place, self._answer.budget_s()
         search.reminded = True
-        search.tries -= 1
-        effects = self._announce(now_s)
+        ask = match.Ask(place.key, place.index, place.most)
         return [
-            *(e for e in effects if not isinstance(e, Arm)),
-            self._arm("roster", search.sent_s + self._answer.budget_s()),
+            self._announcement(search.host, ask, now_s + answer_s),
+            self._await_roster(now_s + answer_s),
         ]
 
 

@@ -8,11 +8,14 @@ How long hosts wait is learned from how far apart announcements came, and roster
 to it one answer's deadline is added, not a factor: who waited for the dead in one group comes that much
 later to the next one, which waits for all of them, and a factor would grow without bound. Whoever comes when
 its group has met is sent on to the next round at once, and asks its host there to hold the group open for as
-long as the others may still be busy: so a crew that has fallen apart in time comes together again.
+long as the others may still be busy: so a crew that has fallen apart in time comes together again. Being
+early it teaches nothing about how long to wait; that is counted from the first that comes as members usually
+do. A member that asks where its roster stays, and hears that the group is still open, waits on.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -129,16 +132,28 @@ def seats(wanted: dict[PeerId, int], most: int) -> list[tuple[int, PeerId]]:
 
 @dataclass(slots=True)
 class _Batch:
-    """A group that a host gathers. roster: who is in it, once it is closed."""
+    """A group that a host gathers.
+
+    first_s, last_s: when members came first and last (infinite: none has) that were in a group in the round
+    before. Those that were sent on are early, and say nothing about how far apart members come.
+    late: whether others have come since it met. roster: who is in it, once it is closed.
+    """
 
     number: int
     key: int
-    first_s: float
+    began_s: float
     until_s: float
     most: int
     wanted: dict[PeerId, int] = field(default_factory=dict)
-    last_s: float = 0.0
+    first_s: float = math.inf
+    last_s: float = -math.inf
+    late: bool = False
     roster: Roster | None = None
+
+    @property
+    def spread_s(self) -> float:
+        """How far apart its members came."""
+        return max(0.0, self.last_s - self.first_s)
 
 
 class Host:
@@ -165,7 +180,9 @@ class Host:
                 return self._answer(now_s, peer, round_, batch), None
         met = [batch for batch in batches if batch.roster is not None and len(batch.wanted) > 1]
         if met:  # too late: wait longer next time; the next round is this peer's
-            self._wait.late(now_s - met[0].first_s)
+            if not met[0].late and hold_s == 0 and met[0].first_s < now_s:
+                met[0].late = True  # several that come together are one reason to wait, not several
+                self._wait.late(now_s - met[0].first_s)
             if peer == self._me:
                 return [], Roster(key, (peer,), (index,))
             run = told(peer, MessageKey(self._channel, round_, BEHIND, 0), b"\0")
@@ -173,15 +190,17 @@ class Host:
         until_s = now_s + self.wait_s() + hold_s
         if batches and batches[-1].roster is None:
             batch = batches[-1]
-            if hold_s > 0 and until_s > batch.until_s:
-                batch.until_s = until_s
+            if hold_s == 0 and batch.first_s == math.inf:
+                batch.until_s = until_s  # those that were waited for begin to come: now they are, as ever
                 effects.append(Arm(self._timer(round_, key, batch.number), until_s))
         else:
             self._count += 1
             batch = _Batch(self._count, key, now_s, until_s, most)
             batches.append(batch)
         batch.wanted[peer] = index
-        batch.last_s = now_s
+        batch.most = max(batch.most, most)  # who knows of more is right, or waits a little
+        if hold_s == 0:
+            batch.first_s, batch.last_s = min(batch.first_s, now_s), now_s
         if len(batch.wanted) == 1:
             effects.append(Arm(self._timer(round_, key, batch.number), batch.until_s))
             self._forget(round_)
@@ -206,7 +225,7 @@ class Host:
     ) -> tuple[list[Effect], Roster | None]:
         members = seats(batch.wanted, batch.most)
         peers, indices = tuple(p for _, p in members), tuple(i for i, _ in members)
-        batch.roster = Roster(key, peers, indices, batch.last_s - batch.first_s)
+        batch.roster = Roster(key, peers, indices, batch.spread_s)
         blob = encode_roster(batch.roster)
         wire = MessageKey(self._channel, round_, ROSTER, 0)
         until_s = now_s + self.wait_s()

@@ -10,7 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
+
+import numpy as np
 
 from ragtag.core import seed as random
 from ragtag.core.types import PEERS_MAX, PeerId
@@ -83,11 +86,34 @@ class Keys(Protocol):
         ...
 
 
+def pieces(n: int, group: int) -> int:
+    """Into how many groups of about ``group`` so many peers are cut: for crews of nearly ``n`` as many.
+
+    Its first five bits count, so that one peer more or less hardly ever moves all the cuts.
+    """
+    least = -(-n // PEERS_MAX)
+    exact = max(1, n // group, least)
+    step = 1 << max(0, exact.bit_length() - 5)
+    rounded = exact - exact % step
+    return rounded if rounded >= least else rounded + step
+
+
+@lru_cache(maxsize=32)
+def drawn(key: int, peers: tuple[PeerId, ...]) -> tuple[int, ...]:
+    """The place of each of these peers in a random order, in which it does not matter who else there is."""
+    order = np.argsort(random.stream_keys(key, "drawn", peers), kind="stable")
+    places = np.empty(len(peers), np.int64)
+    places[order] = np.arange(len(peers))
+    return tuple(places.tolist())
+
+
 class RandomKeys:
     """Groups of about ``group`` drawn anew each round: a permutation of the live peers, cut in pieces.
 
-    Paper, section 4.1: "averaging in random groups as a simpler version". There are ``n // group`` groups,
-    their sizes differ by at most one.
+    Paper, section 4.1: "averaging in random groups as a simpler version". There are about ``n // group``
+    groups (``pieces``), their sizes differ by at most one. In the permutation peers stand by a hash of their
+    own, so that peers whose views differ in one peer differ in one member of their group, and meet all the
+    same: in a large crew somebody comes or goes in most rounds, and not all hear of it before the same one.
     """
 
     def __init__(self, me: PeerId, seed: int, group: int) -> None:
@@ -98,10 +124,11 @@ class RandomKeys:
     def place(self, round_: int, view: View) -> Place:
         """The piece of this round's permutation in which the peer stands."""
         n = len(view)
-        groups = max(1, n // self._group, -(-n // PEERS_MAX))
-        at = shuffled(random.stream_key(self._seed, "random groups", round_), n)[view.rank(self._me)]
-        key = random.stream_key(self._seed, "random group", n, round_, at % groups)
-        return Place(key, at // groups, (n - at % groups - 1) // groups + 1)
+        groups = pieces(n, self._group)
+        at = drawn(random.stream_key(self._seed, "random groups", round_), view.peers)[view.rank(self._me)]
+        piece = at * groups // n
+        first, until = (-(-i * n // groups) for i in (piece, piece + 1))
+        return Place(random.stream_key(self._seed, "random group", round_, piece), at - first, until - first)
 
     def moved(self, round_: int, index: int | None) -> None:
         """Nothing of a round is remembered."""

@@ -58,6 +58,7 @@ class Begun(NamedTuple):
 
     pending: Pending
     ticket: Ticket | None
+    at_s: float = 0.0
 
 
 class SparseReplica:
@@ -117,6 +118,7 @@ class SparseReplica:
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
     ) -> Begun:
         """The first half of ``average``: select, and send. Nothing may change until ``end``."""
+        at_s = time.perf_counter()
         if self._me != self._transport.me:  # joined anew, in another place: nobody tells of what was sent
             self._me = self.feedback.peer = self._transport.me
             self.feedback.members_changed()
@@ -128,7 +130,9 @@ class SparseReplica:
             return Begun(self._transport.offer(self._channel, none, 0.0, deadline_s, aside), None)
         chunks, ticket = self._chosen(self.feedback.round + 1)
         try:
-            return Begun(self._transport.offer(self._channel, chunks, weight, deadline_s, aside), ticket)
+            return Begun(
+                self._transport.offer(self._channel, chunks, weight, deadline_s, aside), ticket, at_s
+            )
         except BaseException:
             if ticket is not None:
                 self.feedback.rollback(ticket)
@@ -152,6 +156,7 @@ class SparseReplica:
         assert outcome.gathered is not None
         self._take(outcome.round, outcome.gathered)
         dense = self._bypass is not None and self._send_whole(outcome, weight, deadline_s)
+        self._tell_time(begun, outcome, dense)
         self.bucket.restore(self._moved().reshape(self.bucket.values.shape), _all(self.bucket))
         if self._whole is not None and outcome.round % self.compress.resync == 0:
             self._average_densely(weight, deadline_s)
@@ -275,6 +280,14 @@ class SparseReplica:
                 dense=True,
             )
         return True
+
+    def _tell_time(self, begun: Begun, outcome: Outcome, dense: bool) -> None:
+        """How long the round took, where it was one like others: see ``Bypass.took``."""
+        bypass = self._bypass
+        if bypass is None or begun.at_s == 0 or outcome.expired or outcome.round == 0:
+            return  # in the first round much is done once
+        if not (dense and bypass.posts_after(outcome.round)):  # that was one with a rehearsal
+            bypass.took(dense, time.perf_counter() - begun.at_s)
 
     def _rehearse(self, values: Floats) -> None:
         """What selecting from these would take now: nothing comes of it."""

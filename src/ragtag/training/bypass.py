@@ -67,6 +67,11 @@ class Corrected:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque(maxlen=_SEEN)
 
+    @property
+    def seen(self) -> bool:
+        """Whether there was one."""
+        return bool(self._seen)
+
     def took(self, took_s: float, estimated_s: float) -> None:
         """A round took so long, and so much was estimated."""
         self._seen.append((took_s, estimated_s))
@@ -168,6 +173,11 @@ class Bypass:
         n = len(self._transport.live)
         if n > 1 and not outcome.expired and outcome.gather_s > 0:
             self._rate_bytes_per_s.append(n_bytes * (n - 1) / n / outcome.gather_s)
+
+    @property
+    def tried(self) -> bool:
+        """Whether a round with a selection has told what it takes."""
+        return self._own[False].seen
 
     def took(self, whole: bool, took_s: float) -> None:
         """A round of one kind took so long, from selecting to what came of it."""

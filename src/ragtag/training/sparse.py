@@ -258,7 +258,7 @@ class SparseReplica:
             return False
         weight = weight if counted else 0.0
         values = self.feedback.release()
-        if self._bypass.posts_after(outcome.round):
+        if self._rehearses(outcome.round):
             self._rehearse(values)
         try:
             came = self._bypass.average(values, weight, deadline_s)
@@ -267,8 +267,12 @@ class SparseReplica:
             raise
         into, kept = delivered(came, self._transport.me, weight)
         total, table = self._mean.reshape(came.mean.shape), values.reshape(came.mean.shape)
-        np.add(total, came.mean, out=total, where=into[:, None])
-        table[~kept] = 0.0
+        if into.all() and not kept.any():  # as mostly, and twice as fast
+            total += came.mean
+            table.fill(0.0)
+        else:
+            np.add(total, came.mean, out=total, where=into[:, None])
+            table[~kept] = 0.0
         self.feedback.keep(values)
         if self.compression is not None:
             self.compression = self.compression._replace(
@@ -286,8 +290,17 @@ class SparseReplica:
         bypass = self._bypass
         if bypass is None or begun.at_s == 0 or outcome.expired or outcome.round == 0:
             return  # in the first round much is done once
-        if not (dense and bypass.posts_after(outcome.round)):  # that was one with a rehearsal
+        if not (dense and bypass.posts_after(outcome.round)):  # that may have been one with a rehearsal
             bypass.took(dense, time.perf_counter() - begun.at_s)
+
+    def _rehearses(self, round_: int) -> bool:
+        """Whether what selecting takes is to be measured without a round: where none has told that yet, or
+        while ever fewer entries are selected. (A round tells more: its peers select at the same time.)
+        """
+        bypass = self._bypass
+        if bypass is None or not bypass.posts_after(round_):
+            return False
+        return not bypass.tried or self.feedback.round < self.compress.warm_up
 
     def _rehearse(self, values: Floats) -> None:
         """What selecting from these would take now: nothing comes of it."""

@@ -363,8 +363,10 @@ def test_own_rounds_of_either_kind_decide_where_the_parts_say_otherwise(
     assert found is not None
     assert found.sparse
     assert found.dense_s == pytest.approx(0.01)
+    assert not one.tried, "so selecting is rehearsed"
     for _ in range(3):
         one.took(False, sparse_s)
+    assert one.tried
     alike = one.estimate()
     assert alike is not None
     assert alike.sparse, "what sparse rounds take longer may be in all rounds"

@@ -16,7 +16,7 @@ from ragtag.codecs.advice import Choice
 from ragtag.codecs.gather import senders, whole_mark, whole_marks
 from ragtag.core.types import Average, Gathered, Noted, Offer, Outcome
 from ragtag.training.align import ALIGN
-from ragtag.training.bypass import WINDOW, Bypass, delivered, read
+from ragtag.training.bypass import WINDOW, Bypass, Corrected, delivered, read
 from ragtag.training.compress import Compression, TopK
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
@@ -103,6 +103,16 @@ def test_the_middle_of_all_peers_times_decides_for_all_at_the_same_round() -> No
     whole = [ask for ask in crew.asked if isinstance(ask, Average)]
     assert {ask.channel for ask in whole} == {DENSE}
     assert len(whole) == N * len(expected)
+
+
+def test_a_selection_is_tried_by_all_in_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragtag.training.bypass.TRIALS_MAX", 1.0)
+    notes: list[Noted] = []
+    models, _, seen = trained(FakeCrew(N), 4 * WINDOW, lambda *_: (1.0, 2.0), notes)
+    tried = {2 * WINDOW, 3 * WINDOW}  # once it is long enough ago
+    assert [dense_rounds(one) for one in seen] == [[0, *sorted(set(range(WINDOW, 4 * WINDOW)) - tried)]] * N
+    assert {tuple(flat(model).tolist()) for model in models} == {tuple(flat(models[0]).tolist())}
+    assert [note.what for note in notes] == ["by-pass"], "a try is no change of mind"
 
 
 @pytest.mark.parametrize("average", ["gradients", "models"])
@@ -317,19 +327,73 @@ def test_a_slow_link_gets_selections_and_a_fast_one_all() -> None:
         assert found.sparse == sparse
 
 
-def test_the_link_is_measured_again_in_few_rounds() -> None:
+def corrected(*took: tuple[float, float]) -> Corrected:
+    found = Corrected()
+    for took_s, estimated_s in took:
+        found.took(took_s, estimated_s)
+    return found
+
+
+def test_what_rounds_took_beyond_the_estimate_is_added_and_a_smaller_share_is_a_factor() -> None:
+    none = Corrected()
+    assert none.correct(0.5, none) == 0.5
+    longer = corrected((0.025, 0.003), (0.9, 0.003), (0.025, 0.003))  # the middle one counts
+    assert longer.correct(0.003, none) == pytest.approx(0.025)
+    assert longer.correct(0.030, none) == pytest.approx(0.052), "the link has become slower, and that only"
+    shorter = corrected((4.0, 8.0))
+    assert shorter.correct(0.8, none) == pytest.approx(0.4)
+    # of a kind that has had no round yet only what is in all rounds is known
+    assert none.correct(0.1, longer) == pytest.approx(0.122)
+    assert none.correct(0.1, shorter) == pytest.approx(0.1)
+    old = corrected(*[(9.0, 1.0)] * 5, *[(2.0, 1.0)] * 5)
+    assert old.correct(1.0, none) == pytest.approx(2.0), "five rounds count"
+
+
+@pytest.mark.parametrize(("sparse_s", "sparse"), [(0.025, False), (0.006, True)])
+def test_own_rounds_of_either_kind_decide_where_the_parts_say_otherwise(
+    sparse_s: float, sparse: bool
+) -> None:
+    one = bypass(FakeCrew(2))
+    one.took(False, 1.0)
+    assert one.estimate() is None, "without the parts there is nothing to correct"
+    one.selected(0.001, 1088)
+    one.added(0.001)
+    one.sent_whole(one.message_bytes, outcome(0.005))
+    found = one.estimate()
+    assert found is not None
+    assert found.sparse
+    assert found.dense_s == pytest.approx(0.01)
+    assert not one.tried, "so selecting is rehearsed"
+    for _ in range(3):
+        one.took(False, sparse_s)
+    assert one.tried
+    alike = one.estimate()
+    assert alike is not None
+    assert alike.sparse, "what sparse rounds take longer may be in all rounds"
+    assert alike.sparse_s == pytest.approx(sparse_s)
+    one.took(True, 0.012)
+    found = one.estimate()
+    assert found is not None
+    assert (found.dense_s, found.sparse_s) == pytest.approx((0.012, sparse_s))
+    assert found.sparse == sparse
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_the_other_kind_is_tried_again_in_few_rounds(sparse: bool) -> None:
     crew = FakeCrew(2)
     one, other = bypass(crew, 0), bypass(crew, 1)
+    times = (0.02, 0.01) if sparse else (0.01, 0.02)
     for each in (one, other):
-        each.estimate = lambda: Choice(True, 0.02, 0.01, 1.0)  # type: ignore[method-assign]
-    trials = []
+        each.estimate = lambda: Choice(sparse, *times, 1.0)  # type: ignore[method-assign]
+    tried = []
     for round_ in range(1000):
         for each in (one, other):
-            if each.wanted:
-                trials.append(round_)
+            if round_ > WINDOW and each.wanted == sparse:
+                tried.append(round_)
             each.ended(round_, each.wanted)
-    assert len(trials) == 2 * len(set(trials)), "both at once"
-    assert 3 <= len(set(trials)) <= 1000 * 0.01 * 0.01 / 0.02 + 1
+    assert len(tried) == 2 * len(set(tried)), "both at once"
+    assert 3 <= len(set(tried)) <= 1000 * 0.01 * 0.01 / 0.02 + 1
+    assert one.on == (not sparse)
 
 
 def test_without_a_measurement_the_first_round_is_whole_and_then_one_in_each_window() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 import numpy as np
 
@@ -30,7 +29,7 @@ class Outbox:
         self, endpoint: Endpoint, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]
     ) -> None:
         self._endpoint, self._framer, self._injector, self._flows = endpoint, framer, injector, flows
-        self._busy: dict[PeerId, Flow] = {}
+        self._busy: dict[PeerId, Flow] = {}  # on which anything may be to do: they were given something
         self._capacity = endpoint.capacity
         self.blocked = False
         self.sent = self.sent_bytes = 0
@@ -43,19 +42,17 @@ class Outbox:
         """
         return max(2, self._capacity // max(1, min(len(self._flows), PEERS_MAX)))
 
-    def _active(self) -> Collection[Flow]:
-        """The flows on which anything may be to do: those that were given something to send."""
-        return list(self._busy.values())
-
     @property
     def idle(self) -> bool:
         """Whether nothing is left to send, or to be answered."""
-        return not self._injector.held.heap and all(not f.queue and not f.endings for f in self._active())
+        return not self._injector.held.heap and all(
+            not f.queue and not f.endings for f in self._busy.values()
+        )
 
     def due_s(self, now_s: float) -> float:
         """When there is next something to send: ``now_s`` or before where it can be sent at once."""
         due = [self._injector.held.heap[0][0]] if self._injector.held.heap else []
-        for flow in self._active():
+        for flow in self._busy.values():
             if flow.queue:
                 if flow.pacer.allowance > 0 and not self.blocked:
                     return now_s
@@ -66,7 +63,7 @@ class Outbox:
     def finish(self, now_s: float, outcome: Outcome) -> None:
         """A round is done: its values may change, so copy what is still to be sent of them."""
         self._framer.forget()
-        for flow in self._active():
+        for flow in self._busy.values():
             flow.expire(now_s)
             for outgoing in flow.queue:
                 key = outgoing.run.key
@@ -100,7 +97,7 @@ class Outbox:
     def flush(self, now_s: float) -> None:
         """Send what may be sent now, and repeat what has not been answered."""
         self.blocked = False
-        for flow in self._active():
+        for flow in list(self._busy.values()):
             if flow.queue or flow.endings:
                 flow.expire(now_s)
             else:

@@ -49,7 +49,7 @@ class Answers:
 
     def all_know(self, number: int) -> bool:
         """Whether all who are awaited have acknowledged this post."""
-        return all(self._reached.get(peer, 0) >= number for peer in self._awaited)
+        return not self._late(number)
 
     def enough_know(self, number: int) -> bool:
         """Whether not to wait any longer: all know, or a measured time is over.
@@ -58,7 +58,7 @@ class Answers:
         Once it was waited for in vain, it is not waited for again until it has acknowledged anything: a
         peer that froze costs its patience once, not with each claim until it is known to be dead.
         """
-        late = {p: known for p in self._awaited if (known := self._reached.get(p, 0)) < number}
+        late = self._late(number)
         if all(self._in_vain.get(peer) == known for peer, known in late.items()):
             return True
         others = self.present - {self.me}
@@ -67,3 +67,7 @@ class Answers:
             return False
         self._in_vain = late
         return True
+
+    def _late(self, number: int) -> dict[int, int]:
+        """Those who are awaited and have not acknowledged this post: the last that each has."""
+        return {p: known for p in self._awaited if (known := self._reached.get(p, 0)) < number}

@@ -2,7 +2,9 @@
 
 Each peer measures: what selecting, coding and adding up took in the last rounds, how many bytes that came
 to, and the link's speed in rounds that were sent whole (their second stage, in which every peer sends its
-block's average to all). From these come the two times of a round (``codecs.advice``). In the middle of every
+block's average to all). From these come the two times of a round (``codecs.advice``), corrected by what this
+peer's own rounds of either kind took (``Corrected``): waiting, and the work of machines that are busy, are in
+none of the parts. In the middle of every
 ``WINDOW`` rounds a peer posts its times; at its end all take the middle of what was posted for it, and so
 come to one choice for the rounds that follow.
 
@@ -13,7 +15,8 @@ sends all but its selection, so that the sum is the same: a disagreement costs t
 ends with the round, since all then are for what most were for.
 
 The link is measured in the first round (of models, or, where these are never averaged densely, of what is
-sent), and after that in one of so many that this takes ``TRIALS_MAX`` of the time at most.
+sent). After that one round of the kind that was not chosen is tried in so many that this takes ``TRIALS_MAX``
+of the time at most.
 """
 
 from __future__ import annotations
@@ -45,13 +48,51 @@ CHANNELS = 8
 WINDOW = 16
 """Rounds between choices."""
 TRIALS_MAX = 0.01
-"""Sending whole rounds to measure the link takes at most this share of the time of the others."""
+"""Trying rounds of the kind that was not chosen takes at most this share of the time of the others."""
 _METHOD = rps_repair._replace(patience=gather.patience)  # all replicas share it: worth standing by for
 _SEEN = 5  # measurements of which the middle one counts
 _POST = struct.Struct("<BIdd")
 _VERSION = 1
 
 _log = logging.getLogger("ragtag")
+
+
+class Corrected:
+    """How far the rounds of a kind were from what was estimated for them, by the last ``_SEEN`` of them.
+
+    What they took beyond the estimate is added, for it is there at any rate of the link; where they took
+    less, the estimate is too long by a factor.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_SEEN)
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was one."""
+        return bool(self._seen)
+
+    def took(self, took_s: float, estimated_s: float) -> None:
+        """A round took so long, and so much was estimated."""
+        self._seen.append((took_s, estimated_s))
+
+    def correct(self, estimated_s: float, other: Corrected) -> float:
+        """What a round takes, by a new estimate. other: of the other kind, for which one has none of its own:
+        what its rounds took beyond the estimates is in all rounds.
+        """
+        if not self._seen:
+            return estimated_s + other._beyond_s()
+        took_s, expected_s = self._middle()
+        return estimated_s * min(1.0, took_s / expected_s) + self._beyond_s()
+
+    def _beyond_s(self) -> float:
+        if not self._seen:
+            return 0.0
+        took_s, expected_s = self._middle()
+        return max(0.0, took_s - expected_s)
+
+    def _middle(self) -> tuple[float, float]:
+        return median(t for t, _ in self._seen), median(e for _, e in self._seen)
 
 
 class Bypass:
@@ -84,9 +125,10 @@ class Bypass:
         transport.configure(self._channel, whole, _METHOD, fp32)
         self.on = False
         """Whether rounds are to be sent whole, by the last choice."""
-        self._trial = not measured
+        self._trial = not measured  # the next round is of the kind that was not chosen
         self._chosen = self._posted = 0
-        self._measured_at = 0
+        self._last_at = {True: 0, False: 0}  # round of each kind (whole or not)
+        self._own = {True: Corrected(), False: Corrected()}
         self._select_s: deque[float] = deque(maxlen=_SEEN)
         self._decode_s: deque[float] = deque(maxlen=_SEEN)
         self._sparse_bytes: deque[int] = deque(maxlen=_SEEN)
@@ -97,7 +139,7 @@ class Bypass:
     @property
     def wanted(self) -> bool:
         """Whether this peer is for sending the next round whole."""
-        return (self.on or self._trial) and len(self._transport.live) > 1
+        return self.on != self._trial and len(self._transport.live) > 1
 
     def agreed(self, gathered: Gathered) -> tuple[bool, bool]:
         """Whether the round is sent whole, and whether this peer's word (so, its values) counted in it."""
@@ -132,8 +174,27 @@ class Bypass:
         if n > 1 and not outcome.expired and outcome.gather_s > 0:
             self._rate_bytes_per_s.append(n_bytes * (n - 1) / n / outcome.gather_s)
 
+    @property
+    def tried(self) -> bool:
+        """Whether a round with a selection has told what it takes."""
+        return self._own[False].seen
+
+    def took(self, whole: bool, took_s: float) -> None:
+        """A round of one kind took so long, from selecting to what came of it."""
+        found = self._by_parts()
+        if found is not None and took_s > 0:
+            self._own[whole].took(took_s, max(1e-9, found.dense_s if whole else found.sparse_s))
+
     def estimate(self) -> Choice | None:
         """The two times of a round, as this peer has measured; ``None``: not enough is measured."""
+        found = self._by_parts()
+        if found is None:
+            return None
+        dense_s = self._own[True].correct(found.dense_s, self._own[False])
+        sparse_s = self._own[False].correct(found.sparse_s, self._own[True])
+        return Choice(sparse_s < dense_s, dense_s, sparse_s, found.break_even_bytes_per_s)
+
+    def _by_parts(self) -> Choice | None:
         n = len(self._transport.live)
         if n < 2 or not (self._select_s and self._decode_s and self._rate_bytes_per_s):
             return None
@@ -158,8 +219,7 @@ class Bypass:
         """A round is over. whole: whether anything in it was sent whole, so that the link was measured."""
         window = (round_ + 1) // WINDOW
         self._trial = False
-        if whole:
-            self._measured_at = round_
+        self._last_at[whole] = round_
         if self.posts_after(round_):
             found = self.estimate()
             if found is not None:
@@ -181,8 +241,8 @@ class Bypass:
         whole = dense_s <= sparse_s
         if whole != self.on:
             self._turn(whole, f"{1e3 * dense_s:.3g} ms against {1e3 * sparse_s:.3g} ms with {self._name}")
-        since = round_ - self._measured_at
-        self._trial = not whole and TRIALS_MAX * since * sparse_s >= dense_s
+        chosen_s, other_s = (dense_s, sparse_s) if whole else (sparse_s, dense_s)
+        self._trial = TRIALS_MAX * (round_ - self._last_at[not whole]) * chosen_s >= other_s
 
     def _turn(self, whole: bool, why: str) -> None:
         self.on = whole

@@ -58,6 +58,7 @@ class Begun(NamedTuple):
 
     pending: Pending
     ticket: Ticket | None
+    at_s: float = 0.0
 
 
 class SparseReplica:
@@ -117,6 +118,7 @@ class SparseReplica:
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
     ) -> Begun:
         """The first half of ``average``: select, and send. Nothing may change until ``end``."""
+        at_s = time.perf_counter()
         if self._me != self._transport.me:  # joined anew, in another place: nobody tells of what was sent
             self._me = self.feedback.peer = self._transport.me
             self.feedback.members_changed()
@@ -128,7 +130,9 @@ class SparseReplica:
             return Begun(self._transport.offer(self._channel, none, 0.0, deadline_s, aside), None)
         chunks, ticket = self._chosen(self.feedback.round + 1)
         try:
-            return Begun(self._transport.offer(self._channel, chunks, weight, deadline_s, aside), ticket)
+            return Begun(
+                self._transport.offer(self._channel, chunks, weight, deadline_s, aside), ticket, at_s
+            )
         except BaseException:
             if ticket is not None:
                 self.feedback.rollback(ticket)
@@ -152,6 +156,7 @@ class SparseReplica:
         assert outcome.gathered is not None
         self._take(outcome.round, outcome.gathered)
         dense = self._bypass is not None and self._send_whole(outcome, weight, deadline_s)
+        self._tell_time(begun, outcome, dense)
         self.bucket.restore(self._moved().reshape(self.bucket.values.shape), _all(self.bucket))
         if self._whole is not None and outcome.round % self.compress.resync == 0:
             self._average_densely(weight, deadline_s)
@@ -253,7 +258,7 @@ class SparseReplica:
             return False
         weight = weight if counted else 0.0
         values = self.feedback.release()
-        if self._bypass.posts_after(outcome.round):
+        if self._rehearses(outcome.round):
             self._rehearse(values)
         try:
             came = self._bypass.average(values, weight, deadline_s)
@@ -262,8 +267,12 @@ class SparseReplica:
             raise
         into, kept = delivered(came, self._transport.me, weight)
         total, table = self._mean.reshape(came.mean.shape), values.reshape(came.mean.shape)
-        np.add(total, came.mean, out=total, where=into[:, None])
-        table[~kept] = 0.0
+        if into.all() and not kept.any():  # as mostly, and twice as fast
+            total += came.mean
+            table.fill(0.0)
+        else:
+            np.add(total, came.mean, out=total, where=into[:, None])
+            table[~kept] = 0.0
         self.feedback.keep(values)
         if self.compression is not None:
             self.compression = self.compression._replace(
@@ -275,6 +284,23 @@ class SparseReplica:
                 dense=True,
             )
         return True
+
+    def _tell_time(self, begun: Begun, outcome: Outcome, dense: bool) -> None:
+        """How long the round took, where it was one like others: see ``Bypass.took``."""
+        bypass = self._bypass
+        if bypass is None or begun.at_s == 0 or outcome.expired or outcome.round == 0:
+            return  # in the first round much is done once
+        if not (dense and bypass.posts_after(outcome.round)):  # that may have been one with a rehearsal
+            bypass.took(dense, time.perf_counter() - begun.at_s)
+
+    def _rehearses(self, round_: int) -> bool:
+        """Whether what selecting takes is to be measured without a round: where none has told that yet, or
+        while ever fewer entries are selected. (A round tells more: its peers select at the same time.)
+        """
+        bypass = self._bypass
+        if bypass is None or not bypass.posts_after(round_):
+            return False
+        return not bypass.tried or self.feedback.round < self.compress.warm_up
 
     def _rehearse(self, values: Floats) -> None:
         """What selecting from these would take now: nothing comes of it."""

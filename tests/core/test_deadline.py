@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.core.deadline import Deadline, stretch
-from ragtag.core.seed import generator
+from ragtag.core.deadline import Deadline
 
 TIMES = st.floats(1e-4, 100.0)
 
@@ -34,33 +32,7 @@ def test_a_probe_of_nothing_is_refused(probe_s: float) -> None:
 def test_the_quantile_of_recent_completions() -> None:
     deadline = with_history(*(i / 100 for i in range(1, 21)))
     assert deadline.budget_s() == pytest.approx(1.5 * 0.19)  # 18 of 20 samples lie below .19
-    assert with_history(*[0.1] * 32).budget_s() == pytest.approx(0.15)
-
-
-# -- Few samples
-
-
-def test_few_samples_say_little_so_their_quantile_is_stretched() -> None:
-    assert with_history(0.1).budget_s() == pytest.approx(0.15), "an answer is waited for as ever"
-    waits = [with_history(*[0.1] * n, varied=True).budget_s() / 0.1 for n in (1, 2, 3, 4, 8, 32)]
-    assert waits == pytest.approx([10.9, 3.89, 2.64, 2.13, 1.5, 1.5], rel=0.01)
-    assert all(1 <= stretch(n, 32, 0.9) <= 1.23 for n in range(5, 32))
-    assert stretch(0, 32, 0.9) == stretch(32, 32, 0.9) == stretch(99, 32, 0.9) == 1
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 9, 14, 32])
-def test_however_few_there_are_the_next_wait_exceeds_them_as_rarely(n: int) -> None:
-    """Exponential waits: 4 in 33 are above the 29th of 32."""
-    drawn = generator(1, "waits", n).exponential(size=(40_000, n + 1))
-    drawn[:, :n].sort(axis=1)
-    quantile = drawn[:, min(n - 1, int(0.9 * n))]
-    exceeded = float(np.mean(drawn[:, n] > quantile * stretch(n, 32, 0.9)))
-    assert exceeded <= 4 / 33 + 0.006
-    if n != 9:  # the largest of nine is above more than is asked for
-        assert exceeded == pytest.approx(4 / 33, abs=0.006)
-
-
-# -- What moves it
+    assert with_history(0.1).budget_s() == pytest.approx(0.15)
 
 
 def test_one_straggler_in_ten_does_not_set_the_deadline() -> None:
@@ -73,7 +45,7 @@ def test_what_is_old_is_forgotten() -> None:
 
 
 def test_a_miss_lengthens_and_a_completion_resets() -> None:
-    deadline = with_history(*[0.1] * 32)
+    deadline = with_history(*[0.1] * 20)
     waits = []
     for _ in range(6):
         waits.append(deadline.budget_s())

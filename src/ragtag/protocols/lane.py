@@ -87,8 +87,8 @@ class Lane:
 
     def _restart(self) -> None:
         headroom = HEADROOM * self.channel.method.patience
-        self.scatter = Deadline(self.channel.probe_s, headroom=headroom, varied=True)
-        self.gather = Deadline(self.channel.probe_s, headroom=headroom, varied=True)
+        self.scatter = Deadline(self.channel.probe_s, headroom=headroom)
+        self.gather = Deadline(self.channel.probe_s, headroom=headroom)
 
     # -- Rounds
 

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -120,3 +121,20 @@ def test_what_is_not_known_is_refused() -> None:
         with pytest.raises(TypeError, match="is not of type"):
             decode(kind, value)
     assert math.isnan(decode(float, math.nan)) and decode(float | None, None) is None
+
+
+def _of_a_kind_that_json_does_not_know() -> set[int]:
+    return {1}
+
+
+def test_what_would_not_come_back_is_not_kept(tmp_path) -> None:
+    with pytest.raises(TypeError):
+        Kept(tmp_path).keep(_of_a_kind_that_json_does_not_know, (), [1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_literals_come_back() -> None:
+    kind = Literal["fp32", "int8"] | None
+    assert decode(kind, "int8") == "int8" and decode(kind, None) is None
+    with pytest.raises(TypeError, match="'fp8' is not of type"):
+        decode(kind, "fp8")

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import ragtag
 
@@ -39,10 +39,10 @@ class Kept:
             raise ValueError(f"{path} is no result of {function.__qualname__}: delete it") from error
 
     def keep(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> None:
-        """Write a result, whole or not at all."""
-        path = self._path(function, arguments)
+        """Write a result, whole or not at all. Raises TypeError: it would not come back as what it is."""
+        path, text = self._path(function, arguments), json.dumps(_plain(result))
+        decode(_returned(function), json.loads(text))  # said at the first part rather than when one is wanted
         self._folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_plain(result))
         part = path.with_suffix(".part")
         part.write_text(text, "utf-8")
         part.replace(path)
@@ -75,12 +75,14 @@ class Kept:
 def decode(kind: Any, value: Any) -> Any:
     """What ``json`` made of a value of type ``kind``, as one of that type again.
 
-    Known are plain values, lists, tuples, dicts, optional values and dataclasses of these.
+    Known are plain values, literals, lists, tuples, dicts, optional values and dataclasses of these.
     Raises TypeError: another kind, or a value that is none of it. KeyError: a dataclass's field is missing.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType) and type(None) in inner and len(inner) == 2:
         return None if value is None else decode(next(k for k in inner if k is not type(None)), value)
+    if origin is Literal and value in inner:
+        return value
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
         return kind(**{f.name: decode(hints[f.name], value[f.name]) for f in fields(kind)})

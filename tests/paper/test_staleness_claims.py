@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
+from statistics import geometric_mean
+
 import pytest
 
 from ragtag.recipes.staleness_model import LEARNING_RATES, Study, run
 
 
-def slow_down(depth: int, optimiser: str, workers: int, s: int) -> float:
-    """Batches to the target over those without delay; one seed."""
+def slow_down(depth: int, optimiser: str, workers: int, s: int, seeds: int = 1) -> float:
+    """Batches to the target over those without delay: their geometric mean over seeds."""
 
-    def batches(s: int) -> float:
-        study = Study(f"DNN {depth}", optimiser, workers, s, 0, LEARNING_RATES[optimiser], batches_max=6000)
+    def batches(s: int, seed: int) -> float:
+        rate = LEARNING_RATES[optimiser]
+        study = Study(f"DNN {depth}", optimiser, workers, s, seed, rate, batches_max=6000)
         return min(run(study).batches, study.batches_max)
 
-    return batches(s) / batches(0)
+    return geometric_mean(batches(s, seed) / batches(0, seed) for seed in range(seeds))
 
 
 def test_logistic_regression_hardly_suffers() -> None:
@@ -26,7 +29,8 @@ def test_logistic_regression_hardly_suffers() -> None:
 
 @pytest.mark.slow
 def test_deeper_nets_suffer_more() -> None:
-    shown = [slow_down(depth, "SGD", 8, 16) for depth in (1, 3, 5)]
+    """As the recipe finds it: single seeds of neighbouring depths come in either order."""
+    shown = [slow_down(depth, "SGD", 8, 16, seeds=5) for depth in (1, 3, 5)]
     assert shown == sorted(shown) and shown[-1] > 2 * shown[0]
 
 

@@ -141,7 +141,6 @@ class _Batch:
 
     number: int
     key: int
-    began_s: float
     until_s: float
     most: int
     wanted: dict[PeerId, int] = field(default_factory=dict)
@@ -195,7 +194,7 @@ class Host:
                 effects.append(Arm(self._timer(round_, key, batch.number), until_s))
         else:
             self._count += 1
-            batch = _Batch(self._count, key, now_s, until_s, most)
+            batch = _Batch(self._count, key, until_s, most)
             batches.append(batch)
         batch.wanted[peer] = index
         batch.most = max(batch.most, most)  # who knows of more is right, or waits a little

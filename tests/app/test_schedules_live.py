@@ -92,7 +92,7 @@ def test_partial_averages_wait_for_the_fast_and_take_what_the_slow_brings() -> N
     assert len(tail) > SLOWER
     waited = sum(SLOW in outcome.waited_for for outcome in tail)
     assert waited == 0
-    assert with_slow(came[0]) + with_slow(came[1]) >= STEPS // 2
+    assert with_slow(came[0]) + with_slow(came[1]) >= STEPS // 2  # most of its turns are in both
     assert len(came[SLOW]) == STEPS
 
 

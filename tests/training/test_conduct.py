@@ -12,7 +12,7 @@ import pytest
 from ragtag.core.types import Outcome
 from ragtag.schedules import SSP, EveryStep, Partial
 from ragtag.training import conduct as module
-from ragtag.training.conduct import Conduct, Spent, overwritten
+from ragtag.training.conduct import Conduct, Spent, unheard
 from ragtag.training.pace import TOPIC
 from tests.training.test_pace import Board
 
@@ -158,7 +158,7 @@ def test_staleness_in_classes() -> None:
     ],
 )
 def test_what_was_overwritten_without_being_in_it_is_lost(of: Outcome, share: float) -> None:
-    assert overwritten(of, 0) == share
+    assert unheard(of, 0).mean() == share
 
 
 def test_waits_in_rounds_are_put_down_to_whom_they_were_for(monkeypatch: pytest.MonkeyPatch) -> None:

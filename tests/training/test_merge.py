@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ragtag.core.types import Floats, Outcome
+from ragtag.core.types import Floats, Outcome, nobodys
 from ragtag.schedules import SSP, LocalSteps, Partial
 from ragtag.training.averager import RPS, AllReduce, Moshpit
 from ragtag.training.conduct import Conduct
@@ -41,9 +41,12 @@ def test_what_was_learned_is_added_to_where_the_crew_is() -> None:
 
 @dataclass
 class Scripted(FakeTransport):
-    """Rounds whose averages are given: ``None``, nothing came."""
+    """Rounds whose averages are given: ``None``, nothing came. late: numbers of rounds (from 1 on) that were
+    over for the others when this peer's values came.
+    """
 
     means: list[float | None] = field(default_factory=list)
+    late: tuple[int, ...] = ()
     offered: list[tuple[float, float, frozenset[int]]] = field(default_factory=list)
 
     def start(
@@ -63,7 +66,8 @@ class Scripted(FakeTransport):
         came = mean is not None
         table = self.values.copy()
         table.reshape(-1)[0] = mean if mean is not None else table.reshape(-1)[0]
-        heard = np.full(chunks, 7 if came else 1 << self.me, np.uint64)
+        others = 3 if len(self.offered) in self.late else 7
+        heard = np.full(chunks, others if came else 1 << self.me, np.uint64)
         ones = np.ones(chunks, np.float32)
         averaged = np.full(chunks, came)
         return Outcome(
@@ -71,11 +75,11 @@ class Scripted(FakeTransport):
         )
 
 
-def slow(means: list[float | None]) -> tuple[Scripted, Callable[[float], float]]:
+def slow(means: list[float | None], late: tuple[int, ...] = ()) -> tuple[Scripted, Callable[[float], float]]:
     """Peer 2 of 3, which knows itself to be slow; the function takes a step and returns the weight."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    transport = Scripted(FakeCrew(3), 2, means)
+    transport = Scripted(FakeCrew(3), 2, means, late=late)
     optimizer = CrewOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), transport, schedule=Partial(), model=model
     )
@@ -104,6 +108,53 @@ def test_where_nothing_came_it_is_kept_for_the_next_time() -> None:
     assert len(transport.offered) == 2
     assert step(-1.0) == 7.0
     assert [value for value, *_ in transport.offered[2:]] == [1.0, 5.0]  # 9 - 3 - 1
+
+
+def test_what_came_too_late_for_one_round_is_offered_to_the_next() -> None:
+    transport, step = slow([1.0, 9.0, 8.0, 5.5], late=(3,))
+    step(0.5)
+    assert step(-3.0) == 5.5
+    assert [value for value, *_ in transport.offered[1:]] == [1.0, 6.0, 5.0]  # taken: 9 - 3, late: 8 - 3
+    assert [weight for _, weight, _ in transport.offered[1:]] == [0.0, 1.0, 1.0]
+
+
+def test_what_came_too_late_twice_is_kept_for_the_next_turn() -> None:
+    transport, step = slow([1.0, 9.0, 8.0, 7.0, 2.0, 1.5], late=(3, 4))
+    step(0.5)
+    assert step(-3.0) == 4.0  # 7 - 3
+    assert step(-1.0) == 1.5
+    assert [value for value, *_ in transport.offered[4:]] == [7.0, -2.0]  # 2 - 3 - 1
+
+
+def test_a_first_turn_has_nothing_to_measure_what_was_learned_by() -> None:
+    transport, step = slow([1.0], late=(1,))
+    assert step(0.5) == 1.0
+    assert len(transport.offered) == 1
+
+
+def test_only_what_no_average_had_is_kept() -> None:
+    parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
+    merge = Merge([parameter])
+    merge.mark()
+    with torch.no_grad():
+        parameter.add_(torch.tensor([0.5, -0.5]))
+
+    def average(weight: float) -> Outcome:
+        rounds.append(weight)
+        with torch.no_grad():
+            parameter.copy_(torch.tensor([10.0, 20.0]))
+        return outcome
+
+    rounds: list[float] = []
+    two = np.ones(2, np.bool_)
+    outcome = nobodys(0, np.zeros((2, 1), np.float32), np.ones(2, np.float32), np.zeros(2, np.uint64), None)
+    outcome = replace(outcome, averaged=two)
+    merge.give(average, 2.0, lambda _: np.array([True, False]), lambda _, lost: torch.from_numpy(lost))
+    assert rounds == [0.0, 2.0, 2.0]
+    assert merge.kept
+    assert parameter.tolist() == [10.5, 20.0]
+    merge.lift()
+    assert parameter.tolist() == [10.0, 20.0]
 
 
 class Told(Conduct):

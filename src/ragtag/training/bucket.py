@@ -185,11 +185,17 @@ class Bucket:
             elif slot.exact or averaged.all():
                 away.append((tensor, slot.view))
             else:
-                fresh = self._fresh(at, averaged).to(tensor.device)
+                fresh = self.values_in(at, averaged).to(tensor.device)
                 tensor.copy_(torch.where(fresh, slot.view.to(tensor.dtype), tensor))
         if away:
             torch._foreach_copy_([t for t, _ in away], [view for _, view in away])
         increment_version(home)  # autograd cannot see that their memory was written to
+
+    def values_in(self, at: int, chunks: Bools) -> torch.Tensor:
+        """Which values of part ``at`` lie in ``chunks`` (bool ``[n_chunks]``): bool, in the part's shape."""
+        spec, start = self.specs[at], self._offsets[at]
+        where = np.arange(start, start + spec.n_values) // self._elements
+        return torch.from_numpy(chunks[where]).as_strided(spec.shape, strides_of(spec))
 
     # -- Placing
 
@@ -263,12 +269,6 @@ class Bucket:
             homes += [base[self._offsets[i] - start :] for i in range(at, until)]
             at = until
         return homes
-
-    def _fresh(self, at: int, averaged: Bools) -> torch.Tensor:
-        """Which values of part ``at`` lie in chunks that were averaged: bool, in the part's shape."""
-        spec, start = self.specs[at], self._offsets[at]
-        where = np.arange(start, start + spec.n_values) // self._elements
-        return torch.from_numpy(averaged[where]).as_strided(spec.shape, strides_of(spec))
 
 
 def _take(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.core.types import Bools, Noted, Outcome, PeerId
 from ragtag.schedules.base import Average, Compute, Progress, Schedule
 from ragtag.schedules.bounded import lead
 from ragtag.schedules.partial import set_aside
@@ -144,8 +144,8 @@ class Conduct:
             self._aside = set_aside(paces.step_s, self._aside & paces.live, paces.exchange_s)
         return self._aside
 
-    def averaged(self, outcome: Outcome) -> None:
-        """An average is over."""
+    def averaged(self, outcome: Outcome, kept: bool = False) -> None:
+        """An average is over; ``kept``: what it came without is offered again."""
         now_s = time.monotonic()
         spent = self.spent
         spent.average_s += outcome.total_s if self._ended_s is None else now_s - self._ended_s
@@ -155,7 +155,7 @@ class Conduct:
         if outcome.stale is None and 0 <= self._round < outcome.round:
             spent.count_stale(outcome.round - self._round - 1)
         self._round = outcome.round
-        spent.lost_s += self._computed_s * overwritten(outcome, self._peers.me)
+        spent.lost_s += 0.0 if kept else self._computed_s * float(unheard(outcome, self._peers.me).mean())
         for peer in outcome.missed or (() if outcome.last < 0 else (outcome.last,)):
             self._charge(peer, outcome.scatter_s)
         self._ended_s, self._computed_s, self._round_s = now_s, 0.0, outcome.total_s
@@ -206,10 +206,11 @@ class Conduct:
         )
 
 
-def overwritten(outcome: Outcome, me: PeerId) -> float:
-    """The share of an average's chunks that came without this peer's values: its work there is lost."""
+def unheard(outcome: Outcome, me: PeerId) -> Bools:
+    """Where an average came without this peer's values: bool ``[n_chunks]``."""
     if outcome.members and me not in outcome.members:
-        return 0.0
+        return np.zeros(len(outcome.averaged), np.bool_)
     place = outcome.members.index(me) if outcome.members else me
     mine = (outcome.heard >> np.uint64(place)) & np.uint64(1) == 1
-    return float((outcome.averaged & ~mine).mean())
+    lost: Bools = outcome.averaged & ~mine
+    return lost

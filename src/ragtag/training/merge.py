@@ -4,13 +4,24 @@ Its own model is old: averaged as it is, it would pull the others back to where 
 crew's average first, adds to that what its own steps have changed, and offers the sum (the difference to a
 common anchor, as in DiLoCo, Douillard et al., 2023, arXiv 2311.08105, section 2: not weights, but what was
 learned).
+
+It cannot know whether the round that it offers to is half over. Where an average comes without its values,
+it adds what it learned to that average and offers the sum to the round after, which has not begun; what is
+in no average even then is kept for its next turn (error feedback, as for entries that a codec left out).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+from ragtag.core.types import Bools, Outcome
+
+_BASE_MIN = 0.5
+"""Share of the crew's average that must have come for a peer to build on it."""
+_GIVES = 2
+"""Rounds in a row that the same work is offered to: the first may be over for others, the second is not."""
 
 
 class Merge:
@@ -19,6 +30,8 @@ class Merge:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = list(parameters)
         self._anchor: list[torch.Tensor] = []
+        self.kept = False
+        """Whether some of what was learned is in no average yet, and is kept for the next turn."""
 
     @property
     def marked(self) -> bool:
@@ -36,7 +49,37 @@ class Merge:
 
     def forget(self) -> None:
         """There is nothing to bring in later."""
-        self._anchor = []
+        self._anchor, self.kept = [], False
+
+    def give(
+        self,
+        average: Callable[[float], Outcome],
+        weight: float,
+        unheard: Callable[[Outcome], Bools],
+        values_in: Callable[[int, Bools], torch.Tensor],
+    ) -> Outcome:
+        """One turn of a slow peer: take the crew's average, add to it what was learned, and offer the sum.
+
+        average: averages the parameters in place, with a weight; 0 takes and gives nothing. unheard: bool
+        ``[n_chunks]``, where an average came without this peer's values. values_in: which values of a
+        parameter lie in such chunks: bool, in its shape. Returns the last round's outcome.
+        """
+        if self.marked:
+            self.lift()
+            taken = average(0.0)
+            self.land()
+            if taken.averaged.mean() < _BASE_MIN:
+                return taken  # nothing to add it to: it is kept for the next time
+        for _ in range(_GIVES):
+            self.hold()
+            outcome = average(weight)
+            lost = unheard(outcome)
+            self.kept = self.marked and bool(lost.any())
+            if not self.kept:
+                self.mark()
+                break
+            self.keep([values_in(at, lost) for at in range(len(self._parameters))])
+        return outcome
 
     @torch.no_grad()
     def lift(self) -> None:
@@ -53,3 +96,19 @@ class Merge:
             base = parameter.detach().clone()
             parameter.add_(learned)
             learned.copy_(base)
+
+    @torch.no_grad()
+    def hold(self) -> None:
+        """Keep what was learned in the anchor's place, if there is one; the parameters stay as they are."""
+        for anchor, parameter in zip(self._anchor, self._parameters, strict=self.marked):
+            torch.sub(parameter, anchor, out=anchor)
+
+    @torch.no_grad()
+    def keep(self, lost: Sequence[torch.Tensor]) -> None:
+        """After ``hold`` and an average: add to it what was learned where it is ``lost`` (bool, in each
+        parameter's shape); the anchor is the average.
+        """
+        for learned, parameter, left in zip(self._anchor, self._parameters, lost, strict=True):
+            more = learned * left.to(learned.device)
+            learned.copy_(parameter)
+            parameter.add_(more)

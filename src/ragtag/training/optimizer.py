@@ -22,7 +22,7 @@ from ragtag.training.averager import RPS, Pending, Transport
 from ragtag.training.centre import centred, is_centred, require_centred, require_gradients
 from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.compress import Compression, TopK, require_compressible
-from ragtag.training.conduct import Conduct
+from ragtag.training.conduct import Conduct, unheard
 from ragtag.training.follower import Follower
 from ragtag.training.merge import Merge
 from ragtag.training.modes import Closure, Gradients, Models
@@ -42,8 +42,6 @@ from ragtag.training.sparse import SparseReplica
 from ragtag.training.weight import Weight, weight_of
 
 _KEY = "ragtag"  # this optimizer's entry in a state_dict
-_BASE_MIN = 0.5
-"""Share of the crew's average that must have come for a peer to build on it."""
 
 
 class CrewOptimizer(torch.optim.Optimizer):
@@ -359,12 +357,19 @@ class CrewOptimizer(torch.optim.Optimizer):
     def _round(self, replica: Replica | SparseReplica) -> Outcome:
         weight = self._mode.offer(self._weight())
         aside = self.conduct.begin()
-        outcome = self._catch_up(replica) if self.stands_aside else None
-        if outcome is None:
+        merge, me = self._merge, self._transport.me
+        if merge is None or not self.stands_aside:
             outcome = replica.average(weight, self._deadline_s, aside)
-            if self._merge is not None:
-                self._merge.mark() if self.stands_aside else self._merge.forget()
-        return outcome
+            if merge is not None:
+                merge.forget()
+            return outcome
+        assert isinstance(replica, Replica)  # selections are not sent by such schedules
+        return merge.give(
+            lambda weight: replica.average(weight, self._deadline_s, aside),
+            weight,
+            lambda outcome: unheard(outcome, me),
+            replica.bucket.values_in,
+        )
 
     def _arrive(self) -> Outcome | None:
         """Get into step with the crew, where this peer is not; the last round of doing so."""
@@ -392,7 +397,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._mode.take(outcome)
             if self._aligner is not None:
                 self._aligner.after(outcome)
-        self.conduct.averaged(outcome)
+        self.conduct.averaged(outcome, self._merge is not None and self._merge.kept)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         return outcome
@@ -418,19 +423,6 @@ class CrewOptimizer(torch.optim.Optimizer):
     def stands_aside(self) -> bool:
         """Whether this peer is so slow that the others' rounds do not wait for it, by its schedule."""
         return self._transport.me in self.conduct.aside
-
-    def _catch_up(self, replica: Replica | SparseReplica) -> Outcome | None:
-        """Take the crew's average and add to it what was learned here; ``None``: it is to be offered now.
-
-        Where little came, there is nothing to add it to: it is kept for the next time.
-        """
-        merge = self._merge
-        if merge is None or not merge.marked:
-            return None
-        merge.lift()
-        outcome = replica.average(0.0, self._deadline_s, self.conduct.aside)
-        merge.land()
-        return None if outcome.averaged.mean() >= _BASE_MIN else outcome
 
     def _unscale(self) -> bool:
         """Do what GradScaler asks of an optimizer that handles scales itself: divide the gradients by the

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from ragtag.recipes.base import Report
 from ragtag.recipes.jobs import Job, run_jobs
 from ragtag.recipes.kept import Kept, decode
 
@@ -54,16 +55,15 @@ def _jobs(n: int) -> list[Job]:
 
 
 def test_parts_that_were_done_are_not_done_again_and_come_back_as_they_were(tmp_path) -> None:
-    keep = tmp_path / "parts"
     CALLS.clear()
-    first = run_jobs(_jobs(2), 1, keep=keep)
+    first = run_jobs(_jobs(2), 1, out=tmp_path)
     told: list[tuple[int, int, str]] = []
-    again = run_jobs(_jobs(4), 1, lambda *what: told.append(what), keep=keep)
+    again = run_jobs(_jobs(4), 1, lambda *what: told.append(what), out=tmp_path)
     assert CALLS == [0, 1, 2, 3] and again[:2] == first and again[3].counts == {3: 3}
     assert [(done, total) for done, total, _ in told] == [(2, 4), (3, 4), (4, 4)]
-    Kept(keep).forget()
-    assert not keep.exists()
-    run_jobs(_jobs(1), 1, keep=keep)
+    Report("cut", "What was cut", {}).write(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "results.json"]
+    run_jobs(_jobs(1), 1, out=tmp_path)
     assert CALLS[4:] == [0]
 
 
@@ -77,7 +77,7 @@ def test_a_job_that_raises_leaves_the_others_kept(tmp_path) -> None:
     for _ in range(2):
         CALLS.clear()
         with pytest.raises(TypeError, match="'x' is not of type"):
-            run_jobs(jobs, 1, keep=tmp_path)
+            run_jobs(jobs, 1, out=tmp_path)
     assert CALLS == []
 
 

@@ -1,6 +1,5 @@
 import json
 import math
-import tarfile
 
 import numpy as np
 import pytest
@@ -119,27 +118,8 @@ def test_nonsense_is_refused(tmp_path, wrong) -> None:
         staleness.reproduce(out=tmp_path, **wrong)
 
 
-def test_data_is_an_archive_a_text_or_a_folder_of_both(tmp_path) -> None:
-    archive, text = tmp_path / "images.tar.xz", tmp_path / "words.txt"
-    with tarfile.open(archive, "w:xz"):
-        pass
-    text.write_text("to be or not to be")
-    assert staleness.sources(None) == (None, None)
-    assert staleness.sources(archive) == (archive, None)
-    assert staleness.sources(text) == (None, text)
-    assert staleness.sources(tmp_path) == (archive, text)
-
-
-def test_other_data_is_refused(tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match="tar archive of images, a text, or a folder"):
-        staleness.sources(tmp_path / "nothing")
-    with pytest.raises(ValueError, match=r"0 tar archives and 0 \.txt files"):
-        staleness.sources(tmp_path)
+def test_a_text_that_is_too_short_is_refused(tmp_path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("too short")
     with pytest.raises(ValueError, match="bytes"):
         staleness.reproduce(out=tmp_path / "out", data=short)
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("a text")
-    with pytest.raises(ValueError, match=r"3 \.txt files"):
-        staleness.sources(tmp_path)

@@ -14,7 +14,7 @@ from ragtag.recipes import RECIPES, topk, topk_compare, topk_plan
 from ragtag.recipes.rps_tasks import Task, digits
 from ragtag.recipes.topk_local import methods, train_locally
 from ragtag.recipes.topk_plan import Part, Plan, Results, select
-from ragtag.recipes.topk_tasks import IMAGES, LSTM, Sources, sources
+from ragtag.recipes.topk_tasks import IMAGES, LSTM, Sources, prepared
 from ragtag.recipes.topk_training import Setup, Trained, train
 
 HERE = Sources()
@@ -155,9 +155,9 @@ def test_nonsense_is_refused(tmp_path, wrong) -> None:
 
 
 def test_data_that_is_not_there_is_refused_before_anything_runs(tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match="CIFAR-10"):
+    with pytest.raises(FileNotFoundError, match="tar archive of images"):
         topk.reproduce(out=tmp_path, data=tmp_path / "none.tar.xz")
-    with pytest.raises(FileNotFoundError, match="no text"):
+    with pytest.raises(FileNotFoundError, match="a text"):
         topk.reproduce(out=tmp_path, data=tmp_path / "none.txt")
     with pytest.raises(ValueError, match=r"0 tar archives and 0 \.txt files"):
         topk.reproduce(out=tmp_path / "out", data=tmp_path)
@@ -166,6 +166,6 @@ def test_data_that_is_not_there_is_refused_before_anything_runs(tmp_path) -> Non
 def test_a_folder_may_hold_a_text_alone(tmp_path) -> None:
     text = tmp_path / "plays.txt"
     text.write_bytes(b"to be or not " * 1000)
-    with sources(tmp_path, tmp_path / "out") as found:
+    with prepared(tmp_path, tmp_path / "out") as found:
         assert found == Sources(None, text)
         assert found.names == {"images": "digits", "text": "plays.txt"}

@@ -18,6 +18,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from ragtag.recipes.kept import Kept
+
 FORMAT = 1
 """Version of ``results.json``."""
 
@@ -167,7 +169,9 @@ class Report:
         return plain
 
     def write(self, out: Path) -> None:
-        """Write ``results.json``, ``index.html`` and the figures to the folder ``out``."""
+        """Write ``results.json``, ``index.html`` and the figures to the folder ``out``; kept parts of the
+        work are of no more use then, and are deleted.
+        """
         out.mkdir(parents=True, exist_ok=True)
         self.files = [out / "index.html", out / "results.json"]
         for figure in self.figures:
@@ -175,6 +179,7 @@ class Report:
             self.files[-1].write_text(figure.svg, "utf-8")
         (out / "results.json").write_text(json.dumps(self.to_json(), indent=1, allow_nan=False), "utf-8")
         (out / "index.html").write_text(_page(self), "utf-8")
+        Kept.of(out).forget()
 
 
 def require_counts(seeds: int, jobs: int) -> None:
@@ -232,7 +237,8 @@ def _page(report: Report) -> str:
     e = html.escape
     failed = sum(not r.ok for r in report.rows)
     verdict = f'<span class="fail">{failed} fail</span>' if failed else '<span class="pass">all pass</span>'
-    settings = ", ".join(f"{k} {v}" for k, v in report.settings.items())
+    shown = {**report.settings, "quick": "form"} if report.settings.get("quick") else report.settings
+    settings = ", ".join(f"{k} {v}" for k, v in shown.items() if v is not False)
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{e(report.title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'

@@ -22,7 +22,6 @@ from ragtag.recipes.base import Progress, Report, Row, Table, number, require_co
 from ragtag.recipes.diloco_figure import training
 from ragtag.recipes.diloco_training import Method, Run, Setup, train
 from ragtag.recipes.jobs import Job, run_jobs
-from ragtag.recipes.kept import Kept
 from ragtag.recipes.texts import describe_text, load_text
 
 H = 50
@@ -111,7 +110,7 @@ def reproduce(
     plan = Plan.of(quick=quick, seeds=seeds)
     setups = plan.setups()
     calls = [Job(f"{s.method.name}, {s.steps} steps, seed {s.seed}", train, (s, data)) for s in setups]
-    every: list[Run] = run_jobs(calls, jobs, progress, out / "parts")
+    every: list[Run] = run_jobs(calls, jobs, progress, out)
     longest = max(run.setup.steps for run in every)
     runs = [run for run in every if run.setup.steps == longest]
     report = Report(
@@ -132,7 +131,6 @@ def reproduce(
         data={"runs": [asdict(run) for run in every]},
     )
     report.write(out)
-    Kept(out / "parts").forget()
     return report
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from ragtag.recipes import grouping_compare, grouping_figure, grouping_measure
 from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
-from ragtag.recipes.kept import Kept
 
 NOTES = (
     "T0 is synchronous training without delay. All methods use the same number of samples from one shared "
@@ -57,7 +56,7 @@ def reproduce(
     if data is not None:
         raise ValueError("grouping trains on scikit-learn's digits only; leave --data out")
     plan = grouping_measure.Plan.of(quick=quick, seeds=seeds)
-    results = plan.sort(run_jobs(plan.jobs(), jobs, progress, out / "parts"))
+    results = plan.sort(run_jobs(plan.jobs(), jobs, progress, out))
     report = Report(
         name="grouping",
         title="Progressive grouping: stragglers against staleness (Basu et al., HiPC 2018)",
@@ -75,5 +74,4 @@ def reproduce(
         data=results.to_json(),
     )
     report.write(out)
-    Kept(out / "parts").forget()
     return report

@@ -28,17 +28,18 @@ class Job(NamedTuple):
 
 
 def run_jobs(
-    jobs: Sequence[Job], processes: int, progress: Progress | None = None, keep: Path | None = None
+    jobs: Sequence[Job], processes: int, progress: Progress | None = None, out: Path | None = None
 ) -> list[Any]:
     """Run all jobs, in at most ``processes`` processes, and return their results in order.
 
-    keep: a folder where results are kept as they come, and looked for first (see ``Kept``).
+    out: the recipe's folder: results are kept there as they come, and looked for first (see ``Kept``), until
+    its report is written.
 
     Raises:
         TimeoutError: no job ended for ``STALL_S``. Whatever a job raises.
     """
     tell = progress or (lambda done, total, what: None)
-    kept = Kept(keep) if keep is not None else None
+    kept = Kept.of(out) if out is not None else None
     results: dict[int, Any] = {}
     for i, job in enumerate(jobs):
         there, result = kept.find(job.function, job.arguments) if kept else (False, None)

@@ -28,6 +28,11 @@ class Kept:
         self._folder = folder
         self._contents: dict[Path, str] = {}
 
+    @classmethod
+    def of(cls, out: Path) -> Kept:
+        """Those of the recipe whose report goes to the folder ``out``."""
+        return cls(out / "parts")
+
     def find(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
         """Whether this call's result is there, and the result. Raises ValueError: its file makes no sense."""
         path = self._path(function, arguments)

@@ -13,7 +13,6 @@ from pathlib import Path
 from ragtag.recipes import moshpit_compare, moshpit_figure
 from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
-from ragtag.recipes.kept import Kept
 from ragtag.recipes.moshpit_plan import Plan
 
 SEEDS, SEEDS_QUICK = 10, 3
@@ -59,7 +58,7 @@ def reproduce(
             "reproduce moshpit takes no data: it averages numbers that it draws; leave --data out"
         )
     plan = Plan.of(quick=quick, seeds=SEEDS_QUICK if quick else max(SEEDS, seeds))
-    results = plan.sort(run_jobs(plan.jobs(), jobs, progress, out / "parts"))
+    results = plan.sort(run_jobs(plan.jobs(), jobs, progress, out))
     report = Report(
         name="moshpit",
         title="Moshpit All-Reduce (Ryabinin et al., NeurIPS 2021): rounds until peers agree",
@@ -81,5 +80,4 @@ def reproduce(
         data={"runs": results.to_json()},
     )
     report.write(out)
-    Kept(out / "parts").forget()
     return report

@@ -12,7 +12,6 @@ from pathlib import Path
 from ragtag.recipes import rps_compare, rps_figure, rps_measure
 from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
-from ragtag.recipes.kept import Kept
 from ragtag.recipes.rps_cifar import unpacked
 
 NOTES = (
@@ -49,7 +48,7 @@ def reproduce(
     require_counts(seeds, jobs)
     plan = rps_measure.Plan.of(quick=quick, digits=data is None, seeds=seeds)
     with unpacked(data, out) as arrays:
-        results = plan.sort(run_jobs(plan.jobs(arrays), jobs, progress, out / "parts"))
+        results = plan.sort(run_jobs(plan.jobs(arrays), jobs, progress, out))
     report = Report(
         name="rps",
         title="RPS: distributed learning over unreliable networks (Yu et al., ICML 2019)",
@@ -70,5 +69,4 @@ def reproduce(
         data=results.to_json(),
     )
     report.write(out)
-    Kept(out / "parts").forget()
     return report

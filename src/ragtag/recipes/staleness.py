@@ -8,14 +8,13 @@ factorisation, a variational autoencoder and an LSTM.
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 from ragtag.recipes import staleness_compare, staleness_figure
 from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
-from ragtag.recipes.kept import Kept
 from ragtag.recipes.rps_cifar import unpacked
+from ragtag.recipes.sources import sources
 from ragtag.recipes.staleness_measure import OPTIMISERS, WORKERS, Plan, Results
 from ragtag.recipes.texts import describe_text, load_text
 
@@ -52,7 +51,7 @@ def reproduce(
     """Measure everything, compare it, and write ``index.html``, ``results.json`` and figures to ``out``.
 
     quick: two seeds (one of the other models), fewer delays and depths. data: a tar archive of CIFAR-10
-    images for the ResNet, a text for the LSTM, or a folder with one of each (see ``sources``). jobs:
+    images for the ResNet, a text for the LSTM, or a folder with one of each (see ``sources.sources``). jobs:
     processes side by side. progress: called as parts are done.
 
     Raises:
@@ -64,7 +63,7 @@ def reproduce(
         load_text(text)  # what is wrong with it is said now, not by a job
     with unpacked(archive, out) as arrays:
         plan = Plan.of(quick=quick, seeds=seeds, arrays=arrays, text=text)
-        results = Results.of(plan, run_jobs(plan.jobs(), jobs, progress, out / "parts"))
+        results = Results.of(plan, run_jobs(plan.jobs(), jobs, progress, out))
         report = Report(
             name="staleness",
             title="What staleness costs (Dai et al., ICLR 2019)",
@@ -87,30 +86,4 @@ def reproduce(
             data=results.to_json(),
         )
     report.write(out)
-    Kept(out / "parts").forget()
     return report
-
-
-def sources(data: Path | None) -> tuple[Path | None, Path | None]:
-    """The archive of images and the text that ``data`` has; ``None`` where it has none.
-
-    A tar archive is one of CIFAR-10 images, any other file a text; of a folder its one archive (``*.tar``,
-    ``*.tar.*``, ``*.tgz``) and its one ``*.txt``.
-    Raises FileNotFoundError, ValueError: no such file; a folder with neither, or with several of a kind.
-    """
-    if data is None:
-        return None, None
-    if not data.exists():
-        raise FileNotFoundError(
-            f"there is no {data}; --data takes a tar archive of images, a text, or a folder"
-        )
-    if data.is_file():
-        return (data, None) if tarfile.is_tarfile(data) else (None, data)
-    archives = sorted({*data.glob("*.tar"), *data.glob("*.tar.*"), *data.glob("*.tgz")})
-    texts = sorted(data.glob("*.txt"))
-    if len(archives) > 1 or len(texts) > 1 or not (archives or texts):
-        raise ValueError(
-            f"{data} has {len(archives)} tar archives and {len(texts)} .txt files; of a folder, --data takes "
-            f"one archive of CIFAR-10 images, one text, or one of each"
-        )
-    return next(iter(archives), None), next(iter(texts), None)

@@ -14,9 +14,8 @@ from pathlib import Path
 from ragtag.recipes import topk_compare, topk_figure
 from ragtag.recipes.base import Progress, Report, require_counts
 from ragtag.recipes.jobs import run_jobs
-from ragtag.recipes.kept import Kept
 from ragtag.recipes.topk_plan import RATIOS, Plan, Results, select
-from ragtag.recipes.topk_tasks import sources
+from ragtag.recipes.topk_tasks import prepared
 
 NOTES = (
     "Aggregates are sums of decoded fragments over all peers, divided by their number. Messages are lost by "
@@ -53,9 +52,9 @@ def reproduce(
     """
     require_counts(seeds, jobs)
     plan = Plan.of(quick=quick, seeds=seeds)
-    with sources(data, out) as found:
+    with prepared(data, out) as found:
         names = found.names
-        results = Results.of(run_jobs(plan.jobs(found), jobs, progress, out / "parts"))
+        results = Results.of(run_jobs(plan.jobs(found), jobs, progress, out))
     report = Report(
         name="topk",
         title="Understanding top-k sparsification (Shi, Chu, Cheung, See 2019)",
@@ -76,7 +75,6 @@ def reproduce(
         },
     )
     report.write(out)
-    Kept(out / "parts").forget()
     return report
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ragtag.recipes.rps_cifar import unpacked
 from ragtag.recipes.rps_tasks import Task, cifar, digits
+from ragtag.recipes.sources import sources
 from ragtag.recipes.texts import describe_text, load_text, text_task
 
 IMAGES, LSTM, TRANSFORMER = "images", "LSTM", "transformer"
@@ -44,15 +45,12 @@ def _load(found: Sources, task: str) -> Task:
 
 
 @contextlib.contextmanager
-def sources(data: Path | None, out: Path) -> Iterator[Sources]:
+def prepared(data: Path | None, out: Path) -> Iterator[Sources]:
     """What ``--data`` names, made ready in ``out`` for as long as it is needed.
 
-    data: a tar archive of CIFAR-10's images, a text (``.txt``), or a folder with one of each, or one of them.
-
-    Raises:
-        ValueError, FileNotFoundError: it is not there, or none of these; the message says what was found.
+    Raises FileNotFoundError, ValueError: see ``sources.sources``, and a text that is too short.
     """
-    archive, text = _found(data)
+    archive, text = sources(data)
     if text is not None:
         load_text(text)  # refused before anything runs
     with contextlib.ExitStack() as undo:
@@ -62,18 +60,3 @@ def sources(data: Path | None, out: Path) -> Iterator[Sources]:
         out.mkdir(parents=True, exist_ok=True)
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(dir=out, prefix=".data-")))
         yield Sources(undo.enter_context(unpacked(archive, folder)), text)
-
-
-def _found(data: Path | None) -> tuple[Path | None, Path | None]:
-    if data is None:
-        return None, None
-    if not data.is_dir():
-        return (None, data) if data.suffix == ".txt" else (data, None)
-    archives = sorted(p for p in data.iterdir() if ".tar" in p.suffixes or p.suffix in (".tgz", ".txz"))
-    texts = sorted(data.glob("*.txt"))
-    if len(archives) > 1 or len(texts) > 1 or not archives + texts:
-        raise ValueError(
-            f"{data} has {len(archives)} tar archives and {len(texts)} .txt files; --data takes a folder "
-            "with one archive of CIFAR-10's images, one text, or both"
-        )
-    return next(iter(archives), None), next(iter(texts), None)

@@ -12,7 +12,7 @@ def _report() -> Report:
     return Report(
         "x",
         "A <title>",
-        {"peers": 3},
+        {"peers": 3, "quick": True},
         rows=[
             row("near", 1.05, 1.0, 0.1, "paper", error=0.01, group="first"),
             row("far & off", 1.2, 1.0, 0.1, "paper", group="second"),
@@ -44,6 +44,13 @@ def test_a_row_passes_within_its_tolerance_only(relation: str, measured: float, 
     assert row("q", measured, 1.0, 0.1000001, "s", relation=relation).ok is ok
 
 
+@pytest.mark.parametrize(
+    ("measured", "found"), [(1.01, "1.01"), (1.01019, "1.0102"), (1.0100000001, "1.01"), (math.nan, "nan")]
+)
+def test_what_fails_is_told_from_its_limit(measured: float, found: str) -> None:
+    assert row("q", measured, 1.0, 0.01, "s", relation="<=").found == found
+
+
 def test_an_unknown_relation_is_refused() -> None:
     with pytest.raises(ValueError, match="relation"):
         row("q", 1.0, 1.0, 0.0, "s", relation="!=")
@@ -69,6 +76,7 @@ def test_write_makes_a_page_that_needs_nothing_else(tmp_path) -> None:
     report.write(tmp_path / "out")
     page = (tmp_path / "out/index.html").read_text("utf-8")
     assert "<svg" in page and "far &amp; off" in page and "A &lt;title&gt;" in page and "FAIL" in page
+    assert "peers 3, quick form" in page
     assert "src=" not in page and "href=" not in page and "<?xml" not in page
     loaded = json.loads((tmp_path / "out/results.json").read_text("utf-8"))
     assert loaded["ok"] is False and loaded["rows"][0]["measured"] == 1.05 and loaded["data"]["nan"] is None

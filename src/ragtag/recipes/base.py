@@ -23,6 +23,7 @@ from ragtag.recipes.kept import Kept
 FORMAT = 1
 """Version of ``results.json``."""
 
+_DIGITS_MAX = 8
 _WIDE = 150  # columns of a terminal from which on tables show ranges
 _RANGE = re.compile(r" \([^()]* to [^()]*\)")
 
@@ -57,8 +58,16 @@ class Row:
 
     @property
     def found(self) -> str:
-        """The measured value, with its error."""
-        return number(self.measured) + (f" ± {self.error:.1g}" if self.error is not None else "")
+        """The measured value, with its error; with enough digits to tell a failed one from its limit."""
+        limits = (self.expected - self.tolerance, self.expected + self.tolerance)
+        digits = 4
+        while (
+            not self.ok
+            and digits < _DIGITS_MAX
+            and any(number(self.measured, digits) == number(limit, digits) for limit in limits)
+        ):
+            digits += 1
+        return number(self.measured, digits) + (f" ± {self.error:.1g}" if self.error is not None else "")
 
     @property
     def allowed(self) -> str:
@@ -188,11 +197,11 @@ def require_counts(seeds: int, jobs: int) -> None:
         raise ValueError(f"reproduce: seeds is {seeds} and jobs is {jobs}; both must be 1 or more")
 
 
-def number(x: float) -> str:
-    """Three to four significant digits."""
+def number(x: float, digits: int = 4) -> str:
+    """So many significant digits; one less where there is an exponent."""
     if x == 0 or not math.isfinite(x):
         return f"{x:g}"
-    return f"{x:.2e}" if abs(x) < 1e-4 or abs(x) >= 1e5 else f"{x:.4g}"
+    return f"{x:.{digits - 2}e}" if abs(x) < 1e-4 or abs(x) >= 1e5 else f"{x:.{digits}g}"
 
 
 def _plain(value: Any) -> Any:
@@ -228,6 +237,7 @@ th,td{padding:.28rem .6rem;border-bottom:1px solid #e6e9ed;text-align:right}
 th:first-child,td:first-child{text-align:left}
 th{color:#57606a;font-weight:600}tr.group td{font-weight:600;padding-top:1rem;border-bottom-color:#b8c0c8}
 .pass{color:#1a7f37}.fail{color:#cf222e;font-weight:700}td.src{color:#57606a;font-size:.85em;text-align:left}
+.rows th:last-child{text-align:left}
 .rows td+td:not(.src){white-space:nowrap}
 figure{margin:1.5rem 0}figure svg{width:100%;height:auto}figcaption,li{color:#57606a}
 """
@@ -237,8 +247,8 @@ def _page(report: Report) -> str:
     e = html.escape
     failed = sum(not r.ok for r in report.rows)
     verdict = f'<span class="fail">{failed} fail</span>' if failed else '<span class="pass">all pass</span>'
-    shown = {**report.settings, "quick": "form"} if report.settings.get("quick") else report.settings
-    settings = ", ".join(f"{k} {v}" for k, v in shown.items() if v is not False)
+    said = [f"{k} {v}" for k, v in report.settings.items() if k != "quick"]
+    settings = ", ".join(said + ["quick form"] * bool(report.settings.get("quick")))
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{e(report.title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'

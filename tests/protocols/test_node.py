@@ -32,7 +32,7 @@ from ragtag.protocols.base import GATHER, SCATTER, told, whole
 from ragtag.protocols.centre import centre
 from ragtag.protocols.gather import gather
 from ragtag.protocols.groups import moshpit
-from ragtag.protocols.hail import HAIL, HERE, Patience
+from ragtag.protocols.hail import HAIL, HERE, Patience, hail
 from ragtag.protocols.layout import layout_of, rotating_owners
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
@@ -454,6 +454,65 @@ def test_a_peer_that_others_have_averaged_with_in_later_rounds_is_not_waited_for
         began += node.step(0.5, Arrived((later,)))
     (done,) = [effect.outcome for effect in began if isinstance(effect, Done)]
     assert done.waited_for == (1, 2) and done.total_s == pytest.approx(0.5)
+
+
+def reduced(source: int, number: int, heard: int) -> Arrived:
+    """What a peer made of the only block (0 of 3) in a round."""
+    payload = TINY.encode(vectors(3, 1)[1])
+    key = MessageKey(0, number, GATHER, 0)
+    run = Run(source, key, 0, 1, payload, np.ones(1, np.float32), np.array([heard], np.uint64), None, True)
+    return Arrived((run,))
+
+
+def owner_of_all() -> Node:
+    """Peer 0 of 3 in its first round; it owns the only block, and hears nothing of the others."""
+    node = Node(0, 3, 1)
+    node.configure(0, Channel(direct, TINY, 1, probe_s=100.0, rtt_s=0.01))
+    assert not any(isinstance(e, Done) for e in node.step(0.0, Average(0, vectors(3, 1)[0], 1.0)))
+    return node
+
+
+def outcomes_of(effects: list[Effect]) -> list[Outcome]:
+    return [effect.outcome for effect in effects if isinstance(effect, Done)]
+
+
+def test_who_takes_itself_for_the_owner_of_a_block_sends_no_share_of_it_and_is_not_waited_for() -> None:
+    node = owner_of_all()
+    assert outcomes_of(node.step(0.1, reduced(1, 0, 0b010))) == []  # peer 2 may still
+    effects = node.step(0.2, reduced(2, 0, 0b100))
+    (outcome,) = outcomes_of(effects)
+    assert outcome.missed == () and heard(outcome) == {0}
+    assert {e.run.peer for e in effects if isinstance(e, Send)} == {1, 2}  # what it made of the block itself
+
+
+def test_nor_is_it_where_that_came_before_the_round_began() -> None:
+    node = owner_of_all()
+    for peer in (1, 2):
+        node.step(0.1, reduced(peer, 0, 1 << peer))
+        node.step(0.2, reduced(peer, 1, 1 << peer))
+    assert len(outcomes_of(node.step(0.3, Average(0, vectors(3, 1)[0], 1.0)))) == 1
+
+
+def test_a_peer_that_asks_in_a_later_round_has_left_this_one() -> None:
+    node = owner_of_all()
+    for peer in (1, 2):
+        effects = node.step(0.1, Arrived((hail(peer, MessageKey(0, 2, 0, 0)),)))
+        assert any(isinstance(e, Send) and e.run.key.stage == HERE for e in effects)
+    (outcome,) = outcomes_of(effects)
+    assert outcome.total_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("weight", "number"), [(1.0, 4), (0.0, 3)])
+def test_who_is_behind_begins_the_round_after_the_one_that_is_over_unless_it_only_takes(
+    weight: float, number: int
+) -> None:
+    node = owner_of_all()
+    for peer in (1, 2):
+        node.step(0.1, reduced(peer, 2, 0b110))
+    node.step(0.2, reduced(1, 3, 0b110))
+    node.step(0.3, Average(0, vectors(3, 1)[0], weight))
+    ended = [e for peer in (1, 2) for e in node.step(0.4, reduced(peer, 9, 0b110))]
+    assert [outcome.round for outcome in outcomes_of(ended)] == [number]
 
 
 # -- Deadlines

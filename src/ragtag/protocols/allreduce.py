@@ -126,8 +126,8 @@ class Ring:
         """Nothing: a ring waits for its neighbour or for its deadline."""
         return []
 
-    def over(self) -> bool:
-        """In a ring nobody is set aside."""
+    def too_late(self) -> bool:
+        """In a ring everybody is waited for."""
         return False
 
     def withheld(self) -> frozenset[PeerId]:

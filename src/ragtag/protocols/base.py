@@ -77,8 +77,8 @@ class Round(Protocol):
         """A peer was heard in a later round: it is done with this one."""
         ...
 
-    def over(self) -> bool:
-        """Whether all averages have come already, so that what is sent now is too late."""
+    def too_late(self) -> bool:
+        """Whether an owner has told already what it made of a block: what is sent to it now is too late."""
         ...
 
     def withheld(self) -> frozenset[PeerId]:

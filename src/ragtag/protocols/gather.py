@@ -118,10 +118,6 @@ class Gather(Stages):
         self._late_until_s = 0.0
         self._whole = False
 
-    def over(self) -> bool:
-        """Schedules that set peers aside do not gather rows."""
-        return False
-
     def _owners(self) -> Collection[PeerId]:
         return set(self.spec.owners) - {self.spec.me}
 
@@ -172,6 +168,7 @@ class Gather(Stages):
         if stage == SCATTER and spec.owners[block] == spec.me and self._state <= SCATTERING:
             table = self._scattered
         elif stage == GATHER:
+            self._told = True
             table, most = self._gathered, most * len(spec.owners)
         else:
             return []

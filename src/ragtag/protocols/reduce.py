@@ -41,10 +41,6 @@ class ScatterGather(Stages):
             if o != spec.me and layout.sizes[j]
         }
 
-    def over(self) -> bool:
-        """All averages of others have come."""
-        return bool(self._gathered) and not any(incoming.left for incoming in self._gathered.values())
-
     def _owners(self) -> Collection[PeerId]:
         return {self.spec.owners[block] for block in self._gathered}
 
@@ -89,6 +85,10 @@ class ScatterGather(Stages):
             return []
         if stage == SCATTER:
             self._gave.add(run.peer)
+        elif stage == GATHER:
+            self._told = True
+            if self.spec.owners[block] == self.spec.me:
+                return self._owns_it_too(now_s, run, block)
         if stage == SCATTER and self.spec.owners[block] == self.spec.me and self._state <= SCATTERING:
             incoming = self._scattered_of(run.peer, block)
             self._accumulate(run, incoming, layout.starts[block] + run.first)

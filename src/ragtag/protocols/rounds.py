@@ -64,10 +64,7 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer, newcomer: bool) -> list[Effect]:
         """Begin a lane's next round; of its first (of each fragment) a newcomer takes, and gives nothing."""
         lane = self._ready(ask)
-        number = lane.next()
-        early = lane.rounds.get(number)
-        if self.me in ask.aside and ask.weight > 0 and early is not None and early.over():
-            number += 1  # a slow peer that gives comes in time for the next one
+        number = lane.next() + self._comes_too_late(lane, ask)
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
         new, skipped = lane.done < 0, number - lane.done - 1
@@ -91,6 +88,21 @@ class Rounds:
         answer_s = lane.patience.factor * (answer_s or ANSWER * lane.channel.rtt_s)
         begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows, grace_s, answer_s)
         return self._settle(lane, effects + machine.step(now_s, begin))
+
+    def _comes_too_late(self, lane: Lane, ask: Average | Offer) -> bool:
+        """Whether the newest round that was heard of is left to those who are in it, and the next one begun.
+
+        So it is where owners there have told their averages, for a slow peer that gives, and for one that is
+        behind: as long as it is one round behind whenever it begins, nobody hears it in time, though it
+        computes as fast as they do. Who is to take and not to give takes those averages.
+        """
+        number = lane.next()
+        early = lane.rounds.get(number)
+        if ask.weight <= 0 or early is None or not early.too_late():
+            return False
+        skipped = number - lane.done - 1
+        behind = lane.done >= 0 and (lane.behind or skipped > 0) and skipped <= CATCH_UP and not lane.taking
+        return behind or self.me in ask.aside
 
     def _ready(self, ask: Average | Offer) -> Lane:
         """The channel that is asked for an average, if it can be."""
@@ -158,8 +170,9 @@ class Rounds:
         """A peer asks whether this one is there, or answers that it is."""
         channel, number = run.key.channel, run.key.round
         lane = self._lanes[channel]
-        if run.key.stage == HAIL:
-            return [here(now_s, run, self._rtt_s.get(run.peer, lane.channel.rtt_s))]
+        if run.key.stage == HAIL:  # who asks waits in that round; here it may be waited for in an earlier one
+            answer = here(now_s, run, self._rtt_s.get(run.peer, lane.channel.rtt_s))
+            return [answer, *self._see_ahead(now_s, lane, number, [run.peer])]
         _tell_given_up(lane, number)
         lane.patience.answered(now_s, run.peer, number)
         return self._route(now_s, channel, number, Arrived([run])) if number == lane.active else []
@@ -178,10 +191,7 @@ class Rounds:
         else:
             self._machine(lane, channel, number)
         effects = self._route(now_s, channel, number, event)
-        if lane.active is not None and number > lane.active + (not lane.behind):
-            ahead = [peer for peer in _seen_in(event.runs) if peer not in lane.passed and peer != self.me]
-            return effects + self._pass(now_s, lane, ahead)
-        return effects
+        return effects + self._see_ahead(now_s, lane, number, _seen_in(event.runs))
 
     def _deliver_apart(self, now_s: float, channel: int, number: int, event: Arrived) -> list[Effect]:
         """Some senders cut the vector otherwise: one of them, or this peer, knows of newcomers already.
@@ -211,6 +221,13 @@ class Rounds:
         if n > self.n:
             self.n = n
             self._presence.grow(n)
+
+    def _see_ahead(self, now_s: float, lane: Lane, number: int, peers: list[PeerId]) -> list[Effect]:
+        """Peers are in this round: whether that is far enough ahead of the one under way here."""
+        if lane.active is None or number <= lane.active + (not lane.behind):
+            return []
+        ahead = [peer for peer in peers if peer not in lane.passed and peer != self.me]
+        return self._pass(now_s, lane, ahead)
 
     def _pass(self, now_s: float, lane: Lane, peers: list[PeerId]) -> list[Effect]:
         """Peers are ahead of this one's round and send no more of it: end it soon, and catch up.

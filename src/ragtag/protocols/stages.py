@@ -47,12 +47,15 @@ class Stages(ABC):
         self._state = WAITING
         self._mine, self._repair = mine, repair
         self._open: set[tuple[PeerId, int, int]] = set()
+        self._elsewhere: set[tuple[PeerId, int, int]] = set()
+        """Shares that will not come: their senders take others for the blocks' owners."""
         self._waiting: set[PeerId] = set()
         self._came: set[PeerId] = set()
         self._few = 0
         self._here: set[PeerId] = set()
         self.given_up: dict[PeerId, float] = {}
         """Who did not answer, and until when the round would have waited for it."""
+        self._told = False
         self._missed: set[PeerId] = set()
         self._gave: set[PeerId] = set()
         self._reduced: dict[PeerId, int] = {}
@@ -96,6 +99,10 @@ class Stages(ABC):
         if not self._mine or self._state == WAITING:
             return frozenset()
         return frozenset((set(self._waited_for) & self._came) - self._gave)
+
+    def too_late(self) -> bool:
+        """Whether an owner has told already what it made of a block."""
+        return self._told
 
     def answered(self) -> frozenset[PeerId]:
         """Who has said something in this round (since it was asked whether it is there), if only that."""
@@ -195,6 +202,19 @@ class Stages(ABC):
                 self._missed.add(peer)
                 self._expired = True
                 self._last = peer
+
+    def _owns_it_too(self, now_s: float, run: Run, block: int) -> list[Effect]:
+        """A peer tells what it made of one of this peer's blocks, so its own share has gone into that.
+
+        The two see each other differently (one may not hear the other). Waiting for the share would take
+        until the deadline; and a peer that owns all blocks, and so sends nothing before, would be heard only
+        when the round is over for others: too late to be taken for one that is there, in later rounds too.
+        """
+        share = (run.peer, SCATTER, block)
+        self._came.add(run.peer)
+        self._elsewhere.add(share)
+        self._open.discard(share)
+        return self._look_around(now_s)
 
     # -- From stage to stage
 
@@ -312,5 +332,7 @@ class Stages(ABC):
         return sorted(spec.members - {spec.me}, key=lambda peer: (peer - spec.me) % n)
 
     def _wait_for(self, peer: PeerId, stage: int, block: int, incoming: Incoming | None) -> None:
+        if (peer, stage, block) in self._elsewhere:
+            return
         if incoming is None or not incoming.closed or (self._repair is not None and incoming.left):
             self._open.add((peer, stage, block))

@@ -1,0 +1,73 @@
+"""Lines that were cut for a while and carry again: peers that saw each other differently meet in one round.
+
+Small models are the hard case: a peer that owns the only block sends nothing before its round is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ragtag.core.seed import generator
+from ragtag.core.types import Outcome, Run
+from ragtag.protocols.allreduce import direct
+from ragtag.protocols.method import Method
+from ragtag.protocols.rps import rps_repair
+from tests.protocols.harness import World, vectors
+
+PAUSE_S = 0.027
+CUT_S, HEAL_S, END_S = 0.6, 1.0, 3.0
+"""Half of all lines, drawn for each direction, carry nothing between the first two."""
+
+
+def healed(
+    n: int, n_chunks: int, method: Method, seed: int, jitter: float, busy_s: float = 0.0
+) -> list[bool]:
+    """Whether each average of the last second had everybody's values in every chunk.
+
+    jitter: how far computing strays from ``PAUSE_S``, as a share. busy_s: mean of an exponential delay of
+    each message and each step, as on a machine with other work.
+    """
+    draw = generator(seed, "reunite", n)
+    world = World(n, method, n_chunks, seed=seed, latency_s=0.0004, probe_s=0.01, floor_s=0.002)
+    lines = [(a, b) for a in range(n) for b in range(n) if a != b]
+    cut = {line for line in lines if draw.random() < 0.5}
+    values, last = vectors(n, n_chunks), []
+
+    def delay_s() -> float:
+        return float(draw.exponential(busy_s)) if busy_s else 0.0
+
+    def carry(source: int, run: Run) -> list[tuple[float, Run]]:
+        away = CUT_S <= world.now_s < HEAL_S and (source, run.peer) in cut
+        return [] if away else [(delay_s(), run)]
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if world.now_s >= END_S - 1:
+            last.append(bool((outcome.heard == (1 << n) - 1).all()))
+        if world.now_s < END_S:
+            pause_s = PAUSE_S * (1 + jitter * (2 * draw.random() - 1)) + delay_s()
+            world.average(peer, values[peer], after_s=pause_s)
+
+    world.carry, world.on_done = carry, again
+    for peer in range(n):
+        world.average(peer, values[peer], after_s=0.005 * draw.random())
+    world.run()
+    return last
+
+
+@pytest.mark.parametrize("method", [direct, rps_repair], ids=lambda m: m.name)
+@pytest.mark.parametrize(("n", "n_chunks"), [(2, 1), (3, 1), (3, 2)])
+def test_peers_that_were_cut_off_are_all_in_all_rounds_again(method: Method, n: int, n_chunks: int) -> None:
+    for seed, jitter in itertools.product(range(6), (0.0, 0.1)):
+        last = healed(n, n_chunks, method, seed, jitter)
+        assert len(last) > n * 20
+        assert np.mean(last) > 0.95, (seed, jitter)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_so_they_are_on_a_busy_machine(n: int) -> None:
+    whole = [np.mean(healed(n, 1, direct, seed, 0.02, busy_s=0.002)) for seed in range(10)]
+    assert min(whole) > 0.5  # none is cut off for good
+    assert np.median(whole) > 0.95

@@ -54,6 +54,8 @@ def healed(
     for peer in range(n):
         world.average(peer, values[peer], after_s=0.005 * draw.random())
     world.run()
+    for node in world.nodes:  # a non-owner hears owners only, and from them of the others
+        assert node.live == frozenset(range(n)), (seed, node.me)
     return last
 
 

@@ -104,6 +104,17 @@ class Presence:
         self._changes += 1
         return [Noted("heard again", peer, f"after {was} silent rounds")]
 
+    def vouched(self, peers: Iterable[PeerId]) -> list[Effect]:
+        """Owners of blocks have heard these peers, and this one is owed nothing that would tell."""
+        effects: list[Effect] = []
+        for peer in peers:
+            was = self._silent.get(peer, 0)
+            if was and peer not in self._left:
+                self._silent[peer] = 0
+                self._changes += 1
+                effects.append(Noted("heard again", peer, f"by others, after {was} silent rounds"))
+        return effects
+
     def miss(self, peers: Iterable[PeerId]) -> list[Effect]:
         """After a meeting: rounds do not wait for who told nothing in all its time, until it is heard."""
         effects: list[Effect] = []

@@ -20,6 +20,7 @@ from ragtag.core.types import (
     Noted,
     Offer,
     PeerId,
+    PeerSet,
     Run,
 )
 from ragtag.protocols.base import BLOCK_BITS, GATHER, Round
@@ -162,7 +163,10 @@ class Rounds:
         answered = machine.answered() if isinstance(machine, Stages) else frozenset[PeerId]()
         lane.end(outcome)
         lane.learn(outcome, owed)
-        return effects + self._presence.count_silence(owed, answered)
+        effects = effects + self._presence.count_silence(owed, answered)
+        if isinstance(machine, Stages) and not machine.owns and outcome.averaged.any():
+            effects += self._presence.vouched(_in_mask(outcome.heard))
+        return effects
 
     # -- What comes
 
@@ -271,6 +275,11 @@ def _seen_in(runs: Iterable[Run]) -> list[PeerId]:
     for run in runs:
         peers[run.peer] = None
         if run.key.stage == GATHER and len(run.heard):
-            mask = int(np.bitwise_or.reduce(run.heard))
-            peers.update((peer, None) for peer in range(mask.bit_length()) if mask >> peer & 1)
+            peers.update(dict.fromkeys(_in_mask(run.heard)))
     return list(peers)
+
+
+def _in_mask(heard: PeerSet) -> list[PeerId]:
+    """The peers that are in any of these sets."""
+    mask = int(np.bitwise_or.reduce(heard))
+    return [peer for peer in range(mask.bit_length()) if mask >> peer & 1]

@@ -104,6 +104,11 @@ class Stages(ABC):
         """Whether an owner has told already what it made of a block."""
         return self._told
 
+    @property
+    def owns(self) -> bool:
+        """Whether any block is this peer's, so that the others owe it something."""
+        return bool(self._mine)
+
     def answered(self) -> frozenset[PeerId]:
         """Who has said something in this round (since it was asked whether it is there), if only that."""
         return frozenset(self._here)

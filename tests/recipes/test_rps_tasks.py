@@ -51,12 +51,13 @@ def test_the_resnet_learns_from_arrays(tmp_path) -> None:
     assert all(torch.isfinite(g).all() and g.abs().sum() > 0 for g in grads)
 
 
-def test_the_first_test_images_are_of_all_classes_although_an_archive_goes_class_by_class(tmp_path) -> None:
+def test_the_first_images_are_of_all_classes_although_an_archive_goes_class_by_class(tmp_path) -> None:
     labels = np.repeat(np.arange(10, dtype=np.uint8), 100)
     for part in ("train", "test"):
         images = np.broadcast_to(labels[:, None, None, None], (1000, SIDE, SIDE, 3))
         np.save(tmp_path / f"{part}_x.npy", images)
         np.save(tmp_path / f"{part}_y.npy", labels)
     task = cifar(tmp_path)
-    assert torch.bincount(task.test_y[:200], minlength=10).min() >= 8
-    assert torch.equal(task.test_x[:, 0, 0, 0].long(), task.test_y), "each image keeps its label"
+    for x, y in ((task.train_x, task.train_y), (task.test_x, task.test_y)):
+        assert torch.bincount(y[:200], minlength=10).min() >= 8
+        assert torch.equal(x[:, 0, 0, 0].long(), y), "each image keeps its label"

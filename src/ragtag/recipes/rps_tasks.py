@@ -125,15 +125,20 @@ def cifar(arrays: Path) -> Task:
         array: NDArray[np.uint8] = np.load(arrays / f"{name}.npy", allow_pickle=False)
         return torch.from_numpy(array.astype(np.int64))
 
-    held_y = labels("test_y")
-    # the archive goes class by class, and a first part of the test images is what is looked at most
-    order = list(random.permutation(random.stream_key(0, "cifar test"), len(held_y)))
+    def mixed(name: str) -> tuple[Tensor, Tensor]:
+        """The archive goes class by class, and a first part of the images is what is looked at most."""
+        y = labels(f"{name}_y")
+        order = list(random.permutation(random.stream_key(0, f"cifar {name}"), len(y)))
+        return images(f"{name}_x")[order], y[order]
+
+    train_x, train_y = mixed("train")
+    test_x, test_y = mixed("test")
     return Task(
         name="CIFAR-10",
-        train_x=images("train_x"),
-        train_y=labels("train_y"),
-        test_x=images("test_x")[order],
-        test_y=held_y[order],
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
         parameters=tuple(_resnet_parameters()),
         forward=_resnet,
         batch=8,

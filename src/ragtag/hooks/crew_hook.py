@@ -63,8 +63,9 @@ class CrewState:
 
     crew: of ``ragtag.join()``. model: the module inside DDP. With it, peers compare their models here and
     now, all begin with the model of the lowest peer that is there (what DDP's constructor does otherwise),
-    and models, with floating-point buffers, are averaged every ``models_every`` rounds, before the next
-    forward: what peers missed drifts no further. Without it only gradients are averaged.
+    and models, with floating-point buffers, are averaged every ``models_every`` rounds, and in the beginning,
+    where deadlines rest on little, after 1, 2, 4, 8, ... (``models_due``), before the next forward: what
+    peers missed drifts no further. Without it only gradients are averaged.
 
     averager: ``ragtag.RPS(repair=True)`` unless given. codec: how gradients travel ("fp32", "bf16", "int8");
     models always as fp32. weight: how much this peer counts (a number, or a function called every step).
@@ -154,7 +155,8 @@ class CrewState:
             self._missed += outcome.round - last - 1
             self.behind = self.behind or self._missed > CATCH_UP
             # one that skipped the others' round of models makes up for it: their mean may have come already
-            self._due = (outcome.round + 1) // self._models_every > (last + 1) // self._models_every
+            every = self._models_every
+            self._due = models_due(outcome.round + 1, every) > models_due(last + 1, every)
         self._round, self.outcome = outcome.round, outcome
 
     # -- Models
@@ -201,6 +203,13 @@ class CrewState:
         # one that heard nobody is as much a peer as any, lest all wait for each other's model
         self.behind, self._missed = False, 0
         return outcome
+
+
+def models_due(rounds: int, every: int) -> int:
+    """How many times models have been due after so many rounds of gradients: after each power of two below
+    ``every``, and after each multiple of that.
+    """
+    return rounds // every + min(rounds, every - 1).bit_length()
 
 
 def _refuse(fault: str) -> None:

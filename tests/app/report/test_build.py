@@ -91,6 +91,8 @@ def test_what_the_page_says(page: str) -> None:
         assert words in text
     assert "silent (seen by 5 peers)" in text  # one line, not five
     assert "virtual" not in text
+    lost = re.search(r'Peers lost</div><div class="v">([^<]*)</div><div class="d">([^<]*)</div>', page)
+    assert lost and lost.groups() == ("1", "peer 4; frozen for a while: peer 2")
 
 
 def test_text_from_the_trace_is_never_markup(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def _tiles(summary: Summary) -> str:
         ]
         tiles.append(("Round time, median", seconds(times["median"]), "; ".join(ratios)))
     frozen = sorted({f.peer for f in summary.faults if f.name in FREEZES})
-    lost = ", ".join(map(str, summary.lost)) or "none"
-    detail = f"frozen for a while: {', '.join(map(str, frozen)) or 'none'}"
-    tiles.append(("Peers lost", lost, detail))
+    lost = f"{_peers(summary.lost)}; " if summary.lost else ""
+    detail = f"{lost}frozen for a while: {_peers(frozen)}"
+    tiles.append(("Peers lost", str(len(summary.lost) or "none"), detail))
     if summary.errors:
         tiles.append(("Errors", str(summary.errors), "listed below"))
     cells = (
@@ -65,6 +65,12 @@ def _tiles(summary: Summary) -> str:
         for k, v, d in tiles
     )
     return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _peers(numbers: Sequence[int]) -> str:
+    """Which peers, in words."""
+    named = ", ".join(map(str, numbers))
+    return f"peer{'s' if len(numbers) > 1 else ''} {named}" if numbers else "none"
 
 
 def _ratio(value: float) -> str:

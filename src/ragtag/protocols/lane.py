@@ -55,8 +55,7 @@ class Lane:
     done: the last round that is over; active: the one under way; highest: the newest that was heard of.
     passed: the peers that were seen to be ahead of the round under way; behind: whether this peer knows
     itself to be. aside: the peers that its newest round does not wait for, by what its own peer said.
-    taking: to so many rounds to come this peer adds weight 0, one for each fragment. tardy: its newest round
-    was over for others when it began.
+    taking: to so many rounds to come this peer adds weight 0, one for each fragment.
     """
 
     channel: Channel
@@ -69,7 +68,6 @@ class Lane:
     withheld: frozenset[PeerId] = frozenset()
     aside: frozenset[PeerId] = frozenset()
     taking: int = 0
-    tardy: bool = False
     rounds: dict[int, Round] = field(default_factory=dict)
     spare: list[Floats] = field(default_factory=list)
     patience: Patience = field(default_factory=Patience)

@@ -65,11 +65,7 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer, newcomer: bool) -> list[Effect]:
         """Begin a lane's next round; of its first (of each fragment) a newcomer takes, and gives nothing."""
         lane = self._ready(ask)
-        number = lane.next()
-        tardy = self._comes_too_late(lane, number)
-        if tardy and ask.weight > 0 and (self.me in ask.aside or self._is_behind(lane, number)):
-            number, tardy = number + 1, False
-        lane.tardy = tardy
+        number = lane.next() + self._comes_too_late(lane, ask)
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
         new, skipped = lane.done < 0, number - lane.done - 1
@@ -94,22 +90,20 @@ class Rounds:
         begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows, grace_s, answer_s)
         return self._settle(lane, effects + machine.step(now_s, begin))
 
-    def _comes_too_late(self, lane: Lane, number: int) -> bool:
-        """Whether owners have told their averages of this round already: what is given to it is late."""
-        early = lane.rounds.get(number)
-        return early is not None and early.too_late()
+    def _comes_too_late(self, lane: Lane, ask: Average | Offer) -> bool:
+        """Whether the newest round that was heard of is left to those who are in it, and the next one begun.
 
-    def _is_behind(self, lane: Lane, number: int) -> bool:
-        """Whether a round that is over for others is left to them, and the next one begun.
-
-        As long as a peer is one round behind whenever it begins, nobody hears it in time, though it computes
-        as fast as they do. Once it may have been slow, and takes that round's average; and so does who has
-        missed much, and adds no weight.
+        So it is where owners there have told their averages, for a slow peer that gives, and for one that is
+        behind: as long as it is one round behind whenever it begins, nobody hears it in time, though it
+        computes as fast as they do. Who is to take and not to give takes those averages.
         """
-        skipped = number - lane.done - 1
-        if lane.done < 0 or lane.taking or skipped > CATCH_UP:
+        number = lane.next()
+        early = lane.rounds.get(number)
+        if ask.weight <= 0 or early is None or not early.too_late():
             return False
-        return lane.behind or lane.tardy or skipped > 0
+        skipped = number - lane.done - 1
+        behind = lane.done >= 0 and (lane.behind or skipped > 0) and skipped <= CATCH_UP and not lane.taking
+        return behind or self.me in ask.aside
 
     def _ready(self, ask: Average | Offer) -> Lane:
         """The channel that is asked for an average, if it can be."""

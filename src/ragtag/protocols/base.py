@@ -179,3 +179,8 @@ def scratch_of(spec: Spec) -> Floats:
 def bit(peer: PeerId) -> np.uint64:
     """The contributor set of one peer."""
     return np.uint64(1 << peer)
+
+
+def peers_in(mask: int) -> list[PeerId]:
+    """The peers of a contributor set, in their order."""
+    return [peer for peer in range(mask.bit_length()) if mask >> peer & 1]

@@ -23,7 +23,7 @@ from ragtag.core.types import (
     PeerSet,
     Run,
 )
-from ragtag.protocols.base import BLOCK_BITS, GATHER, Round
+from ragtag.protocols.base import BLOCK_BITS, GATHER, Round, peers_in
 from ragtag.protocols.gather import NO_VALUES, require_rows
 from ragtag.protocols.hail import ANSWER, HAIL, here
 from ragtag.protocols.lane import Lane
@@ -165,7 +165,7 @@ class Rounds:
         lane.learn(outcome, owed)
         effects = effects + self._presence.count_silence(owed, answered)
         if isinstance(machine, Stages) and not machine.owns and outcome.averaged.any():
-            effects += self._presence.vouched(_in_mask(outcome.heard))
+            effects += self._presence.vouched(_in_any(outcome.heard))
         return effects
 
     # -- What comes
@@ -275,11 +275,10 @@ def _seen_in(runs: Iterable[Run]) -> list[PeerId]:
     for run in runs:
         peers[run.peer] = None
         if run.key.stage == GATHER and len(run.heard):
-            peers.update(dict.fromkeys(_in_mask(run.heard)))
+            peers.update(dict.fromkeys(_in_any(run.heard)))
     return list(peers)
 
 
-def _in_mask(heard: PeerSet) -> list[PeerId]:
+def _in_any(heard: PeerSet) -> list[PeerId]:
     """The peers that are in any of these sets."""
-    mask = int(np.bitwise_or.reduce(heard))
-    return [peer for peer in range(mask.bit_length()) if mask >> peer & 1]
+    return peers_in(int(np.bitwise_or.reduce(heard)))

@@ -31,7 +31,7 @@ from ragtag.core.types import (
     Run,
     Send,
 )
-from ragtag.protocols.base import NACK
+from ragtag.protocols.base import NACK, peers_in
 from ragtag.protocols.hail import HERE
 from ragtag.simulation.check_rows import RowChecker
 
@@ -198,7 +198,7 @@ class Checker:
         strange = heard & np.uint64(~round_.begun & (1 << 64) - 1)
         if strange.any():
             raise self.broken(
-                f"contributors {_names(int(strange[strange > 0][0]))} have not begun this round: {where}"
+                f"contributors {peers_in(int(strange[strange > 0][0]))} have not begun this round: {where}"
             )
         bits = (heard[:, None] >> np.arange(self._n, dtype=np.uint64)) & np.uint64(1)
         expected = bits.astype(np.float64) @ round_.weight
@@ -206,8 +206,8 @@ class Checker:
         if wrong.any():
             chunk = int(np.flatnonzero(wrong)[0])
             raise self.broken(
-                f"chunk {chunk} carries weight {weight[chunk]}, its contributors {_names(int(heard[chunk]))} "
-                f"brought {expected[chunk]}: {where}"
+                f"chunk {chunk} carries weight {weight[chunk]}, its contributors "
+                f"{peers_in(int(heard[chunk]))} brought {expected[chunk]}: {where}"
             )
 
     def _keeps(self, peer: PeerId, outcome: Outcome, ask: Average, where: str) -> None:
@@ -228,7 +228,7 @@ class Checker:
         self.means += 1
         for heard in np.unique(outcome.heard[outcome.averaged]).tolist():
             chunks = outcome.averaged & (outcome.heard == np.uint64(heard))
-            peers = _names(heard)
+            peers = peers_in(heard)
             parts = np.stack([values[peer][chunks].astype(np.float64) * weight[peer] for peer in peers])
             off = np.abs(outcome.mean[chunks] * weight[peers].sum() - parts.sum(axis=0))
             if not (off <= self._tolerance * np.abs(parts).sum(axis=0)).all():
@@ -253,10 +253,6 @@ def _round_of(channel: int, effects: list[Effect]) -> int | None:
         if isinstance(effect, Done) and effect.outcome.channel == channel:
             return effect.outcome.round
     return None
-
-
-def _names(heard: int) -> list[PeerId]:
-    return [peer for peer in range(heard.bit_length()) if heard >> peer & 1]
 
 
 def _crc(array: Floats | Bytes | PeerSet | Bools, start: int = 0) -> int:

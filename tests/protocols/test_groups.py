@@ -19,7 +19,7 @@ from ragtag.protocols import match
 from ragtag.protocols.base import SCATTER, told
 from ragtag.protocols.grid import Grid
 from ragtag.protocols.groups import GroupNode
-from ragtag.protocols.hail import ANSWER, HERE, hail
+from ragtag.protocols.hail import ANSWER, HERE, NEVER, hail
 from ragtag.protocols.match import ANNOUNCE, WAIT
 from ragtag.protocols.moshpit import MoshpitKeys, Place, RandomKeys, View
 from tests.protocols.crowds import RTT_S, Crowds, Make, lane
@@ -198,11 +198,11 @@ def test_skipping_gives_up_the_round_and_the_next_is_met() -> None:
 
 def test_who_is_asked_whether_it_is_there_answers_whatever_it_does() -> None:
     crew = Crowds(4, moshpit(4), rounds=1).run()
-    for number in (0, 1, 5):
+    for number, stage in ((0, NEVER), (1, HERE), (5, HERE)):
         asked = hail(1, MessageKey(0, number, SCATTER, 7 << 6))
         (answer,) = crew.nodes[0].inner.step(1.0, Arrived((asked,)))
         assert isinstance(answer, Send)
-        assert answer.run.peer == 1 and answer.run.key == MessageKey(0, number, HERE, 7 << 6)
+        assert answer.run.peer == 1 and answer.run.key == MessageKey(0, number, stage, 7 << 6)
         assert answer.deadline_s == pytest.approx(1.0 + ANSWER * RTT_S)
         assert crew.nodes[0].inner.step(1.0, Arrived((answer.run,))) == []
 

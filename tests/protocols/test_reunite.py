@@ -14,7 +14,7 @@ from ragtag.core.seed import generator
 from ragtag.core.types import Outcome, Run
 from ragtag.protocols.allreduce import direct
 from ragtag.protocols.method import Method
-from ragtag.protocols.rps import rps_repair
+from ragtag.protocols.rps import rps, rps_repair
 from tests.protocols.harness import World, vectors
 
 PAUSE_S = 0.027
@@ -62,10 +62,13 @@ def healed(
 @pytest.mark.parametrize("method", [direct, rps_repair], ids=lambda m: m.name)
 @pytest.mark.parametrize(("n", "n_chunks"), [(2, 1), (3, 1), (3, 2)])
 def test_peers_that_were_cut_off_are_all_in_all_rounds_again(method: Method, n: int, n_chunks: int) -> None:
+    whole = []
     for seed, jitter in itertools.product(range(6), (0.0, 0.1)):
         last = healed(n, n_chunks, method, seed, jitter)
         assert len(last) > n * 20
-        assert np.mean(last) > 0.95, (seed, jitter)
+        assert np.mean(last) > 0.9, (seed, jitter)  # 2 of 108 averages in a row may miss one by a deadline
+        whole.append(np.mean(last))
+    assert np.mean(whole) > 0.99
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -73,3 +76,26 @@ def test_so_they_are_on_a_busy_machine(n: int) -> None:
     whole = [np.mean(healed(n, 1, direct, seed, 0.02, busy_s=0.002)) for seed in range(10)]
     assert min(whole) > 0.5  # none is cut off for good
     assert np.median(whole) > 0.95
+
+
+@pytest.mark.parametrize("lag_s", [0.0299, 0.0301, 0.0303])
+@pytest.mark.parametrize("n_chunks", [1, 2])
+@pytest.mark.parametrize("method", [direct, rps, rps_repair], ids=lambda m: m.name)
+def test_who_always_begins_a_round_as_it_is_over_for_the_other_gets_ahead_in_the_end(
+    method: Method, n_chunks: int, lag_s: float
+) -> None:
+    """Equal steps of 30 ms: one peer is on its own, and the other a hair more than a step behind it."""
+    world = World(2, method, n_chunks, latency_s=0.0004, probe_s=0.01, floor_s=0.002)
+    values = vectors(2, n_chunks)
+    world.carry = lambda source, run: [] if world.now_s < 0.5 else [(0.0, run)]
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if world.now_s < 1.5:
+            world.average(peer, values[peer], after_s=0.03)
+
+    world.on_done = again
+    for peer in range(2):
+        world.average(peer, values[peer], after_s=lag_s * peer)
+    world.run()
+    for outcomes in world.outcomes:
+        assert np.mean([(outcome.heard == 0b11).all() for outcome in outcomes[-20:]]) == 1

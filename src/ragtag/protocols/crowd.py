@@ -32,7 +32,7 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols.base import spans_of, whole
-from ragtag.protocols.hail import HAIL, here
+from ragtag.protocols.hail import QUESTIONS, here
 from ragtag.protocols.lane import JUMP_MAX
 from ragtag.protocols.moshpit import View
 
@@ -157,8 +157,9 @@ class Crowd(ABC):
         if number > max(self.done, 0) + JUMP_MAX:
             return []
         self.highest = max(self.highest, number)
-        if run.key.stage == HAIL:
-            return [here(now_s, run, self.lane.rtt_s)]
+        if run.key.stage in QUESTIONS:
+            never = number < (self._next() if self.active is None else self.active)
+            return [here(now_s, run, self.lane.rtt_s, never)]
         return self._take(now_s, run)
 
     def _keep(self, run: Run) -> None:

@@ -33,7 +33,7 @@ from ragtag.protocols.base import NACK, SCATTER, told
 from ragtag.protocols.crowd import Crowd, Lane
 from ragtag.protocols.grid import grid_of
 from ragtag.protocols.group import BLOCK_BITS, Group
-from ragtag.protocols.hail import ANSWER, HERE
+from ragtag.protocols.hail import ANSWER, ANSWERS
 from ragtag.protocols.match import ANNOUNCE, BEHIND, WAIT, Host, Roster
 from ragtag.protocols.method import CrowdSetting, Method, no_round
 from ragtag.protocols.moshpit import Keys, MoshpitKeys, Place, RandomKeys, View
@@ -250,7 +250,7 @@ class GroupNode(Crowd):
         key = run.key
         if ANNOUNCE <= key.stage <= BEHIND:
             return self._control(now_s, run)
-        if key.stage & ~NACK > SCATTER + 1 and key.stage != HERE:
+        if key.stage & ~NACK > SCATTER + 1 and key.stage not in ANSWERS:
             return []
         tag, group = key.block >> BLOCK_BITS, self._group
         if group is not None and key.round == group.machine.spec.round:

@@ -4,8 +4,12 @@ A round that lacks only a few peers' messages asks those. Who answers gets its w
 frozen, dead or cut off, and is waited for no longer. So a peer that froze costs the others two measured
 budgets of a stage in which little is computed, rather than the deadline that the slowest trainer needs.
 
-Both messages are one chunk with no values in it, of the round in question. The end mark of either says as
-much as its chunk, and is repeated until it is answered: loss makes nobody look dead.
+Who has ended that round, or deals the blocks otherwise, says that what is asked for comes no more. Unless it
+does while an answer may take (it may be under way), it is waited for no longer either. Else two could wait
+for each other, in different rounds or for blocks that each takes for the other's, until the deadline.
+
+All messages are one chunk with no values in it. The end mark of each says as much as its chunk, and is
+repeated until it is answered: loss makes nobody look dead.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ragtag.core.types import MessageKey, PeerId, Run, Send
-from ragtag.protocols.base import told
+from ragtag.protocols.base import GATHER, SCATTER, told
 
-HAIL, HERE = 0x40, 0x41
-"""Stages of a message key: the question, and the answer."""
+HAIL, HERE, NEVER = 0x40, 0x44, 0x45
+"""Stages of a message key: the question (plus the stage of the message that is asked for) and the answers:
+this peer is there, or that message comes no more."""
+QUESTIONS = HAIL | SCATTER, HAIL | GATHER
+ANSWERS = HERE, NEVER
 ANSWER = 2.0
 """An answer may take so many round trips, each with its margin: what was lost once is repeated after one."""
 _GROWTH, _DECAY, _MOST = 2.0, 0.98, 64.0
@@ -51,10 +58,11 @@ class Patience:
 
 
 def hail(peer: PeerId, key: MessageKey) -> Run:
-    """Ask a peer. key: of any message of the round."""
-    return told(peer, key._replace(stage=HAIL), b"")
+    """Ask a peer for a message that has not come. key: that message's."""
+    return told(peer, key._replace(stage=HAIL | key.stage), b"")
 
 
-def here(now_s: float, run: Run, rtt_s: float) -> Send:
-    """The answer to a question."""
-    return Send(told(run.peer, run.key._replace(stage=HERE), b""), now_s + ANSWER * rtt_s)
+def here(now_s: float, run: Run, rtt_s: float, never: bool = False) -> Send:
+    """The answer to a question. never: what it asks for was sent before, if at all, or goes elsewhere."""
+    key = run.key._replace(stage=NEVER if never else HERE)
+    return Send(told(run.peer, key, b""), now_s + ANSWER * rtt_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from ragtag.codecs.base import Codec
@@ -55,7 +55,8 @@ class Lane:
     done: the last round that is over; active: the one under way; highest: the newest that was heard of.
     passed: the peers that were seen to be ahead of the round under way; behind: whether this peer knows
     itself to be. aside: the peers that its newest round does not wait for, by what its own peer said.
-    taking: to so many rounds to come this peer adds weight 0, one for each fragment.
+    taking: to so many rounds to come this peer adds weight 0, one for each fragment. tardy: how many rounds
+    in a row were over for others when this peer began them.
     """
 
     channel: Channel
@@ -68,6 +69,7 @@ class Lane:
     withheld: frozenset[PeerId] = frozenset()
     aside: frozenset[PeerId] = frozenset()
     taking: int = 0
+    tardy: int = 0
     rounds: dict[int, Round] = field(default_factory=dict)
     spare: list[Floats] = field(default_factory=list)
     patience: Patience = field(default_factory=Patience)
@@ -95,6 +97,10 @@ class Lane:
     def next(self) -> int:
         """The round that begins now: the newest that was heard of, or one after the last."""
         return max(self.done + 1, self.highest)
+
+    def now(self) -> int:
+        """The round under way, or that begins next: of those before this peer sends nothing new."""
+        return self.next() if self.active is None else self.active
 
     def machine(self, number: int, make: Callable[[], Round]) -> Round:
         """The machine of a round."""
@@ -162,12 +168,15 @@ class Lane:
         self._budgets_s = scatter_s, gather_s
         return self._budgets_s
 
-    def learn(self, outcome: Outcome, owed: dict[PeerId, bool]) -> None:
-        """How long a round took teaches how long the next may take."""
+    def learn(self, outcome: Outcome, slow: Collection[PeerId]) -> None:
+        """How long a round took teaches how long the next may take.
+
+        slow: the peers that more time would have helped, if they were missed.
+        """
         if not outcome.waited_for:
             return
         if outcome.expired:
-            if any(owed.get(peer) for peer in outcome.missed):  # silence alone lengthens nothing
+            if any(peer in slow for peer in outcome.missed):  # silence alone lengthens nothing
                 self.scatter.missed()
                 self.gather.missed()
             return

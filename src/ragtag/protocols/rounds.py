@@ -25,7 +25,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.base import BLOCK_BITS, GATHER, Round, peers_in
 from ragtag.protocols.gather import NO_VALUES, require_rows
-from ragtag.protocols.hail import ANSWER, HAIL, here
+from ragtag.protocols.hail import ANSWER, ANSWERS, QUESTIONS, here
 from ragtag.protocols.lane import Lane
 from ragtag.protocols.method import Setting
 from ragtag.protocols.presence import Presence
@@ -34,6 +34,8 @@ from ragtag.protocols.stages import Stages
 CATCH_UP = 8
 """A peer that skipped more rounds than this adds weight 0 to its first average (of each fragment): it takes,
 and gives later."""
+TARDY_MAX = 4
+"""Rounds in a row that a peer may begin when they are over for others, before it takes itself for behind."""
 ROUND_MAX = (1 << 32) - 1
 """Round numbers travel in 32 bits."""
 
@@ -65,7 +67,11 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer, newcomer: bool) -> list[Effect]:
         """Begin a lane's next round; of its first (of each fragment) a newcomer takes, and gives nothing."""
         lane = self._ready(ask)
-        number = lane.next() + self._comes_too_late(lane, ask)
+        number = lane.next()
+        early = lane.rounds.get(number)
+        lane.tardy = lane.tardy + 1 if early is not None and early.too_late() else 0
+        if self._leaves_it(lane, number, ask):
+            number, lane.tardy = number + 1, 0
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
         new, skipped = lane.done < 0, number - lane.done - 1
@@ -90,20 +96,18 @@ class Rounds:
         begin = Begin(values, weight, waiting, scatter_s, gather_s, lane.withheld, rows, grace_s, answer_s)
         return self._settle(lane, effects + machine.step(now_s, begin))
 
-    def _comes_too_late(self, lane: Lane, ask: Average | Offer) -> bool:
+    def _leaves_it(self, lane: Lane, number: int, ask: Average | Offer) -> bool:
         """Whether the newest round that was heard of is left to those who are in it, and the next one begun.
 
         So it is where owners there have told their averages, for a slow peer that gives, and for one that is
         behind: as long as it is one round behind whenever it begins, nobody hears it in time, though it
         computes as fast as they do. Who is to take and not to give takes those averages.
         """
-        number = lane.next()
-        early = lane.rounds.get(number)
-        if ask.weight <= 0 or early is None or not early.too_late():
+        if ask.weight <= 0 or not lane.tardy:
             return False
         skipped = number - lane.done - 1
-        behind = lane.done >= 0 and (lane.behind or skipped > 0) and skipped <= CATCH_UP and not lane.taking
-        return behind or self.me in ask.aside
+        behind = lane.behind or skipped > 0 or lane.tardy > TARDY_MAX
+        return self.me in ask.aside or (behind and lane.done >= 0 and skipped <= CATCH_UP and not lane.taking)
 
     def _ready(self, ask: Average | Offer) -> Lane:
         """The channel that is asked for an average, if it can be."""
@@ -162,7 +166,8 @@ class Rounds:
         machine = lane.rounds[outcome.round]
         answered = machine.answered() if isinstance(machine, Stages) else frozenset[PeerId]()
         lane.end(outcome)
-        lane.learn(outcome, owed)
+        in_vain = machine.in_vain if isinstance(machine, Stages) else set[PeerId]()
+        lane.learn(outcome, {peer for peer, came in owed.items() if came and peer not in in_vain})
         effects = effects + self._presence.count_silence(owed, answered)
         if isinstance(machine, Stages) and not machine.owns and outcome.averaged.any():
             effects += self._presence.vouched(_in_any(outcome.heard))
@@ -174,12 +179,24 @@ class Rounds:
         """A peer asks whether this one is there, or answers that it is."""
         channel, number = run.key.channel, run.key.round
         lane = self._lanes[channel]
-        if run.key.stage == HAIL:  # who asks waits in that round; here it may be waited for in an earlier one
-            answer = here(now_s, run, self._rtt_s.get(run.peer, lane.channel.rtt_s))
-            return [answer, *self._see_ahead(now_s, lane, number, [run.peer])]
+        if run.key.stage in QUESTIONS:  # who asks waits in that round; it may be waited for in an earlier one
+            rtt_s = self._rtt_s.get(run.peer, lane.channel.rtt_s)
+            machine = lane.rounds.get(number)
+            never = number < lane.now() or (isinstance(machine, Stages) and machine.never_sends(run))
+            answer = here(now_s, run, rtt_s, never)
+            return [answer, *self._asked_from(now_s, lane, number, run.peer)]
+        if run.key.stage not in ANSWERS:
+            return []
         _tell_given_up(lane, number)
         lane.patience.answered(now_s, run.peer, number)
         return self._route(now_s, channel, number, Arrived([run])) if number == lane.active else []
+
+    def _asked_from(self, now_s: float, lane: Lane, number: int, peer: PeerId) -> list[Effect]:
+        """A peer asks in a round: it has long begun that, and left those before."""
+        machine = None if lane.active is None else lane.rounds[lane.active]
+        if number - 1 != lane.active or lane.behind or not isinstance(machine, Stages):
+            return self._see_ahead(now_s, lane, number, [peer])
+        return self._settle(lane, machine.asked_from_next(now_s, peer))
 
     def _deliver_alike(self, now_s: float, lane: Lane, number: int, event: Arrived) -> list[Effect]:
         """Runs of one round, whose senders cut the vector as this peer does."""

@@ -11,7 +11,8 @@ unlikely: they are asked meanwhile whether they are there.
 
 Where only a few are missing, they are asked whether they are there (``hail``), again and again. One that does
 not answer in the time that the second stage usually takes is frozen, dead or cut off, and is waited for no
-longer; one that does may compute, or wait itself, until the deadline.
+longer; one that does may compute, or wait itself, until the deadline. One that says that
+what is missing comes no more is waited for no longer either, where it does not come meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 from ragtag.core.types import Arm, Arrived, Begin, Effect, Event, Expired, Left, Outcome, PeerId, Run, Send
 from ragtag.protocols.base import GATHER, SCATTER, Incoming, Spec
-from ragtag.protocols.hail import HERE, hail
+from ragtag.protocols.hail import ANSWERS, HAIL, NEVER, hail
 from ragtag.protocols.repair import Repairer
 
 WITNESSES = 2
@@ -53,6 +54,10 @@ class Stages(ABC):
         self._came: set[PeerId] = set()
         self._few = 0
         self._here: set[PeerId] = set()
+        self._never: set[tuple[PeerId, int, int]] = set()
+        """What comes no more, as those say who would have sent it; and nothing of them came since."""
+        self.in_vain: set[PeerId] = set()
+        """Those for whom to wait longer would have been in vain."""
         self.given_up: dict[PeerId, float] = {}
         """Who did not answer, and until when the round would have waited for it."""
         self._told = False
@@ -126,8 +131,13 @@ class Stages(ABC):
             effects: list[Effect] = []
             for run in event.runs:
                 self._here.add(run.peer)
-                if run.key.stage != HERE:
+                if run.key.stage not in ANSWERS:
+                    if self._never:
+                        self._never -= self._open_of(run.peer)
                     effects += self._take(now_s, run)
+                elif run.key.stage == NEVER:
+                    stage = SCATTER if self._state == SCATTERING else GATHER
+                    self._never |= self._open & {(run.peer, stage, self.spec.block(run.key))}
             return effects if self._open else effects + self._advance(now_s)
         if isinstance(event, Begin):
             return self._begin(now_s, event)
@@ -142,6 +152,24 @@ class Stages(ABC):
         self._open = {entry for entry in self._open if entry[0] != peer}
         self._waiting -= {peer}
         return self._advance(now_s) if not self._open else self._look_around(now_s)
+
+    def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """A peer asks in the next round, where it lacks this one: nothing of this round comes any more.
+
+        It is believed the second time: what it sent before may still be on a slow line.
+        """
+        lacks = self._open_of(peer)
+        if lacks and lacks <= self._never:
+            return self._give_up(now_s, lacks)
+        self._never |= lacks
+        return []
+
+    def never_sends(self, run: Run) -> bool:
+        """Whether what a peer asks for goes elsewhere, since this peer deals the blocks otherwise."""
+        stage, block = run.key.stage ^ HAIL, self.spec.block(run.key)
+        if self._state == WAITING or not 0 <= block < len(self.spec.owners):
+            return False
+        return self.spec.owners[block] != (run.peer if stage == SCATTER else self.spec.me)
 
     def _begin(self, now_s: float, begin: Begin) -> list[Effect]:
         spec = self.spec
@@ -234,7 +262,7 @@ class Stages(ABC):
         # an owner may reduce as late as its scatter deadline: what it sends then is in time
         self._round_until_s = max(now_s, self._scatter_until_s) + self._begun.gather_s
         effects: list[Effect] = list(self._reduce())
-        silent = self._missed - self._came
+        silent = self._missed - self._came - self.in_vain
         for block, owner, incoming in self._awaited():
             if owner in self._waiting and owner not in silent:
                 self._wait_for(owner, GATHER, block, incoming)
@@ -254,16 +282,22 @@ class Stages(ABC):
         overdue = {peer for peer, _, _ in self._open}
         if self._state == SCATTERING and self._grace_s > 0 and 2 * len(overdue) > len(self._waited_for):
             return self._wait_more(now_s)
-        return self._miss(now_s, overdue)
+        return self._miss(now_s, set(self._open))
 
-    def _miss(self, now_s: float, peers: set[PeerId]) -> list[Effect]:
+    def _miss(self, now_s: float, entries: set[tuple[PeerId, int, int]]) -> list[Effect]:
         """Wait for these no longer."""
+        peers = {peer for peer, _, _ in entries}
         self._expired = True
         self._missed |= peers
         if self._state == SCATTERING and peers:
             self._last = min(peers)
-        self._open = {entry for entry in self._open if entry[0] not in peers}
+        self._open -= entries
         return self._advance(now_s)
+
+    def _give_up(self, now_s: float, entries: set[tuple[PeerId, int, int]]) -> list[Effect]:
+        """These would not come in any time."""
+        self.in_vain |= {peer for peer, _, _ in entries}
+        return self._miss(now_s, entries)
 
     def _wait_more(self, now_s: float) -> list[Effect]:
         """Most are missing: once, wait longer, from now on where this peer has slept through its deadline."""
@@ -308,17 +342,23 @@ class Stages(ABC):
         return max(self._begun.gather_s, self._begun.answer_s)
 
     def _ask_whether_here(self, until_s: float) -> list[Effect]:
-        missing, key = sorted({peer for peer, _, _ in self._open}), self.spec.key(SCATTER, 0)
-        self._here.difference_update(missing)
-        return [Send(hail(peer, key), until_s) for peer in missing]
+        self._here -= {peer for peer, _, _ in self._open}
+        self._never -= self._open
+        spec = self.spec
+        return [
+            Send(hail(peer, spec.key(stage, block)), until_s) for peer, stage, block in sorted(self._open)
+        ]
 
     def _unanswered(self, now_s: float) -> list[Effect]:
-        """Who has not answered is not there; the others are asked again later."""
+        """Who has not answered is not there; the others are asked again later, but for what comes no more."""
         state = self._state
-        silent = {peer for peer, _, _ in self._open} - self._here
         until_s = self._scatter_until_s if state == SCATTERING else self._round_until_s
-        self.given_up.update(dict.fromkeys(silent, until_s))
+        silent = {entry for entry in self._open if entry[0] not in self._here}
+        self.given_up.update({peer: until_s for peer, _, _ in silent})
         effects = self._miss(now_s, silent) if silent else []
+        never = self._open & self._never
+        if never and self._state == state:
+            effects += self._give_up(now_s, never)
         return effects + (self._arm_hail(now_s, 0, self._begun.gather_s) if self._state == state else [])
 
     def _repair_again(self, now_s: float) -> list[Effect]:
@@ -327,6 +367,9 @@ class Stages(ABC):
         return self._repair.again(now_s, self._round_until_s)
 
     # -- Small change
+
+    def _open_of(self, peer: PeerId) -> set[tuple[PeerId, int, int]]:
+        return {entry for entry in self._open if entry[0] == peer}
 
     def _send(self, run: Run, deadline_s: float) -> Send:
         return Send(run if self._repair is None else self._repair.remember(run), deadline_s)

@@ -32,7 +32,7 @@ from ragtag.core.types import (
     Send,
 )
 from ragtag.protocols.base import NACK, peers_in
-from ragtag.protocols.hail import HERE
+from ragtag.protocols.hail import ANSWERS
 from ragtag.simulation.check_rows import RowChecker
 
 TOLERANCE = 1e-5
@@ -158,7 +158,7 @@ class Checker:
             raise self.broken(f"a run that does not fit its message: {where}")
         if run.mask is not None and len(run.mask) != k:
             raise self.broken(f"a mask that does not fit its run: {where}")
-        if run.key.stage == HERE:  # the answer of one that may not have begun
+        if run.key.stage in ANSWERS:  # the answer of one that may not have begun
             return
         round_ = self._rounds.get((run.key.channel, run.key.round))
         if round_ is None or not round_.begun >> peer & 1:

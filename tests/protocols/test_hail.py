@@ -1,0 +1,146 @@
+"""What comes no more is not waited for: its sender has ended the round, or takes another for an owner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ragtag.core.types import Arrived, Average, Effect, MessageKey, Outcome, Run, Send
+from ragtag.protocols.allreduce import direct
+from ragtag.protocols.base import GATHER, SCATTER, told
+from ragtag.protocols.hail import HERE, NEVER, hail
+from ragtag.protocols.method import Method
+from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.stages import Stages
+from tests.protocols.harness import TINY, World, vectors
+
+N, LAST, ODD = 4, 12, 10
+METHODS = pytest.mark.parametrize("method", [rps, rps_repair, direct], ids=lambda m: m.name)
+
+
+def one_odd_round(method: Method, late_s: float) -> World:
+    """Peers of which the last begins 200 ms after the others, so that their deadlines are 300 ms and more.
+
+    In round ``ODD`` what peer 3 made of its block comes to peer 0 so much later.
+    """
+    world = World(N, method, 8, floor_s=0.004, probe_s=0.3)
+    own = vectors(N, 8)
+
+    def carry(source: int, run: Run) -> list[tuple[float, Run]]:
+        odd = run.key.round == ODD and run.key.stage == GATHER and (source, run.peer) == (3, 0)
+        return [(late_s if odd else 0.0, run)]
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if len(world.outcomes[peer]) <= LAST:
+            world.average(peer, own[peer], after_s=0.1 + 0.2 * (peer == 3))
+
+    world.carry, world.on_done = carry, again
+    for peer in range(N):
+        world.average(peer, own[peer], after_s=0.2 * (peer == 3))
+    return world.run()
+
+
+def whole(outcome: Outcome) -> bool:
+    """Whether all values of all peers are in."""
+    return bool((outcome.heard == (1 << N) - 1).all())
+
+
+@METHODS
+def test_what_a_peer_sent_that_has_ended_the_round_is_not_waited_for_until_the_deadline(
+    method: Method,
+) -> None:
+    world = one_odd_round(method, late_s=10.0)
+    odd, after = world.outcomes[0][ODD], world.outcomes[0][ODD + 1]
+    assert odd.missed == (3,) and not whole(odd)
+    assert (
+        odd.total_s - odd.scatter_s < 0.06
+    )  # a gather's budget and an answer's: 16 ms, with the patience of all-reduce 50
+    assert whole(after) and after.round == ODD + 1
+
+
+@METHODS
+def test_and_that_lengthens_no_deadline(method: Method) -> None:
+    calm, odd = one_odd_round(method, 0.0), one_odd_round(method, 10.0)
+    for of_calm, of_odd in zip(calm.nodes[0].budgets_s(0), odd.nodes[0].budgets_s(0), strict=True):
+        assert of_odd == pytest.approx(of_calm, rel=0.2)
+
+
+@METHODS
+def test_what_was_on_its_way_and_comes_while_an_answer_may_take_counts(method: Method) -> None:
+    """It is asked for 4 ms (a gather's budget) after the others' have come; the answer may take 10."""
+    outcome = one_odd_round(method, late_s=0.01).outcomes[0][ODD]
+    assert whole(outcome) and outcome.missed == ()
+
+
+# -- What is answered
+
+
+def answers(effects: list[Effect]) -> list[int]:
+    return [effect.run.key.stage for effect in effects if isinstance(effect, Send)]
+
+
+def founder(method: Method = direct) -> Node:
+    """Peer 0 of 3, in no round yet, with a channel of six chunks."""
+    node = Node(0, 3, 1)
+    node.configure(0, Channel(method, TINY, 6, probe_s=100.0, rtt_s=0.01))
+    return node
+
+
+def asked(node: Node, round_: int, stage: int, block: int, peer: int = 1) -> list[int]:
+    return answers(node.step(1.0, Arrived([hail(peer, MessageKey(0, round_, stage, block))])))
+
+
+def test_a_round_that_is_skipped_is_over_as_one_that_has_ended() -> None:
+    node = founder()
+    assert asked(node, 0, SCATTER, 1) == [HERE]
+    node.resume(0, 4)
+    assert [asked(node, number, SCATTER, 1) for number in (3, 4, 5, 6)] == [[NEVER], [NEVER], [HERE], [HERE]]
+    early = told(2, MessageKey(0, 7, SCATTER, 0), b"")
+    node.step(1.0, Arrived([early]))  # the next round that begins here is 7
+    assert [asked(node, number, SCATTER, 1) for number in (5, 6, 7)] == [[NEVER], [NEVER], [HERE]]
+    node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
+    assert [asked(node, number, SCATTER, 1) for number in (6, 7, 8)] == [[NEVER], [HERE], [HERE]]
+
+
+def test_who_takes_another_for_the_owner_of_a_block_says_so() -> None:
+    """Whether it is asked for its share, or for what it made of the block; but not before it has begun."""
+    node = founder()
+    node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
+    machine = node._lanes[0].rounds[0]
+    assert isinstance(machine, Stages)
+    owners = machine.spec.owners
+    assert sorted(owners) == [0, 1, 2]
+    for block, owner in enumerate(owners):
+        assert asked(node, 0, SCATTER, block, peer=1) == [HERE if owner == 1 else NEVER]
+        assert asked(node, 0, GATHER, block, peer=1) == [HERE if owner == 0 else NEVER]
+        assert asked(node, 1, GATHER, block, peer=1) == [HERE]
+    grown = MessageKey(0, 0, GATHER, 1 << 6 | 1)  # a block of another cut
+    assert answers(node.step(1.0, Arrived([hail(1, grown)]))) == [HERE]
+    assert asked(node, 0, 5, 0) == []  # no stage that one may ask for
+
+
+def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still_awaited() -> None:
+    """Peer 0 takes 1 and 2 for owners of a block each; both say what is to be said of what it lacks."""
+    node = founder()
+    sent = node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
+    machine = node._lanes[0].rounds[0]
+    assert isinstance(machine, Stages)
+    mine, of_1, of_2 = (machine.spec.owners.index(owner) for owner in range(3))
+    share = next(e.run for e in sent if isinstance(e, Send) and e.run.key.block == of_1)
+
+    def arrives(peer: int, stage: int, block: int) -> list[Effect]:
+        return node.step(0.01, Arrived([replace(share, peer=peer, key=MessageKey(0, 0, stage, block))]))
+
+    arrives(1, SCATTER, mine)
+    lacking = {(2, SCATTER, mine)}
+    assert machine._open == lacking
+    machine._ask_whether_here(9.0)
+    node.step(0.02, Arrived([told(2, MessageKey(0, 0, NEVER, of_1), b"")]))  # not what it was asked for
+    assert machine._never == set()
+    node.step(0.02, Arrived([told(2, MessageKey(0, 0, NEVER, mine), b"")]))
+    assert machine._never == lacking == machine._open
+    machine._unanswered(0.03)
+    assert machine._open == {(1, GATHER, of_1), (2, GATHER, of_2)}
+    assert machine.in_vain == {2} and machine.given_up == {}

@@ -71,7 +71,7 @@ def test_whoever_asks_again_hears_the_same_and_whoever_is_late_is_sent_on() -> N
     again, _ = h.announce(0.1, 5, 3, Ask(9, 0, 2))
     assert [e.run.key.stage for e in again if isinstance(e, Send)] == [match.ROSTER]
     late, roster = h.announce(0.1, 7, 3, Ask(9, 0, 3))
-    assert roster is None and [e.run.key.stage for e in late if isinstance(e, Send)] == [match.BEHIND]
+    assert roster is None and [e.run.key.stage for e in late if isinstance(e, Send)] == [match.MET]
 
 
 def test_a_host_whose_own_timer_is_late_says_that_it_closes_at_once() -> None:

@@ -21,6 +21,7 @@ from ragtag.core.types import (
     Done,
     Effect,
     Floats,
+    MessageKey,
     Noted,
     Outcome,
     PeerId,
@@ -34,12 +35,16 @@ from ragtag.protocols.crowd import Crowd, Lane
 from ragtag.protocols.grid import grid_of
 from ragtag.protocols.group import BLOCK_BITS, Group
 from ragtag.protocols.hail import ANSWER, ANSWERS
-from ragtag.protocols.match import ANNOUNCE, BEHIND, WAIT, Host, Roster
+from ragtag.protocols.match import ANNOUNCE, BEHIND, MET, WAIT, Host, Roster
 from ragtag.protocols.method import CrowdSetting, Method, no_round
 from ragtag.protocols.moshpit import Keys, MoshpitKeys, Place, RandomKeys, View
 
 WAIT_MAX = 4.0
-"""A host that says it waits so many times longer than this peer itself would is not believed."""
+"""A host that says it waits so many times longer than this peer itself would is not believed. In the next
+round twice as long is, and so on: it may have learned that others come so far apart."""
+BELIEF_MAX = 64.0
+ALONE_MAX = 2
+"""Rounds in a row in which a peer met nobody; in the next it waits for others as long as its steps take."""
 
 
 @dataclass(slots=True)
@@ -54,7 +59,6 @@ class _Search:
     hosts: tuple[PeerId, ...]
     host: PeerId = -1
     tries: int = 0
-    sent_s: float = 0.0
     answered: bool = False
     reminded: bool = False
     waits: int = 0
@@ -79,10 +83,17 @@ class GroupNode(Crowd):
         self._spare: Floats | None = None
         self._host = Host(me, lane.channel, self._wait, self._answer)
         self._search: _Search | None = None
+        self._sent_s: dict[tuple[int, int], float] = {}
+        """When this peer announced itself, by round and attempt; until it is answered."""
         self._group: Group | None = None
         self._last: Group | None = None  # answers requests for repair after its round
         self._budgets_s = (0.0, 0.0)
         self._alone = False
+        self._alone_rounds, self._ahead, self._ended_s = 0, False, math.inf
+        self._pauses = Deadline(lane.probe_s, quantile=0.5)
+        self._belief = 1.0
+        self._met_s = self._late_s = math.inf
+        """When the newest group met, and how much later its last message came, if after its round."""
 
     def _restart(self) -> None:
         self._scatter, self._gather = Deadline(self.lane.probe_s), Deadline(self.lane.probe_s)
@@ -91,8 +102,10 @@ class GroupNode(Crowd):
         """By when a round that begins now ends at the latest, counted from its beginning."""
         answer_s = self._answer.budget_s() * self._answer.backoff_max
         stages_s = max(self._scatter.budget_s(), answer_s) + max(self._gather.budget_s(), answer_s)
-        wait_s = WAIT_MAX * (self._wait.typical_s() + answer_s + stages_s)
-        return match.HOSTS * match.TRIES * answer_s + wait_s + 2 * answer_s + stages_s
+        wait_s = self._belief * WAIT_MAX * (self._wait.typical_s() + answer_s + stages_s)
+        return (
+            match.HOSTS * match.TRIES * answer_s + wait_s + self._pauses.typical_s() + 2 * answer_s + stages_s
+        )
 
     def wait_s(self) -> float:
         """How long this peer, as a host, waits for a group to fill."""
@@ -102,14 +115,27 @@ class GroupNode(Crowd):
         """For how long others may be averaging in a group that has met without this peer."""
         return self._scatter.budget_s() + self._gather.budget_s()
 
+    def _hold_s(self) -> float:
+        """How much longer than usual a group should be held open for others: this peer comes early.
+
+        They may still average, or, where it has met nobody for a while, compute as long as it does itself.
+        """
+        if not self._alone:
+            return 0.0
+        pause_s = self._pauses.typical_s() if self._alone_rounds >= ALONE_MAX else 0.0
+        return max(self._busy_s(), pause_s)
+
     # -- Matchmaking
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         assert self.active is not None
+        if now_s == self.started_s > self._ended_s:
+            self._pauses.completed(now_s - self._ended_s)
         old = self._last.machine.outcome if self._last is not None else None
         if self.lane.reuse and old is not None:
             self._spare = old.mean
         self._last, self._group = self._group, None
+        self._sent_s = {name: at_s for name, at_s in self._sent_s.items() if name[0] >= self.active - 1}
         place = self.keys.place(self.active, self.view)
         hosts = self.view.hosts(mix(place.key), match.HOSTS)
         self._search = _Search(place, hosts)
@@ -125,22 +151,36 @@ class GroupNode(Crowd):
             return self._fail(now_s, "no host")
         host = search.host = search.hosts[search.tries // match.TRIES]
         place = search.place
-        ask = match.Ask(place.key, place.index, place.most, self._busy_s() if self._alone else 0.0)
+        ask = match.Ask(place.key, place.index, place.most, self._hold_s())
         if host == self.me:
             search.answered = True
             effects, roster = self._host.announce(now_s, self.me, self.active, ask)
             if roster is not None:
-                return effects + self._form(now_s, roster)
+                met = len(roster.peers) < 2 <= place.most
+                return self._late(now_s) if met else effects + self._form(now_s, roster)
             until_s = now_s + self._host.wait_s() + ask.hold_s + self._answer.budget_s()
             return [*effects, self._await_roster(until_s)]  # in case it is forgotten among too many
         search.tries += 1
-        search.sent_s = now_s
+        self._sent_s[self.active, search.tries] = now_s
+        ask = ask._replace(attempt=search.tries)
         until_s = now_s + self._answer.budget_s()
         return [self._announcement(host, ask, until_s), self._arm(f"answer/{search.tries}", until_s)]
 
     def _announcement(self, host: PeerId, ask: match.Ask, until_s: float) -> Send:
         assert self.active is not None
-        return Send(told(host, self.lane.key(self.active, ANNOUNCE), match.encode_announce(ask)), until_s)
+        key = self.lane.key(self.active, ANNOUNCE, ask.attempt)
+        return Send(told(host, key, match.encode_announce(ask)), until_s)
+
+    def _time(self, now_s: float, key: MessageKey) -> None:
+        """A host has answered an announcement, in time or not: that is a round trip."""
+        sent_s = self._sent_s.pop((key.round, key.block), None)
+        if sent_s is None:
+            return
+        took_s = now_s - sent_s
+        if took_s <= self._answer.budget_s():
+            self._answer.completed(took_s)
+        else:
+            self._answer.late(took_s)
 
     def _await_roster(self, until_s: float) -> Arm:
         """The roster should be here by then."""
@@ -151,7 +191,7 @@ class GroupNode(Crowd):
 
     def _wait_max_s(self) -> float:
         """For how long a host is believed that it waits."""
-        return WAIT_MAX * (self._host.wait_s() + self._busy_s())
+        return self._belief * WAIT_MAX * (self._host.wait_s() + self._busy_s())
 
     def _fail(self, now_s: float, why: str) -> list[Effect]:
         assert self.active is not None
@@ -165,8 +205,12 @@ class GroupNode(Crowd):
 
     def _control(self, now_s: float, run: Run) -> list[Effect]:
         stage, number = run.key.stage, run.key.round
+        if stage != ANNOUNCE:
+            self._time(now_s, run.key)
+        if stage == MET:
+            return self._late(now_s) if number == self.active else []
         if stage == BEHIND:
-            return self._late(now_s) if number == self.active else self._catch_up(now_s)
+            return self._catch_up(now_s)
         if len(run.payload) != 1 or (run.mask is not None and not run.mask[0]):
             return []  # lost on its way: only its end came
         blob = run.payload[0].tobytes()
@@ -180,8 +224,7 @@ class GroupNode(Crowd):
             if answer is None or answer[0] != search.place.key or (search.answered and not search.reminded):
                 return []
             if not search.answered:
-                self._answer.completed(now_s - search.sent_s)
-                search.until_s = now_s + self._wait_max_s()
+                search.until_s = now_s + self._wait_max_s() + self._hold_s()
             # who is reminded and says this again holds the group open for another one
             search.answered, search.reminded = True, False
             until_s = min(now_s + answer[1], search.until_s)
@@ -189,14 +232,13 @@ class GroupNode(Crowd):
         roster = match.decode_roster(blob)
         if roster is None or roster.key != search.place.key or self.me not in roster.peers:
             return []
-        if not search.answered:
-            self._answer.completed(now_s - search.sent_s)
         return self._form(now_s, roster)
 
     def _announced(self, now_s: float, run: Run, blob: bytes) -> list[Effect]:
         number, ask = run.key.round, match.decode_announce(blob)
         if ask is None or run.peer not in self.view:
             return []
+        ask = ask._replace(attempt=run.key.block)
         if number < self.done or (self.active is not None and number < self.active):
             newest = self.active if self.active is not None else self.done + 1
             behind = told(run.peer, self.lane.key(newest, BEHIND), b"\0")
@@ -207,11 +249,25 @@ class GroupNode(Crowd):
         return effects + self._catch_up(now_s)
 
     def _late(self, now_s: float) -> list[Effect]:
-        """The group has met without this peer: better in time for the next round than waiting for nobody."""
-        if self._search is None:
+        """The group has met without this peer: better in time for the next round than waiting for nobody.
+
+        Who is late by most of a step is late for that, too, where others' steps are no longer than its own.
+        After ``ALONE_MAX`` rounds it gives what it has to the next one at once, and waits there for them.
+        """
+        if self._search is None or self._ask is None or self.active is None:
             return []
         self._alone = True
-        return self._fail(now_s, "late")
+        if self._alone_rounds < ALONE_MAX or self._ahead:
+            return self._fail(now_s, "late")
+        self._ahead = True
+        return self._skip_to(now_s, self._ask, max(self.active + 1, self.highest))
+
+    def _skip_to(self, now_s: float, ask: Average, number: int) -> list[Effect]:
+        """Give the round under way up, and look for a group of a later one at once."""
+        assert self.active is not None
+        self.keys.moved(self.active, None)
+        self.active = self.highest = number
+        return [Noted("skipped", self.me, f"to round {number}"), *self._begin(now_s, ask)]
 
     def _catch_up(self, now_s: float) -> list[Effect]:
         """Others are in a later round: give this one up, and look for a group of that one at once."""
@@ -219,10 +275,13 @@ class GroupNode(Crowd):
             return []
         if now_s - self.started_s > match.HOSTS * match.TRIES * self._answer.budget_s():
             return self._fail(now_s, "too far behind")
-        ask = self._ask
-        self.keys.moved(self.active, None)
-        self.active = self.highest
-        return [Noted("skipped", self.me, f"to round {self.active}"), *self._begin(now_s, ask)]
+        return self._skip_to(now_s, self._ask, self.highest)
+
+    def _finish(self, now_s: float, outcome: Outcome) -> list[Effect]:
+        self._ahead, self._ended_s = False, now_s
+        alone = len(outcome.members) < 2 and self._alone_rounds < ALONE_MAX
+        self._alone_rounds = self._alone_rounds + 1 if alone else 0
+        return super()._finish(now_s, outcome)
 
     # -- The group
 
@@ -235,11 +294,15 @@ class GroupNode(Crowd):
         self._alone = len(roster.peers) < 2
         if not self._alone:
             self._wait.completed(roster.spread_s)
+            self._belief = 1.0
         if len(roster.peers) < 2:
             self.keys.moved(self.active, None)
             return self.alone(now_s, expired=True)
         repair_s = self._answer.typical_s() if self._repair else None
         scratch, self._spare = self._spare, None
+        if self._late_s < math.inf:
+            self._scatter.late(self._late_s)
+        self._met_s, self._late_s = now_s, math.inf
         group = self._group = Group(self.me, self.active, roster, self.lane, repair_s, scratch)
         self._budgets_s = self._scatter.budget_s(), self._gather.budget_s()
         answer_s = ANSWER * self._answer.budget_s()
@@ -248,12 +311,14 @@ class GroupNode(Crowd):
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         key = run.key
-        if ANNOUNCE <= key.stage <= BEHIND:
+        if ANNOUNCE <= key.stage <= MET:
             return self._control(now_s, run)
         if key.stage & ~NACK > SCATTER + 1 and key.stage not in ANSWERS:
             return []
         tag, group = key.block >> BLOCK_BITS, self._group
         if group is not None and key.round == group.machine.spec.round:
+            if key.round == self.done and tag == group.tag:
+                self._late_s = now_s - self._met_s
             return self._settle(now_s, group.take(now_s, run)) if tag == group.tag else []
         last = self._last
         if last is not None and key.round == last.machine.spec.round and tag == last.tag:
@@ -319,6 +384,8 @@ class GroupNode(Crowd):
         search = self._search
         assert search is not None and self.active is not None
         if search.reminded or search.host == self.me or now_s >= search.until_s:
+            if not search.reminded and search.host != self.me:
+                self._belief = min(BELIEF_MAX, 2 * self._belief)
             return self._fail(now_s, "no roster")
         place, answer_s = search.place, self._answer.budget_s()
         search.reminded = True

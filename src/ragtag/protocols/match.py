@@ -2,15 +2,18 @@
 
 A key's *host* is a peer that everyone computes (``moshpit.View.hosts``). A peer announces itself there; the
 host answers at once by when it will close the group, and closes it when it is full or its wait is over. A
-host that does not answer within a measured round trip is asked once more, then the next one is; so a round
-of matchmaking takes at most ``HOSTS * TRIES`` answers' deadlines, the host's wait, and one deadline more.
-How long hosts wait is learned from how far apart announcements came, and rosters carry that to all members;
-to it one answer's deadline is added, not a factor: who waited for the dead in one group comes that much
-later to the next one, which waits for all of them, and a factor would grow without bound. Whoever comes when
-its group has met is sent on to the next round at once, and asks its host there to hold the group open for as
-long as the others may still be busy: so a crew that has fallen apart in time comes together again. Being
-early it teaches nothing about how long to wait; that is counted from the first that comes as members usually
-do. A member that asks where its roster stays, and hears that the group is still open, waits on.
+host that does not answer within a measured round trip is asked once more, then the next one is. Each
+announcement of a round has a number (its key's block), which the answer to it carries: so round trips are
+measured however late an answer is, and none is taken for one to a later announcement (Karn and Partridge,
+SIGCOMM 1987). A round of matchmaking takes at most ``HOSTS * TRIES`` answers' deadlines, the host's wait, and
+one deadline more. How long hosts wait is learned from how far apart announcements came, and rosters carry
+that to all members; to it one answer's deadline is added, not a factor: who waited for the dead in one group
+comes that much later to the next one, which waits for all of them, and a factor would grow without bound.
+Whoever comes when its group has met is sent on to the next round at once, and asks its host there to hold the
+group open for as long as the others may still be busy: so a crew that has fallen apart in time comes together
+again. Being early it teaches nothing about how long to wait; that is counted from the first that comes as
+members usually do, and also where that one was left alone before the next came. A member that asks where its
+roster stays, and hears that the group is still open, waits on.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from ragtag.core.seed import mix
 from ragtag.core.types import PEERS_MAX, Arm, Effect, MessageKey, PeerId, Send, Timer
 from ragtag.protocols.base import told
 
-ANNOUNCE, WAIT, ROSTER, BEHIND = 2, 3, 4, 5
-"""Stages of a message key, beside those of averaging (``base``)."""
+ANNOUNCE, WAIT, ROSTER, BEHIND, MET = 2, 3, 4, 5, 6
+"""Stages of a message key, beside those of averaging (``base``). The last two: the host is in this later
+round already; the group of this round has met."""
 HOSTS, TRIES = 3, 2
 """So many hosts are asked, each so often."""
 BATCHES_MAX = 256
@@ -65,12 +69,14 @@ class Ask(NamedTuple):
     """An announcement: the group's key, the index (seat) wanted in it, and how many to expect.
 
     hold_s: to wait so much longer, because this peer was sent on from a round that others are still in.
+    attempt: the announcement's number, which goes in its key; 0: no answer to it is timed.
     """
 
     key: int
     seat: int
     most: int
     hold_s: float = 0.0
+    attempt: int = 0
 
 
 def encode_announce(ask: Ask) -> bytes:
@@ -171,21 +177,24 @@ class Host:
         self, now_s: float, peer: PeerId, round_: int, ask: Ask
     ) -> tuple[list[Effect], Roster | None]:
         """A peer (perhaps this one) is there: what to do, and the roster if that closes this peer's own."""
-        key, index, most, hold_s = ask
+        key, index, most, hold_s, attempt = ask
         effects: list[Effect] = []
         batches = self._batches.setdefault((round_, key), [])
         for batch in batches:
             if peer in batch.wanted:  # its answer was lost
-                return self._answer(now_s, peer, round_, batch), None
+                return self._answer(now_s, peer, round_, batch, attempt), None
         met = [batch for batch in batches if batch.roster is not None and len(batch.wanted) > 1]
         if met:  # too late: wait longer next time; the next round is this peer's
             if not met[0].late and hold_s == 0 and met[0].first_s < now_s:
                 met[0].late = True  # several that come together are one reason to wait, not several
-                self._wait.late(now_s - met[0].first_s)
+                self._learn(now_s - met[0].first_s)
             if peer == self._me:
                 return [], Roster(key, (peer,), (index,))
-            run = told(peer, MessageKey(self._channel, round_, BEHIND, 0), b"\0")
+            run = told(peer, MessageKey(self._channel, round_, MET, attempt), b"\0")
             return [Send(run, now_s + self.wait_s())], None
+        if batches and batches[-1].roster is not None and not batches[-1].late and hold_s == 0:
+            batches[-1].late = True  # it was closed with one alone, before the others came
+            self._learn(now_s - batches[-1].first_s)
         until_s = now_s + self.wait_s() + hold_s
         if batches and batches[-1].roster is None:
             batch = batches[-1]
@@ -204,41 +213,49 @@ class Host:
             effects.append(Arm(self._timer(round_, key, batch.number), batch.until_s))
             self._forget(round_)
         if len(batch.wanted) >= min(batch.most, PEERS_MAX):
-            closed, roster = self._close(now_s, round_, key, batch)
+            closed, roster = self._close(now_s, round_, key, batch, {peer: attempt})
             return effects + closed, roster
-        return effects + self._answer(now_s, peer, round_, batch), None
+        return effects + self._answer(now_s, peer, round_, batch, attempt), None
 
     def expire(self, now_s: float, timer: Timer) -> tuple[list[Effect], Roster | None]:
         """A host's wait is over: close the group as it is."""
         key, number = (int(part, 16) for part in timer.name.split("/")[1:])
         for batch in self._batches.get((timer.round, key), ()):
             if batch.number == number and batch.roster is None and now_s >= batch.until_s:
-                return self._close(now_s, timer.round, key, batch)
+                return self._close(now_s, timer.round, key, batch, {})
         return [], None
+
+    def _learn(self, apart_s: float) -> None:
+        """A member came so long after the first: at most twice what is waited now is learned from one."""
+        if 0 < apart_s < math.inf:
+            self._wait.completed(min(apart_s, 2 * self.wait_s()))
 
     def _timer(self, round_: int, key: int, number: int) -> Timer:
         return Timer(self._channel, round_, f"host/{key:x}/{number:x}")
 
     def _close(
-        self, now_s: float, round_: int, key: int, batch: _Batch
+        self, now_s: float, round_: int, key: int, batch: _Batch, answered: dict[PeerId, int]
     ) -> tuple[list[Effect], Roster | None]:
         members = seats(batch.wanted, batch.most)
         peers, indices = tuple(p for _, p in members), tuple(i for i, _ in members)
         batch.roster = Roster(key, peers, indices, batch.spread_s)
         blob = encode_roster(batch.roster)
-        wire = MessageKey(self._channel, round_, ROSTER, 0)
         until_s = now_s + self.wait_s()
-        effects: list[Effect] = [Send(told(p, wire, blob), until_s) for p in peers if p != self._me]
+        effects: list[Effect] = []
+        for p in peers:
+            if p != self._me:
+                wire = MessageKey(self._channel, round_, ROSTER, answered.get(p, 0))
+                effects.append(Send(told(p, wire, blob), until_s))
         return effects, batch.roster if self._me in batch.wanted else None
 
-    def _answer(self, now_s: float, peer: PeerId, round_: int, batch: _Batch) -> list[Effect]:
+    def _answer(self, now_s: float, peer: PeerId, round_: int, batch: _Batch, attempt: int) -> list[Effect]:
         if peer == self._me:
             return []
         if batch.roster is not None:
-            run = told(peer, MessageKey(self._channel, round_, ROSTER, 0), encode_roster(batch.roster))
+            run = told(peer, MessageKey(self._channel, round_, ROSTER, attempt), encode_roster(batch.roster))
         else:
             blob = encode_wait(batch.key, batch.until_s - now_s)
-            run = told(peer, MessageKey(self._channel, round_, WAIT, 0), blob)
+            run = told(peer, MessageKey(self._channel, round_, WAIT, attempt), blob)
         return [Send(run, now_s + self.wait_s())]
 
     def _forget(self, round_: int) -> None:

@@ -33,6 +33,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.base import NACK, peers_in
 from ragtag.protocols.hail import ANSWERS
+from ragtag.simulation.check_groups import GroupChecker
 from ragtag.simulation.check_rows import RowChecker
 
 TOLERANCE = 1e-5
@@ -66,17 +67,26 @@ class _Round:
 class Checker:
     """Watches one world of ``n`` peers.
 
+    grouped: the channels that are averaged in groups, by rules of their own (``check_groups``).
     tolerance: on means, relative to the mean of magnitudes (wider for a codec that is not exact).
     outcomes, means: how many outcomes came, and how many of them had their mean recomputed.
     """
 
-    def __init__(self, n: int, seed: int, replay: str, tolerance: float = TOLERANCE) -> None:
+    def __init__(
+        self,
+        n: int,
+        seed: int,
+        replay: str,
+        tolerance: float = TOLERANCE,
+        grouped: frozenset[int] = frozenset(),
+    ) -> None:
         if n > PEERS_MAX:
             raise ValueError(f"a chunk names {PEERS_MAX} contributors; {n} peers cannot be checked")
         self._n, self._seed, self._replay, self._tolerance = n, seed, replay, tolerance
         self._rounds: dict[tuple[int, int], _Round] = {}
         self._pending: dict[tuple[PeerId, int], Average | Offer] = {}
         self._rows = RowChecker()
+        self._grouped, self._groups = grouped, GroupChecker(tolerance)
         self._active: dict[tuple[PeerId, int], int] = {}
         self._flying: dict[int, int] = {}
         self.outcomes = self.means = 0
@@ -131,6 +141,8 @@ class Checker:
         number = _round_of(ask.channel, effects)
         if number is None:
             raise self.broken(f"peer {peer} was asked for an average and neither sends, waits nor ends")
+        if ask.channel in self._grouped:
+            return  # which round it will be shows when it meets a group
         key = (ask.channel, number)
         round_ = self._rounds.get(key)
         if round_ is None:
@@ -158,6 +170,12 @@ class Checker:
             raise self.broken(f"a run that does not fit its message: {where}")
         if run.mask is not None and len(run.mask) != k:
             raise self.broken(f"a mask that does not fit its run: {where}")
+        if run.key.channel in self._grouped:
+            ask = self._pending.get((peer, run.key.channel))
+            wrong = self._groups.sends(peer, run, ask if isinstance(ask, Average) else None)
+            if wrong:
+                raise self.broken(f"{wrong}: {where}")
+            return
         if run.key.stage in ANSWERS:  # the answer of one that may not have begun
             return
         round_ = self._rounds.get((run.key.channel, run.key.round))
@@ -170,9 +188,15 @@ class Checker:
     def _ends(self, now_s: float, peer: PeerId, outcome: Outcome) -> None:
         where = f"peer {peer} at {now_s} s, channel {outcome.channel}, round {outcome.round}"
         ask = self._pending.pop((peer, outcome.channel), None)
-        if ask is None or self._active.get((peer, outcome.channel)) != outcome.round:
+        grouped = outcome.channel in self._grouped
+        if ask is None or not (grouped or self._active.get((peer, outcome.channel)) == outcome.round):
             raise self.broken(f"an outcome that was not asked for, or came twice: {where}")
         self.outcomes += 1
+        if grouped and isinstance(ask, Average):
+            wrong = self._groups.ends(peer, ask, outcome)
+            if wrong:
+                raise self.broken(f"{wrong}: {where}")
+            return
         round_ = self._rounds.get((outcome.channel, outcome.round))
         if isinstance(ask, Offer):
             wrong = self._rows.ends(peer, outcome)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ragtag.core.types import Average, Outcome, PeerId
+from ragtag.protocols.base import peers_in
 from ragtag.simulation.world import World
 
 _TRIES = 4  # so many times the rounds demanded, at most, until all hear all
@@ -67,7 +68,7 @@ class _Demand:
             return
         if self._asked[peer]:
             self._done[peer] += 1
-            common = int(np.bitwise_and.reduce(outcome.heard))
+            common = _in_all(outcome)
             if common == self._everyone:
                 self._whole.setdefault(outcome.round, set()).add(peer)
             missing = self._everyone & ~common
@@ -92,3 +93,9 @@ class _Demand:
     def _met(self) -> int | None:
         rounds = [number for number, peers in self._whole.items() if len(peers) == len(self._asked)]
         return min(rounds, default=None)
+
+
+def _in_all(outcome: Outcome) -> int:
+    """The peers (bits) whose values are in all chunks; a group numbers its members."""
+    common = int(np.bitwise_and.reduce(outcome.heard))
+    return sum(1 << outcome.members[i] for i in peers_in(common)) if outcome.members else common

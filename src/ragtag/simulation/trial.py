@@ -9,9 +9,10 @@ import numpy as np
 from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Slow, Window
-from ragtag.core.types import Average, Outcome, PeerId
+from ragtag.core.types import Average, Left, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.groups import moshpit, random_groups
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps, rps_repair
@@ -20,7 +21,13 @@ from ragtag.simulation.link import OVERHEAD_BYTES
 from ragtag.simulation.progress import demand_progress
 from ragtag.simulation.world import World
 
-METHODS: dict[str, Method] = {method.name: method for method in (rps, rps_repair, direct, ring)}
+GROUP = 8
+"""As many peers as a trial's crew has at most: in groups of this size all can meet."""
+METHODS: dict[str, Method] = {
+    method.name: method for method in (rps, rps_repair, direct, ring, moshpit(GROUP), random_groups(GROUP))
+}
+DECLARED = 3
+"""Steps after which members know of a death, where a method goes by who is a member."""
 _CHANNEL = 0
 
 
@@ -114,9 +121,14 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
         go(peer, now_s)
 
     command = f'python -c "from ragtag.simulation.trial import trial; trial({seed}, {method!r}, {rounds})"'
-    world = World(nodes, faults, seed, check=True, on_done=done, replay=command)
+    crowd = METHODS[method].crowd is not None
+    grouped = (_CHANNEL,) if crowd else ()
+    world = World(nodes, faults, seed, check=True, on_done=done, replay=command, grouped=grouped)
     for peer in range(n):
         go(peer, 0.0)
+        for crash in faults.crashes if crowd else ():
+            if crash.peer != peer:
+                world.at(crash.at_s + DECLARED * step_s, peer, Left(crash.peer))
     world.run(until_s=100 * rounds * step_s)
     steps = iter(range(rounds, 1 << 62))
     healed = demand_progress(world, lambda peer, _: ask(peer, next(steps)), pause_s=step_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from struct import Struct
 
@@ -59,6 +59,7 @@ class World:
     record: keep what each machine was given in ``recordings`` (``ragtag.simulation.replay``).
     replay: the command or expression that runs this world again, for error messages.
     tolerance: relative, of means against the checker's own (wider for a codec that is not exact).
+    grouped: the channels that are averaged in groups.
 
     Raises:
         InvariantBroken: by ``run`` and ``heal``, with the seed and how to replay it.
@@ -76,6 +77,7 @@ class World:
         record: bool = False,
         replay: str = "",
         tolerance: float = TOLERANCE,
+        grouped: Iterable[int] = (),
     ) -> None:
         n = len(nodes)
         self.now_s, self.events = 0.0, 0
@@ -89,7 +91,7 @@ class World:
             self._known(crash.peer)
             self._ends_s[crash.peer] = min(crash.at_s, self._ends_s[crash.peer])
         self._replay = replay or f"World(nodes, faults={faults!r}, seed={seed}, check=True)"
-        self._checker = Checker(n, seed, self._replay, tolerance) if check else None
+        self._checker = Checker(n, seed, self._replay, tolerance, frozenset(grouped)) if check else None
         self._asked = [0] * n
         self._frozen: dict[PeerId, int] = {}
         self._held: dict[PeerId, list[tuple[int, Event]]] = {}

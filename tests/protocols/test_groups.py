@@ -1,3 +1,8 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -14,6 +19,7 @@ from ragtag.core.types import (
     Noted,
     Outcome,
     Send,
+    Timer,
 )
 from ragtag.protocols import match
 from ragtag.protocols.base import SCATTER, told
@@ -266,3 +272,73 @@ def test_a_run_of_one_seed_is_the_same_every_time() -> None:
     faults = Faults(loss=Loss(0.1), latency_s=RTT_S / 2, jitter_s=0.002)
     digests = {Crowds(24, moshpit(5), rounds=3, faults=faults, seed=9).run().world.digest() for _ in range(2)}
     assert len(digests) == 1
+
+
+# -- Finding each other again
+
+
+@pytest.mark.parametrize("make", [moshpit, random_groups])
+@pytest.mark.parametrize("jitter", [0.5, 2.0])
+def test_answers_that_come_later_than_expected_keep_nobody_alone(
+    make: Callable[[int], Make], jitter: float
+) -> None:
+    """Half a round trip, or two, at random on each way. A late answer was taken for a quick one to a later
+    announcement: deadlines stayed below the round trip, and half of all rounds were spent alone.
+    """
+    faults = Faults(latency_s=RTT_S / 2, jitter_s=RTT_S / 2 * jitter)
+    crew = Crowds(16, make(4), rounds=30, faults=faults).run()
+    outcomes = [o for p in range(16) for o in crew.outcomes[p]]
+    assert np.mean([len(o.members) > 1 for o in outcomes]) > 0.95
+    assert np.mean([o.averaged.all() for o in outcomes]) > 0.9
+
+
+def test_round_trips_are_measured_from_the_announcement_that_is_answered() -> None:
+    node, host, place = searching(next(m for m in range(4) if m != host_of(4)))
+    began = node._answer.budget_s()
+    for name in ("answer/1", "answer/2", "answer/3"):  # three more announcements; then the first is answered
+        node.step(began, Expired(Timer(0, 0, name)))
+    late = told(host, MessageKey(0, 0, WAIT, 1), match.encode_wait(place.key, 0.05))
+    node.step(1.2 * began, Arrived((late,)))
+    assert node._answer.typical_s() == pytest.approx(1.2 * began)
+    node.step(2.0 * began, Arrived((late,)))  # once
+    assert node._answer.typical_s() == pytest.approx(1.2 * began)
+    node.step(9.0 * began, Arrived((told(host, MessageKey(0, 0, WAIT, 9), b"\0" * 12),)))  # none of its own
+    assert node._answer.typical_s() == pytest.approx(1.2 * began)
+
+
+def pauses(late_s: float, make: Make, n: int = 4) -> Crowds:
+    """All compute a second, and average in 50 ms; the last one begins ``late_s`` after the others."""
+    crew = Crowds(n, make, rounds=10, start_s=lambda peer: late_s * (peer == n - 1))
+    ask = crew.ask
+    crew.ask = lambda peer, at_s, weight=None: ask(peer, at_s + 1.0, weight)  # type: ignore[method-assign]
+    return crew.run()
+
+
+@pytest.mark.parametrize("make", [moshpit(4), random_groups(4)])
+@pytest.mark.parametrize("late_s", [0.1, 0.3, 0.5, 0.7, 0.9, 0.97])
+def test_who_is_out_of_step_meets_the_others_in_a_few_rounds(make: Make, late_s: float) -> None:
+    """Late by most of a step is late by as much for the next round, too; and early is early again."""
+    crew = pauses(late_s, make)
+    assert len(crew.outcomes[3][0].members) == 1
+    for peer in range(4):  # in the last round the three others are done, where the fourth has skipped one
+        sizes = [len(o.members) for o in crew.outcomes[peer] if 3 <= o.round < 9]
+        assert len(sizes) >= 5 and set(sizes) == {4}
+
+
+def test_a_host_that_waits_longer_than_one_believes_is_believed_in_a_later_round() -> None:
+    """It has learned that members come far apart; who never waits for the roster never learns that."""
+    view = View(range(4))
+    place = MoshpitKeys(0, 0, 4).place(0, view)  # of one cell: everybody's, in each round
+    host = view.hosts(mix(place.key), 1)[0]
+    node = moshpit(4)((host + 1) % 4, view)
+    at_s, waits = 0.0, []
+    for number in range(8):
+        node.step(at_s, Average(0, np.zeros((4, 272), np.float32), 1.0))
+        wait = told(host, MessageKey(0, number, WAIT, 1), match.encode_wait(place.key, 60.0))
+        (until,) = node.step(at_s, Arrived((wait,)))
+        assert isinstance(until, Arm)
+        waits.append(until.at_s - at_s)
+        effects = node.step(until.at_s, Expired(until.timer))
+        assert [e.what for e in effects if isinstance(e, Noted)] == ["no roster"]
+        at_s = until.at_s + 1.0
+    assert all(b > 1.5 * a for a, b in itertools.pairwise(waits[:6])) and waits[-1] < 64 * 1.5 * waits[0]

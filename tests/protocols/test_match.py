@@ -41,6 +41,47 @@ def test_groups_with_other_members_have_other_tags() -> None:
     assert len(tags) > 30
 
 
+def test_an_answer_names_the_announcement_that_it_answers() -> None:
+    """So a round trip is measured however late it is; what no announcement has just asked for names none."""
+    h = host()
+
+    def answers(peer: int, attempt: int, round_: int = 3, most: int = 2) -> dict[int, tuple[int, int]]:
+        effects, _ = h.announce(0.01 * attempt, peer, round_, Ask(9, peer, most, attempt=attempt))
+        sends = [e.run for e in effects if isinstance(e, Send)]
+        return {run.peer: (run.key.stage, run.key.block) for run in sends}
+
+    assert answers(5, 1) == {5: (match.WAIT, 1)}
+    assert answers(5, 2) == {5: (match.WAIT, 2)}  # its first answer was lost, or is late
+    assert answers(6, 3) == {5: (match.ROSTER, 0), 6: (match.ROSTER, 3)}
+    assert answers(5, 4) == {5: (match.ROSTER, 4)}
+    assert answers(7, 1) == {7: (match.MET, 1)}
+
+
+def test_a_host_that_closed_a_group_with_one_alone_waits_longer_for_the_next() -> None:
+    h = host()
+    effects, _ = h.announce(0.0, 5, 3, Ask(9, 0, 3))
+    (timer,) = [e.timer for e in effects if isinstance(e, Arm)]
+    h.expire(0.25, timer)
+    assert h.wait_s() == pytest.approx(0.25)
+    h.announce(0.4, 6, 3, Ask(9, 1, 3))
+    assert h.wait_s() == pytest.approx(0.55)  # 0.4 s apart, and an answer's deadline
+
+
+def test_the_last_one_of_those_that_each_came_alone_does_not_wait_for_nobody() -> None:
+    """Else two peers, half a step apart, wait as long each, and stay half a step apart."""
+    h = host()
+    effects, _ = h.announce(0.0, 5, 3, Ask(9, 0, 2))
+    (timer,) = [e.timer for e in effects if isinstance(e, Arm)]
+    h.expire(0.25, timer)
+    effects, _ = h.announce(0.3, 6, 3, Ask(9, 1, 3))  # a third one may come
+    assert [e.run.key.stage for e in effects if isinstance(e, Send)] == [match.WAIT]
+    effects, _ = h.announce(0.3, 7, 4, Ask(9, 0, 2))
+    (timer,) = [e.timer for e in effects if isinstance(e, Arm)]
+    h.expire(9.0, timer)
+    effects, _ = h.announce(9.1, 6, 4, Ask(9, 1, 2))
+    assert [e.run.key.stage for e in effects if isinstance(e, Send)] == [match.MET]
+
+
 def test_a_full_group_is_closed_at_once() -> None:
     h = host()
     effects, roster = h.announce(0.0, 5, 3, Ask(9, 1, 2))

@@ -9,6 +9,9 @@ import pytest
 from ragtag.core.faults import BurstLoss, Faults, Loss
 from ragtag.simulation.trial import storm, trial
 
+GROUPS = ["moshpit/8", "random-groups/8", "moshpit/3", "random-groups/3"]
+"""In one group, and in several: a crew has three to eight peers."""
+
 
 @pytest.mark.parametrize("seed", range(60))
 def test_rps_in_a_storm(seed: int) -> None:
@@ -21,8 +24,14 @@ def test_repair_in_a_storm(seed: int, method: str) -> None:
     trial(seed, method, rounds=3)
 
 
+@pytest.mark.parametrize("method", GROUPS)
+@pytest.mark.parametrize("seed", range(40))
+def test_groups_in_a_storm(seed: int, method: str) -> None:
+    trial(seed, method, rounds=6)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["rps", "rps+repair", "allreduce"])
+@pytest.mark.parametrize("method", ["rps", "rps+repair", "allreduce", *GROUPS])
 @pytest.mark.parametrize("seed", range(1000, 1040))
 def test_long_storms(seed: int, method: str) -> None:
     trial(seed, method, rounds=12)

@@ -42,8 +42,8 @@ from ragtag.protocols.moshpit import Keys, MoshpitKeys, Place, RandomKeys, View
 WAIT_MAX = 4.0
 """A host that says it waits so many times longer than this peer itself would is not believed. In the next
 round twice as long is, and so on: it may have learned that others come so far apart."""
-BELIEF_MAX = 64.0
-ALONE_MAX = 2
+BELIEF_MAX, BELIEF_DECAY = 64.0, 0.9
+LONELY_MAX, LONELY_DECAY = 2.0, 0.9
 """Rounds in a row in which a peer met nobody; in the next it waits for others as long as its steps take."""
 
 
@@ -89,7 +89,7 @@ class GroupNode(Crowd):
         self._last: Group | None = None  # answers requests for repair after its round
         self._budgets_s = (0.0, 0.0)
         self._alone = False
-        self._alone_rounds, self._ahead, self._ended_s = 0, False, math.inf
+        self._lonely, self._ahead, self._ended_s = 0.0, False, math.inf
         self._pauses = Deadline(lane.probe_s, quantile=0.5)
         self._belief = 1.0
         self._met_s = self._late_s = math.inf
@@ -122,7 +122,7 @@ class GroupNode(Crowd):
         """
         if not self._alone:
             return 0.0
-        pause_s = self._pauses.typical_s() if self._alone_rounds >= ALONE_MAX else 0.0
+        pause_s = self._pauses.typical_s() if self._lonely >= LONELY_MAX else 0.0
         return max(self._busy_s(), pause_s)
 
     # -- Matchmaking
@@ -252,12 +252,12 @@ class GroupNode(Crowd):
         """The group has met without this peer: better in time for the next round than waiting for nobody.
 
         Who is late by most of a step is late for that, too, where others' steps are no longer than its own.
-        After ``ALONE_MAX`` rounds it gives what it has to the next one at once, and waits there for them.
+        After ``LONELY_MAX`` rounds it gives what it has to the next one at once, and waits there for them.
         """
         if self._search is None or self._ask is None or self.active is None:
             return []
         self._alone = True
-        if self._alone_rounds < ALONE_MAX or self._ahead:
+        if self._lonely < LONELY_MAX or self._ahead:
             return self._fail(now_s, "late")
         self._ahead = True
         return self._skip_to(now_s, self._ask, max(self.active + 1, self.highest))
@@ -279,8 +279,10 @@ class GroupNode(Crowd):
 
     def _finish(self, now_s: float, outcome: Outcome) -> list[Effect]:
         self._ahead, self._ended_s = False, now_s
-        alone = len(outcome.members) < 2 and self._alone_rounds < ALONE_MAX
-        self._alone_rounds = self._alone_rounds + 1 if alone else 0
+        if len(outcome.members) > 1:
+            self._lonely *= LONELY_DECAY
+        else:  # also where it has waited for as long as others may compute
+            self._lonely = self._lonely + 1 if self._lonely < LONELY_MAX else 0.0
         return super()._finish(now_s, outcome)
 
     # -- The group
@@ -294,7 +296,7 @@ class GroupNode(Crowd):
         self._alone = len(roster.peers) < 2
         if not self._alone:
             self._wait.completed(roster.spread_s)
-            self._belief = 1.0
+            self._belief = max(1.0, BELIEF_DECAY * self._belief)
         if len(roster.peers) < 2:
             self.keys.moved(self.active, None)
             return self.alone(now_s, expired=True)

@@ -183,18 +183,17 @@ class Host:
         for batch in batches:
             if peer in batch.wanted:  # its answer was lost
                 return self._answer(now_s, peer, round_, batch, attempt), None
-        met = [batch for batch in batches if batch.roster is not None and len(batch.wanted) > 1]
-        if met:  # too late: wait longer next time; the next round is this peer's
-            if not met[0].late and hold_s == 0 and met[0].first_s < now_s:
-                met[0].late = True  # several that come together are one reason to wait, not several
-                self._learn(now_s - met[0].first_s)
+        over = [batch for batch in batches if batch.roster is not None]
+        if over and not over[-1].late and hold_s == 0:
+            over[-1].late = True  # several that come together are one reason to wait longer, not several
+            self._learn(now_s - over[-1].first_s)
+        came = sum(len(batch.wanted) for batch in over) + 1
+        if over and (came >= most or any(len(batch.wanted) > 1 for batch in over)):
+            # too late, and nobody else is to come, or none that would wait: the next round is this peer's
             if peer == self._me:
                 return [], Roster(key, (peer,), (index,))
             run = told(peer, MessageKey(self._channel, round_, MET, attempt), b"\0")
             return [Send(run, now_s + self.wait_s())], None
-        if batches and batches[-1].roster is not None and not batches[-1].late and hold_s == 0:
-            batches[-1].late = True  # it was closed with one alone, before the others came
-            self._learn(now_s - batches[-1].first_s)
         until_s = now_s + self.wait_s() + hold_s
         if batches and batches[-1].roster is None:
             batch = batches[-1]

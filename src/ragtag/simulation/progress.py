@@ -19,19 +19,21 @@ def demand_progress(
     rounds: int = 6,
     pause_s: float = 0.0,
     within_s: float = 600.0,
+    in_groups: bool = False,
 ) -> int:
     """Heal a world; demand that every live peer does its next rounds, and that they come to hear each other.
 
     ask: makes a peer's next average, all on one channel, at a virtual time; it is delivered ``pause_s`` (of
     computing) later. ``world.on_done`` is not called meanwhile; to be used once nothing else asks for
     averages. A round that a peer is still in is not counted. Return the first round in which
-    every chunk of every live peer was averaged over all of them.
+    every chunk of every live peer was averaged over all of them. in_groups: averages are over a few, and
+    each one's values must come to all through others; return the round in which the last one had all.
 
     Raises:
         InvariantBroken: a live peer did not do ``rounds`` rounds ``within_s`` of virtual time, or in none
             of four times as many did all hear all (deadlines adapt meanwhile).
     """
-    demand = _Demand(world, ask, rounds, pause_s)
+    demand = (_Reach if in_groups else _Demand)(world, ask, rounds, pause_s)
     before, world.on_done = world.on_done, demand.done
     try:
         world.heal()
@@ -45,6 +47,8 @@ def demand_progress(
 
 
 class _Demand:
+    never = "in no round did all of {} hear all"
+
     def __init__(
         self, world: World, ask: Callable[[PeerId, float], Average], rounds: int, pause_s: float
     ) -> None:
@@ -68,12 +72,15 @@ class _Demand:
             return
         if self._asked[peer]:
             self._done[peer] += 1
-            common = _in_all(outcome)
-            if common == self._everyone:
+            missing = self._everyone & ~self._has(peer, outcome)
+            if not missing:
                 self._whole.setdefault(outcome.round, set()).add(peer)
-            missing = self._everyone & ~common
             self._deaf[peer] = [other for other in self._asked if missing >> other & 1]
         self.next(peer, now_s)
+
+    def _has(self, peer: PeerId, outcome: Outcome) -> int:
+        """The peers (bits) whose values a peer has, now that it has an outcome."""
+        return _in_all(outcome)
 
     def verdict(self) -> int:
         """The first round in which all heard all."""
@@ -85,7 +92,7 @@ class _Demand:
         met = self._met()
         if met is None:
             raise self._world.broken(
-                f"after healing, in no round did all of {sorted(self._asked)} hear all; missing somewhere in "
+                f"after healing, {self.never.format(sorted(self._asked))}; missing somewhere in "
                 f"each one's last round: {self._deaf}"
             )
         return met
@@ -93,6 +100,35 @@ class _Demand:
     def _met(self) -> int | None:
         rounds = [number for number, peers in self._whole.items() if len(peers) == len(self._asked)]
         return min(rounds, default=None)
+
+
+class _Reach(_Demand):
+    """Values go from one to the next: what a peer had before a round is what it brings to it."""
+
+    never = "the values of all of {} never came to all"
+
+    def __init__(
+        self, world: World, ask: Callable[[PeerId, float], Average], rounds: int, pause_s: float
+    ) -> None:
+        super().__init__(world, ask, rounds, pause_s)
+        self._had = {peer: (-1, 1 << peer) for peer in self._asked}
+        self._now = {peer: 1 << peer for peer in self._asked}
+
+    def _has(self, peer: PeerId, outcome: Outcome) -> int:
+        before = self._now[peer]
+        for other in peers_in(_in_all(outcome)):
+            if other in self._asked and other != peer:
+                number, had = self._had[other]
+                self._now[peer] |= had if number == outcome.round else self._now[other]
+        self._had[peer] = outcome.round, before
+        return self._now[peer]
+
+    def _met(self) -> int | None:
+        first: dict[PeerId, int] = {}
+        for number in sorted(self._whole):
+            for peer in self._whole[number]:
+                first.setdefault(peer, number)
+        return max(first.values()) if len(first) == len(self._asked) else None
 
 
 def _in_all(outcome: Outcome) -> int:

@@ -21,10 +21,10 @@ from ragtag.simulation.link import OVERHEAD_BYTES
 from ragtag.simulation.progress import demand_progress
 from ragtag.simulation.world import World
 
-GROUP = 8
-"""As many peers as a trial's crew has at most: in groups of this size all can meet."""
-METHODS: dict[str, Method] = {
-    method.name: method for method in (rps, rps_repair, direct, ring, moshpit(GROUP), random_groups(GROUP))
+GROUPS = {8: False, 3: True}
+"""Sizes of groups, and whether a crew, which has up to 8 peers, is more than one of them."""
+METHODS: dict[str, Method] = {method.name: method for method in (rps, rps_repair, direct, ring)} | {
+    method.name: method for size in GROUPS for method in (moshpit(size), random_groups(size))
 }
 DECLARED = 3
 """Steps after which members know of a death, where a method goes by who is a member."""
@@ -122,6 +122,7 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
 
     command = f'python -c "from ragtag.simulation.trial import trial; trial({seed}, {method!r}, {rounds})"'
     crowd = METHODS[method].crowd is not None
+    several = crowd and GROUPS[int(method.rpartition("/")[2])]
     grouped = (_CHANNEL,) if crowd else ()
     world = World(nodes, faults, seed, check=True, on_done=done, replay=command, grouped=grouped)
     for peer in range(n):
@@ -131,7 +132,7 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
                 world.at(crash.at_s + DECLARED * step_s, peer, Left(crash.peer))
     world.run(until_s=100 * rounds * step_s)
     steps = iter(range(rounds, 1 << 62))
-    healed = demand_progress(world, lambda peer, _: ask(peer, next(steps)), pause_s=step_s)
+    healed = demand_progress(world, lambda peer, _: ask(peer, next(steps)), pause_s=step_s, in_groups=several)
     averaged = shares[0] / shares[1] if shares[1] else 0.0
     return Trial(n, faults, world.live, tuple(rounds_done), averaged, healed, world.events, world.digest())
 

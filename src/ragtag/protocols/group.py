@@ -91,9 +91,9 @@ class Group:
         return [] if local is None else self._out(self.machine.passed(now_s, local))
 
     def owed_something(self, missed: tuple[PeerId, ...]) -> bool:
-        """Whether anything came of those that were missed (else they are dead rather than slow)."""
-        owed = self.machine.owed()
-        return any(owed.get(self._local[peer]) for peer in missed)
+        """Whether anything came of those that were missed (else they are dead, not slow), and more might."""
+        owed, in_vain = self.machine.owed(), self.machine.in_vain
+        return any(owed.get(at) and at not in in_vain for at in (self._local[peer] for peer in missed))
 
     def _out(self, effects: list[Effect]) -> list[Effect]:
         peers = self.roster.peers

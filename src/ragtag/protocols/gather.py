@@ -43,12 +43,13 @@ from ragtag.core.types import (
     nobodys,
 )
 from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.awaiting import DONE, SCATTERING, WAITING
 from ragtag.protocols.base import GATHER, NACK, SCATTER, Incoming, Round, Spec, bit, whole
 from ragtag.protocols.lane import BEHIND
 from ragtag.protocols.layout import layout_of, rotating_owners
 from ragtag.protocols.method import Method, Setting
 from ragtag.protocols.repair import Repairer
-from ragtag.protocols.stages import DONE, SCATTERING, WAITING, Stages
+from ragtag.protocols.stages import Stages
 
 NO_VALUES: Floats = np.zeros((0, 1), np.float32)
 _NO_ROWS: Bytes = np.zeros((1, CHUNK_BYTES), np.uint8)

@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 
 from ragtag.core.types import Bytes, Done, Effect, Outcome, PeerId, Run, Send
+from ragtag.protocols.awaiting import DONE, GATHERING, SCATTERING, WAITING
 from ragtag.protocols.base import GATHER, NACK, SCATTER, Incoming, Spec, bit, scratch_of, whole
 from ragtag.protocols.repair import Repairer
-from ragtag.protocols.stages import DONE, GATHERING, SCATTERING, WAITING, Stages
+from ragtag.protocols.stages import Stages
 
 
 class ScatterGather(Stages):

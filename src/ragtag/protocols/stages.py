@@ -9,63 +9,42 @@ of the crew dead: the first time it waits once more as long. One that went on al
 round, too, and in the one after that. That one or two others, where there are no more, are dead is not so
 unlikely: they are asked meanwhile whether they are there.
 
-Where only a few are missing, they are asked whether they are there (``hail``), again and again. One that does
-not answer in the time that the second stage usually takes is frozen, dead or cut off, and is waited for no
-longer; one that does may compute, or wait itself, until the deadline. One that says that
-what is missing comes no more is waited for no longer either, where it does not come meanwhile.
+Where only a few are missing, they are asked for: see ``awaiting``.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import Counter
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
 from ragtag.core.types import Arm, Arrived, Begin, Effect, Event, Expired, Left, Outcome, PeerId, Run, Send
+from ragtag.protocols.awaiting import GATHERING, SCATTERING, WAITING, Awaiting, Entry
 from ragtag.protocols.base import GATHER, SCATTER, Incoming, Spec
-from ragtag.protocols.hail import ANSWERS, HAIL, NEVER, hail
+from ragtag.protocols.hail import ANSWERS, HAIL
 from ragtag.protocols.repair import Repairer
 
 WITNESSES = 2
 """Owners that must have gone on without a peer: one may have had bad luck (a mark overtook data)."""
-WAITING, SCATTERING, GATHERING, DONE = range(4)
-_NONE = "", ""
-_HAILS = _NONE, ("hail scatter", "answer scatter"), ("hail gather", "answer gather"), _NONE
-"""Timers, by the state in which they mean something: to ask, and to see who has answered."""
 
 
-class Stages(ABC):
+class Stages(Awaiting):
     """One round on one peer; runs may come before ``Begin`` (faster peers start earlier).
 
     mine: the blocks that this peer owns. repair: asks again for what is missing while time remains.
     """
 
     def __init__(self, spec: Spec, mine: list[int], repair: Repairer | None) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.outcome: Outcome | None = None
-        self._state = WAITING
         self._mine, self._repair = mine, repair
-        self._open: set[tuple[PeerId, int, int]] = set()
-        self._elsewhere: set[tuple[PeerId, int, int]] = set()
+        self._elsewhere: set[Entry] = set()
         """Shares that will not come: their senders take others for the blocks' owners."""
-        self._waiting: set[PeerId] = set()
         self._came: set[PeerId] = set()
-        self._few = 0
-        self._here: set[PeerId] = set()
-        self._never: set[tuple[PeerId, int, int]] = set()
-        """What comes no more, as those say who would have sent it; and nothing of them came since."""
-        self.in_vain: set[PeerId] = set()
-        """Those for whom to wait longer would have been in vain."""
-        self.given_up: dict[PeerId, float] = {}
-        """Who did not answer, and until when the round would have waited for it."""
         self._told = False
-        self._missed: set[PeerId] = set()
         self._gave: set[PeerId] = set()
         self._reduced: dict[PeerId, int] = {}
-        self._expired = False
-        self._last = -1
 
     # -- What a kind of round does
 
@@ -114,10 +93,6 @@ class Stages(ABC):
         """Whether any block is this peer's, so that the others owe it something."""
         return bool(self._mine)
 
-    def answered(self) -> frozenset[PeerId]:
-        """Who has said something in this round (since it was asked whether it is there), if only that."""
-        return frozenset(self._here)
-
     def owed(self) -> dict[PeerId, bool]:
         """All peers owe an owner their share; others are owed what owners send."""
         owing = self._others() if self._mine else sorted(self._owners())
@@ -131,13 +106,11 @@ class Stages(ABC):
             effects: list[Effect] = []
             for run in event.runs:
                 self._here.add(run.peer)
-                if run.key.stage not in ANSWERS:
-                    if self._never:
-                        self._never -= self._open_of(run.peer)
+                if run.key.stage in ANSWERS:
+                    self._answers(run)
+                else:
+                    self._speaks(run.peer)
                     effects += self._take(now_s, run)
-                elif run.key.stage == NEVER:
-                    stage = SCATTER if self._state == SCATTERING else GATHER
-                    self._never |= self._open & {(run.peer, stage, self.spec.block(run.key))}
             return effects if self._open else effects + self._advance(now_s)
         if isinstance(event, Begin):
             return self._begin(now_s, event)
@@ -145,23 +118,6 @@ class Stages(ABC):
             return self._expire(now_s, event.timer.name)
         if isinstance(event, Left):
             return self.passed(now_s, event.peer)
-        return []
-
-    def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Wait no more for a peer: what has not come from it was lost."""
-        self._open = {entry for entry in self._open if entry[0] != peer}
-        self._waiting -= {peer}
-        return self._advance(now_s) if not self._open else self._look_around(now_s)
-
-    def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer asks in the next round, where it lacks this one: nothing of this round comes any more.
-
-        It is believed the second time: what it sent before may still be on a slow line.
-        """
-        lacks = self._open_of(peer)
-        if lacks and lacks <= self._never:
-            return self._give_up(now_s, lacks)
-        self._never |= lacks
         return []
 
     def never_sends(self, run: Run) -> bool:
@@ -195,9 +151,7 @@ class Stages(ABC):
 
     # -- Arrivals
 
-    def _close(
-        self, now_s: float, run: Run, incoming: Incoming, entry: tuple[PeerId, int, int]
-    ) -> list[Effect]:
+    def _close(self, now_s: float, run: Run, incoming: Incoming, entry: Entry) -> list[Effect]:
         """A run was taken: whether its message is over."""
         if self._repair is not None and incoming.ended and incoming.left:
             return self._ask(now_s, run, incoming, self._repair)
@@ -272,8 +226,9 @@ class Stages(ABC):
     def _expire(self, now_s: float, name: str) -> list[Effect]:
         if name == "repair":
             return self._repair_again(now_s)
-        if name in _HAILS[self._state]:
-            return self._hail(now_s) if name == _HAILS[self._state][0] else self._unanswered(now_s)
+        asking = self._asking(now_s, name)
+        if asking is not None:
+            return asking
         due = (name == "scatter" and self._state == SCATTERING) or (
             name == "gather" and self._state == GATHERING
         )
@@ -283,21 +238,6 @@ class Stages(ABC):
         if self._state == SCATTERING and self._grace_s > 0 and 2 * len(overdue) > len(self._waited_for):
             return self._wait_more(now_s)
         return self._miss(now_s, set(self._open))
-
-    def _miss(self, now_s: float, entries: set[tuple[PeerId, int, int]]) -> list[Effect]:
-        """Wait for these no longer."""
-        peers = {peer for peer, _, _ in entries}
-        self._expired = True
-        self._missed |= peers
-        if self._state == SCATTERING and peers:
-            self._last = min(peers)
-        self._open -= entries
-        return self._advance(now_s)
-
-    def _give_up(self, now_s: float, entries: set[tuple[PeerId, int, int]]) -> list[Effect]:
-        """These would not come in any time."""
-        self.in_vain |= {peer for peer, _, _ in entries}
-        return self._miss(now_s, entries)
 
     def _wait_more(self, now_s: float) -> list[Effect]:
         """Most are missing: once, wait longer, from now on where this peer has slept through its deadline."""
@@ -312,64 +252,12 @@ class Stages(ABC):
         effects += self._ask_whether_here(self._scatter_until_s)
         return effects + self._arm_hail(now_s, 1, self._answer_wait_s())
 
-    # -- Whether the last ones are there
-
-    def _count_open(self, now_s: float) -> list[Effect]:
-        """A stage begins: less than half of what is waited for now, or what one peer owes, is little."""
-        of = Counter(peer for peer, _, _ in self._open)
-        self._few = max(len(self._open) // 2, *of.values())
-        return self._look_around(now_s)
-
-    def _look_around(self, now_s: float) -> list[Effect]:
-        """Only a few are missing: unless they come soon, they are asked whether they are there."""
-        if not 0 < len(self._open) <= self._few:
-            return []
-        self._few = 0  # from here on, by timers
-        return self._arm_hail(now_s, 0, self._begun.gather_s)
-
-    def _arm_hail(self, now_s: float, which: int, wait_s: float) -> list[Effect]:
-        until_s = self._scatter_until_s if self._state == SCATTERING else self._round_until_s
-        if now_s + wait_s >= until_s:
-            return []
-        return [Arm(self.spec.timer(_HAILS[self._state][which]), now_s + wait_s)]
-
-    def _hail(self, now_s: float) -> list[Effect]:
-        wait_s = self._answer_wait_s()
-        arm = self._arm_hail(now_s, 1, wait_s)
-        return [*self._ask_whether_here(now_s + wait_s), *arm] if arm else []
-
-    def _answer_wait_s(self) -> float:
-        return max(self._begun.gather_s, self._begun.answer_s)
-
-    def _ask_whether_here(self, until_s: float) -> list[Effect]:
-        self._here -= {peer for peer, _, _ in self._open}
-        self._never -= self._open
-        spec = self.spec
-        return [
-            Send(hail(peer, spec.key(stage, block)), until_s) for peer, stage, block in sorted(self._open)
-        ]
-
-    def _unanswered(self, now_s: float) -> list[Effect]:
-        """Who has not answered is not there; the others are asked again later, but for what comes no more."""
-        state = self._state
-        until_s = self._scatter_until_s if state == SCATTERING else self._round_until_s
-        silent = {entry for entry in self._open if entry[0] not in self._here}
-        self.given_up.update({peer: until_s for peer, _, _ in silent})
-        effects = self._miss(now_s, silent) if silent else []
-        never = self._open & self._never
-        if never and self._state == state:
-            effects += self._give_up(now_s, never)
-        return effects + (self._arm_hail(now_s, 0, self._begun.gather_s) if self._state == state else [])
-
     def _repair_again(self, now_s: float) -> list[Effect]:
         if self._repair is None or self._state not in (SCATTERING, GATHERING):
             return []
         return self._repair.again(now_s, self._round_until_s)
 
     # -- Small change
-
-    def _open_of(self, peer: PeerId) -> set[tuple[PeerId, int, int]]:
-        return {entry for entry in self._open if entry[0] == peer}
 
     def _send(self, run: Run, deadline_s: float) -> Send:
         return Send(run if self._repair is None else self._repair.remember(run), deadline_s)

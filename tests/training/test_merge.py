@@ -157,6 +157,26 @@ def test_only_what_no_average_had_is_kept() -> None:
     assert parameter.tolist() == [10.0, 20.0]
 
 
+def test_where_too_little_of_the_crew_came_all_that_was_learned_is_kept_and_said_to_be() -> None:
+    parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
+    merge = Merge([parameter])
+    merge.mark()
+    with torch.no_grad():
+        parameter.add_(torch.tensor([0.5, -0.5]))
+    nobody = nobodys(0, np.zeros((2, 1), np.float32), np.ones(2, np.float32), np.zeros(2, np.uint64), None)
+    rounds: list[float] = []
+
+    def average(weight: float) -> Outcome:
+        rounds.append(weight)
+        return nobody
+
+    merge.give(average, 2.0, lambda _: np.ones(2, np.bool_), lambda _, lost: torch.from_numpy(lost))
+    assert rounds == [0.0] and merge.kept
+    assert parameter.tolist() == [1.5, 1.5]
+    merge.lift()
+    assert parameter.tolist() == [1.0, 2.0]
+
+
 class Told(Conduct):
     """Peer 2 is known to be slow."""
 

@@ -173,20 +173,22 @@ class Barriers:
 
     def _step(self, answers: list[tuple[int, Answer]], timers: Iterable[Arm] = ()) -> Step:
         """With notes of what has changed: groups, by the owner of the first block, and who is in none."""
-        notes: list[Noted | None] = []
+        notes: list[Noted] = []
         if self.book.changes != self._changes and self._owners[0] == self._me:
             self._changes = self.book.changes
             notes.append(Noted("groups", self._me, self.book.told()))
         if self.book.doubted.keys() != self._doubted:
-            notes += [self._doubt(peer) for peer in sorted(self.book.doubted.keys() - self._doubted)]
+            news = sorted(self.book.doubted.keys() - self._doubted)
+            notes += [self._doubt(peer) for peer in news if self._says_of(peer)]
             self._doubted = frozenset(self.book.doubted)
-        return Step(answers, [*timers], [note for note in notes if note is not None])
+        return Step(answers, [*timers], notes)
 
-    def _doubt(self, peer: PeerId) -> Noted | None:
-        """That a speed is not believed, by the first owner that is another (a peer believes itself)."""
+    def _says_of(self, peer: PeerId) -> bool:
+        """Whether it is this owner that says that a speed is not believed: the first one that is another."""
         owners = (self._owners[block] for block in range(len(self._blocks)))
-        if next((owner for owner in owners if owner != peer), self._me) != self._me:
-            return None
+        return next((owner for owner in owners if owner != peer), self._me) == self._me
+
+    def _doubt(self, peer: PeerId) -> Noted:
         why = f"{self.book.doubted[peer]:g} s a step, far from the others': it goes alone"
         return Noted("speed not believed", peer, why)
 

@@ -69,7 +69,8 @@ class Merge:
             taken = average(0.0)
             self.land()
             if taken.averaged.mean() < _BASE_MIN:
-                return taken  # nothing to add it to: it is kept for the next time
+                self.kept = True  # there is nothing to add it to
+                return taken
         for _ in range(_GIVES):
             self.hold()
             outcome = average(weight)
@@ -100,7 +101,9 @@ class Merge:
     @torch.no_grad()
     def hold(self) -> None:
         """Keep what was learned in the anchor's place, if there is one; the parameters stay as they are."""
-        for anchor, parameter in zip(self._anchor, self._parameters, strict=self.marked):
+        if not self.marked:
+            return
+        for anchor, parameter in zip(self._anchor, self._parameters, strict=True):
             torch.sub(parameter, anchor, out=anchor)
 
     @torch.no_grad()

@@ -1,10 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.grid import Grid, grid_of, places, shuffled
+from ragtag.protocols.grid import Grid, grid_of, places, settled, shuffled, standing
 
 
 @given(st.integers(1, 20_000), st.integers(2, 64))
@@ -58,3 +59,37 @@ def test_impossible_crews_are_refused(n: int, group: int) -> None:
 def test_places_is_the_inverse_of_shuffled() -> None:
     order, where = shuffled(5, 100), places(5, 100)
     assert sorted(order) == list(range(100)) and all(where[order[i]] == i for i in range(100))
+
+
+@pytest.mark.parametrize(("n", "group"), [(1, 4), (8, 4), (50, 8), (900, 8), (1000, 8), (1024, 32)])
+def test_each_peer_stands_in_a_cell_of_its_own_and_all_count_the_same_on_each_line(
+    n: int, group: int
+) -> None:
+    grid, peers = grid_of(n, group), tuple(range(0, 3 * n, 3))
+    cells = [grid.place(int(number)) for number in settled(grid, 7, peers)]
+    assert len(set(cells)) == n
+    for axis, count in enumerate(standing(grid, 7, peers)):
+        assert sum(count) == n and len(count) == grid.cells // grid.sides[axis]
+        for number in {grid.number(cell, axis) for cell in cells}:
+            assert count[number] == sum(grid.number(cell, axis) == number for cell in cells)
+
+
+def test_lines_with_one_number_have_one_key() -> None:
+    grid = Grid((3, 4, 2))
+    for axis in range(3):
+        keys = {(grid.number(c, axis), grid.line(c, axis, 1)) for c in map(grid.place, range(grid.cells))}
+        assert len(keys) == len({number for number, _ in keys}) == grid.cells // grid.sides[axis]
+
+
+@pytest.mark.parametrize(("n", "group", "most"), [(8, 4, 4), (50, 8, 4), (1000, 8, 6), (1024, 32, 30)])
+def test_a_death_moves_few_of_the_others(n: int, group: int, most: int) -> None:
+    """Views of a large crew nearly always differ. With ranks in a permutation half of all would move."""
+    grid, peers = grid_of(n, group), tuple(range(n))
+    before = settled(grid, 7, peers)
+    for dead in range(0, n, max(1, n // 12)):
+        after = settled(grid, 7, peers[:dead] + peers[dead + 1 :])
+        assert (np.delete(before, dead) != after).sum() <= most
+
+
+def test_more_peers_than_cells_share_them() -> None:
+    assert np.bincount(settled(Grid((2, 2)), 7, tuple(range(9)))).tolist() == [3, 2, 2, 2]

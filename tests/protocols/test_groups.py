@@ -81,25 +81,27 @@ def test_with_datagrams_lost_every_round_ends_in_time_and_means_are_what_they_sa
     p: float, repair: bool
 ) -> None:
     faults = Faults(loss=Loss(p), latency_s=RTT_S / 2, jitter_s=0.001, duplicate=0.05, reorder=0.05)
-    crew = Crowds(
-        32, moshpit(8, n_chunks=9, repair=repair), rounds=6, n_chunks=9, faults=faults, seed=3
-    ).run()
-    assert all(len(outcomes) == 6 for outcomes in crew.outcomes.values())
-    assert crew.variance() < (0.05 if p < 0.1 else 0.2)
-    if p < 0.1:
-        met = np.mean([len(o.members) > 1 for outcomes in crew.outcomes.values() for o in outcomes])
-        assert met > 0.95
+    met = []
+    for seed in range(4):
+        make = moshpit(8, n_chunks=9, repair=repair)
+        crew = Crowds(32, make, rounds=6, n_chunks=9, faults=faults, seed=seed).run()
+        assert all(len(outcomes) == 6 for outcomes in crew.outcomes.values())
+        assert crew.variance() < (0.05 if p < 0.1 else 0.2)
+        met += [len(o.members) > 1 for outcomes in crew.outcomes.values() for o in outcomes]
+    if p < 0.1:  # of single crews with six rounds, between .91 and 1
+        assert np.mean(met) > 0.94
 
 
 def test_repair_asks_for_what_is_lost() -> None:
     faults = Faults(loss=Loss(0.05), latency_s=RTT_S / 2)
-    shares = []
+    lacking = []
     for repair in (False, True):
-        make = moshpit(8, n_chunks=40, repair=repair)
-        crew = Crowds(16, make, rounds=4, n_chunks=40, faults=faults, seed=1).run()
-        some = [o for outcomes in crew.outcomes.values() for o in outcomes if len(o.members) > 1]
-        shares.append(np.mean([o.heard == (1 << len(o.members)) - 1 for o in some]))
-    assert 1 - shares[1] < 0.5 * (1 - shares[0])
+        make, some = moshpit(8, n_chunks=40, repair=repair), []
+        for seed in range(8):
+            crew = Crowds(16, make, rounds=4, n_chunks=40, faults=faults, seed=seed).run()
+            some += [o for outcomes in crew.outcomes.values() for o in outcomes if len(o.members) > 1]
+        lacking.append(np.mean([o.heard != (1 << len(o.members)) - 1 for o in some]))
+    assert lacking[1] < 0.6 * lacking[0]  # the rest is of members that were missed altogether
 
 
 def test_a_death_in_mid_round_costs_its_chunks_and_is_said() -> None:

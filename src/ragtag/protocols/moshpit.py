@@ -14,10 +14,11 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ragtag.core import seed as random
 from ragtag.core.types import PEERS_MAX, PeerId
-from ragtag.protocols.grid import Cell, Grid, grid_of, shuffled, standing
+from ragtag.protocols.grid import Cell, Grid, grid_of, settled, standing
 
 
 class View:
@@ -27,7 +28,7 @@ class View:
     hashing: Karger et al., STOC 1997), so views that differ in one peer differ in few hosts.
     """
 
-    __slots__ = ("_ring", "_standing", "peers")
+    __slots__ = ("_on", "_ring", "_standing", "peers")
 
     def __init__(self, peers: Iterable[PeerId]) -> None:
         self.peers = tuple(sorted(set(peers)))
@@ -35,6 +36,7 @@ class View:
             raise ValueError("a view of no peers: it holds at least the peer itself")
         keys = random.stream_keys(0, "ring", self.peers).tolist()
         order = sorted(zip(keys, self.peers, strict=True))
+        self._on: tuple[int, NDArray[np.int64], tuple[list[int], ...]] | None = None
         self._ring = [key for key, _ in order]
         self._standing = [peer for _, peer in order]
 
@@ -53,6 +55,13 @@ class View:
         """The first ``k`` hosts of a key (all peers, where there are fewer)."""
         n, at = len(self._ring), bisect_left(self._ring, key)
         return tuple(self._standing[(at + i) % n] for i in range(min(k, n)))
+
+    def on(self, grid: Grid, seed: int) -> tuple[NDArray[np.int64], tuple[list[int], ...]]:
+        """Each peer's cell on a grid, by rank, and how many stand on its lines (``settled``, ``standing``)."""
+        key = random.stream_key(seed, "cells", *grid.sides)
+        if self._on is None or self._on[0] != key:
+            self._on = key, settled(grid, key, self.peers), standing(grid, key, self.peers)
+        return self._on[1:]
 
     def joined(self, peer: PeerId) -> View:
         """The view with one peer more."""
@@ -143,6 +152,7 @@ class MoshpitKeys:
         self._grid: Grid | None = None
         self._view: View | None = None
         self._cell: Cell = ()
+        self._standing: tuple[list[int], ...] = ()
         self.thin = False
 
     @property
@@ -165,7 +175,7 @@ class MoshpitKeys:
         if self.thin:
             return self._random.place(round_, view)
         axis, cell = grid.axis(round_), self._cell
-        expected = standing(grid, self._order_key(grid), n, axis).get(cell[:axis] + cell[axis + 1 :], 1)
+        expected = max(1, self._standing[axis][grid.number(cell, axis)])
         return Place(grid.line(cell, axis, self._seed), cell[axis], expected)
 
     def _settle(self, grid: Grid, view: View) -> None:
@@ -174,11 +184,8 @@ class MoshpitKeys:
         When peers come or go all settle anew, so that each knows how many to expect on every line.
         """
         self._grid, self._view = grid, view
-        order = shuffled(self._order_key(grid), grid.cells)
-        self._cell = grid.place(order[view.rank(self._me) % grid.cells])
-
-    def _order_key(self, grid: Grid) -> int:
-        return random.stream_key(self._seed, "cells", *grid.sides)
+        cells, self._standing = view.on(grid, self._seed)
+        self._cell = grid.place(int(cells[view.rank(self._me)]))
 
     def moved(self, round_: int, index: int | None) -> None:
         """Drop the oldest index, append the new one; whoever met nobody appends the one it drops."""

@@ -57,7 +57,7 @@ class View:
         return tuple(self._standing[(at + i) % n] for i in range(min(k, n)))
 
     def on(self, grid: Grid, seed: int) -> tuple[NDArray[np.int64], tuple[list[int], ...]]:
-        """Each peer's cell on a grid, by rank, and how many stand on its lines (``settled``, ``standing``)."""
+        """Each peer's cell on a grid, by rank; how many stand on its lines (``settled``, ``standing``)."""
         key = random.stream_key(seed, "cells", *grid.sides)
         if self._on is None or self._on[0] != key:
             self._on = key, settled(grid, key, self.peers), standing(grid, key, self.peers)

@@ -14,6 +14,9 @@ from ragtag.protocols.method import Method
 
 HEADROOM = 1.5
 """A stage may take this many times what nine in ten recent ones took."""
+LEAP = 2.0
+"""So many times what is typical is learned from one round. A patient method's deadline is twelve times that:
+two rounds that took all of it would teach one of minutes."""
 AHEAD = 2
 """Rounds that are taken in before this peer has begun them."""
 BEHIND = 2
@@ -187,7 +190,7 @@ class Lane:
             (self.gather, outcome.gather_s, scatter_s + gather_s),
         ):
             if took_s > 0:  # else there was nothing to wait for, which says nothing about waiting
-                stage.completed(min(took_s, most_s))
+                stage.completed(min(took_s, most_s, LEAP * stage.typical_s()))
 
     def late(self, now_s: float, number: int) -> None:
         """A message came after its round was done: remember by how much, once a round."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ragtag.core.types import Average, Floats, MessageKey, Outcome, Run
+from ragtag.core.types import Average, Floats, MessageKey, Outcome, Run, nobodys
 from ragtag.protocols.base import GATHER, SCATTER
 from ragtag.protocols.group import BLOCK_BITS
 from ragtag.simulation.check_groups import GroupChecker
@@ -36,22 +36,15 @@ def outcome(heard: int = 0b11, members: tuple[int, ...] = (2, 3), peer: int = 2)
     named = [members[i] for i in range(len(members)) if heard >> i & 1]
     weight = sum(ASKS[p].weight for p in named)
     mean = sum((VALUES[p] * ASKS[p].weight for p in named), np.zeros((CHUNKS, 3), np.float32)) / weight
-    return Outcome(
-        channel=0,
-        round=7,
-        mean=np.asarray(mean, np.float32),
-        weight=np.full(CHUNKS, weight, np.float32),
-        heard=np.full(CHUNKS, heard, np.uint64),
-        averaged=np.full(CHUNKS, heard != 1 << members.index(peer)),
-        missed=(),
-        waited_for=(),
-        started_s=0.0,
-        scatter_s=0.0,
-        gather_s=0.0,
-        total_s=0.0,
-        expired=False,
-        members=members,
+    none = nobodys(
+        0,
+        np.asarray(mean, np.float32),
+        np.full(CHUNKS, weight, np.float32),
+        np.full(CHUNKS, heard, np.uint64),
+        None,
     )
+    averaged = np.full(CHUNKS, heard != 1 << members.index(peer))
+    return replace(none, round=7, averaged=averaged, members=members)
 
 
 def test_what_is_right_is_counted() -> None:

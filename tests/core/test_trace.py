@@ -70,7 +70,16 @@ SAMPLES: list[trace.Record] = [
     trace.Note(t=2.6, peer=2, what="silent", other=4),
     trace.Error(t=2.7, peer=1, what="the script raised", detail="Traceback ..."),
     trace.Result(t=9.0, name="survivors", value=0.96, expected=0.965, tolerance=0.01, passed=True),
-    trace.Leave(t=9.5, peer=2, steps=600, samples=4800, bytes_sent=10**9, bytes_received=9 * 10**8),
+    trace.Leave(
+        t=9.5,
+        peer=2,
+        steps=600,
+        samples=4800,
+        bytes_sent=10**9,
+        bytes_received=9 * 10**8,
+        digest="a1b2c3d4e5f6",
+        round=599,
+    ),
 ]
 
 

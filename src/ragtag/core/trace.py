@@ -27,6 +27,7 @@ CREW = -1
 """The ``peer`` of a record that is about the whole crew."""
 
 PeerNumber = Annotated[int, Meta(ge=-1, lt=1 << 20)]
+LastRound = Annotated[int, Meta(ge=-1, lt=1 << 62)]
 Peers = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 20)]], Meta(max_length=1 << 16)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Time = Annotated[float, Meta(ge=-1e9, le=1e9)]
@@ -254,6 +255,10 @@ class Result(Base, frozen=True, kw_only=True, tag="result"):
 class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     """A peer ends; all counts since the start. failed: not as planned, an error has ended it.
 
+    digest: of the state that averages left it with, as hexadecimal digits; peers with equal digests hold the
+    same model. Empty: not known.
+    round: the last one that it averaged; -1: none.
+
     Of peer -1 (with no counts): the launcher or the world has seen the run to its end.
     """
 
@@ -263,6 +268,8 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     bytes_received: Count = 0
     datagrams_lost: Count = 0
     failed: bool = False
+    digest: str = ""
+    round: LastRound = -1
 
 
 class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):

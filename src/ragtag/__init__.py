@@ -55,6 +55,11 @@ _ROOMS = ("hooks", "schedules")
 __all__ = ["__version__", "hooks", "schedules", *_HOMES]
 
 
+def __dir__() -> list[str]:
+    """What there is for users, imported or not."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use, so that the command starts without torch."""
     import importlib

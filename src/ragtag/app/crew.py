@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
@@ -24,14 +24,22 @@ from ragtag.app.state import Keeper
 from ragtag.app.token import ADDRESSES_MAX, TOKEN_FILE, Token, decode, encode, keep_token
 from ragtag.app.tracefile import TraceWriter
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
+from ragtag.codecs.base import Codec
 from ragtag.core import trace
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
 from ragtag.network.shelf import Shelf
+from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import CATCH_UP
+from ragtag.schedules.base import Schedule
+from ragtag.schedules.centre import Centre
+from ragtag.schedules.grouping import ProgressiveGrouping
+from ragtag.training.align_plan import Align
 from ragtag.training.checkpoint import Found
+from ragtag.training.coherence import Coherence
+from ragtag.training.compress import TopK
 from ragtag.training.conduct import Conduct
 from ragtag.training.deal import Indices
 from ragtag.training.optimizer import CrewOptimizer
@@ -166,18 +174,45 @@ class Crew(Logbook):
     # -- Training
 
     def optimizer(
-        self, optimizer: torch.optim.Optimizer, averager: Method | None = None, **options: Any
+        self,
+        optimizer: torch.optim.Optimizer,
+        averager: Method | None = None,
+        *,
+        model: torch.nn.Module | None = None,
+        average: Literal["models", "gradients"] = "models",
+        every: int | None = None,
+        schedule: Schedule | Centre | ProgressiveGrouping | None = None,
+        weight: float | Callable[[], float] | Literal["samples"] = 1.0,
+        buffers: bool = True,
+        codec: Codec | Literal["fp32", "bf16", "int8"] = "fp32",
+        compress: TopK | None = None,
+        outer: Nesterov | Streaming | None = None,
+        align: Align | bool = True,
+        coherence: Coherence | None = None,
+        deadline_s: float | None = None,
+        on_outcome: Callable[[Outcome], None] | None = None,
     ) -> CrewOptimizer:
         """Wrap an optimizer: it takes its local steps, and averages with the crew.
 
-        averager: ``ragtag.RPS()`` (the default) or ``ragtag.AllReduce()``. options: as for
-        ``ragtag.training.optimizer.CrewOptimizer``: average="models" or "gradients", every=k, model=...,
-        schedule=..., buffers=..., codec="fp32", "bf16" or "int8", weight=... (or "samples"), deadline_s=...,
-        align=..., on_outcome=...
-        """
-        inner_hook: Callable[[Outcome], None] | None = options.pop("on_outcome", None)
+        averager: ``ragtag.RPS()`` (the default), ``AllReduce``, ``Moshpit``, ``RandomGroups``, ``Centre``.
+        model: whose parameters these are; given, the crew compares models now, else when it averages.
+        average: "models" after local steps, or "gradients" before them.
+        every: average after so many local steps. schedule: or when one of ``ragtag.schedules`` says so.
+        weight: how much this peer counts: a number, a function, or "samples" since the last average.
+        buffers: average the model's floating-point buffers, too.
+        codec: how values travel: "fp32", "bf16" (half the bytes) or "int8" (a quarter).
+        compress: ``ragtag.TopK(...)``: send the largest entries, the rest later.
+        outer: ``ragtag.Outer(...)``: outer momentum on averages of models (DiLoCo).
+        align: ``ragtag.Align(...)``, or False: how replicas that average gradients are kept alike.
+        coherence: ``ragtag.Coherence()``: measure how far gradients agree with earlier ones.
+        deadline_s: bounds each round; by default the bound comes from measurement.
+        on_outcome: called with each round's outcome.
 
-        def on_outcome(outcome: Outcome) -> None:
+        More on each: ``ragtag.training.optimizer.CrewOptimizer``. Raises SchemaMismatch where another peer
+        has another model; TypeError or ValueError, saying what to write, for what cannot be.
+        """
+
+        def told(outcome: Outcome) -> None:
             self.record_round(outcome)
             if self._comes_since_s is not None and outcome.averaged.any():
                 self._phases.over("average", time.monotonic() - self._comes_since_s)
@@ -187,18 +222,30 @@ class Crew(Logbook):
             self._record_pace(made)
             self._record_sparse(made, outcome)
             self._record_align(made, outcome)
-            if inner_hook is not None:
-                inner_hook(outcome)
+            if on_outcome is not None:
+                on_outcome(outcome)
 
         made = CrewOptimizer(
             optimizer,
             self._transport,
             method=averager,
-            on_outcome=on_outcome,
+            average=average,
+            schedule=schedule,
+            every=every,
+            model=model,
+            buffers=buffers,
+            weight=weight,
+            samples=self._samples_so_far,
+            outer=outer,
+            codec=codec,
+            compress=compress,
+            align=align,
+            deadline_s=deadline_s,
+            coherence=coherence,
+            on_outcome=told,
             on_ready=self._enter,
             on_note=self.note,
-            samples=self._samples_so_far,
-            **options,
+            seed=self.seed,
         )
         self._conducts.append(made.conduct)
         return made

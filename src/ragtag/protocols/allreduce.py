@@ -263,8 +263,8 @@ class Ring:
         return [Done(self.outcome)]
 
 
-direct = Method("allreduce", _direct, _PATIENCE)
+direct = Method("allreduce", _direct, _PATIENCE, written="AllReduce()")
 """Direct scatter-reduce, then all-gather."""
 
-ring = Method("ring", _ring, _PATIENCE)
+ring = Method("ring", _ring, _PATIENCE, written="AllReduce(ring=True)")
 """Ring reduce-scatter, then ring all-gather."""

@@ -387,4 +387,9 @@ def centre(
 
     grouping: peers step in groups (``centre_groups``); the rule has a barrier, and is not asked.
     """
-    return Method(f"centre: {name}", no_round, crowd=Sharing(rule, grouping, correction))
+    return Method(
+        f"centre: {name}",
+        no_round,
+        crowd=Sharing(rule, grouping, correction),
+        written=f"Centre({name})",
+    )

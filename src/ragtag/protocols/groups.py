@@ -153,7 +153,7 @@ class GroupNode(Searcher):
         return self._settle(now_s, self._group.expire(now_s, timer))
 
 
-def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool) -> Method:
+def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool, written: str) -> Method:
     """A method that averages in groups; ``keys(me, seed)`` says how a peer chooses its own."""
 
     def crowd(setting: CrowdSetting) -> GroupNode:
@@ -168,16 +168,22 @@ def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool) -> M
         view = View(setting.peers)
         return GroupNode(setting.me, view, setting.seed, keys(setting.me, setting.seed), lane, repair=repair)
 
-    return Method(name, no_round, crowd=crowd, seats_max=SEATS_MAX)
+    return Method(name, no_round, crowd=crowd, seats_max=SEATS_MAX, written=written)
 
 
 def moshpit(group: int, repair: bool = True) -> Method:
     """Moshpit All-Reduce in groups of at most ``group``. Raises ValueError for groups not of 2 to 64."""
     grid_of(1, group)
-    return in_groups(f"moshpit/{group}", lambda me, seed: MoshpitKeys(me, seed, group), repair)
+    written = _written("Moshpit", group, repair)
+    return in_groups(f"moshpit/{group}", lambda me, seed: MoshpitKeys(me, seed, group), repair, written)
 
 
 def random_groups(group: int, repair: bool = True) -> Method:
     """Groups of about ``group`` drawn anew each round. Raises ValueError for groups not of 2 to 64."""
     grid_of(1, group)
-    return in_groups(f"random-groups/{group}", lambda me, seed: RandomKeys(me, seed, group), repair)
+    written = _written("RandomGroups", group, repair)
+    return in_groups(f"random-groups/{group}", lambda me, seed: RandomKeys(me, seed, group), repair, written)
+
+
+def _written(name: str, group: int, repair: bool) -> str:
+    return f"{name}(group={group}{'' if repair else ', repair=False'})"

@@ -82,6 +82,7 @@ class Method(NamedTuple):
     crowd: for methods that average in groups, in place of ``make``.
     gathers: it takes ``Offer`` in place of ``Average``, and ``n_chunks`` is how many rows a peer may offer.
     seats_max: how many seats the crew may have; ``SEATS_MAX`` for those that average in groups.
+    written: how a script asks for it, which is also its ``repr``.
     """
 
     name: str
@@ -90,6 +91,10 @@ class Method(NamedTuple):
     crowd: Callable[[CrowdSetting], Many] | None = None
     gathers: bool = False
     seats_max: int = PEERS_MAX
+    written: str = ""
+
+    def __repr__(self) -> str:
+        return self.written or f"Method({self.name!r})"
 
 
 def no_round(setting: Setting) -> Round:

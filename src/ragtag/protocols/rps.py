@@ -31,8 +31,8 @@ def _make(setting: Setting, repair: bool) -> Round:
     )
 
 
-rps = Method("rps", lambda setting: _make(setting, repair=False))
+rps = Method("rps", lambda setting: _make(setting, repair=False), written="RPS()")
 """The paper's algorithm."""
 
-rps_repair = Method("rps+repair", lambda setting: _make(setting, repair=True))
+rps_repair = Method("rps+repair", lambda setting: _make(setting, repair=True), written="RPS(repair=True)")
 """Beyond the paper: holes are asked for again while the deadline allows."""

@@ -158,7 +158,7 @@ def test_damaged_ones_are_named_and_the_one_before_is_taken(
         paths[8]: "the hash of its content differs",
         paths[7]: f"truncated: {200 - HEADER_BYTES} bytes of content, and its header says {_size(paths[1])}",
         paths[6]: "4 bytes follow its content",
-        paths[5]: "format version 2, and this ragtag reads 1",
+        paths[5]: "format version 3, and this ragtag reads 1 to 2",
         paths[4]: "the hash of its header differs",
         paths[3]: "it is no regular file",
         paths[
@@ -181,7 +181,7 @@ def _other_version(path: Path) -> None:
     from ragtag.training import checkpoint_file as module
 
     data = path.read_bytes()
-    body = data[:8] + (2).to_bytes(4, "little") + data[12 : HEADER_BYTES - 16]
+    body = data[:8] + (3).to_bytes(4, "little") + data[12 : HEADER_BYTES - 16]
     path.write_bytes(body + module._check(body) + data[HEADER_BYTES:])
 
 
@@ -194,6 +194,46 @@ def test_what_is_too_large_is_neither_written_nor_read(tmp_path: Path) -> None:
         small.save(snapshot(2, size=1_000))
     header, content = read_whole(path, 10_000)
     assert (header.step, header.n_bytes) == (1, len(content))
+
+
+def test_a_link_to_nothing_is_named_and_passed_over(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(snapshot(1))
+    link = tmp_path / "peer-01-step-000002.ragtag"
+    link.symlink_to(tmp_path / "nowhere")
+    found = Checkpoints(tmp_path).latest()
+    assert found is not None
+    assert (found.step, [damaged.path for damaged in found.damaged]) == (1, [link])
+    assert found.damaged[0].why == "it is a link to a file that is not there"
+    link.unlink()
+    link.symlink_to(link)
+    assert "Too many levels of symbolic links" in str(Checkpoints(tmp_path).latest())
+    link.unlink()
+    (tmp_path / "peer-00-step-000001.ragtag").rename(tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    found = Checkpoints(tmp_path).latest()
+    assert found is not None
+    assert found.path == link, "a link to a checkpoint is one"
+
+
+@pytest.mark.parametrize("filled", ["nothing", "the header", "the layout"])
+def test_a_file_of_forty_gigabytes_that_was_never_filled(tmp_path: Path, filled: str) -> None:
+    """It has its length and no blocks, as one has whose copy was cut. Nobody waits until it is read."""
+    Checkpoints(tmp_path).save(snapshot(1))
+    content = snapshot(2).to_bytes()
+    header = Header.of(content, peer=1, step=2, round=2)._replace(n_bytes=40 << 30)
+    path = tmp_path / "peer-01-step-000002.ragtag"
+    begin = {"nothing": b"", "the header": header.encode(), "the layout": header.encode() + content}[filled]
+    path.write_bytes(begin)
+    os.truncate(path, HEADER_BYTES + (40 << 30))
+    found = Checkpoints(tmp_path).latest()
+    assert found is not None
+    assert found.step == 1
+    assert [damaged.path for damaged in found.damaged] == [path]
+    assert {
+        "nothing": "it does not begin as a checkpoint does",
+        "the header": "no snapshot: its header is damaged: Input data was truncated",
+        "the layout": f"no snapshot: its tensors end at {len(content)}, and it has {40 << 30} bytes",
+    }[filled] == found.damaged[0].why
 
 
 def test_one_that_is_removed_while_it_is_read_is_no_damage(

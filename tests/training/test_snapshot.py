@@ -55,7 +55,7 @@ def test_the_file_is_plain_safetensors_with_the_numbers_first() -> None:
     data = capture(optimizer, {"lr": scheduler}, round=17).to_bytes()
     tensors = load(data)
     assert {"__numbers__", "model.1.num_batches_tracked", "optimizer.state.0.exp_avg"} <= set(tensors)
-    assert tensors["__numbers__"][:3].tolist() == [3, 17, 0]
+    assert tensors["__numbers__"][:4].tolist() == [3, 17, 0, 0]
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert header["__numbers__"]["data_offsets"][0] == 0
     assert list(header["__metadata__"]) == ["ragtag"]
@@ -81,14 +81,17 @@ trees = st.recursive(
 
 def snapshot_of(extra: Any) -> Snapshot:
     plain = {"class": "SGD", "defaults": [], "names": [], "param_groups": [], "state": {}}
-    return Snapshot(3, 4, 1, {"w": torch.arange(5.0), "": torch.zeros(())}, plain, extra={"x": extra})
+    return Snapshot(
+        3, 4, 1, {"w": torch.arange(5.0), "": torch.zeros(())}, plain, extra={"x": extra}, before=9
+    )
 
 
 @given(tree=trees)
 def test_every_tree_comes_back(tree: Any) -> None:
     back = Snapshot.from_bytes(snapshot_of(copy_tree(tree, "tree")).to_bytes())
     assert same(back.extra["x"], tree)
-    assert (back.step, back.round, back.since) == (3, 4, 1)
+    assert (back.step, back.round, back.since, back.before) == (3, 4, 1, 9)
+    assert back.progress == (13, 3)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -147,28 +150,32 @@ json_values = st.recursive(
 
 def forged(form: Any, numbers: int = 3, **entry: Any) -> bytes:
     tensors = {"__numbers__": torch.zeros(numbers, dtype=torch.int64).view(torch.uint64)}
-    body = {"version": 2, "schema": snapshot_of(None).schema_hash, "form": form} | entry
+    body = {"version": 3, "schema": snapshot_of(None).schema_hash, "form": form} | entry
     return save(tensors, {"ragtag": json.dumps(body)})
 
 
-@given(st.lists(json_values, min_size=6, max_size=7) | json_values, st.integers(0, 6), st.integers(0, 3))
+@given(st.lists(json_values, min_size=6, max_size=8) | json_values, st.integers(0, 6), st.integers(0, 4))
 def test_a_forged_form_is_read_or_refused(form: Any, numbers: int, version: int) -> None:
     read_or_refuse(forged(form, numbers, version=version))
 
 
-def test_files_of_the_first_version_are_read() -> None:
-    """They had no outer momentum: six parts."""
+@pytest.mark.parametrize(("version", "parts"), [(1, 6), (2, 7)])
+def test_files_of_earlier_versions_are_read(version: int, parts: int) -> None:
+    """They had no count of the rounds before a run; the first ones no outer momentum."""
     data = snapshot_of({"t": torch.ones(3), "n": 5}).to_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     entry = json.loads(header["__metadata__"]["ragtag"])
-    assert entry["version"] == 2
-    assert entry["form"].pop() == {"dict": []}
-    old = save(load(data), {"ragtag": json.dumps(entry | {"version": 1})})
+    assert entry["version"] == 3
+    tensors = load(data)
+    tensors["__numbers__"] = torch.cat([tensors["__numbers__"][:3], tensors["__numbers__"][4:]])
+    assert entry["form"].pop(3) == "int"
+    entry["form"] = entry["form"][:parts]
+    old = save(tensors, {"ragtag": json.dumps(entry | {"version": version})})
     found, whole = Snapshot.from_bytes(old), Snapshot.from_bytes(data)
-    assert (found.step, found.outer) == (whole.step, {})
+    assert (found.step, found.outer, found.before) == (whole.step, {}, 0)
     assert same(dict(found.extra), dict(whole.extra))
-    with pytest.raises(ValueError, match="7 parts"):
-        Snapshot.from_bytes(save(load(data), {"ragtag": json.dumps(entry)}))
+    with pytest.raises(ValueError, match="8 parts"):
+        Snapshot.from_bytes(save(tensors, {"ragtag": json.dumps(entry)}))
 
 
 def test_what_is_wrong_is_said() -> None:
@@ -182,15 +189,15 @@ def test_what_is_wrong_is_said() -> None:
     assert "something follows" in why(WHOLE + b"x")
     assert f"at most {HEADER_BYTES_MAX}" in why((1 << 62).to_bytes(8, "little") + b"{" * 100)
     assert "its metadata has no entry 'ragtag'" in why(save({"a": torch.zeros(2)}))
-    assert "format version 3, and this ragtag reads 1 to 2" in why(forged([], version=3))
-    assert "7 parts" in why(forged([]))
+    assert "format version 4, and this ragtag reads 1 to 3" in why(forged([], version=4))
+    assert "8 parts" in why(forged([]))
     assert "6 parts" in why(forged([], version=1))
-    deep = '{"version":2,"schema":"' + "0" * 32 + '","form":' + "[" * 5_000 + "]" * 5_000 + "}"
+    deep = '{"version":3,"schema":"' + "0" * 32 + '","form":' + "[" * 5_000 + "]" * 5_000 + "}"
     assert "its header is damaged" in why(save(load(WHOLE), {"ragtag": deep}))
     nested: Any = None
     for _ in range(DEPTH_MAX + 2):
         nested = {"list": [nested]}
-    assert "nested more than" in why(forged([nested] * 7))
+    assert "nested more than" in why(forged([nested] * 8))
     assert "not those of its schema" in why(WHOLE.replace(b"model.w", b"model.v"))
     lost = WHOLE.replace(b'"extra.x.t"', b'"extra.x.s"')
     assert "tensor 'extra.x.t' is missing" in why(lost)

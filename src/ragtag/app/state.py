@@ -26,6 +26,7 @@ DONORS_MAX = 4
 """Donors that one newcomer asks: each takes a snapshot for it."""
 _GROWTH = 8  # a state is taken for damaged where it is so many times longer than this peer's own
 _SLACK_BYTES = 1 << 20
+_FOLDERS_MAX = 64  # folders that are known to have checkpoints of this run
 
 _log = logging.getLogger("ragtag")
 
@@ -62,6 +63,8 @@ class Keeper:
         self._shelf: Shelf | None = None
         self._schema = 0
         self._fetches = 0
+        self._before = 0  # rounds of the training before this run
+        self._folders: dict[Path, None] = {}  # where checkpoints of this run may be, the newest known last
 
     def serve(self, shelf: Shelf) -> None:
         """Newcomers take what lies on this shelf."""
@@ -107,7 +110,8 @@ class Keeper:
         shelf, optimizer = self._shelf, self.optimizer
         if shelf is None or optimizer is None or not shelf.wanted(round_):
             return
-        snapshot = capture(optimizer, self._extra_of(optimizer, own=False), round=round_)
+        extra = self._extra_of(optimizer, own=False)
+        snapshot = capture(optimizer, extra, round=round_, before=self._before)
         blob = snapshot.to_bytes()
         shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
 
@@ -209,6 +213,7 @@ class Keeper:
         restore(dataclasses.replace(snapshot, extra=mine), optimizer, known)
         CompressionState(optimizer, own=False).load_state_dict(snapshot.extra.get(COMPRESSION, {}))
         self._pending = snapshot
+        self._before = max(self._before, snapshot.before)
 
     def _extra_of(self, optimizer: CrewOptimizer, own: bool) -> dict[str, Stateful]:
         """What belongs to a snapshot. own: for this peer's checkpoints, with what no other is to have."""
@@ -227,9 +232,19 @@ class Keeper:
         """
         if self.optimizer is None:
             raise RuntimeError("nothing to save yet: make the crew's optimizer first (crew.optimizer)")
-        return Checkpoints(folder, peer=self.me, keep=keep).save(
-            capture(self.optimizer, self._extra_of(self.optimizer, own=True))
-        )
+        checkpoints = Checkpoints(folder, peer=self.me, keep=keep)
+        snapshot = capture(self.optimizer, self._extra_of(self.optimizer, own=True))
+        self._count_on(checkpoints, snapshot.round)
+        return checkpoints.save(dataclasses.replace(snapshot, before=self._before))
+
+    def _count_on(self, checkpoints: Checkpoints, round_: int) -> None:
+        """Count rounds on to those of the training that the folder tells of (see ``checkpoint``)."""
+        folder = checkpoints.folder.absolute()
+        self._before = checkpoints.count_on(self._before, round_, new=folder not in self._folders)
+        self._folders.pop(folder, None)
+        self._folders[folder] = None
+        if len(self._folders) > _FOLDERS_MAX:
+            del self._folders[next(iter(self._folders))]
 
     def resume(self, folder: Path) -> Found | None:
         """Load the newest whole checkpoint of any peer; ``None``: there is none.
@@ -243,6 +258,7 @@ class Keeper:
             raise RuntimeError("nothing to resume yet: make the crew's optimizer first (crew.optimizer)")
         checkpoints = Checkpoints(folder, peer=self.me)
         found = checkpoints.latest()
+        self._count_on(checkpoints, 0)
         if found is None:
             return None
         for damaged in found.damaged:
@@ -255,7 +271,7 @@ class Keeper:
 
     def _resume_own(self, optimizer: CrewOptimizer, checkpoints: Checkpoints, found: Found) -> None:
         """What this peer had not delivered is in its own checkpoint of that step, if anywhere."""
-        own = found.snapshot if found.peer == self.me else checkpoints.own(found.step)
+        own = found.snapshot if found.peer == self.me else checkpoints.own(found)
         if own is not None and "own" in own.extra.get(COMPRESSION, {}):
             CompressionState(optimizer, own=True).load_state_dict({"own": own.extra[COMPRESSION]["own"]})
             return

@@ -2,12 +2,19 @@
 
 A checkpoint is one file, ``peer-03-step-000120.ragtag``: a header of 96 bytes and a snapshot's bytes
 (``training.snapshot``). In the header, little-endian: magic (8 bytes), format version u32, peer u32, step
-u64, round u64, length of the snapshot u64, its BLAKE2b-256 (32), zeros (8), BLAKE2b-128 of all that (16). So
-a header is judged alone (which checkpoint is the newest?), and a bit that changed anywhere is found. The
-hashes find damage; they are no signature.
+u64, round u64, length of the snapshot u64, its BLAKE2b-256 (32), rounds of the training before this run u64,
+BLAKE2b-128 of all that (16). So a header is judged alone (which checkpoint is the newest?), and a bit that
+changed anywhere is found. The hashes find damage; they are no signature.
 
 Any number of peers may write into one folder, and nothing in a checkpoint depends on how many there are. Each
 keeps the newest few of its own; those of peers that are no longer there stay.
+
+Checkpoints are in one order over all restarts: by rounds of the whole training, then by steps. Rounds are
+what a crew's peers have in common (the steps of a fast one are ahead of those of a slow one), and each run
+counts them from 0; ``before`` is what they are counted on to. It is a logical clock, as Lamport's (CACM
+1978): a run begins one after the newest that it finds in the folder (``Checkpoints.count_on``), whatever it
+goes on from; so what is written later is newer, though an older checkpoint was taken, newer ones are damaged,
+or the machine's clock is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ from ragtag.training.checkpoint_file import (
     read_header,
     read_whole,
 )
-from ragtag.training.snapshot import Snapshot
+from ragtag.training.snapshot import Progress, Snapshot
 
 BYTES_MAX = 1 << 38
 """The longest snapshot that is written or read, unless told otherwise: 256 GiB."""
@@ -51,12 +58,16 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """The newest whole checkpoint; damaged: newer ones, and any whose header tells nothing."""
+    """The newest whole checkpoint; damaged: newer ones, and any whose header tells nothing.
+
+    progress: how far it had come; the greater, the further (of checkpoints of any peers, in any folders).
+    """
 
     path: Path
     peer: int
     step: int
     round: int
+    progress: Progress
     snapshot: Snapshot
     damaged: tuple[Damaged, ...]
 
@@ -93,17 +104,18 @@ class Checkpoints:
     def save(self, snapshot: Snapshot, *, step: int | None = None, round: int | None = None) -> Path:
         """Write a checkpoint; it is on the disk when this returns. Then remove the peer's older ones.
 
-        step, round: as the snapshot's, unless given. One of the same peer and step is replaced.
+        step, round: as the snapshot's, unless given. One of the same peer and step is replaced. It is the
+        newest where its ``before`` is what ``count_on`` says.
         Raises OSError (full disk, no permission; ``errno`` and ``filename`` say which and where) before any
         older checkpoint is touched, and leaves no part of a file; ValueError for one over ``bytes_max``.
         """
         step, round = (snapshot.step if step is None else step), (snapshot.round if round is None else round)
-        if not (0 <= step < COUNTS_MAX and 0 <= round < COUNTS_MAX):
+        if not all(0 <= count < COUNTS_MAX for count in (step, round, snapshot.before)):
             raise ValueError(f"step {step}, round {round}: counts are from 0 to 2^63 - 1")
         content = snapshot.to_bytes()
         if len(content) > self.bytes_max:
             raise ValueError(f"a snapshot of {len(content)} bytes; checkpoints have at most {self.bytes_max}")
-        header = Header.of(content, peer=self.peer, step=step, round=round)
+        header = Header.of(content, peer=self.peer, step=step, round=round, before=snapshot.before)
         path = self.folder / file_name(self.peer, step)
         self._require_folder()
         try:
@@ -116,11 +128,27 @@ class Checkpoints:
         self._remove_old(path)
         return path
 
-    def own(self, step: int) -> Snapshot | None:
-        """This peer's own checkpoint of a step; None: there is none, or it is damaged (the log says so)."""
-        path = self.folder / file_name(self.peer, step)
+    def count_on(self, before: int, round: int, *, new: bool) -> int:
+        """How many rounds came before this run, by what is in the folder: ``before``, or more.
+
+        round: the run's, now. new: nothing here is of this run, so a checkpoint of this round is to be newer
+        than all that is here. Else as other peers of the run count, so that theirs and this peer's compare.
+        Raises OSError when the folder cannot be read.
+        """
+        for header, _ in self._headers([], []):
+            here = header.progress.rounds + 1 - round if new else header.before
+            before = max(before, here)
+        return before
+
+    def own(self, found: Found) -> Snapshot | None:
+        """This peer's own checkpoint of the step and round of another peer's.
+
+        None: there is none, or it is damaged (the log says so).
+        """
+        path = self.folder / file_name(self.peer, found.step)
         try:
-            return Snapshot.from_bytes(read_whole(path, self.bytes_max)[1])
+            header, content = read_whole(path, self.bytes_max)
+            return Snapshot.from_bytes(content) if header.round == found.round else None
         except FileNotFoundError:
             return None
         except (Damage, ValueError) as why:
@@ -128,7 +156,7 @@ class Checkpoints:
             return None
 
     def latest(self) -> Found | None:
-        """The newest whole checkpoint of any peer, by round and then step; None: there are none.
+        """The newest whole checkpoint of any peer (see the module); None: there are none.
 
         Damaged ones are named in the result and in the log, and passed over.
         Raises NoWholeCheckpoint when there are only damaged ones; OSError when the folder cannot be read.
@@ -145,27 +173,40 @@ class Checkpoints:
 
     def _newest(self) -> Found | None:
         damaged: list[Damaged] = []
-        headers: list[tuple[Header, Path]] = []
-        for path in files_in(self.folder):
-            try:
-                headers.append((read_header(path, self.bytes_max), path))
-            except Damage as why:
-                self._note(damaged, path, why)
-        for _, path in sorted(headers, reverse=True):
+        gone: list[Path] = []
+        headers = self._headers(damaged, gone)
+        if gone:
+            raise FileNotFoundError(str(gone[0]))
+        for one in damaged:
+            _log.warning("damaged checkpoint %s", one)
+        for _, path in sorted(headers, key=lambda each: (each[0].progress, each[0].peer), reverse=True):
             try:
                 header, content = read_whole(path, self.bytes_max)
                 snapshot = Snapshot.from_bytes(content)
             except (Damage, ValueError) as why:
-                self._note(damaged, path, why)
+                damaged.append(Damaged(path, str(why)))
+                _log.warning("damaged checkpoint %s", damaged[-1])
                 continue
-            return Found(path, header.peer, header.step, header.round, snapshot, tuple(damaged))
+            counts = header.peer, header.step, header.round, header.progress
+            return Found(path, *counts, snapshot, tuple(damaged))
         if damaged:
             raise NoWholeCheckpoint(self.folder, tuple(damaged))
         return None
 
-    def _note(self, damaged: list[Damaged], path: Path, why: Exception) -> None:
-        damaged.append(Damaged(path, str(why)))
-        _log.warning("damaged checkpoint %s", damaged[-1])
+    def _headers(self, damaged: list[Damaged], gone: list[Path]) -> list[tuple[Header, Path]]:
+        """All headers that can be read.
+
+        The others are added to ``damaged``, or, where they were removed meanwhile, to ``gone``.
+        """
+        headers = []
+        for path in files_in(self.folder) if self.folder.exists() else ():
+            try:
+                headers.append((read_header(path, self.bytes_max), path))
+            except Damage as why:
+                damaged.append(Damaged(path, str(why)))
+            except FileNotFoundError:
+                gone.append(path)
+        return headers
 
     def _remove_old(self, fresh: Path) -> None:
         """Remove this peer's oldest but ``keep``; one without a readable header counts as the oldest."""
@@ -183,12 +224,11 @@ class Checkpoints:
         name = NAME.fullmatch(path.name)
         return name is not None and int(name[1]) == self.peer
 
-    def _age(self, path: Path) -> tuple[int, int]:
+    def _age(self, path: Path) -> Progress:
         try:
-            header = read_header(path, self.bytes_max)
+            return read_header(path, self.bytes_max).progress
         except (Damage, FileNotFoundError):
-            return -1, -1
-        return header.round, header.step
+            return Progress(-1, -1)
 
     def _require_folder(self) -> None:
         if self.folder.exists() and not self.folder.is_dir():

@@ -5,8 +5,9 @@ The bytes are a safetensors file (https://huggingface.co/docs/safetensors/index#
     8 bytes     length of the header, little-endian
     header      JSON: each tensor's dtype, shape and place; ``__metadata__`` has one entry, ``ragtag``: JSON
                 with the format's version, the schema's hash, and the form of all that is no tensor (``tree``)
-    numbers     tensor ``__numbers__``, uint64: step, round, steps since the last average, then every bool,
-                int and float of the modules' extra state, the optimizer, ``extra``, ``outer``, 64 bits each
+    numbers     tensor ``__numbers__``, uint64: step, round, steps since the last average, rounds before
+                this run, then every bool, int and float of the modules' extra state, the optimizer,
+                ``extra``, ``outer``, 64 bits each
     tensors     ``model.NAME``, ``modules.NAME...``, ``optimizer.state.I.KEY``, ``extra.NAME...``,
                 ``outer.anchor.NAME``, ``outer.momentum.NAME``; by the size of the dtype, then by name
 
@@ -25,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -37,10 +38,13 @@ from ragtag.core.schema import TENSORS_MAX, VALUES_MAX, Schema, TensorSpec
 from ragtag.training.tree import DTYPES, Packer, Unpacker
 
 T = TypeVar("T")
-VERSION = 2
+VERSION = 3
 """Of the bytes' format."""
-READ = (1, 2)
-"""Versions that are read; others are refused. 1 had no outer momentum, and no form of it."""
+READ = (1, 2, 3)
+"""Versions that are read; others are refused. 1 had no outer momentum, and no form of it; up to 2 there were
+no rounds before this run.
+"""
+_PARTS = {1: 6, 2: 7, 3: 8}
 HEADER_BYTES_MAX = 64 << 20
 _NUMBERS, _MODEL = "__numbers__", "model."
 _ENTRY = "ragtag"
@@ -65,6 +69,16 @@ class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
 
 
+class Progress(NamedTuple):
+    """How far a training has come; the greater, the further, on any peer and over any restarts.
+
+    rounds: of the whole training: a run that resumes counts on. step: this peer's.
+    """
+
+    rounds: int
+    step: int
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How a snapshot's bytes are laid out; files of one layout may be mixed (see the module).
@@ -81,7 +95,8 @@ class Layout:
 class Snapshot:
     """Copies, on the host, of all that a peer's training consists of.
 
-    step: how many steps the peer has taken; since: those since its last average; round: its channel's.
+    step: how many steps the peer has taken; since: those since its last average; round: its channel's, which
+    every run counts from 0; before: rounds of the training before this run.
     model: parameters and buffers by name. modules: extra state of modules that have any (get_extra_state).
     optimizer: the inner optimizer's ``class``, ``defaults``, ``names`` (of the parameters, by group),
     ``param_groups`` and ``state``. extra: state_dicts by name. outer: anchor and momentum of outer steps (see
@@ -96,6 +111,12 @@ class Snapshot:
     modules: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     outer: Mapping[str, Any] = field(default_factory=dict)
+    before: int = 0
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training has come."""
+        return Progress(self.before + self.round, self.step)
 
     @cached_property
     def schema(self) -> Schema:
@@ -113,7 +134,7 @@ class Snapshot:
     def to_bytes(self) -> bytes:
         """As the module says. Raises ValueError for more tensors or a longer header than would be read."""
         packer = Packer()
-        form = [packer.pack(count, "") for count in (self.step, self.round, self.since)]
+        form = [packer.pack(count, "") for count in (self.step, self.round, self.since, self.before)]
         trees = {
             "modules": self.modules,
             "optimizer": self.optimizer,
@@ -146,21 +167,22 @@ class Snapshot:
         numbers = tensors.pop(_NUMBERS).tolist()
         model = {name.removeprefix(_MODEL): t for name, t in tensors.items() if name.startswith(_MODEL)}
         unpacker = Unpacker(numbers, {name: t for name, t in tensors.items() if not name.startswith(_MODEL)})
-        parts = 6 if entry.version == 1 else 7
+        parts = _PARTS[entry.version]
         if not isinstance(entry.form, list) or len(entry.form) != parts:
             raise ValueError(f"its form does not have {parts} parts")
-        step, round, since, *trees = [unpacker.unpack(form) for form in entry.form]
-        counts, (modules, optimizer, extra, outer) = (step, round, since), [*trees, {}][:4]
+        step, round, since, *rest = [unpacker.unpack(form) for form in entry.form]
+        before, *trees = rest if entry.version > 2 else [0, *rest]
+        counts, (modules, optimizer, extra, outer) = (step, round, since, before), [*trees, {}][:4]
         unpacker.end()
         bad = next((n for n, t in tensors.items() if t.dtype == torch.bool and _has_no_bools(t)), None)
         if bad is not None:
             raise ValueError(f"tensor {bad!r} has bools that are neither true nor false")
         if any(type(count) is not int or count < 0 for count in counts):
-            raise ValueError(f"step, round and steps since the average are {list(counts)}")
+            raise ValueError(f"step, round, steps since the average and rounds before are {list(counts)}")
         if any(type(part) is not dict for part in (modules, optimizer, extra, outer)):
             raise ValueError("its form has something else where dicts belong")
         _require_optimizer(optimizer)
-        snapshot = cls(step, round, since, model, optimizer, modules, extra, outer)
+        snapshot = cls(step, round, since, model, optimizer, modules, extra, outer, before)
         if snapshot.schema_hash != entry.schema:
             raise ValueError("the tensors are not those of its schema")
         return snapshot

@@ -51,6 +51,7 @@ def capture(
     *,
     model: nn.Module | None = None,
     round: int | None = None,
+    before: int = 0,
 ) -> Snapshot:
     """Copy a peer's training state to the host; to be called between steps. The copies are the caller's: they
     may be turned into bytes in another thread.
@@ -58,6 +59,7 @@ def capture(
     extra: more objects with state_dict and load_state_dict, by name.
     model: whose parameters these are; needed only where the optimizer was made without and the model has not
         run yet. round: the crew's round; by default that of the optimizer's last average (0: none yet).
+        before: rounds of the training before this run.
     Raises TypeError, naming the place, for state that is no plain data (a function, an object), and
     RuntimeError when the model is not known yet.
     """
@@ -78,6 +80,7 @@ def capture(
         },
         extra={name: copy_tree(holder.state_dict(), f"extra {name!r}") for name, holder in extra.items()},
         outer=copy_tree(optimizer.outer_state, "outer momentum"),
+        before=before,
     )
 
 

@@ -261,3 +261,9 @@ def test_a_table_gives_back_what_it_took(sizes: list[int], random: Any) -> None:
     assert table.fault() == f"gradient of 'p{buckets[0][0][0]}' has 0 NaN and 1 infinite of " + (
         f"{sizes[buckets[0][0][0]]} values"
     )
+
+
+def test_an_averager_may_be_named_here_too() -> None:
+    assert CrewState(Told(), averager="moshpit=4")._method.name == ragtag.Moshpit(group=4).name
+    with pytest.raises(TypeError, match=r"call it: averager=RPS\(\)"):
+        CrewState(Told(), averager=ragtag.RPS)  # type: ignore[arg-type]

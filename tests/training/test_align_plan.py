@@ -91,7 +91,7 @@ def test_how_much_is_given_at_once_follows_what_arrives() -> None:
         ({"align": 7}, TypeError, r"ragtag\.Align\(every=\.\.\.\), or False"),
         ({"align": None}, TypeError, "align is None"),
         ({"align": Align(), "average": "models"}, ValueError, "keep replicas together"),
-        ({"align": Align(), "method": Moshpit(2)}, ValueError, "moshpit.* averages in groups"),
+        ({"align": Align(), "method": Moshpit(2)}, ValueError, "Moshpit.* averages in groups"),
         ({"channel": CHANNELS}, ValueError, f"channels 0 to {CHANNELS - 1}.*align=False"),
     ],
 )
@@ -131,7 +131,7 @@ def test_peers_that_want_something_else_refuse_each_other(align: Any) -> None:
 
 def test_where_it_is_of_no_use_there_is_none() -> None:
     model = nn.Linear(2, 2)
-    for options in ({}, {"average": "gradients", "method": Moshpit(2)}, {"schedule": BackupWorkers(0)}):
+    for options in ({}, {"method": Moshpit(2)}, {"schedule": BackupWorkers(0)}):
         crew = FakeCrew(2)
         CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), crew.transport(0), model=model, **options)  # type: ignore[arg-type]
         assert max(crew.schemas) < ALIGN

@@ -569,7 +569,7 @@ def optimizers() -> Iterator[tuple[CrewOptimizer, bool]]:
         ({"average": "gradients"}, True),
         ({"average": "gradients", "compress": TopK(ratio=0.1)}, True),
         ({"average": "models"}, False),
-        ({"average": "gradients", "method": Moshpit()}, False),
+        ({"average": "models", "method": Moshpit()}, False),
     ):
         model = Partial(0)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)

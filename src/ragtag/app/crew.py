@@ -176,15 +176,15 @@ class Crew(Logbook):
     def optimizer(
         self,
         optimizer: torch.optim.Optimizer,
-        averager: Method | None = None,
+        averager: Method | str | None = None,
         *,
         model: torch.nn.Module | None = None,
         average: Literal["models", "gradients"] = "models",
         every: int | None = None,
-        schedule: Schedule | Centre | ProgressiveGrouping | None = None,
+        schedule: Schedule | Centre | ProgressiveGrouping | Method | str | None = None,
         weight: float | Callable[[], float] | Literal["samples"] = 1.0,
         buffers: bool = True,
-        codec: Codec | Literal["fp32", "bf16", "int8"] = "fp32",
+        codec: Codec | Literal["fp32", "bf16", "int8"] | None = None,
         compress: TopK | None = None,
         outer: Nesterov | Streaming | None = None,
         align: Align | bool = True,
@@ -194,13 +194,16 @@ class Crew(Logbook):
     ) -> CrewOptimizer:
         """Wrap an optimizer: it takes its local steps, and averages with the crew.
 
-        averager: ``ragtag.RPS()`` (the default), ``AllReduce``, ``Moshpit``, ``RandomGroups``, ``Centre``.
+        averager: ``ragtag.RPS()`` (the default), ``AllReduce``, ``Moshpit``, ``RandomGroups``, ``Centre``; or
+            a name: "rps", "rps+repair", "allreduce", "ring", "moshpit", "random-groups" ("moshpit=4").
         model: whose parameters these are; given, the crew compares models now, else when it averages.
         average: "models" after local steps, or "gradients" before them.
-        every: average after so many local steps. schedule: or when one of ``ragtag.schedules`` says so.
+        every: average after so many local steps. schedule: or when one of ``ragtag.schedules`` says so; or a
+            name: "partial", "matched", "ssp=4", "dropcompute=8", "backup", "softsync", "asynchronous",
+            "grouping".
         weight: how much this peer counts: a number, a function, or "samples" since the last average.
         buffers: average the model's floating-point buffers, too.
-        codec: how values travel: "fp32", "bf16" (half the bytes) or "int8" (a quarter).
+        codec: how values travel: "fp32" (the default), "bf16" (half the bytes) or "int8" (a quarter).
         compress: ``ragtag.TopK(...)``: send the largest entries, the rest later.
         outer: ``ragtag.Outer(...)``: outer momentum on averages of models (DiLoCo).
         align: ``ragtag.Align(...)``, or False: how replicas that average gradients are kept alike.

@@ -26,6 +26,7 @@ from ragtag.protocols.node import CATCH_UP
 from ragtag.training.averager import RPS, Transport
 from ragtag.training.checks import require_weight
 from ragtag.training.modules import buffer_parts
+from ragtag.training.options import averaging_of
 from ragtag.training.replica import Replica
 from ragtag.training.tensors import Part
 
@@ -80,7 +81,7 @@ class CrewState:
         crew: CrewLike,
         model: torch.nn.Module | None = None,
         *,
-        averager: Method | None = None,
+        averager: Method | str | None = None,
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         weight: float | Callable[[], float] = 1.0,
         models_every: int = MODELS_EVERY,
@@ -92,7 +93,7 @@ class CrewState:
         if models_every < 1:
             raise ValueError(f"models_every is {models_every}: give a number of rounds, 1 or more")
         self._crew, self._transport = crew, crew.transport
-        self._method = RPS(repair=True) if averager is None else averager
+        self._method = averaging_of(averager, None)[0] or RPS(repair=True)
         self._codec = DENSE[codec] if isinstance(codec, str) else codec
         self._weight, self._deadline_s, self._channel = weight, deadline_s, channel
         self._models_every = models_every

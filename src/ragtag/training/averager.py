@@ -5,9 +5,11 @@ The live transport and the simulated one are made elsewhere; training knows neit
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from ragtag.codecs.base import Codec
+from ragtag.core.names import Named
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bytes, Floats, Outcome
 from ragtag.protocols import allreduce, groups, rps
@@ -140,3 +142,14 @@ def Moshpit(group: int = 8, repair: bool = True) -> Method:
 def RandomGroups(group: int = 8, repair: bool = True) -> Method:
     """Average in groups of about ``group`` peers, 2 to 64, drawn anew each round; of up to 1,024 peers."""
     return groups.random_groups(group, repair)
+
+
+AVERAGERS: dict[str, Named[Method]] = {
+    "rps": Named(RPS),
+    "rps+repair": Named(partial(RPS, repair=True)),
+    "allreduce": Named(AllReduce),
+    "ring": Named(partial(AllReduce, ring=True)),
+    "moshpit": Named(Moshpit, "group"),
+    "random-groups": Named(RandomGroups, "group"),
+}
+"""By name: ``averager="moshpit=4"`` is ``averager=Moshpit(group=4)``."""

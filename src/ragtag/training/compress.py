@@ -130,13 +130,11 @@ class Compression(NamedTuple):
 def require_compressible(
     compress: TopK, method: Method, inner: torch.optim.Optimizer, partial: bool = False
 ) -> None:
-    """Raises TypeError or ValueError, saying what to change, where the one does not go with the other.
+    """Raises ValueError, saying what to change, where the one does not go with the other.
 
     Rows go through owners that decide, by whichever of RPS and AllReduce: what is lost is sent again later.
     partial: whether slow peers may miss rounds.
     """
-    if not isinstance(compress, TopK):
-        raise TypeError(f"compress is {compress!r}; give ragtag.TopK(ratio=...)")
     if partial:
         raise ValueError(
             "slow peers may miss rounds by this schedule, but need all selections; use every=..."

@@ -9,7 +9,6 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import fp32
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
@@ -30,8 +29,10 @@ from ragtag.training.modules import Watch, buffer_parts, name_parameters, parame
 from ragtag.training.options import (
     align_of,
     align_text,
+    averaging_of,
     codec_of,
     mode_of,
+    require_kinds,
     require_partial,
     schedule_of,
     streaming_of,
@@ -55,12 +56,13 @@ class CrewOptimizer(torch.optim.Optimizer):
     parameter and no buffer. Peers should begin with the same weights (the same seed, or a checkpoint):
     the first average is one of whatever they begin with.
 
-    seed: of random selections. transport: the crew's network. method: ``RPS()`` or ``AllReduce()``.
+    seed: of random selections. transport: the crew's network. method: ``RPS()``, ``AllReduce()``, ... or
+        its name (``averager.AVERAGERS``).
     average: "models" after the local step, or "gradients" before it (see ``modes.Gradients``).
-    schedule, or every (an int): when; by default after every step. Schedules that do not wait for slow peers
-        (``ragtag.schedules.Partial``, ``SSP``, ``DSSP``) need average="models" and RPS() or AllReduce().
-        ``BackupWorkers``, ``SoftSync``, ``Asynchronous``, ``ProgressiveGrouping`` bring their own averager,
-        ``ragtag.Centre()``.
+    schedule (or its name: ``schedules.names``), or every (an int): when; by default after every step. Those
+        that do not wait for slow peers (``ragtag.schedules.Partial``, ``SSP``, ``DSSP``) need
+        average="models" and RPS() or AllReduce(). ``BackupWorkers``, ``SoftSync``, ``Asynchronous``,
+        ``ProgressiveGrouping`` bring their own averager, ``ragtag.Centre()``, which may stand here, too.
     model: whose parameters these are. Given, the crew's schemas are compared here and now; else when
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
@@ -69,10 +71,11 @@ class CrewOptimizer(torch.optim.Optimizer):
         Its anchor and momentum are in ``state_dict`` and in snapshots: who resumes, or comes late, has them.
         ``ragtag.Outer(fragments=P, delay=tau)``: fragments in turn, while local steps go on (Streaming
         DiLoCo); ``average()`` at the end waits for what is still under way.
-    codec: how values travel: "fp32" bit for bit, "bf16" at half the bytes (relative error 2^-9), "int8" at a
-        quarter (off by half a 127th of the largest of each 256: for gradients rather than models).
-    compress: send a share of the entries only, ``TopK(ratio=.001)`` (``codec`` is then of no meaning): of the
-        gradients, or, with average="models", of the differences to the last average.
+    codec: how values travel: "fp32" (the default) bit for bit, "bf16" at half the bytes (relative error
+        2^-9), "int8" at a quarter (off by half a 127th of the largest of each 256: for gradients rather than
+        models).
+    compress: send a share of the entries only, ``TopK(ratio=.001)``, in a form of its own (no ``codec``): of
+        the gradients, or, with average="models", of the differences to the last average.
     align: how replicas that average gradients are kept alike: by default they are compared after every 32
         rounds, and what a spoilt round (a death, lost chunks, growth) left different is made the same from
         the next comparison on, model and optimizer state, within 2 % of the bytes.
@@ -98,16 +101,16 @@ class CrewOptimizer(torch.optim.Optimizer):
         inner: torch.optim.Optimizer,
         transport: Transport,
         *,
-        method: Method | None = None,
+        method: Method | str | None = None,
         average: Literal["models", "gradients"] = "models",
-        schedule: Schedule | Centre | ProgressiveGrouping | None = None,
+        schedule: Schedule | Centre | ProgressiveGrouping | Method | str | None = None,
         every: int | None = None,
         model: torch.nn.Module | None = None,
         buffers: bool = True,
         weight: float | Callable[[], float] | Literal["samples"] = 1.0,
         samples: Callable[[], int] | None = None,
         outer: Nesterov | Streaming | None = None,
-        codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
+        codec: Codec | Literal["fp32", "bf16", "int8"] | None = None,
         compress: TopK | None = None,
         align: Align | bool = True,
         deadline_s: float | None = None,
@@ -122,25 +125,28 @@ class CrewOptimizer(torch.optim.Optimizer):
             raise TypeError(
                 f"a crew's optimizer wraps a plain torch.optim.Optimizer; this is a {type(inner).__name__}"
             )
+        require_kinds(model=model, outer=outer, coherence=coherence, compress=compress)
         self._inner = inner
         self._adopting = True
         super().__init__(inner.param_groups, inner.defaults)
         self._adopting = False
-        self._transport, self._channel, self._codec = transport, channel, codec_of(codec)
-        method, schedule = centred(method, schedule, average, transport.n, inner, every)
+        self._transport, self._channel, self._codec = transport, channel, codec_of(codec, compress)
+        method, when = centred(*averaging_of(method, schedule), average, transport.n, inner, every)
         self._method = RPS() if method is None else method
-        self._mode = mode_of(average, inner)
-        self._align = align_of(align, average, self._method)
+        self._mode = mode_of(average, inner, self._method)
+        self._align = align_of(align, average)
         self._agreed = align_text(self._align, average == "gradients" and align)
         self._aligner: Aligner | None = None
-        self.conduct = Conduct(schedule_of(schedule, every), transport, channel, on_note)
+        self.conduct = Conduct(schedule_of(when, every), transport, channel, on_note)
         """When it averages and whom it waits for, and where its time goes."""
         self._merge: Merge | None = None
         if self.conduct.partial:
             require_partial(average, self._method)
             self._merge = Merge(parameters_of(inner.param_groups))
         require_centred(self._method, outer is not None or compress is not None)
-        self._outer = streaming_of(outer, average, self.conduct.partial, self._method, compress is not None)
+        self._outer = streaming_of(
+            outer, average, when, every, self.conduct.partial, self._method, compress is not None
+        )
         self._outer_steps: OuterSteps | None = None
         self._under_way: Pending | None = None
         self._outer_state: dict[str, Any] | None = None  # loaded before averaging began
@@ -383,11 +389,11 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     @property
     def follower(self) -> Follower | None:
-        """Takes part without a gradient of its own; ``None``: models are averaged, or in groups, so that the
-        next average brings what a peer has missed, or no average can; or averaging has not begun.
+        """Takes part without a gradient of its own; ``None``: models are averaged, so that the next average
+        brings what a peer has missed; or averaging has not begun.
         """
         replica, mode = self._replica, self._mode
-        if replica is None or not isinstance(mode, Gradients) or self._method.crowd is not None:
+        if replica is None or not isinstance(mode, Gradients):
             return None
         return Follower(replica, mode, self._deadline_s, self._aligner)
 

@@ -34,7 +34,10 @@ class BySamples:
 def weight_of(
     weight: float | Callable[[], float] | Literal["samples"], samples: Callable[[], int] | None
 ) -> Weight:
-    """A weight as a function. Raises ValueError: it is by samples, and there is nobody to ask for them."""
+    """A weight as a function.
+
+    Raises TypeError: it is none. ValueError: it is by samples, and there is nobody to ask for them.
+    """
     if isinstance(weight, str):
         if weight != "samples":
             raise ValueError(f'weight is {weight!r}; it is a number, a function, or "samples"')
@@ -43,4 +46,6 @@ def weight_of(
         return BySamples(samples)
     if callable(weight):
         return weight
+    if not isinstance(weight, int | float):
+        raise TypeError(f'weight is {weight!r}; it is a number, a function, or "samples"')
     return lambda: weight

@@ -1,25 +1,16 @@
-"""The schedules of a central state by name, as ``ragtag simulate --method softsync=2`` has them."""
+"""The schedules of a central state, as ``ragtag simulate --method softsync=2`` names them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
+from ragtag.core.names import named
 from ragtag.protocols.method import Method
-from ragtag.schedules.asynchronous import Asynchronous
-from ragtag.schedules.backup import BackupWorkers
 from ragtag.schedules.centre import Arrival, Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
-from ragtag.schedules.softsync import SoftSync
+from ragtag.schedules.names import CENTRES
 
-CENTRES: dict[str, Callable[[int | None], Centre | ProgressiveGrouping]] = {
-    "backup": lambda n: BackupWorkers(1 if n is None else n),
-    "softsync": lambda n: SoftSync(1 if n is None else n),
-    "asynchronous": Asynchronous,
-    "grouping": lambda n: ProgressiveGrouping() if n is None else ProgressiveGrouping(groups_max=n),
-}
-"""By name, from the number after ``=`` (``None``: there is none): spare peers, n, the staleness from which
-updates are discarded, the most groups."""
+__all__ = ["CENTRES", "method_of", "schedule_of"]
 
 
 def schedule_of(text: str, peers: int) -> Centre | ProgressiveGrouping | None:
@@ -27,12 +18,9 @@ def schedule_of(text: str, peers: int) -> Centre | ProgressiveGrouping | None:
 
     Raises ValueError: its number is none, or one that the schedule has no answer for in a crew of ``peers``.
     """
-    name, equals, number = text.partition("=")
-    if name not in CENTRES:
+    if text.partition("=")[0] not in CENTRES:
         return None
-    if equals and not (number.isascii() and number.isdigit()):
-        raise ValueError(f"{text!r}: after {name}= stands a whole number, as {name}=2")
-    schedule = CENTRES[name](int(number) if equals else None)
+    schedule = named(text, CENTRES, "schedule")
     if not isinstance(schedule, ProgressiveGrouping):
         schedule.judge(Arrival(0, 0, 1, peers))
     return schedule

@@ -1,0 +1,208 @@
+"""What a crew's optimizer can be asked for, and errors that say what to write in place of what it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ragtag
+from ragtag.codecs.dense import DENSE, fp32
+from ragtag.protocols.method import Method
+from ragtag.schedules import (
+    SSP,
+    Asynchronous,
+    BackupWorkers,
+    DropCompute,
+    EveryStep,
+    LocalSteps,
+    Matched,
+    Partial,
+    ProgressiveGrouping,
+    SoftSync,
+)
+from ragtag.schedules.names import SCHEDULES
+from ragtag.training.averager import AVERAGERS
+from ragtag.training.centre import Centre, is_centred
+from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.options import averaging_of
+from tests.training.fake_transport import FakeCrew
+
+MODEL = nn.Linear(30, 30)
+
+
+def asked(**options: Any) -> CrewOptimizer:
+    """An optimizer of a crew of two that is given these options."""
+    inner = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    return CrewOptimizer(inner, FakeCrew(2).transport(0), **{"model": MODEL, **options})
+
+
+# -- By name
+
+
+@pytest.mark.parametrize(
+    ("name", "averager"),
+    [
+        ("rps", ragtag.RPS()),
+        ("rps+repair", ragtag.RPS(repair=True)),
+        ("allreduce", ragtag.AllReduce()),
+        ("ring", ragtag.AllReduce(ring=True)),
+        ("moshpit", ragtag.Moshpit()),
+        ("moshpit=4", ragtag.Moshpit(group=4)),
+        ("random-groups", ragtag.RandomGroups()),
+        ("random-groups=16", ragtag.RandomGroups(group=16)),
+    ],
+)
+def test_an_averager_may_be_named(name: str, averager: Method) -> None:
+    found, when = averaging_of(name, None)
+    assert repr(found) == repr(averager)
+    assert when is None
+    assert repr(averager) in repr(asked(method=name)._method)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("partial", Partial()),
+        ("partial=3", Partial(every=3)),
+        ("matched", Matched()),
+        ("matched=8", Matched(steps=8)),
+        ("ssp=4", SSP(bound=4)),
+        ("dropcompute=8", DropCompute(micro=8)),
+        ("backup", BackupWorkers(1)),
+        ("softsync=2", SoftSync(2)),
+        ("asynchronous", Asynchronous()),
+        ("asynchronous=9", Asynchronous(discard_from=9)),
+        ("grouping", ProgressiveGrouping()),
+    ],
+)
+def test_a_schedule_may_be_named(name: str, schedule: object) -> None:
+    assert averaging_of(None, name) == (None, schedule)
+    assert asked(schedule=name)._method.name
+
+
+def test_every_name_has_been_tried() -> None:
+    tried = " ".join(
+        str(mark.args[1])
+        for test in (test_an_averager_may_be_named, test_a_schedule_may_be_named)
+        for mark in test.pytestmark
+    )  # type: ignore[attr-defined]
+    assert all(f"'{name}" in tried for name in (*AVERAGERS, *SCHEDULES))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"method": "mean"}, "no averager is called 'mean'; there are rps, .*random-groups"),
+        ({"schedule": "often"}, "no schedule is called 'often'; there are partial, .*grouping"),
+        ({"method": "rps=3"}, "'rps=3': rps takes no number; write 'rps'"),
+        ({"method": "moshpit=many"}, "after moshpit= stands a whole number, as moshpit=2"),
+        ({"schedule": "ssp"}, "'ssp': after ssp= stands a whole number, as ssp=2"),
+        ({"schedule": "partial=0"}, "every is 0"),
+    ],
+)
+def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        asked(**given)
+
+
+# -- A central state, in either place
+
+
+def test_a_centre_may_stand_as_averager_or_as_schedule() -> None:
+    centre = Centre(SoftSync(2))
+    for options in ({"method": centre}, {"schedule": centre}, {"schedule": centre, "every": 4}):
+        optimizer = asked(**options)
+        assert optimizer._method.name == centre.name
+        assert is_centred(optimizer._method)
+    with pytest.raises(
+        ValueError, match=r"schedule=Centre\(.* is an averager, beside averager=RPS\(\): give one"
+    ):
+        asked(method=ragtag.RPS(), schedule=centre)
+
+
+# -- One in the place of another
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"method": ragtag.RPS}, r"averager is a function; call it: averager=RPS\(\)"),
+        (
+            {"method": Partial()},
+            r"averager=Partial\(every=1\) is a schedule; write schedule=Partial\(every=1\)",
+        ),
+        ({"method": Partial}, r"averager=Partial\(\) is a schedule; write schedule=Partial\(\)"),
+        ({"method": SoftSync(2)}, r"write schedule=SoftSync\(n=2"),
+        ({"method": "partial"}, "write schedule='partial'"),
+        (
+            {"method": 5},
+            r"averager is 5; write ragtag\.RPS\(\), ragtag\.Moshpit\(group=8\), or a name: 'rps'",
+        ),
+        ({"schedule": ragtag.AllReduce()}, r"is an averager; write averager=AllReduce\(\)"),
+        ({"schedule": "rps"}, "write averager='rps'"),
+        ({"schedule": 5}, "schedule is 5; .* write every=5"),
+        ({"schedule": Partial}, r"schedule is a class; make one: schedule=Partial\(\)"),
+        ({"schedule": object()}, r"write every=10, one of ragtag\.schedules, as .*, or a name: 'partial'"),
+        ({"model": MODEL.parameters()}, r"model is <generator .*; write model=your torch\.nn\.Module"),
+        ({"outer": ragtag.Outer}, r"write outer=ragtag\.Outer\(\), with every=50"),
+        ({"coherence": True}, r"coherence is True; write coherence=ragtag\.Coherence\(\)"),
+        ({"compress": 0.01}, r"compress is 0\.01; write compress=ragtag\.TopK\(ratio=0\.001\)"),
+        ({"codec": 8}, "codec is 8; it is one of fp32, bf16, int8"),
+        ({"weight": None}, 'weight is None; it is a number, a function, or "samples"'),
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_a_type_error_that_says_what_to_write(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TypeError, match=says):
+        asked(**given)
+
+
+def test_a_schedule_of_a_scripts_own_will_do() -> None:
+    class Mine:
+        def decide(self, progress: object) -> ragtag.schedules.Average:
+            return ragtag.schedules.Average()
+
+    assert averaging_of(None, mine := Mine()) == (None, mine)
+
+
+# -- What would be of no effect, or of a bad one
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp32", DENSE["int8"]])
+def test_a_codec_beside_compress_is_refused(codec: Any) -> None:
+    with pytest.raises(ValueError, match=r"would be of no effect; leave it out, .*TopK\(values="):
+        asked(average="gradients", compress=ragtag.TopK(0.1), codec=codec)
+    asked(average="gradients", compress=ragtag.TopK(0.1))
+    assert asked()._codec == fp32
+
+
+@pytest.mark.parametrize("outer", [ragtag.Outer(), ragtag.Outer(fragments=2)])
+def test_outer_steps_need_a_word_on_how_many_local_steps_lie_between(outer: Any) -> None:
+    with pytest.raises(ValueError, match="say how many, as every=50"):
+        asked(outer=outer)
+    for given in ({"every": 1}, {"every": 50}, {"schedule": EveryStep()}, {"schedule": Matched(5)}):
+        asked(outer=outer, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "between"),
+    [({"every": 3}, 3), ({"schedule": LocalSteps(3)}, 3), ({"schedule": EveryStep()}, 1)],
+)
+def test_a_delay_is_no_longer_than_the_steps_between_averages(given: dict[str, Any], between: int) -> None:
+    with pytest.raises(ValueError, match=f"make delay {between} at most, or every={between + 1}"):
+        asked(outer=ragtag.Outer(delay=between + 1), **given)
+    asked(outer=ragtag.Outer(delay=between), **given)
+
+
+@pytest.mark.parametrize("method", [ragtag.Moshpit(), ragtag.RandomGroups(4), "moshpit"])
+@pytest.mark.parametrize("align", [True, False])
+def test_gradients_are_not_averaged_in_groups(method: Any, align: bool) -> None:
+    with pytest.raises(ValueError, match=r'averages in groups: .* models drift apart; use average="models"'):
+        asked(method=method, average="gradients", align=align)
+    asked(method=method, average="models")

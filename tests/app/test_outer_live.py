@@ -65,7 +65,7 @@ def test_who_resumes_has_them_too(tmp_path: Path) -> None:
         with ragtag.join() as crew:
             model = torch.nn.Linear(100, 30)
             sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer = crew.optimizer(sgd, model=model, outer=ragtag.Outer(fragments=2))
+            optimizer = crew.optimizer(sgd, model=model, every=1, outer=ragtag.Outer(fragments=2))
             crew.resume(tmp_path)
             for _ in range(steps):
                 optimizer.zero_grad()

@@ -120,6 +120,7 @@ def test_a_peer_that_skips_rounds_averages_the_right_fragment() -> None:
         optimizer = CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1),
             transport,
+            every=1,
             outer=ragtag.Outer(1.0, 0.0, fragments=fragments),
             model=model,
             on_outcome=lambda o: seen.append((o.round, set(o.mean.reshape(-1).tolist()))),

@@ -152,7 +152,9 @@ def outer_sgd(model: nn.Module, codec: str = "fp32", given: bool = True) -> Crew
     transport = FakeCrew(1).transport(0)
     codec_ = {"codec": codec}
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    return CrewOptimizer(inner, transport, outer=ragtag.Outer(), model=model if given else None, **codec_)
+    return CrewOptimizer(
+        inner, transport, every=1, outer=ragtag.Outer(), model=model if given else None, **codec_
+    )
 
 
 @pytest.mark.parametrize("way", ["snapshot", "state_dict", "state_dict before the first step", "bf16"])
@@ -210,7 +212,9 @@ def test_a_newcomer_steps_as_the_others_do() -> None:
 
 def test_a_state_of_other_parameters_changes_nothing() -> None:
     model = net()
-    optimizer = CrewOptimizer(sgd(model), FakeCrew(1).transport(0), outer=ragtag.Outer(), model=model)
+    optimizer = CrewOptimizer(
+        sgd(model), FakeCrew(1).transport(0), every=1, outer=ragtag.Outer(), model=model
+    )
     optimizer.average()
     before = optimizer.state_dict()
     state = copy.deepcopy(optimizer.outer_state)
@@ -235,7 +239,7 @@ def test_a_state_of_other_parameters_changes_nothing() -> None:
 
 def test_peers_must_agree_on_it() -> None:
     crew = FakeCrew(2)
-    CrewOptimizer(sgd(one := net()), crew.transport(0), outer=ragtag.Outer(), model=one)
+    CrewOptimizer(sgd(one := net()), crew.transport(0), every=1, outer=ragtag.Outer(), model=one)
     with pytest.raises(SchemaMismatch):
         CrewOptimizer(sgd(two := net()), crew.transport(1), model=two)
 

@@ -46,7 +46,8 @@ def part(round_: int, fragments: int) -> slice:
 
 def crew_of(model: nn.Module, transport: FakeTransport, outer: object, **options: object) -> CrewOptimizer:
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return CrewOptimizer(inner, transport, outer=outer, model=model, **options)  # type: ignore[arg-type]
+    options = {"every": 1, "outer": outer, **options}
+    return CrewOptimizer(inner, transport, model=model, **options)  # type: ignore[arg-type]
 
 
 def take(model: Flat, optimizer: CrewOptimizer, seed: int) -> None:

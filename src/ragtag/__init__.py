@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from ragtag import hooks as hooks
     from ragtag import schedules as schedules
     from ragtag.app.crew import Crew as Crew
+    from ragtag.app.environment import PlaceError as PlaceError
     from ragtag.app.join import JoinError as JoinError
     from ragtag.app.join import join as join
+    from ragtag.app.token import TokenError as TokenError
+    from ragtag.app.transport import SeatLost as SeatLost
+    from ragtag.core.errors import Error as Error
+    from ragtag.core.errors import HasLeft as HasLeft
     from ragtag.core.errors import NotFinite as NotFinite
     from ragtag.core.schema import SchemaMismatch as SchemaMismatch
+    from ragtag.network.mailbox import DriverFailed as DriverFailed
+    from ragtag.network.udp import PortInUse as PortInUse
     from ragtag.optim.outer import Outer as Outer
     from ragtag.training.align_plan import Align as Align
     from ragtag.training.averager import RPS as RPS
@@ -28,12 +35,21 @@ if TYPE_CHECKING:
     from ragtag.training.averager import Moshpit as Moshpit
     from ragtag.training.averager import RandomGroups as RandomGroups
     from ragtag.training.centre import Centre as Centre
+    from ragtag.training.checkpoint import NoWholeCheckpoint as NoWholeCheckpoint
     from ragtag.training.coherence import Coherence as Coherence
     from ragtag.training.compress import TopK as TopK
     from ragtag.training.sizes import BatchSizes as BatchSizes
     from ragtag.training.split import skewed_shards as skewed_shards
 
 _HOMES = {
+    "Error": "ragtag.core.errors",
+    "DriverFailed": "ragtag.network.mailbox",
+    "HasLeft": "ragtag.core.errors",
+    "NoWholeCheckpoint": "ragtag.training.checkpoint",
+    "PlaceError": "ragtag.app.environment",
+    "PortInUse": "ragtag.network.udp",
+    "SeatLost": "ragtag.app.transport",
+    "TokenError": "ragtag.app.token",
     "Crew": "ragtag.app.crew",
     "JoinError": "ragtag.app.join",
     "join": "ragtag.app.join",

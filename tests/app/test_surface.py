@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
 from ragtag.app.crew import Crew
+from ragtag.app.environment import VARIABLES
 from ragtag.protocols.method import Method
 from ragtag.training.optimizer import CrewOptimizer
 
 OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "channel", "seed"}
 """What a crew tells its optimizers by itself."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_started_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*VARIABLES, "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 # -- Names
@@ -67,3 +79,81 @@ def test_an_averager_is_shown_as_it_is_written(averager: Method, text: str) -> N
     assert repr(averager) == text
     found = eval(text, {**vars(ragtag.schedules), **{name: getattr(ragtag, name) for name in ragtag._HOMES}})
     assert found.name == averager.name
+
+
+# -- Errors
+
+
+def test_all_errors_have_one_root_and_keep_their_own_bases() -> None:
+    bases = {
+        "JoinError": RuntimeError,
+        "HasLeft": RuntimeError,
+        "SchemaMismatch": RuntimeError,
+        "NotFinite": FloatingPointError,
+        "PlaceError": ValueError,
+        "PortInUse": OSError,
+        "DriverFailed": RuntimeError,
+        "SeatLost": RuntimeError,
+        "NoWholeCheckpoint": RuntimeError,
+        "TokenError": ValueError,
+    }
+    exported = [getattr(ragtag, name) for name in dir(ragtag) if name != "Error"]
+    errors = {found for found in exported if inspect.isclass(found) and issubclass(found, Exception)}
+    assert {error.__name__ for error in errors} == set(bases)
+    assert all(issubclass(error, (ragtag.Error,)) for error in errors)
+    assert all(issubclass(error, bases[error.__name__]) for error in errors)
+
+
+INTERNAL = {
+    "Damage": "NoWholeCheckpoint tells of it",
+    "Malformed": "of datagrams, which are dropped",
+    "WireError": "of a transfer's frames, which end it",
+    "TicketError": "of a caller's in error feedback",
+    "RecordingFull": "of simulations",
+    "InvariantBroken": "an AssertionError of simulations",
+    "Closed": "ends a transfer's session",
+}
+
+
+def test_an_error_class_of_any_room_is_under_the_root_or_never_leaves_the_library() -> None:
+    for info in pkgutil.walk_packages(ragtag.__path__, "ragtag."):
+        if info.name.startswith(("ragtag.recipes", "ragtag.app.on_ray", "ragtag.app.demo.__main__")):
+            continue  # they need more than is installed, or run
+        module = importlib.import_module(info.name)
+        for name, found in vars(module).items():
+            own = inspect.isclass(found) and issubclass(found, Exception) and found.__module__ == info.name
+            if own and found is not ragtag.Error and not name.startswith("_") and name not in INTERNAL:
+                assert issubclass(found, ragtag.Error), f"{info.name}.{name}"
+
+
+# -- After leaving
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_after_leaving_a_step_says_so_and_changes_nothing(every: int) -> None:
+    model = torch.nn.Linear(3, 1)
+    loader = DataLoader(TensorDataset(torch.ones(4, 3)), batch_size=2)
+    with ragtag.join() as crew:
+        optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model, every=every)
+        split = crew.split(loader)
+    model(torch.ones(2, 3)).sum().backward()
+    before = model.weight.detach().clone()
+    for ask in (
+        optimizer.step,
+        optimizer.average,
+        lambda: list(split),
+        lambda: crew.split(loader),
+        lambda: crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1)),
+    ):
+        with pytest.raises(ragtag.HasLeft, match=r"this peer has left the crew.*optimizer\.inner"):
+            ask()
+    assert torch.equal(model.weight, before)
+    optimizer.inner.step()
+    assert not torch.equal(model.weight, before)
+
+
+def test_a_checkpoint_may_be_saved_after_leaving(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 1)
+    with ragtag.join() as crew:
+        crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    assert crew.save(tmp_path).exists()

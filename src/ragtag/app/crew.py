@@ -26,6 +26,7 @@ from ragtag.app.tracefile import TraceWriter
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.codecs.base import Codec
 from ragtag.core import trace
+from ragtag.core.errors import HasLeft
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
@@ -215,6 +216,8 @@ class Crew(Logbook):
         has another model; TypeError or ValueError, saying what to write, for what cannot be.
         """
 
+        self._require_in("crew.optimizer(...)")
+
         def told(outcome: Outcome) -> None:
             self.record_round(outcome)
             if self._comes_since_s is not None and outcome.averaged.any():
@@ -373,6 +376,7 @@ class Crew(Logbook):
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
         over epochs goes through a new epoch each time. ValueError: it is then given other options.
         """
+        self._require_in("crew.split(...)")
         split = self._splits.get(loader)
         if split is None:
             self._split_by[loader] = shards, seed, sizes
@@ -447,8 +451,16 @@ class Crew(Logbook):
     # -- The end
 
     def leave(self, deadline_s: float = LEAVE_S) -> None:
-        """Send what is still queued, tell the others, and end. Calling it twice does no harm."""
+        """Send what is still queued, tell the others, and end. Calling it twice does no harm.
+
+        From then on this crew's optimizers and splits raise ``ragtag.HasLeft``; models, ``optimizer.inner``
+        and ``save`` work as before.
+        """
         self._leave(deadline_s, failed=False)
+
+    def _require_in(self, asked: str) -> None:
+        if self._left:
+            raise HasLeft(asked)
 
     def _leave(self, deadline_s: float, failed: bool) -> None:
         if self._left:
@@ -458,6 +470,8 @@ class Crew(Logbook):
         if not failed:
             for split in self._splits.values():
                 split.close()
+        for conduct in self._conducts:
+            conduct.left = True
         if self._donor is not None:
             self._donor.close(deadline_s)
         if self._driver is not None:

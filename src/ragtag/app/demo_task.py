@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ragtag.core import seed as random
+from ragtag.core.errors import Error
 from ragtag.training.deal import Indices, skewed_shards
 
 TEST_SAMPLES = 597
@@ -16,7 +17,7 @@ BATCH = 16
 LEARNING_RATE = 0.1
 
 
-class DataMissing(RuntimeError):
+class DataMissing(Error, RuntimeError):
     """The demo's data ships inside scikit-learn, which is not installed."""
 
 

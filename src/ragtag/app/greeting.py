@@ -11,6 +11,7 @@ from ragtag import __version__
 from ragtag.app.environment import Place
 from ragtag.app.parties import outvoted_by
 from ragtag.app.transport import await_meeting
+from ragtag.core.errors import Error
 from ragtag.core.types import PeerId
 from ragtag.core.wire import VERSION
 from ragtag.network.driver import Driver
@@ -18,7 +19,7 @@ from ragtag.network.driver import Driver
 _log = logging.getLogger("ragtag")
 
 
-class JoinError(RuntimeError):
+class JoinError(Error, RuntimeError):
     """This peer could not join its crew; the message says why and what to do."""
 
 

@@ -14,6 +14,7 @@ import msgspec
 from ragtag.app.environment import Address, Place, format_address
 from ragtag.app.phases import Phases
 from ragtag.app.token import Token
+from ragtag.core.errors import Error
 from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent, Told
@@ -33,7 +34,7 @@ FOREVER_S = 1e9
 """A launched peer knocks at its crew's addresses, in a large crew at some, for as long as it lives."""
 
 
-class NotLetIn(RuntimeError):
+class NotLetIn(Error, RuntimeError):
     """Membership could not be entered; the message says why and what to do."""
 
 

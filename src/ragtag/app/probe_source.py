@@ -19,6 +19,7 @@ import numpy as np
 from ragtag.app.probe import SIZE_MAX, Vectors
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
+from ragtag.core.errors import Error
 from ragtag.core.types import PeerId
 
 _UNITS = {"bit": 0.125, "B": 1.0}
@@ -26,7 +27,7 @@ _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 _SAID_MAX = 2000
 
 
-class ProbeError(ValueError):
+class ProbeError(Error, ValueError):
     """There is nothing to probe with; the message says what to do."""
 
 

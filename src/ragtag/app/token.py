@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from ragtag.app.environment import format_address, parse_address
+from ragtag.core.errors import Error
 from ragtag.network.udp import Address
 
 VERSION = 1
@@ -32,7 +33,7 @@ _CHECK_BYTES = 4
 _TEXT_MAX = 8192
 
 
-class TokenError(ValueError):
+class TokenError(Error, ValueError):
     """A token that cannot be used; the message says why and what to do."""
 
 

@@ -16,6 +16,7 @@ from ragtag.app.parties import outvoted_by
 from ragtag.app.phases import Phases
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
+from ragtag.core.errors import Error
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
     PEERS_MAX,
@@ -50,7 +51,7 @@ _log = logging.getLogger("ragtag")
 T = TypeVar("T")
 
 
-class SeatLost(RuntimeError):
+class SeatLost(Error, RuntimeError):
     """This peer was taken for dead, and its place was given to another one."""
 
 

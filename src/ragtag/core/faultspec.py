@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ragtag.core.errors import Error
 from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Slow, Window
 from ragtag.core.types import SEATS_MAX, PeerId
 
@@ -59,7 +60,7 @@ _LISTS = {
 }
 
 
-class FaultSyntaxError(ValueError):
+class FaultSyntaxError(Error, ValueError):
     """A part of a faults text that cannot be read; the message names the part and shows the syntax."""
 
 

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from ragtag.core.errors import Error
 from ragtag.core.wire import n_chunks
 
 SCHEMA_BYTES_MAX = 1_000_000
@@ -30,7 +31,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=VALUES_MAX)]
 _Sizes = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
 
 
-class SchemaMismatch(RuntimeError):
+class SchemaMismatch(Error, RuntimeError):
     """Peers do not average the same thing; the message names the first tensor that differs."""
 
 

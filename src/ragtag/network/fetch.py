@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ragtag.core.errors import Error
 from ragtag.network.fetch_link import Link
 from ragtag.network.udp import Address
 from ragtag.protocols.transfer import Transfer
@@ -36,7 +37,7 @@ Note = Callable[[str, str, str], None]
 """Told what, of which donor, and a detail."""
 
 
-class TransferError(RuntimeError):
+class TransferError(Error, RuntimeError):
     """No donor could give the state; the message says why, donor by donor. outcome: how far it came."""
 
     def __init__(self, message: str, outcome: Outcome | None = None) -> None:

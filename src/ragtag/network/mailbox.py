@@ -9,8 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from ragtag.core.errors import Error
 
-class DriverFailed(RuntimeError):
+
+class DriverFailed(Error, RuntimeError):
     """The driver's thread has ended on an error; nothing is averaged any more."""
 
 
@@ -66,7 +68,7 @@ class Mailbox:
 
     def error(self, who: str) -> DriverFailed:
         """Why nothing is called any more."""
-        return DriverFailed(f"{who} has ended: {self.failure or 'it was closed'}")
+        return DriverFailed(f"{who} has ended: {self.failure or 'it was closed, as the crew was left'}")
 
     def release(self) -> None:
         """Give the sockets back."""

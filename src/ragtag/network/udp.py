@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ragtag.core.errors import Error
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
 
@@ -34,7 +35,7 @@ _PASSING = {errno.ECONNREFUSED, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH, e
 Address = tuple[str, int]
 
 
-class PortInUse(OSError):
+class PortInUse(Error, OSError):
     """The address to listen on is taken."""
 
 

@@ -24,6 +24,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ragtag.core.errors import Error
 from ragtag.training.atomic import remove_dead, sync_folder, write_whole
 from ragtag.training.checkpoint_file import (
     COUNTS_MAX,
@@ -72,7 +73,7 @@ class Found:
     damaged: tuple[Damaged, ...]
 
 
-class NoWholeCheckpoint(RuntimeError):
+class NoWholeCheckpoint(Error, RuntimeError):
     """There are checkpoints, and all are damaged; the message names each and says why."""
 
     def __init__(self, folder: Path, damaged: tuple[Damaged, ...]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ragtag.core.errors import HasLeft
 from ragtag.core.types import Bools, Noted, Outcome, PeerId
 from ragtag.schedules.base import Average, Compute, Progress, Schedule
 from ragtag.schedules.bounded import lead
@@ -85,11 +86,18 @@ class Conduct:
         self.spent = Spent()
         self.busy_s = 0.0
         """How long was computed since the start."""
+        self.left = False
+        """Whether this peer has left its crew: it averages no more."""
 
     @property
     def aside(self) -> frozenset[PeerId]:
         """The peers that the next average does not wait for; this one may be among them."""
         return self._aside
+
+    def require_in(self, asked: str) -> None:
+        """Raise HasLeft once this peer has left its crew. asked: what was asked for then."""
+        if self.left:
+            raise HasLeft(asked)
 
     def worked(self, steps: int) -> None:
         """A local step has just been taken; ``steps``: so many in all."""

@@ -91,7 +91,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         of rounds sent whole.
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
-    NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent).
+    NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent);
+    HasLeft, at a step or an average after the crew was left.
     """
 
     _step_supports_amp_scaling = True  # so that GradScaler calls step() also when it wants it skipped
@@ -335,6 +336,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         return self._step(closure)
 
     def _step(self, closure: Closure | None = None) -> float | None:
+        self.conduct.require_in("optimizer.step()")
         if self._replica is not None and self._steps == 0 and is_centred(self._method):
             self._replica.average(0.0)  # all go on from one state; what one has resumed is in it
         skipped = self._unscale()
@@ -353,6 +355,7 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     def average(self) -> Outcome:
         """Average now, whatever the schedule says: of fragments, the next one."""
+        self.conduct.require_in("optimizer.average()")
         self._end()
         replica = self._ready()
         arrived = self._arrive()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
+from ragtag.core.errors import HasLeft
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.district import district_of, districts
 from ragtag.training.averager import Peers
@@ -79,6 +80,7 @@ class Split:
             raise ValueError(f"peer {me} of {peers.n}: a peer's number lies between 0 and {peers.n - 1}")
         if isinstance(loader.sampler, DistributedSampler):
             raise ValueError("the loader is split already, by its DistributedSampler: give a plain one")
+        self._closed = False
         self.epoch = 0
         self.samples = 0
         """How many samples this peer has been given, in all epochs."""
@@ -142,7 +144,9 @@ class Split:
         self._order_of = lru_cache(maxsize=2)(self._draw_order)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch."""
+        """Begin the next epoch. Raises HasLeft once it is closed: the crew was left."""
+        if self._closed:
+            raise HasLeft("drawing from a split")
         self._order.epoch, self.epoch = self.epoch, self.epoch + 1
         self._handed.clear()
         if isinstance(self._source.dataset, IterableDataset):
@@ -177,6 +181,7 @@ class Split:
 
         deadline_s: how long to wait for others to say that they are done with the last one.
         """
+        self._closed = True
         if self._all is not None:
             self._drawer.close(deadline_s)
 

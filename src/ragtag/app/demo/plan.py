@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ragtag.core.errors import Error
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 
 
-class DemoError(RuntimeError):
+class DemoError(Error, RuntimeError):
     """A run of the demo did not end as it should; the message says which, and where its output lies."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ragtag.app.environment.addresses import Address, format_address
+from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import format_faults
 from ragtag.core.types import PeerId
@@ -18,7 +19,7 @@ VARIABLES = tuple(f"RAGTAG_{name}" for name in _NAMES)
 """What `ragtag run` sets in the environment of its peers."""
 
 
-class PlaceError(ValueError):
+class PlaceError(Error, ValueError):
     """The environment says something impossible about this process's place in a crew."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ragtag.app.experiment.centres import CENTRES, method_of, schedule_of
+from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers
 from ragtag.core.types import PEERS_MAX
@@ -15,7 +16,7 @@ from ragtag.protocols.rps import rps, rps_repair
 METHODS: dict[str, Method] = {method.name: method for method in (rps, rps_repair, direct, ring)}
 
 
-class ExperimentError(ValueError):
+class ExperimentError(Error, ValueError):
     """What was asked for cannot be simulated; the message says what to change."""
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from ragtag.app.environment import VARIABLES, Address, Place
 from ragtag.app.token import ADDRESSES_MAX, Token, encode, new_key
 from ragtag.core import trace
+from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers, format_faults
 from ragtag.core.types import SEATS_MAX
@@ -22,7 +23,7 @@ FILES, FILES_EACH = 128, 6
 """Open files of a launcher: its own, and for each peer two sockets, two pipes, and more while it starts."""
 
 
-class LaunchError(ValueError):
+class LaunchError(Error, ValueError):
     """What was asked for cannot be started; the message says what to change."""
 
 

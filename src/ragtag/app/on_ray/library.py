@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ragtag.core.errors import Error
 
-class NoRay(ImportError):
+
+class NoRay(Error, ImportError):
     """Ray is not installed."""
 
 

@@ -78,7 +78,9 @@ class SimulatedTransport:
     def live(self) -> frozenset[int]:
         return self.crew.nodes[self.me].live
 
-    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+    def configure(
+        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+    ) -> None:
         shape = Channel(method, codec, schema.n_chunks(codec.elements), 4 * LATENCY_S, 2 * LATENCY_S)
         self.crew.nodes[self.me].configure(channel, shape)
 

@@ -130,23 +130,7 @@ def test_three_peers_train_a_model_and_hold_the_same_bits() -> None:
         assert not torch.equal(here, before)
 
 
-def test_channels_beside_a_sparse_optimizers_own_are_none_that_who_joins_anew_waits_on() -> None:
-    """They may be quiet until models are averaged, or for good."""
-    transport = SoloTransport(1)
-    live = DriverTransport.__new__(DriverTransport)
-    live._opened = {}
-    configure = transport.configure
-
-    def opened(channel: int, *how: Any) -> None:
-        live._opened[channel] = how
-        configure(channel, *how)
-
-    transport.configure = opened  # type: ignore[method-assign]
-    model = nn.Linear(8, 8)
-    CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), transport, model=model, compress=ragtag.TopK())
-    assert set(live._opened) == {0, 64, 128}
-    assert live.channels == (0,)
-
+@@@
 
 def test_ready_is_said_once_when_the_first_channel_is() -> None:
     with Crew(2) as crew:

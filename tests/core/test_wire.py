@@ -148,7 +148,7 @@ def test_wellformed_takes_what_is_meant_for_this_peer() -> None:
     [
         ("magic", 0x4752),
         ("version", 0),
-        ("version", 2),
+        ("version", 1),
         ("crew", 1),
         ("dest", 2),
         ("kind", max(wire.Kind) + 1),

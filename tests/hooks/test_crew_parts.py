@@ -16,11 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 import ragtag
 from ragtag.app.transport import SoloTransport
 from ragtag.codecs.dense import fp32
+from ragtag.core.channels import channel_of
 from ragtag.core.types import Outcome
 from ragtag.hooks.alone import alone
 from ragtag.hooks.crew_hook import CrewState, models_due
 from ragtag.hooks.table import Table
 from ragtag.protocols.node import CATCH_UP
+
+GRADIENTS, MODELS = channel_of("gradients"), channel_of("gradients/models")
 
 
 class Ready:
@@ -37,13 +40,19 @@ class Told:
     def __init__(self, theirs: float = 3.0) -> None:
         self.transport = self
         self.me, self.n, self.live = 0, 2, frozenset({0, 1})
-        self.theirs, self.next = theirs, {0: 0, 1: 0}
+        self.theirs, self.next = theirs, {GRADIENTS: 0, MODELS: 0}
         self.weights: list[tuple[int, float]] = []
         self.recorded: list[Outcome] = []
         self.configured: list[int] = []
 
-    def configure(self, channel: int, *_: Any) -> None:
+    def configure(self, channel: int, *_: Any, **__: Any) -> None:
         self.configured.append(channel)
+
+    def take_name(self, name: str | None, kind: str) -> str:
+        return kind if name is None else name
+
+    def averages(self, what: Any) -> None:
+        pass
 
     def enter(self, channel: int) -> bool:
         return False
@@ -81,6 +90,12 @@ class Alone:
 
     def __init__(self) -> None:
         self.transport = SoloTransport(0)
+
+    def take_name(self, name: str | None, kind: str) -> str:
+        return kind if name is None else name
+
+    def averages(self, what: Any) -> None:
+        pass
 
     def enter(self, channel: int) -> bool:
         return False
@@ -126,8 +141,8 @@ def test_gradients_are_the_crew_s_mean_and_no_sync_gathers() -> None:
         plain(inputs).square().sum().backward()
     for name, gradient in gradients(plain).items():
         torch.testing.assert_close(gradients(module)[name], (gradient + 3.0) / 2)
-    assert crew.weights == [(0, 1.0)]
-    assert crew.configured == [0]
+    assert crew.weights == [(GRADIENTS, 1.0)]
+    assert crew.configured == [GRADIENTS]
     assert state.outcome is crew.recorded[0]
 
 
@@ -142,16 +157,17 @@ def test_models_are_averaged_every_so_often_and_once_at_first() -> None:
     before = module[0].weight.detach().clone()
     state = CrewState(crew, module, models_every=4)
     ddp = ragtag.hooks.ddp(module, state)
-    assert crew.configured == [0, 1]
+    assert crew.configured == [GRADIENTS, MODELS]
     torch.testing.assert_close(module[0].weight, (before + 3.0) / 2)
     for _ in range(4):
         step(ddp)
-    assert [channel for channel, _ in crew.weights] == [1, 0, 1, 0, 1, 0, 0]  # after 1 and 2 rounds, too
+    g, m = GRADIENTS, MODELS
+    assert [channel for channel, _ in crew.weights] == [m, g, m, g, m, g, g]  # after 1 and 2 rounds, too
     with torch.no_grad():
         ddp(torch.ones(4, 6))  # an evaluation averages nothing
     before, mean = module[0].weight.detach().clone(), module[1].running_mean.clone()
     step(ddp)
-    assert [channel for channel, _ in crew.weights[7:]] == [1, 0]
+    assert [channel for channel, _ in crew.weights[7:]] == [m, g]
     torch.testing.assert_close(module[0].weight, (before + 3.0) / 2)
     assert not torch.equal(module[1].running_mean, mean)
 
@@ -173,19 +189,19 @@ def test_who_missed_many_rounds_has_no_weight_until_it_has_a_model() -> None:
     ddp = ragtag.hooks.ddp(module, state)
     for _ in range(66):
         step(ddp)  # the next round of models is after 100
-    crew.next[0] += CATCH_UP
+    crew.next[GRADIENTS] += CATCH_UP
     step(ddp)
     step(ddp)
-    assert crew.weights[-1] == (0, 1.0), "a few missed rounds cost nothing"
-    crew.next[0] += 1
+    assert crew.weights[-1] == (GRADIENTS, 1.0), "a few missed rounds cost nothing"
+    crew.next[GRADIENTS] += 1
     step(ddp)
     assert state.behind
     step(ddp)
-    assert crew.weights[-1] == (0, 0.0)
-    crew.next[0] = 105  # the others averaged models meanwhile
+    assert crew.weights[-1] == (GRADIENTS, 0.0)
+    crew.next[GRADIENTS] = 105  # the others averaged models meanwhile
     step(ddp)
     step(ddp)
-    assert crew.weights[-2:] == [(1, 0.0), (0, 1.0)]
+    assert crew.weights[-2:] == [(MODELS, 0.0), (GRADIENTS, 1.0)]
     assert not state.behind
     torch.testing.assert_close(module[0].weight, torch.full((5, 6), 3.0))
 
@@ -195,12 +211,12 @@ def test_nan_is_named_and_training_goes_on() -> None:
     module = network()
     ddp = ragtag.hooks.ddp(module, CrewState(crew, module))
     step(ddp)
-    sent = crew.weights.count((0, 1.0))
+    sent = crew.weights.count((GRADIENTS, 1.0))
     with pytest.raises(ragtag.NotFinite, match=r"gradient of '0.weight' has 30 NaN .* Nothing was sent"):
         (ddp(torch.ones(4, 6)).sum() * torch.nan).backward()
-    assert crew.weights.count((0, 1.0)) == sent
+    assert crew.weights.count((GRADIENTS, 1.0)) == sent
     step(ddp)
-    assert crew.weights.count((0, 1.0)) == sent + 1
+    assert crew.weights.count((GRADIENTS, 1.0)) == sent + 1
     assert all(bool(gradient.isfinite().all()) for gradient in gradients(module).values())
 
 

@@ -15,16 +15,31 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ragtag.core import fast
+from ragtag.core.channels import channel_of
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes, MessageKey, Run
-from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, HEADER_BYTES, Identity, Kind, headers_of, tags
+from ragtag.core.wire import (
+    CHUNK_BYTES,
+    DATAGRAM_BYTES,
+    HEADER_BYTES,
+    NAMED_BYTE,
+    Identity,
+    Kind,
+    headers_of,
+    tags,
+)
 from ragtag.network.frame import Framer
 
 ME, OTHER = 4, 3
 EPOCH = 1000
 U8, U16, U32 = (1 << 8) - 1, (1 << 16) - 1, (1 << 32) - 1
 
-keys = st.builds(MessageKey, st.integers(0, U8), st.integers(0, U32), st.integers(0, U8), st.integers(0, U16))
+A, B = channel_of("a"), channel_of("b")
+HASHES = {A: 0xA0000001, B: 0xB0000001}
+"""Of two channels that go by name: their hashes are of the names, too, so of equal contents they differ."""
+
+channels = st.integers(0, U8) | st.sampled_from([A, B])
+keys = st.builds(MessageKey, channels, st.integers(0, U32), st.integers(0, U8), st.integers(0, U16))
 
 
 @pytest.fixture(scope="module", autouse=True, params=["numpy", "compiled"])
@@ -45,10 +60,14 @@ def loops(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def framers(schema: int = 7, crew: str = "otters") -> tuple[Framer, Framer]:
-    """A sender (peer 3) and a receiver (peer 4) with all channels of one schema."""
+    """A sender (peer 3) and a receiver (peer 4): all numbered channels have one schema; two have names."""
     source, dest = Framer(Identity(crew, OTHER), EPOCH), Framer(Identity(crew, ME), EPOCH + 5)
     for framer in (source, dest):
         framer.schemas = dict.fromkeys(range(256), schema)
+    for channel in (A, B):
+        source.open(channel, HASHES[channel])
+    for channel in (B, A):
+        dest.open(channel, HASHES[channel])
     return source, dest
 
 
@@ -160,7 +179,8 @@ def test_a_short_datagram_arrives_as_it_was_sent(
     assert len(data) == HEADER_BYTES
     got = dest.parse_short(data)
     assert got is not None
-    assert (got.kind, got.sender, got.epoch, got.schema) == (kind, OTHER, EPOCH, 7)
+    assert (got.kind, got.sender, got.epoch) == (kind, OTHER, EPOCH)
+    assert got.schema == HASHES.get(key.channel, 7)
     assert (got.chunk, got.total) == (chunk, total)
     assert (got.seq, got.stamp) == (seq & U32, stamp & U32)
     assert got.key[2:] == key[2:]
@@ -317,7 +337,7 @@ def test_swapped_values_are_refused_or_harmless() -> None:
     ("field", "value", "reason"),
     [
         ("magic", 0x5248, "foreign"),
-        ("version", 2, "version"),
+        ("version", 1, "version"),
         ("version", 0, "version"),
         ("kind", 77, "malformed"),
         ("crew", 12345, "foreign"),
@@ -381,6 +401,89 @@ def test_a_channel_has_no_schema_until_it_is_opened() -> None:
     assert dest.refused.schema == 2
     source.schemas = {}
     assert len(parts(dest, rows_of(source, a_run(2)))) == 1  # exchanges come before any schema
+
+
+# -- Channels that go by name
+
+
+def pair(here: dict[int, int], there: dict[int, int]) -> tuple[Framer, Framer]:
+    """A sender and a receiver that open these channels, with these hashes, in these orders."""
+    source, dest = Framer(Identity("otters", OTHER), EPOCH), Framer(Identity("otters", ME), EPOCH + 5)
+    for framer, opened in ((source, here), (dest, there)):
+        for channel, schema in opened.items():
+            framer.open(channel, schema)
+    return source, dest
+
+
+@pytest.mark.parametrize("here", [(A, B), (B, A)])
+@pytest.mark.parametrize("there", [(A, B), (B, A)])
+def test_named_channels_of_equal_contents_are_told_apart_in_whichever_order_they_are_opened(
+    here: tuple[int, ...], there: tuple[int, ...]
+) -> None:
+    source, dest = pair({c: HASHES[c] for c in here}, {c: HASHES[c] for c in there})
+    of_a, of_b = MessageKey(A, 1, 0, 2), MessageKey(B, 1, 0, 2)
+    tables = [
+        rows_of(source, a_run(3, 0, 6, of_a)),
+        rows_of(source, a_run(3, 3, 6, of_b)),
+        rows_of(source, a_run(3, 3, 6, of_a)),
+    ]
+    for table, channel in zip(tables, (A, B, A), strict=True):
+        assert set(headers_of(table)["channel"].tolist()) == {NAMED_BYTE}
+        assert set(headers_of(table)["schema"].tolist()) == {HASHES[channel]}
+    assert parts(dest, *tables) == [(OTHER, of_a, 0, 3), (OTHER, of_b, 3, 3), (OTHER, of_a, 3, 3)]
+    for key in (of_a, of_b):
+        short = dest.parse_short(source.short(Kind.END, ME, key=key, chunk=5, total=6))
+        assert short is not None and (short.key, short.schema) == (key, HASHES[key.channel])
+    assert refusals(dest) == (0, 0, 0, 0, 0)
+
+
+def test_a_named_channel_that_is_not_open_here_is_no_other() -> None:
+    """Not even one of the same contents, and none that has a number."""
+    source, dest = pair(HASHES, {0: 7, A: HASHES[A]})
+    key = MessageKey(B, 1, 0, 2)
+    assert parts(dest, rows_of(source, a_run(2, 0, 2, key))) == []
+    assert dest.refused.schemas == {OTHER: HASHES[B]} and dest.refused.schema == 2
+    assert [stray[:3] for stray in dest.strays] == [(OTHER, 0, 2)], "they have come, all the same"
+    short = dest.parse_short(source.short(Kind.END, ME, key=key))
+    assert short is not None and short.key.channel not in (*dest.schemas, B)
+    dest.open(B, HASHES[B])
+    assert parts(dest, rows_of(source, a_run(2, 0, 2, key))) == [(OTHER, key, 0, 2)]
+
+
+def test_a_named_channel_that_is_opened_anew_has_its_new_hash_only() -> None:
+    source, dest = pair(HASHES, HASHES)
+    before = rows_of(source, a_run(2, 0, 2, MessageKey(A, 1, 0, 2)))
+    for framer in (source, dest):
+        framer.open(A, 99)
+    assert parts(dest, before) == []
+    assert refusals(dest) == (0, 0, 0, 2, 0)
+    for channel in (A, B):
+        key = MessageKey(channel, 1, 0, 2)
+        assert parts(dest, rows_of(source, a_run(2, 0, 2, key))) == [(OTHER, key, 0, 2)]
+    dest.open(B, HASHES[A])  # which is free now
+    assert parts(dest, before) == [(OTHER, MessageKey(B, 1, 0, 2), 0, 2)]
+
+
+def test_two_named_channels_of_one_hash_are_refused() -> None:
+    framer = Framer(Identity("otters", ME), EPOCH)
+    framer.open(A, 7)
+    with pytest.raises(
+        ValueError, match="cannot be told apart .*: give one of them another name"
+    ):
+        framer.open(B, 7)
+    framer.open(A, 7)  # it may be opened again
+    framer.open(0, 7)  # and one with a number has that to be told by
+    source, dest = pair({A: 7, 0: 7}, {0: 7, A: 7})
+    for channel in (A, 0):
+        key = MessageKey(channel, 1, 0, 2)
+        assert parts(dest, rows_of(source, a_run(2, 0, 2, key))) == [(OTHER, key, 0, 2)]
+
+
+def test_a_numbered_channel_that_is_opened_anew_takes_nothing_from_a_named_one() -> None:
+    source, dest = pair({A: 7, 0: 7}, {A: 7, 0: 7})
+    dest.open(0, 8)
+    key = MessageKey(A, 1, 0, 2)
+    assert parts(dest, rows_of(source, a_run(2, 0, 2, key))) == [(OTHER, key, 0, 2)]
 
 
 def test_names_of_refused_senders_are_bounded() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,7 +25,18 @@ from ragtag.core.types import (
     Send,
 )
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.board import BLOB_MAX, BOARD, EVEN, POST, SILENT_AFTER, TAKEN, TOPICS, Board
+from ragtag.protocols.board import (
+    _HEAD,
+    BLOB_MAX,
+    BOARD,
+    EVEN,
+    POST,
+    SILENT_AFTER,
+    TAKEN,
+    TOPICS_MAX,
+    Board,
+    _check,
+)
 from tests.protocols.hall import Hall
 
 
@@ -227,12 +238,65 @@ def test_measured_round_trips_set_the_first_pause() -> None:
 
 def test_what_cannot_be_posted_is_refused() -> None:
     board = Board(0, 2)
-    with pytest.raises(ValueError, match="topics 0 to 31"):
-        board.step(0.0, Post(TOPICS, b""))
-    with pytest.raises(ValueError, match="at most 1080 can be"):
-        board.step(0.0, Post(0, bytes(1081)))
-    assert BLOB_MAX == 1080
-    board.step(0.0, Post(TOPICS - 1, bytes(1080)))
+    for topic in (-1, 1 << 32):
+        with pytest.raises(ValueError, match=f"topic {topic}: topics are numbered from 0 to 4294967295"):
+            board.step(0.0, Post(topic, b""))
+    with pytest.raises(ValueError, match="at most 1076 can be"):
+        board.step(0.0, Post(0, bytes(1077)))
+    assert BLOB_MAX == 1076
+    board.step(0.0, Post((1 << 32) - 1, bytes(1076)))
+
+
+# -- Many topics
+
+
+def posts_of(peer: int, topics: Iterable[int]) -> list[Run]:
+    """What ``peer`` sends to peer 0 of a post on each of these topics."""
+    board = Board(peer, 3)
+    effects = [effect for topic in topics for effect in board.step(0.0, Post(topic, b"%d" % topic))]
+    return [replace(e.run, peer=peer) for e in effects if isinstance(e, Send) and e.run.peer == 0]
+
+
+def test_topics_that_are_alike_in_16_bits_do_not_mix() -> None:
+    """Of a topic's number the header has the low half, the payload all."""
+    hall = Hall(3, loss=0.2)
+    topics = (7, 0x10007, 0xFFFF0007)
+    for peer in range(3):
+        for topic in topics:
+            hall.post(peer, topic, b"%d on %d" % (peer, topic))
+    hall.run()
+    for topic in topics:
+        assert newest(hall, topic) == [{peer: b"%d on %d" % (peer, topic) for peer in range(3)}] * 3
+        assert hall.boards[0].notices(topic).reached.keys() == {1, 2}
+
+
+def test_others_posts_on_a_topic_too_many_are_not_taken() -> None:
+    board = Board(0, 3)
+    for run in posts_of(1, range(TOPICS_MAX)):
+        assert any(isinstance(e, Posted) for e in board.step(0.0, Arrived((run,))))
+    (further,) = posts_of(2, [TOPICS_MAX])
+    assert board.step(0.0, Arrived((further,))) == []
+    assert board.notices(TOPICS_MAX).posts == {}
+    (known,) = posts_of(2, [TOPICS_MAX - 1])
+    assert any(isinstance(e, Posted) for e in board.step(0.0, Arrived((known,))))
+    assert board.notices(TOPICS_MAX - 1).posts.keys() == {1, 2}
+
+
+def test_ones_own_posts_make_room_until_all_topics_are_ones_own() -> None:
+    board = Board(0, 3)
+    for run in posts_of(1, range(TOPICS_MAX)):
+        board.step(0.0, Arrived((run,)))
+    mine = [5, *range(1000, 1000 + TOPICS_MAX - 1)]
+    for topic in mine:
+        effects = board.step(0.0, Post(topic, b"mine"))
+        assert {e.run.peer for e in effects if isinstance(e, Send)} == {1, 2}
+    assert board.notices(5).posts.keys() == {0, 1}, "what others post on one's own topics stays"
+    assert [topic for topic in range(2000) if board.notices(topic).posts] == mine
+    assert all(board.notices(topic).posts[0].blob == b"mine" for topic in mine)
+    with pytest.raises(ValueError, match=f"topic 3: this peer posts on {TOPICS_MAX} topics already"):
+        board.step(0.0, Post(3, b"one too many"))
+    board.step(0.0, Post(5, b"newer"))
+    assert board.notices(5).posts[0].blob == b"newer"
 
 
 @given(
@@ -240,6 +304,7 @@ def test_what_cannot_be_posted_is_refused() -> None:
     st.integers(0, (1 << 32) - 1),
     st.integers(0, 255),
     st.integers(0, 0xFFFF),
+    st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3) | st.integers(0, (1 << 32) - 1)),
     st.integers(0, 3),
     st.integers(0, 3),
     st.binary(max_size=64),
@@ -251,6 +316,7 @@ def test_no_datagram_harms(
     number: int,
     stage: int,
     block: int,
+    head: tuple[int, int] | None,
     first: int,
     total: int,
     data: bytes,
@@ -259,12 +325,15 @@ def test_no_datagram_harms(
 ) -> None:
     board = Board(0, 3)
     board.step(0.0, Post(0, b"mine"))
+    if head is not None:  # one that can be read: of this number and topic
+        data = _HEAD.pack(len(data), _check(data), *head) + data
     payload = np.frombuffer((data + bytes(width))[:width], np.uint8).reshape(1, width)
     key = MessageKey(BOARD, number, stage, block)
     mask = None if whole else np.zeros(1, np.bool_)
     run = Run(peer, key, first, total, payload, np.zeros(1, np.float32), np.zeros(1, np.uint64), mask)
     board.step(0.1, Arrived((run,)))
-    for topic in range(TOPICS):
+    assert 1 <= len(board._posts) <= 2
+    for topic in board._posts:
         for posted in board.notices(topic).posts.values():
             assert posted.peer != 0 or posted.blob == b"mine"
             assert len(posted.blob) <= BLOB_MAX
@@ -286,7 +355,7 @@ def _what(event: Event | None) -> str:
 def _run(run: Run) -> str:
     data = run.payload.tobytes()
     size = int.from_bytes(data[:2], "little")
-    blob = data[8 : 8 + size].decode()
+    blob = data[12 : 12 + size].decode()
     if run.key.stage == POST:
         return f"post {run.key.round} {blob!r}"
     own = int.from_bytes(data[4:8], "little")

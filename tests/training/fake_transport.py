@@ -1,6 +1,7 @@
 """A crew in one process: real nodes in virtual time, one thread for each peer's training loop.
 
-A round is run, to its end and at once, when all the peers that are present have begun it.
+When all the peers that are present have begun a round, of whatever channel, all of these are run to their
+ends at once.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class FakeCrew:
         self._losses = LossStream(Faults(loss=Loss(loss) if loss else None), seed)
         self._now_s, self._seq = 0.0, 0
         self._heap: list[tuple[float, int, int, Event]] = []
-        self._asks: dict[int, Average | Offer] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._asks: dict[tuple[int, int], Average | Offer] = {}
+        self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._failed: BaseException | None = None
         self._changed = threading.Condition()
 
@@ -75,7 +76,7 @@ class FakeCrew:
     def ask(self, peer: int, event: Average | Offer) -> None:
         with self._changed:
             self.asked.append(event)
-            self._asks[peer] = event
+            self._asks[peer, event.channel] = event
             self._run_if_all_are_here()
 
     def post(self, peer: int, topic: int, blob: bytes) -> int:
@@ -84,13 +85,15 @@ class FakeCrew:
             self._apply(peer, self.nodes[peer].step(self._now_s, Post(topic, blob)))
             return self.nodes[peer].board.notices(topic).posts[peer].number
 
-    def wait(self, peer: int) -> Outcome:
+    def wait(self, peer: int, channel: int) -> Outcome:
         with self._changed:
-            if not self._changed.wait_for(lambda: peer in self._outcomes or self._failed, PATIENCE_S):
-                raise TimeoutError(f"peer {peer} waits for {self.present - set(self._asks)}")
+            if not self._changed.wait_for(
+                lambda: (peer, channel) in self._outcomes or self._failed, PATIENCE_S
+            ):
+                raise TimeoutError(f"peer {peer} waits for {self.present - self._asking()}")
             if self._failed is not None:
                 raise RuntimeError("another peer failed") from self._failed
-            return self._outcomes.pop(peer)
+            return self._outcomes.pop((peer, channel))
 
     def leave(self, peer: int) -> None:
         """From now on nothing comes from this peer, and nobody's round waits for it to begin."""
@@ -103,15 +106,19 @@ class FakeCrew:
             self._failed = error
             self._changed.notify_all()
 
+    def _asking(self) -> set[int]:
+        return {peer for peer, _ in self._asks}
+
     def _run_if_all_are_here(self) -> None:
-        if not self._asks or not set(self._asks) >= self.present:
+        asking = self._asking()
+        if not asking or not asking >= self.present:
             return
         asks, self._asks = self._asks, {}
-        for peer, event in asks.items():
+        for (peer, _), event in asks.items():
             self._apply(peer, self.nodes[peer].step(self._now_s, event))
-        while not set(self._outcomes) >= set(asks):
+        while not self._outcomes.keys() >= asks.keys():
             self._now_s, _, peer, event = heapq.heappop(self._heap)
-            if peer in self.present or peer in asks:
+            if peer in self.present or peer in asking:
                 self._apply(peer, self.nodes[peer].step(self._now_s, event))
         self._changed.notify_all()
 
@@ -130,7 +137,7 @@ class FakeCrew:
             elif isinstance(effect, Arm):
                 self._push(effect.at_s, peer, Expired(effect.timer))
             elif isinstance(effect, Done):
-                self._outcomes[peer] = effect.outcome
+                self._outcomes[peer, effect.outcome.channel] = effect.outcome
 
     def _push(self, at_s: float, peer: int, event: Event) -> None:
         self._seq += 1
@@ -164,7 +171,9 @@ class FakeTransport:
     def notices(self, topic: int) -> Notices:
         return self.crew.nodes[self.me].board.notices(topic)
 
-    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+    def configure(
+        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+    ) -> None:
         self.crew.configure(self.me, channel, schema, method, codec)
 
     def start(
@@ -176,7 +185,7 @@ class FakeTransport:
         aside: frozenset[int] = frozenset(),
     ) -> FakePending:
         self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside))
-        return FakePending(self.crew, self.me)
+        return FakePending(self.crew, self.me, channel)
 
     def offer(
         self,
@@ -187,16 +196,17 @@ class FakeTransport:
         aside: frozenset[int] = frozenset(),
     ) -> FakePending:
         self.crew.ask(self.me, Offer(channel, rows, weight, deadline_s))
-        return FakePending(self.crew, self.me)
+        return FakePending(self.crew, self.me, channel)
 
 
 @dataclass
 class FakePending:
     crew: FakeCrew
     me: int
+    channel: int
 
     def wait(self) -> Outcome:
-        return self.crew.wait(self.me)
+        return self.crew.wait(self.me, self.channel)
 
 
 def run_peers(crew: FakeCrew, train: Callable[[FakeTransport], T]) -> list[T]:

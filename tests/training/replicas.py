@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ragtag.core.channels import channel_of
 from ragtag.core.faults import Faults, LossStream
 from ragtag.core.types import Effect, Noted, Send
 from ragtag.protocols.base import GATHER
@@ -33,7 +34,7 @@ OPTIMIZERS: dict[str, Make] = {
 class Mortal(FakeCrew):
     """Peers may die within a round: of their averages every second one, by receiver, is sent.
 
-    dies: in which round of channel 0.
+    dies: in which round of the model's channel.
     """
 
     def __init__(self, n: int, dies: dict[int, int], *, loss: float = 0.0, seed: int = 1) -> None:
@@ -56,7 +57,7 @@ class Mortal(FakeCrew):
     @staticmethod
     def _unsent(effect: Send, last: int) -> bool:
         key = effect.run.key
-        if key.channel or key.round < last:
+        if key.channel != channel_of("model") or key.round < last:
             return False
         return key.round > last or (key.stage == GATHER and effect.run.peer % 2 == 0)
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ragtag.training.align as align_module
+from ragtag.core.channels import channel_of
 from ragtag.protocols.method import Method
-from ragtag.training.align import ALIGN, Aligner, Patch
+from ragtag.training.align import Aligner, Patch
 from ragtag.training.align_plan import Align
 from ragtag.training.averager import RPS, AllReduce
 from ragtag.training.compress import TopK
@@ -24,6 +25,7 @@ from tests.training.test_replay import LATE, Wide
 from tests.training.test_replay import OPTIMIZERS as MAKES
 from tests.training.test_replay import Training as Newcomer
 
+MODEL, REPLICAS = channel_of("model"), channel_of("model/replicas")
 SPARSE = TopK(0.05, resync=0, bypass=False)
 
 
@@ -66,9 +68,9 @@ def test_a_calm_crew_is_to_the_bit_what_it_is_without(options: dict[str, Any], n
 
 def test_one_row_a_peer_is_all_that_a_calm_crew_pays() -> None:
     training = Training(4, 12, width=40, options={"align": Align(every=4)}).run()
-    rows = [run for run in training.crew.sent if run.key.channel == ALIGN]
+    rows = [run for run in training.crew.sent if run.key.channel == REPLICAS]
     assert sum(len(run.payload) for run in rows) <= 3 * (4 * 4 + 2 * 4 * 3)  # and rows that say: nothing
-    assert training.sent(ALIGN) < 0.2 * training.sent(0), "a model of 8 chunks"
+    assert training.sent(REPLICAS) < 0.2 * training.sent(MODEL), "a model of 8 chunks"
 
 
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
@@ -162,7 +164,7 @@ def test_under_loss_they_stay_near_and_are_one_again_when_it_is_over(name: str, 
     assert without.apart(rounds - 1) > 0.5 * grown[1]
     assert training.alike(rounds - 1)
     digests = 5 * 5 / (2 * every * 4 * 16)  # rows of them, over those of the rounds: 16 of a model
-    assert training.sent(ALIGN) < (1.25 * 0.05 + 3 * digests) * training.sent(0)
+    assert training.sent(REPLICAS) < (1.25 * 0.05 + 3 * digests) * training.sent(MODEL)
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from torch import nn
 
 import ragtag
 from ragtag.app.transport import SoloTransport
+from ragtag.core.channels import channel_of
 from ragtag.core.schema import SchemaMismatch
 from ragtag.schedules import BackupWorkers
-from ragtag.training.align import ALIGN, CHANNELS
 from ragtag.training.align_plan import Align, Pace, judge
 from ragtag.training.align_rows import View
 from ragtag.training.averager import Moshpit
@@ -92,7 +92,8 @@ def test_how_much_is_given_at_once_follows_what_arrives() -> None:
         ({"align": None}, TypeError, "align is None"),
         ({"align": Align(), "average": "models"}, ValueError, "keep replicas together"),
         ({"align": Align(), "method": Moshpit(2)}, ValueError, "Moshpit.* averages in groups"),
-        ({"channel": CHANNELS}, ValueError, f"channels 0 to {CHANNELS - 1}.*align=False"),
+        ({"name": ""}, ValueError, "name is ''; give 1 to 64 printable characters without a slash"),
+        ({"name": "model/replicas"}, ValueError, "name is 'model/replicas'; give 1 to 64"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -134,7 +135,7 @@ def test_where_it_is_of_no_use_there_is_none() -> None:
     for options in ({}, {"method": Moshpit(2)}, {"schedule": BackupWorkers(0)}):
         crew = FakeCrew(2)
         CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), crew.transport(0), model=model, **options)  # type: ignore[arg-type]
-        assert max(crew.schemas) < ALIGN
+        assert set(crew.schemas) == {channel_of("model")}
 
 
 def test_alone_nothing_is_compared() -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from ragtag.codecs.advice import Choice
 from ragtag.codecs.gather import senders, whole_mark, whole_marks
+from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.types import Average, Gathered, Noted, Offer, Outcome
-from ragtag.training.align import ALIGN
 from ragtag.training.bypass import WINDOW, Bypass, Corrected, delivered, read
 from ragtag.training.compress import Compression, TopK
 from ragtag.training.optimizer import CrewOptimizer
@@ -23,7 +23,7 @@ from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_sparse import flat, loss_of, net, replica, sgd
 
 N = 3
-DENSE = 128
+DENSE = channel_of("model/whole")
 Times = Callable[[int, int], tuple[float, float]]
 """(peer, windows chosen so far) -> seconds of a whole round, and of one with a selection."""
 
@@ -256,7 +256,7 @@ def test_false_never_sends_all_and_opens_no_channel_for_it() -> None:
 
     run_peers(crew, train)
     assert all(isinstance(ask, Offer) for ask in crew.asked)
-    assert set(crew.schemas) == {0, ALIGN}
+    assert set(crew.schemas) == {channel_of("model"), channel_of("model/replicas")}
     assert TopK(bypass=False).name != TopK().name, "peers must agree on it"
     with pytest.raises(ValueError, match=r"bypass is True"):
         TopK(bypass=True)  # type: ignore[arg-type]
@@ -271,11 +271,11 @@ def test_a_crew_of_one_sends_nothing_whole() -> None:
 # -- What is measured
 
 
-def bypass(crew: FakeCrew, me: int = 0, measured: bool = True, channel: int = 0) -> Bypass:
+def bypass(crew: FakeCrew, me: int = 0, measured: bool = True, name: str = "model") -> Bypass:
     from ragtag.core.schema import Schema, TensorSpec
 
     schema = Schema((TensorSpec("w", (27_200,), "float32"),), "x", "gather", "gradients")
-    return Bypass(crew.transport(me), channel, schema, name="top-k", measured=measured)
+    return Bypass(crew.transport(me), name, schema, selection="top-k", measured=measured)
 
 
 def outcome(gather_s: float, expired: bool = False, heard: tuple[int, ...] = (3,)) -> Outcome:
@@ -424,9 +424,12 @@ def test_posts_that_cannot_be_do_not_count(blob: bytes) -> None:
     assert read(struct.pack("<BIdd", 1, 5, 2.0, 1.0), 5) == (2.0, 1.0)
 
 
-def test_channels_without_a_topic_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"TopK\(bypass=False\)"):
-        bypass(FakeCrew(2), channel=8)
+def test_each_name_has_a_channel_and_a_topic_of_its_own() -> None:
+    crew = FakeCrew(2)
+    found = [bypass(crew, name=name) for name in ("a", "b")]
+    assert [one._channel for one in found] == [channel_of("a/whole"), channel_of("b/whole")]
+    assert [one._topic for one in found] == [topic_of("a/whole"), topic_of("b/whole")]
+    assert set(crew.schemas) == {one._channel for one in found}
 
 
 # -- What became of a vector

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ragtag.core.channels import topic_of
 from ragtag.core.types import Outcome
 from ragtag.schedules import SSP, EveryStep, Partial
 from ragtag.training import conduct as module
 from ragtag.training.conduct import Conduct, Spent, unheard
-from ragtag.training.pace import TOPIC
 from tests.training.test_pace import Board
 
 
@@ -37,8 +37,8 @@ class Peer:
 
     def __init__(self, board: Board, schedule: SSP | EveryStep | Partial) -> None:
         self.board, self.steps = board, 0
-        self.conduct = Conduct(schedule, board, 0)
-        assert self.conduct._pacer is None or self.conduct._pacer._topic == TOPIC
+        self.conduct = Conduct(schedule, board, "model")
+        assert self.conduct._pacer is None or self.conduct._pacer._topic == topic_of("model/pace")
         if self.conduct._pacer is not None:
             self.conduct._pacer._clock = lambda: board.now_s
 
@@ -164,7 +164,7 @@ def test_what_was_overwritten_without_being_in_it_is_lost(of: Outcome, share: fl
 def test_waits_in_rounds_are_put_down_to_whom_they_were_for(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board()
     Clock(monkeypatch, board)
-    conduct = Conduct(EveryStep(), board, 0)
+    conduct = Conduct(EveryStep(), board, "model")
     conduct.averaged(outcome(last=2))
     conduct.averaged(outcome(missed=(1, 3), last=1))
     assert conduct.spent.for_peer_s == {2: 0.01, 1: 0.01, 3: 0.01}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ragtag.core.channels import topic_of
 from ragtag.core.types import Floats, Outcome, nobodys
 from ragtag.schedules import SSP, LocalSteps, Partial
 from ragtag.training.averager import RPS, AllReduce, Moshpit
@@ -83,7 +84,7 @@ def slow(means: list[float | None], late: tuple[int, ...] = ()) -> tuple[Scripte
     optimizer = CrewOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), transport, schedule=Partial(), model=model
     )
-    optimizer.conduct = Told(Partial(), transport, 0)
+    optimizer.conduct = Told(Partial(), transport, "model")
 
     def step(by: float) -> float:
         model.weight.grad = torch.full_like(model.weight, -by)
@@ -215,7 +216,7 @@ def test_a_schedule_that_needs_no_speeds_posts_none() -> None:
         for _ in range(4):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-        assert len(crew.transport(0).posts(16)) == posts
+        assert len(crew.transport(0).posts(topic_of("model/pace"))) == posts
 
 
 # -- Weights by samples

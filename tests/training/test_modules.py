@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from ragtag.core.channels import channel_of
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew
@@ -21,7 +22,7 @@ def hooks() -> int:
 
 def names_after(optimizer: CrewOptimizer, crew: FakeCrew) -> list[str]:
     optimizer.average()
-    return [tensor.name for tensor in crew.schemas[0].tensors]
+    return [tensor.name for tensor in crew.schemas[channel_of("model")].tensors]
 
 
 def test_the_outermost_module_that_owns_the_parameters_is_found() -> None:
@@ -104,7 +105,7 @@ def test_a_compiled_model_is_given_or_found() -> None:
         optimizer.step()
         compiled(torch.ones(1, 2)).sum().backward()  # with its parameters in another place
         optimizer.step()
-        assert [tensor.name for tensor in crew.schemas[0].tensors] == ["0.weight", "0.bias"]
+        assert [tensor.name for tensor in crew.schemas[channel_of("model")].tensors] == ["0.weight", "0.bias"]
 
 
 def test_a_parameter_in_two_places_has_its_first_name() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Floats, Outcome
@@ -305,7 +306,7 @@ class FirstChunkOnly:
     n: int = 2
     live: frozenset[int] = frozenset({0, 1})
 
-    def configure(self, *_: object) -> None:
+    def configure(self, *_: object, **__: object) -> None:
         pass
 
     def start(self, channel: int, values: Floats, weight: float, *rest: object) -> FirstChunkOnly:
@@ -619,7 +620,11 @@ def test_tied_weights_are_sent_once_and_stay_tied() -> None:
 
     crew, model = FakeCrew(1), Tied()
     optimizer = CrewOptimizer(sgd(model), crew.transport(0), model=model)
-    assert [t.name for t in crew.schemas[0].tensors] == ["first.weight", "first.bias", "second.bias"]
+    assert [t.name for t in crew.schemas[channel_of("model")].tensors] == [
+        "first.weight",
+        "first.bias",
+        "second.bias",
+    ]
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     assert model.first.weight.data_ptr() == model.second.weight.data_ptr()
@@ -637,7 +642,7 @@ def test_bf16_models_average() -> None:
     crew = FakeCrew(2)
     run_peers(crew, train)
     assert (models[0].weight == 0.5).all()
-    assert crew.schemas[0].tensors[0].dtype == "bfloat16"
+    assert crew.schemas[channel_of("model")].tensors[0].dtype == "bfloat16"
 
 
 def test_channels_last_models_average_in_place() -> None:

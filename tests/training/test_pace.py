@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragtag.core.channels import topic_of
 from ragtag.core.types import Noted, Posted
 from ragtag.protocols.board import Notices
-from ragtag.training.pace import SHARE_MAX, TOPIC, Pace, Pacer, decode
+from ragtag.training.pace import SHARE_MAX, Pace, Pacer, decode
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Board:
 
 
 def pacer(board: Board, notes: list[Noted] | None = None) -> Pacer:
-    return Pacer(board, 0, None if notes is None else notes.append, clock=lambda: board.now_s)
+    return Pacer(board, "model", None if notes is None else notes.append, clock=lambda: board.now_s)
 
 
 def test_posting_takes_at_most_a_hundredth_of_the_time() -> None:
@@ -57,7 +58,7 @@ def test_posting_takes_at_most_a_hundredth_of_the_time() -> None:
         of.stepped(step, 0.01)
     assert len(board.posted) > 20
     assert len(board.posted) * board.post_s <= 1.5 * SHARE_MAX * board.now_s
-    assert {topic for _, topic, _ in board.posted} == {TOPIC}
+    assert {topic for _, topic, _ in board.posted} == {topic_of("model/pace")}
 
 
 def test_nothing_new_is_not_posted_again() -> None:
@@ -150,6 +151,10 @@ def test_a_speed_that_cannot_be_is_refused(s: float) -> None:
     assert decode(Pace(1, s, 0.0).encode()) is None
 
 
-def test_a_channel_without_a_topic() -> None:
-    with pytest.raises(ValueError, match="channel 8"):
-        Pacer(Board(), 8)
+def test_each_name_has_a_topic_of_its_own() -> None:
+    board = Board()
+    for name in ("a", "b"):
+        of = Pacer(board, name, clock=lambda: board.now_s)
+        of.stepped(1, 0.1)
+        of.post()
+    assert [topic for _, topic, _ in board.posted] == [topic_of("a/pace"), topic_of("b/pace")]

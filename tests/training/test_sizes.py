@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ragtag.core.channels import topic_of
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.sizes import _POST, TOPIC, BatchSizes, Sizer, share
+from ragtag.training.sizes import _POST, BatchSizes, Sizer, share
 from ragtag.training.split import EpochReport, Split
 from tests.protocols.hall import Hall
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
@@ -194,12 +195,13 @@ def test_what_is_posted_is_not_believed_without_a_look() -> None:
     crew = Crew.of(4)
     busy_s = 0.0
     sizer = Sizer(Posting(crew, 0), ASKED, BATCH, lambda: busy_s)
+    topic = topic_of("split 0/speeds")
     for blob in (b"", b"x" * 9, _POST.pack(2, 1.0), _POST.pack(1, float("nan")), _POST.pack(1, -1.0)):
-        Posting(crew, 1).post(TOPIC, blob)
+        Posting(crew, 1).post(topic, blob)
         assert sizer.size() == BATCH
-    Posting(crew, 1).post(TOPIC, _POST.pack(1, 0.01))
-    Posting(crew, 2).post(TOPIC, _POST.pack(1, 0.01))
-    Posting(crew, 3).post(TOPIC, _POST.pack(1, 1e-30))  # faster than anything
+    Posting(crew, 1).post(topic, _POST.pack(1, 0.01))
+    Posting(crew, 2).post(topic, _POST.pack(1, 0.01))
+    Posting(crew, 3).post(topic, _POST.pack(1, 1e-30))  # faster than anything
     for _ in range(4):
         sizer.handed(BATCH)
         busy_s += 0.01 * BATCH

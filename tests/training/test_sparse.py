@@ -19,6 +19,7 @@ import ragtag
 from ragtag.codecs.feedback import ErrorFeedback
 from ragtag.codecs.gather import add_rows
 from ragtag.codecs.pack import Values
+from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Average, Gathered, Offer
@@ -120,7 +121,7 @@ def test_it_learns_and_sends_far_fewer_bytes() -> None:
     def run(**options: object) -> tuple[float, int]:
         crew = FakeCrew(N)
         models, _ = trained(crew, 120, average="gradients", **options)
-        sent = sum(run.payload.size for run in crew.sent if run.key.channel == 0)
+        sent = sum(run.payload.size for run in crew.sent if run.key.channel == channel_of("model"))
         models[0].train()
         return sum(float(loss_of(models[0], 9, at).detach()) for at in range(20)) / 20, sent
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import ragtag
 from ragtag.codecs.dense import fp32
+from ragtag.core.channels import channel_of
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Outcome
 from ragtag.optim.outer import Nesterov, Streaming
@@ -103,7 +104,7 @@ def test_each_round_steps_one_fragment(fragments: int) -> None:
 def test_a_round_moves_a_fragments_bytes() -> None:
     def sent(fragments: int) -> int:
         _, crew = peers(2, 4, Streaming(Nesterov(), fragments))
-        return sum(run.payload.nbytes for run in crew.sent if run.key.channel == 0)
+        return sum(run.payload.nbytes for run in crew.sent if run.key.channel == channel_of("model"))
 
     assert sent(CHUNKS) * CHUNKS == sent(1)
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from ragtag.app.catching_up import catch_up
 from ragtag.app.environment import Place
+from ragtag.app.finish import Averaged, begin_alike, finish
 from ragtag.app.logbook import Logbook
 from ragtag.app.membership import Entrance
 from ragtag.app.phases import Phases
@@ -26,6 +30,7 @@ from ragtag.app.tracefile import TraceWriter
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.codecs.base import Codec
 from ragtag.core import trace
+from ragtag.core.channels import channel_of, require_name
 from ragtag.core.errors import HasLeft
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.donor import DonorServer
@@ -43,10 +48,14 @@ from ragtag.training.coherence import Coherence
 from ragtag.training.compress import TopK
 from ragtag.training.conduct import Conduct
 from ragtag.training.deal import Indices
+from ragtag.training.modules import parameters_of
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.sizes import BatchSizes
 from ragtag.training.split import Split
 from ragtag.training.state import Stateful
+from ragtag.training.whole import Finished, Stand, digest_of
+
+_log = logging.getLogger("ragtag")
 
 LEAVE_S = 5.0
 """How long leaving may take."""
@@ -102,6 +111,10 @@ class Crew(Logbook):
         self._transport = transport
         self._left = False
         self._splits_made = 0
+        self._entered: list[int] = []
+        self._averaged: list[Averaged] = []
+        self._finished: Finished | None = None
+        self._began_s = time.monotonic()
         self._conducts: list[Conduct] = []
         self._splits: weakref.WeakKeyDictionary[DataLoader[Any], Split] = weakref.WeakKeyDictionary()
         self._split_by: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Any, ...]] = (
@@ -112,7 +125,7 @@ class Crew(Logbook):
         def leave_at_exit() -> None:
             crew = this()
             if crew is not None:
-                crew.leave()
+                crew.leave(finish=False)  # too late to save another model, and an error may have ended it
 
         atexit.register(leave_at_exit)
 
@@ -180,6 +193,7 @@ class Crew(Logbook):
         averager: Method | str | None = None,
         *,
         model: torch.nn.Module | None = None,
+        name: str | None = None,
         average: Literal["models", "gradients"] = "models",
         every: int | None = None,
         schedule: Schedule | Centre | ProgressiveGrouping | Method | str | None = None,
@@ -198,6 +212,8 @@ class Crew(Logbook):
         averager: ``ragtag.RPS()`` (the default), ``AllReduce``, ``Moshpit``, ``RandomGroups``, ``Centre``; or
             a name: "rps", "rps+repair", "allreduce", "ring", "moshpit", "random-groups" ("moshpit=4").
         model: whose parameters these are; given, the crew compares models now, else when it averages.
+        name: of what it averages, the same on all peers; several optimizers are else told apart by the order
+            in which they are made ("model", "model 2", ...).
         average: "models" after local steps, or "gradients" before them.
         every: average after so many local steps. schedule: or when one of ``ragtag.schedules`` says so; or a
             name: "partial", "matched", "ssp=4", "dropcompute=8", "backup", "softsync", "asynchronous",
@@ -231,6 +247,8 @@ class Crew(Logbook):
             if on_outcome is not None:
                 on_outcome(outcome)
 
+        parameters = parameters_of(optimizer.param_groups)
+        initial = "" if any(map(is_lazy, parameters)) else digest_of(parameters)
         made = CrewOptimizer(
             optimizer,
             self._transport,
@@ -239,6 +257,7 @@ class Crew(Logbook):
             schedule=schedule,
             every=every,
             model=model,
+            name=self.take_name(name, "model"),
             buffers=buffers,
             weight=weight,
             samples=self._samples_so_far,
@@ -249,35 +268,61 @@ class Crew(Logbook):
             deadline_s=deadline_s,
             coherence=coherence,
             on_outcome=told,
-            on_ready=self._enter,
+            on_ready=lambda ready: self._enter(ready, initial),
             on_note=self.note,
             seed=self.seed,
         )
         self._conducts.append(made.conduct)
         return made
 
+    def take_name(self, name: str | None, kind: str = "model") -> str:
+        """A name for what is averaged: the one given, or the next free one of its kind.
+
+        Raises ValueError: it is no name, or is taken.
+        """
+        if name is None:
+            numbered = (kind if number == 1 else f"{kind} {number}" for number in count(1))
+            name = next(free for free in numbered if channel_of(free) not in self._names)
+        elif channel_of(require_name(name)) in self._names:
+            raise ValueError(f"{name!r} is averaged already: give each optimizer a name of its own")
+        self._names[channel_of(name)] = name
+        return name
+
     def _samples_so_far(self) -> int:
         """Samples that this peer was given by its splits, or, without splits, that it has logged."""
         drawn = sum(split.samples for split in self._splits.values())
         return drawn or self._samples
 
-    def _enter(self, optimizer: CrewOptimizer) -> None:
+    def averages(self, what: Averaged) -> None:
+        """Something is averaged, which ``finish`` is to end alike on all peers."""
+        self._averaged.append(what)
+
+    def _enter(self, optimizer: CrewOptimizer, initial: str) -> None:
         """What is averaged is agreed on. A peer that comes late takes the crew's state over first.
 
         Where gradients are averaged it does so in its first average, and not here: whatever its script still
         has to do before it begins, all rounds from then on are to find it in step.
+
+        initial: the digest of the weights that it was made with. Where peers began with different ones all
+        take the lowest peer's, as DistributedDataParallel does.
         """
         first = self._keeper.optimizer is None
         self._keeper.take_in(optimizer)
+        self._entered.append(optimizer.channel)
+        self.averages(optimizer)
         transport = self._transport
+        if isinstance(transport, DriverTransport) and not transport.late:
+            begin_alike(transport, optimizer, Stand(initial), transport.deadline_s)
         if isinstance(transport, DriverTransport) and transport.late:
             if first and optimizer.follower is not None:
                 optimizer.arrive = partial(self._catch_up, True)
                 return
-            round_ = self._fetch(transport.deadline_s) if first else None
-            if optimizer.follower is not None:  # no state of a second optimizer comes
+            round_ = None
+            if optimizer.follower is not None:  # its state comes with the first one's, of some rounds ago
                 optimizer.follower.arrived(False)
-            transport.take_part(optimizer.channel, -1 if round_ is None else round_)
+            else:
+                round_ = self._fetch(transport.deadline_s)
+            transport.take_part(optimizer.channel, -1 if round_ is None or not first else round_)
             self._comes_since_s = time.monotonic() if first else None
 
     def _catch_up(self, new: bool) -> Outcome | None:
@@ -297,6 +342,7 @@ class Crew(Logbook):
     def enter(self, channel: int) -> bool:
         """Take part on a channel that is configured; whether the crew has averaged on it before this peer."""
         transport = self._transport
+        self._entered.append(channel)
         if not isinstance(transport, DriverTransport) or not transport.late:
             return False
         transport.take_part(channel, -1)
@@ -440,7 +486,7 @@ class Crew(Logbook):
         kept = self._keeper.optimizer
         follows = kept is not None and kept.follower is not None
         round_ = None if follows else self._fetch(transport.deadline_s)
-        for channel in transport.channels:
+        for channel in self._entered:
             known = kept is not None and channel == kept.channel
             if known and follows:
                 continue
@@ -450,13 +496,50 @@ class Crew(Logbook):
 
     # -- The end
 
-    def leave(self, deadline_s: float = LEAVE_S) -> None:
-        """Send what is still queued, tell the others, and end. Calling it twice does no harm.
+    def finish(self, deadline_s: float | None = None) -> Finished:
+        """The training is over: one last agreed average, and the same model on all peers, bit for bit.
+
+        Call it before the model is saved or judged; ``leave`` does it where the script has not. Peers that
+        pause are waited for, for ``deadline_s`` at most (by default as long as ``join`` waits); one that
+        still trains, for a tenth of the time that was trained. Take no step afterwards.
+
+        Raises ragtag.NotFinite where a value to be averaged is none.
+        """
+        if self._finished is None:
+            transport = self._transport
+            if deadline_s is None:
+                deadline_s = transport.deadline_s if isinstance(transport, DriverTransport) else 0.0
+            trained_s = time.monotonic() - self._began_s
+            found = self._finished = finish(transport, self._averaged, deadline_s, trained_s)
+            self._tell_finished(found)
+        return self._finished
+
+    def _tell_finished(self, found: Finished) -> None:
+        self.note(Noted("finished", self.rank, str(found)))
+        if not found.alike:
+            _log.warning("%s: chunks were lost each time; see the trace", found)
+        elif self.rank in found.behind and found.moved:
+            _log.warning(
+                "this peer's model was %d rounds behind; it is the others' now (changed by %.2g of its norm)",
+                *(found.behind[self.rank], found.moved),
+            )
+        else:
+            _log.info("%s", found)
+
+    def leave(self, deadline_s: float = LEAVE_S, *, finish: bool = True) -> None:
+        """Finish (see ``finish``), send what is still queued, tell the others, and end.
+
+        deadline_s: for what is queued. finish: False: end with the model as it is, and wait for nobody.
+        Calling it twice does no harm.
 
         From then on this crew's optimizers and splits raise ``ragtag.HasLeft``; models, ``optimizer.inner``
         and ``save`` work as before.
         """
-        self._leave(deadline_s, failed=False)
+        try:
+            if finish and not self._left:
+                self.finish()
+        finally:
+            self._leave(deadline_s, failed=False)
 
     def _require_in(self, asked: str) -> None:
         if self._left:
@@ -466,6 +549,7 @@ class Crew(Logbook):
         if self._left:
             return
         self._left = True
+        stands = [] if failed else [what.stand() for what in self._averaged if what.whole is not None]
         lost = sent = received = 0
         if not failed:
             for split in self._splits.values():
@@ -478,7 +562,7 @@ class Crew(Logbook):
             self._driver.close(deadline_s)
             traffic = self._driver.traffic()
             lost, sent, received = traffic.datagrams_lost, traffic.bytes_sent, traffic.bytes_received
-        self._write_leave(lost, sent, received, failed)
+        self._write_leave(lost, sent, received, failed, stands)
 
     def __enter__(self) -> Crew:
         return self
@@ -489,7 +573,10 @@ class Crew(Logbook):
         failed = _is_failure(error)
         if failed and self._place.ready_fd is None:  # else the launcher records it, with its traceback
             self.record(trace.Error(t=self.now_s(), peer=self.rank, what=f"{type(error).__name__}: {error}"))
-        self._leave(LEAVE_S, failed)
+        if error is None:
+            self.leave()
+        else:
+            self._leave(LEAVE_S, failed)
 
 
 def _is_failure(error: BaseException | None) -> bool:

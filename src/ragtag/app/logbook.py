@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver import Driver
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.split import EpochReport
+from ragtag.training.whole import Stand, joined_digest
 
 PACE_EVERY_S = 0.5
 """Records of where the time went are at least so far apart."""
@@ -28,6 +30,7 @@ class Logbook:
     ) -> None:
         self._place, self._driver, self._writer, self._origin_s = place, driver, writer, origin_s
         self._steps = self._samples = 0
+        self._names: dict[int, str] = {}
 
     @property
     def rank(self) -> PeerId:
@@ -69,6 +72,10 @@ class Logbook:
             )
         )
 
+    def _name_of(self, outcome: Outcome) -> int | str:
+        """What an outcome is of, by the name of its channel (or the number, where that has no name here)."""
+        return self._names.get(outcome.channel, outcome.channel)
+
     def _record_sparse(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
         """What sending less came to."""
         found = optimizer.compression
@@ -76,7 +83,8 @@ class Logbook:
             return
         figures: dict[str, Any] = found._asdict() | {"residual_norm": min(1e9, found.residual_norm)}
         del figures["refused"]
-        where: dict[str, Any] = {"peer": self.rank, "round": outcome.round, "channel": outcome.channel}
+        where: dict[str, Any] = {"peer": self.rank, "round": outcome.round}
+        where["channel"] = self._name_of(outcome)
         self.record(trace.Sparse(t=self.now_s(), **where, **figures))
 
     def _record_align(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
@@ -85,7 +93,7 @@ class Logbook:
         if self._writer is None or found is None or found.round != outcome.round:
             return
         figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
-        self.record(trace.Align(t=self.now_s(), peer=self.rank, channel=outcome.channel, **figures))
+        self.record(trace.Align(t=self.now_s(), peer=self.rank, channel=self._name_of(outcome), **figures))
 
     def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
         """Where the time went, at most twice a second."""
@@ -120,7 +128,7 @@ class Logbook:
             trace.Round(
                 t=self.now_s(),
                 peer=self.rank,
-                channel=outcome.channel,
+                channel=self._name_of(outcome),
                 round=outcome.round,
                 scatter_s=outcome.scatter_s,
                 gather_s=outcome.gather_s,
@@ -164,8 +172,10 @@ class Logbook:
             trace.Note(t=self.now_s(), peer=self.rank, what=note.what, other=note.peer, detail=note.detail)
         )
 
-    def _write_leave(self, lost: int, sent: int, received: int, failed: bool) -> None:
-        """The last record."""
+    def _write_leave(
+        self, lost: int, sent: int, received: int, failed: bool, stands: Sequence[Stand]
+    ) -> None:
+        """The last record. stands: where this peer stands with all that it averages."""
         if self._writer is not None:
             self._writer.write(
                 trace.Leave(
@@ -177,6 +187,8 @@ class Logbook:
                     bytes_received=received,
                     datagrams_lost=lost,
                     failed=failed,
+                    digest=joined_digest([stand.digest for stand in stands]),
+                    round=max((stand.round for stand in stands), default=-1),
                 )
             )
             self._writer.close()

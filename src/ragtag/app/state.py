@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,15 @@ from ragtag.training.compression_state import NAME as COMPRESSION
 from ragtag.training.compression_state import CompressionState
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.snapshot import Snapshot, layout_of
-from ragtag.training.state import Stateful, capture, restore
+from ragtag.training.state import Further, Stateful, capture, restore
 from ragtag.training.tree import copy_tree
 
 DONORS_MAX = 4
 """Donors that one newcomer asks: each takes a snapshot for it."""
 _GROWTH = 8  # a state is taken for damaged where it is so many times longer than this peer's own
 _SLACK_BYTES = 1 << 20
+OPTIMIZER = "ragtag.optimizer"
+"""What further optimizers' names begin with, among the extra parts of snapshots."""
 _FOLDERS_MAX = 64  # folders that are known to have checkpoints of this run
 
 _log = logging.getLogger("ragtag")
@@ -57,7 +60,7 @@ class Keeper:
 
     def __init__(self, me: PeerId, seed: int, tell: Callable[[Noted], None]) -> None:
         self.me, self._seed, self._tell = me, seed, tell
-        self.optimizer: CrewOptimizer | None = None
+        self.optimizers: list[CrewOptimizer] = []
         self.extra: dict[str, Stateful] = {}
         self._pending: Snapshot | None = None
         self._shelf: Shelf | None = None
@@ -74,10 +77,39 @@ class Keeper:
         """This peer has another place."""
         self.me, self._shelf = me, shelf
 
+    @property
+    def optimizer(self) -> CrewOptimizer | None:
+        """The first one: its rounds count in snapshots."""
+        return self.optimizers[0] if self.optimizers else None
+
     def take_in(self, optimizer: CrewOptimizer) -> None:
-        """This optimizer, with its model, is what is kept. The first one is; a crew may have more."""
-        if self.optimizer is None:
-            self.optimizer = optimizer
+        """This optimizer, with its model, is kept, too. What was found of it before is loaded now.
+
+        Raises ValueError: that is of another model or optimizer; nothing has changed then.
+        """
+        self.optimizers.append(optimizer)
+        if self._pending is not None:
+            self._load_found(self._parts_of(optimizer, own=False))
+
+    def _parts_of(self, optimizer: CrewOptimizer, own: bool) -> dict[str, Stateful]:
+        """What of an optimizer belongs to the extra parts of a snapshot, beside what users keep.
+
+        own: with what no other peer is to have.
+        """
+        at = self.optimizers.index(optimizer)
+        parts: dict[str, Stateful] = {}
+        if at > 0:
+            parts[f"{OPTIMIZER}/{optimizer.name}"] = Further(optimizer, self.optimizers[:at])
+        if optimizer.sparse is not None:
+            name = COMPRESSION if at == 0 else f"{COMPRESSION}/{optimizer.name}"
+            parts[name] = CompressionState(optimizer, own)
+        return parts
+
+    def _load_found(self, holders: Mapping[str, Stateful]) -> None:
+        for name, holder in holders.items():
+            found = self._pending.extra.get(name) if self._pending is not None else None
+            if found is not None:
+                holder.load_state_dict(copy_tree(found, name))
 
     def keep(self, **objects: Stateful) -> None:
         """More that belongs to the training: each has state_dict and load_state_dict.
@@ -97,9 +129,7 @@ class Keeper:
                     f"{name!r} is a {type(holder).__name__}, without state_dict and load_state_dict"
                 )
             self.extra[name] = holder
-            found = self._pending.extra.get(name) if self._pending is not None else None
-            if found is not None:
-                holder.load_state_dict(copy_tree(found, name))
+            self._load_found({name: holder})
         if self._pending is not None and self.optimizer is not None:
             _set_options(self.optimizer, self._pending)
 
@@ -110,7 +140,7 @@ class Keeper:
         shelf, optimizer = self._shelf, self.optimizer
         if shelf is None or optimizer is None or not shelf.wanted(round_):
             return
-        extra = self._extra_of(optimizer, own=False)
+        extra = self._extra(own=False)
         snapshot = capture(optimizer, extra, round=round_, before=self._before)
         blob = snapshot.to_bytes()
         shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
@@ -134,6 +164,8 @@ class Keeper:
         optimizer = self.optimizer
         if optimizer is None or optimizer.follower is not None or optimizer.compression is not None:
             return False
+        if len(self.optimizers) > 1:
+            return False
         more = optimizer.outer_state or self.extra or optimizer.left_out
         return not more and not any(optimizer.inner.state.values())
 
@@ -150,7 +182,7 @@ class Keeper:
         if self.optimizer is None:
             raise RuntimeError("nothing to fetch a state for yet: make the crew's optimizer first")
         own = capture(self.optimizer, {})
-        schema, most = _schema_of(own), _GROWTH * len(own.to_bytes()) + _SLACK_BYTES
+        schema, most = _schema_of(own), _bytes_max(len(own.to_bytes()))
         nobody = "no member gives its state"
         if self.optimizer.follower is None:
             nobody += "; averages bring the model"
@@ -208,18 +240,21 @@ class Keeper:
 
     def _load(self, optimizer: CrewOptimizer, snapshot: Snapshot) -> None:
         """What is kept under a name already is loaded with the rest; what is not yet waits for ``keep``."""
-        known = {name: holder for name, holder in self.extra.items() if name in snapshot.extra}
+        known = {name: holder for name, holder in self._extra(own=False).items() if name in snapshot.extra}
         mine = {name: snapshot.extra[name] for name in known}
         restore(dataclasses.replace(snapshot, extra=mine), optimizer, known)
-        CompressionState(optimizer, own=False).load_state_dict(snapshot.extra.get(COMPRESSION, {}))
         self._pending = snapshot
         self._before = max(self._before, snapshot.before)
 
-    def _extra_of(self, optimizer: CrewOptimizer, own: bool) -> dict[str, Stateful]:
-        """What belongs to a snapshot. own: for this peer's checkpoints, with what no other is to have."""
-        if optimizer.sparse is None:
-            return self.extra
-        return self.extra | {COMPRESSION: CompressionState(optimizer, own)}
+    def _extra(self, own: bool) -> dict[str, Stateful]:
+        """What belongs to a snapshot beside the first optimizer and its model.
+
+        own: for this peer's checkpoints, with what no other is to have.
+        """
+        parts = dict(self.extra)
+        for optimizer in self.optimizers:
+            parts |= self._parts_of(optimizer, own)
+        return parts
 
     # -- A disk
 
@@ -233,7 +268,7 @@ class Keeper:
         if self.optimizer is None:
             raise RuntimeError("nothing to save yet: make the crew's optimizer first (crew.optimizer)")
         checkpoints = Checkpoints(folder, peer=self.me, keep=keep)
-        snapshot = capture(self.optimizer, self._extra_of(self.optimizer, own=True))
+        snapshot = capture(self.optimizer, self._extra(own=True))
         self._count_on(checkpoints, snapshot.round)
         return checkpoints.save(dataclasses.replace(snapshot, before=self._before))
 
@@ -265,19 +300,25 @@ class Keeper:
             self._tell(Noted("damaged checkpoint", self.me, str(damaged)))
         self._load(self.optimizer, found.snapshot)
         self._tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
-        if COMPRESSION in found.snapshot.extra:
-            self._resume_own(self.optimizer, checkpoints, found)
+        self._resume_own(checkpoints, found)
         return found
 
-    def _resume_own(self, optimizer: CrewOptimizer, checkpoints: Checkpoints, found: Found) -> None:
+    def _resume_own(self, checkpoints: Checkpoints, found: Found) -> None:
         """What this peer had not delivered is in its own checkpoint of that step, if anywhere."""
-        own = found.snapshot if found.peer == self.me else checkpoints.own(found)
-        if own is not None and "own" in own.extra.get(COMPRESSION, {}):
-            CompressionState(optimizer, own=True).load_state_dict({"own": own.extra[COMPRESSION]["own"]})
+        sparse = {
+            name: part
+            for name, part in self._extra(own=True).items()
+            if isinstance(part, CompressionState) and name in found.snapshot.extra
+        }
+        if not sparse:
             return
-        self._tell(
-            Noted("no residual", self.me, f"it has no checkpoint of step {found.step}: begins with none")
-        )
+        own = found.snapshot if found.peer == self.me else checkpoints.own(found)
+        for name, part in sparse.items():
+            if own is not None and "own" in own.extra.get(name, {}):
+                part.load_state_dict({"own": own.extra[name]["own"]})
+            else:
+                why = f"it has no checkpoint of step {found.step}: begins with none"
+                self._tell(Noted("no residual", self.me, why))
 
 
 def start_donor(key: bytes, host: str, shelf: Shelf, tell: Callable[[Noted], None]) -> DonorServer:
@@ -298,6 +339,15 @@ def _set_options(optimizer: CrewOptimizer, snapshot: Snapshot) -> None:
         for name in ("lr", "initial_lr", "momentum", "betas"):
             if name in saved and name in group and not hasattr(group[name], "fill_"):
                 group[name] = copy_tree(saved[name], name)
+
+
+def _bytes_max(own: int) -> int:
+    """How long a state may be that is not taken for damaged: several times as long as this peer's own.
+
+    There may be optimizers that this peer has not made yet, of larger models: so anything that a quarter of
+    the memory holds is let pass.
+    """
+    return max(_GROWTH * own + _SLACK_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
 
 
 def _schema_of(snapshot: Snapshot) -> int:

@@ -31,19 +31,17 @@ from ragtag.core.types import (
     Post,
     nobodys,
 )
-from ragtag.core.wire import name_hash
+from ragtag.core.wire import NAMED, name_hash
 from ragtag.network.driver import Driver
 from ragtag.protocols.board import Notices
 from ragtag.protocols.gather import nothing_gathered
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
-from ragtag.training.sparse import RESYNC
 
 PROBE = 254
 """The channel of probes."""
 _PROBE_CHUNKS = 1024  # about a megabyte: long against a round trip, short against a model
-_AGREED = 1 << 16  # numbers the second meeting, of those that agree
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
 _SEAT_LOOK_S = 0.1  # how often one that meets the others makes sure that its number is its own
 
@@ -127,7 +125,9 @@ class SoloTransport:
         """This peer."""
         return self._node.live
 
-    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+    def configure(
+        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+    ) -> None:
         """Open a channel."""
         chunks = schema.n_chunks(codec.elements)
         method = method if method.gathers else rps
@@ -162,6 +162,18 @@ class SoloTransport:
             if isinstance(effect, Done):
                 return Ready(effect.outcome)
         raise RuntimeError("a crew of one did not end its round")  # pragma: no cover
+
+    def absent(self, topic: int) -> frozenset[PeerId]:
+        """Nobody is."""
+        return frozenset()
+
+    def heard_of(self, channel: int) -> int:
+        """Nobody else begins rounds."""
+        return -1
+
+    def meet(self, name: str, blob: bytes, deadline_s: float) -> dict[PeerId, bytes]:
+        """There is nobody to meet."""
+        return {}
 
     def post(self, topic: int, blob: bytes) -> int:
         """Put a value on a notice board that nobody else reads."""
@@ -201,7 +213,7 @@ class DriverTransport:
         self._entrance = entrance
         self._phases = phases or Phases()
         self.me = driver.node.me
-        self._meetings, self._method = 0, ""
+        self._method = ""
         self._opened: dict[int, tuple[Schema, Method, Codec]] = {}
 
     @property
@@ -224,42 +236,52 @@ class DriverTransport:
         """The peers believed to take part now: none but itself, where another has this one's number."""
         return frozenset({self.me}) if self._driver.lost_seat else self._driver.node.live
 
-    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+    def configure(
+        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+    ) -> None:
         """Open a channel: compare schemas with all peers, then measure how long averaging takes.
 
         In a crew of more than ``PEERS_MAX`` seats with a few peers (``protocols.district``), and in a group.
 
         Raises:
             SchemaMismatch: more peers agree on another schema than on this one, or as many.
-            ValueError: the crew has more seats than the method can average.
+            ValueError: the crew has more seats than the method can average, or the channel is open.
         """
+        if channel in self._opened:
+            raise ValueError("something is averaged under this name already: give each its own")
+        late, deadline_s = (self.late, self.deadline_s) if together_s is None else (False, together_s)
+        self._open(channel, schema, method, codec, late, deadline_s)
+
+    def _open(
+        self, channel: int, schema: Schema, method: Method, codec: Codec, late: bool, deadline_s: float
+    ) -> None:
         chunks = schema.n_chunks(codec.elements)
         hash32 = schema.hash32()
+        if channel >= NAMED:  # two models may have one schema; their datagrams are told apart all the same
+            hash32 = name_hash(f"{channel}/{hash32}")
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
-        lane = Channel(
-            method, codec, chunks, probe_s=self.deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts
-        )
+        lane = Channel(method, codec, chunks, probe_s=deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts)
         probe_chunks = min(chunks, _PROBE_CHUNKS)
         by = rps if self.n <= PEERS_MAX else method
-        probe = Channel(by, fp32, probe_chunks, probe_s=self.deadline_s, rtt_s=rtt_s, passing=True)
+        probe = Channel(by, fp32, probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
         # both channels are open before the peers meet: whoever is done first sends at once
-        self._driver.configure(channel, lane, hash32).result(self.deadline_s)
-        self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(self.deadline_s)
+        self._driver.configure(channel, lane, hash32).result(deadline_s)
+        self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
         with self._phases.of("schema"):
-            self._compare(schema)
-        if self.late:
+            self._compare(channel, schema, late, deadline_s)
+        if late:
             self._driver.probed(channel, 2.0 * rtt_s)
         elif self._driver.node.heard_of(channel) >= 0:
             # the crew averages already: nobody is left to probe with
             _log.info("this peer comes late; its first deadlines come from round trips alone")
             self._driver.probed(channel, 2.0 * rtt_s)
         else:
-            self._driver.probed(channel, self._probe(probe_chunks) * chunks / probe_chunks)
+            self._driver.probed(channel, self._probe(probe_chunks, deadline_s) * chunks / probe_chunks)
         self._method = method.name
         self._opened[channel] = schema, method, codec
         self._tell_room()
-        if not self.late:
+        if not late:
             self._ready()
 
     def _tell_room(self) -> None:
@@ -304,19 +326,32 @@ class DriverTransport:
     def _begin(self, ask: Average | Offer) -> DriverPending:
         return DriverPending(self._driver.average(ask), self._driver)
 
-    @property
-    def channels(self) -> tuple[int, ...]:
-        """The channels that are open, but for those beside a sparse optimizer's own: they may be quiet for
-        long, so nobody waits until something is heard there.
-        """
-        return tuple(channel for channel in self._opened if channel < RESYNC)
-
     def moved(self, driver: Driver, entrance: Entrance) -> None:
         """This peer has joined anew: open on ``driver`` what was open before."""
         self._driver, self._entrance, self.me = driver, entrance, driver.node.me
-        self._meetings = 0
         for channel, (schema, method, codec) in list(self._opened.items()):
-            self.configure(channel, schema, method, codec)
+            self._open(channel, schema, method, codec, self.late, self.deadline_s)
+
+    def absent(self, topic: int) -> frozenset[PeerId]:
+        """The peers that have left or are dead, as membership tells; without it, those that answer nothing."""
+        return self._driver.node.gone if self._entrance is not None else self.notices(topic).silent
+
+    def heard_of(self, channel: int) -> int:
+        """The newest round of a channel that anything has come of; -1: none."""
+        return self._driver.node.heard_of(channel) if channel in self._opened else -1
+
+    def meet(self, name: str, blob: bytes, deadline_s: float) -> dict[PeerId, bytes]:
+        """Tell the others a blob and hear theirs, at most 1 MiB each: a meeting that all hold under one name.
+
+        It ends when all that are there have told theirs, or have left, or after ``deadline_s``.
+        """
+        if self._driver.lost_seat:
+            return {}
+        meeting = self._driver.meet(name_hash(f"meeting/{name}"), blob, deadline_s)
+        try:
+            return await_meeting(self._driver, meeting, 2 * deadline_s).blobs
+        except SeatLost:
+            return {}
 
     def take_part(self, channel: int, round_: int) -> None:
         """Tell the crew that this peer averages from now on; go on once something newer is heard of it.
@@ -371,11 +406,10 @@ class DriverTransport:
         """The same with numbers, who has acknowledged what, and who answers nothing."""
         return self._driver.notices(topic)
 
-    def _compare(self, schema: Schema) -> None:
+    def _compare(self, channel: int, schema: Schema, late: bool, deadline_s: float) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
-        self._meetings += 1
-        meeting = self._driver.meet(self._meetings, schema.encode(), self.deadline_s, self.late)
-        met = await_meeting(self._driver, meeting, 2 * self.deadline_s)
+        meeting = self._driver.meet(channel, schema.encode(), deadline_s, late)
+        met = await_meeting(self._driver, meeting, 2 * deadline_s)
         theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
         differing = {peer: other for peer, other in theirs.items() if other != schema}
         missing = [peer for peer in met.missing if peer not in self._driver.node.gone]
@@ -392,16 +426,16 @@ class DriverTransport:
         for peer, other in differing.items():
             _log.warning("peer %d is refused, it averages something else: %s", peer, schema.difference(other))
             self._driver.leave(peer)
-        if self.late:
+        if late:
             return  # the crew averages already, and its members hold no such meeting
         # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
-        again = self._driver.meet(_AGREED + self._meetings, b"", self.deadline_s)
-        again.result(2 * self.deadline_s)
+        again = self._driver.meet(name_hash(f"agreed/{channel}"), b"", deadline_s)
+        again.result(2 * deadline_s)
 
-    def _probe(self, chunks: int) -> float:
+    def _probe(self, chunks: int, deadline_s: float) -> float:
         """Average zeros once, and say how long the longer stage took."""
         zeros = np.zeros((chunks, fp32.elements), np.float32)
-        outcome = self.start(PROBE, zeros, 1.0, self.deadline_s).wait()
+        outcome = self.start(PROBE, zeros, 1.0, deadline_s).wait()
         if outcome.expired:  # that long took a peer that died meanwhile; a round trip is all that is known
             return max(2.0 * self._driver.rto_s(), 1e-6)
         return max(outcome.scatter_s, outcome.gather_s, 1e-6)

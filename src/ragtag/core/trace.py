@@ -30,6 +30,8 @@ PeerNumber = Annotated[int, Meta(ge=-1, lt=1 << 20)]
 LastRound = Annotated[int, Meta(ge=-1, lt=1 << 62)]
 Peers = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 20)]], Meta(max_length=1 << 16)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Channel = Annotated[int, Meta(ge=0, lt=1 << 62)] | Annotated[str, Meta(max_length=256)]
+"""A channel's name; of a simulated one, its number."""
 Time = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Share = Annotated[float, Meta(ge=0.0, le=1.000001)]
@@ -101,7 +103,7 @@ class Round(Base, frozen=True, kw_only=True, tag="round"):
     gather_s: Seconds
     total_s: Seconds
     arrived: Share
-    channel: Count = 0
+    channel: Channel = 0
     contributors: Mean = 0.0
     waited_for: Peers = []
     missed: Peers = []
@@ -127,7 +129,7 @@ class Sparse(Base, frozen=True, kw_only=True, tag="sparse"):
     dense_bytes: Count
     captured: Share
     residual_norm: Mean
-    channel: Count = 0
+    channel: Channel = 0
     committed: Count = 0
     restored: Count = 0
     late: Count = 0
@@ -151,7 +153,7 @@ class Align(Base, frozen=True, kw_only=True, tag="align"):
     given: Count = 0
     taken: Count = 0
     distance: Mean = 0.0
-    channel: Count = 0
+    channel: Channel = 0
     expired: bool = False
 
 

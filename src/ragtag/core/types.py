@@ -192,7 +192,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Put ``blob`` (at most 1,080 bytes) on the notice board: this peer's newest value on a topic (< 32)."""
+    """Put ``blob`` (at most 1,076 bytes) on the notice board: this peer's newest value on a topic."""
 
     topic: int
     blob: bytes

@@ -12,10 +12,10 @@ numpy reads and writes in place. All integers are little-endian.
 | 3 | u8 | kind | DATA, END, ACK, END_ACK, PING (asks for an ACK), BYE, LAST (ends a message), ASK |
 | 4 | u32 | crew | hash of the crew's name |
 | 8 | u64 | tag | keyed check over header and chunk |
-| 16 | u32 | schema | hash of the shapes, dtypes and order of what is averaged |
+| 16 | u32 | schema | hash of what is averaged: shapes, dtypes, order; with a channel's name |
 | 20, 22 | u16 | sender, dest | peer ids |
 | 24 | u32 | round | ACK: datagrams received so far |
-| 28 | u8 | channel | |
+| 28 | u8 | channel | 252: a named one; its schema's hash tells which |
 | 29 | u8 | stage | |
 | 30 | u16 | block | |
 | 32, 36 | u32 | chunk, total | ACK: the window granted, in datagrams; 1: all up to the highest have come |
@@ -42,10 +42,14 @@ from ragtag.core.seed import mix
 from ragtag.core.types import Bools, Bytes
 
 MAGIC = 0x5247
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 64
 CHUNK_BYTES = 1088
 DATAGRAM_BYTES = HEADER_BYTES + CHUNK_BYTES
+NAMED = 256
+"""From here on channels and topics have numbers that stand for names (``core.channels``)."""
+NAMED_BYTE = 252
+"""The header's channel of all of these."""
 
 
 class Kind(IntEnum):

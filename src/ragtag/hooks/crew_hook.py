@@ -17,6 +17,7 @@ from torch.futures import Future
 
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, fp32
+from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import Outcome
 from ragtag.hooks.backward import Names, after_backward
@@ -29,6 +30,7 @@ from ragtag.training.modules import buffer_parts
 from ragtag.training.options import averaging_of
 from ragtag.training.replica import Replica
 from ragtag.training.tensors import Part
+from ragtag.training.whole import Stand, Whole, met_others
 
 MODELS_EVERY = 32
 
@@ -43,6 +45,14 @@ class CrewLike(Protocol):
 
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace."""
+        ...
+
+    def take_name(self, name: str | None, kind: str) -> str:
+        """A name for what is averaged: the one given, or one of its kind that is free."""
+        ...
+
+    def averages(self, what: Any) -> None:
+        """This hook's model is one that peers end with."""
         ...
 
     def enter(self, channel: int) -> bool:
@@ -71,7 +81,8 @@ class CrewState:
     averager: ``ragtag.RPS(repair=True)`` unless given. codec: how gradients travel ("fp32", "bf16", "int8");
     models always as fp32. weight: how much this peer counts (a number, or a function called every step).
     deadline_s: bounds a round; by default its bound comes from measurement.
-    channel: of the gradients; models use the next one.
+    name: of what is averaged, the same on all peers; of several models, each has its own (by default they
+    are numbered in the order in which they are made).
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model.
     """
@@ -86,7 +97,7 @@ class CrewState:
         weight: float | Callable[[], float] = 1.0,
         models_every: int = MODELS_EVERY,
         deadline_s: float | None = None,
-        channel: int = 0,
+        name: str | None = None,
     ) -> None:
         if isinstance(codec, str) and codec not in DENSE:
             raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
@@ -95,7 +106,9 @@ class CrewState:
         self._crew, self._transport = crew, crew.transport
         self._method = averaging_of(averager, None)[0] or RPS(repair=True)
         self._codec = DENSE[codec] if isinstance(codec, str) else codec
-        self._weight, self._deadline_s, self._channel = weight, deadline_s, channel
+        self._weight, self._deadline_s = weight, deadline_s
+        self.name = crew.take_name(name, "gradients")
+        self._channel = channel_of(self.name)
         self._models_every = models_every
         self._names = Names(model)
         self._waiting: list[_Waiting] = []
@@ -104,6 +117,9 @@ class CrewState:
         self._due = False
         self._round: int | None = None
         self._missed = 0  # rounds, since models were averaged
+        self._met, self._since = -1, 0
+        self.whole: Whole | None = None
+        """The model, to be compared with other peers' (``None``: none was given)."""
         self.behind = False
         """Whether this peer missed much: it has no weight until models are averaged."""
         self.outcome: Outcome | None = None
@@ -151,6 +167,9 @@ class CrewState:
     def _note(self, outcome: Outcome) -> None:
         """Whether this peer missed rounds, and whether models are averaged next."""
         self._crew.record_round(outcome)
+        self._since += 1
+        if met_others(outcome, self._transport.me):
+            self._met = outcome.round
         if self._models is not None:
             last = outcome.round - 1 if self._round is None else self._round
             self._missed += outcome.round - last - 1
@@ -176,8 +195,11 @@ class CrewState:
             for name, parameter in model.named_parameters()
         ]
         parts += buffer_parts([model])[0]
-        self._models = Replica(parts, self._transport, RPS(repair=True), fp32, channel=self._channel + 1)
-        if self._crew.enter(self._channel + 1):
+        name = f"{self.name}/models"
+        self.whole = Whole(self.name, parts, self._transport)
+        self._crew.averages(self)
+        self._models = Replica(parts, self._transport, RPS(repair=True), fp32, name=name)
+        if self._crew.enter(self._models.channel):
             self.behind = True  # the others' next round of models brings theirs
             model.register_forward_pre_hook(self._before_forward)
             return
@@ -202,8 +224,20 @@ class CrewState:
         outcome = self._models.average(0.0 if self.behind else 1.0)
         self._crew.record_round(outcome)
         # one that heard nobody is as much a peer as any, lest all wait for each other's model
-        self.behind, self._missed = False, 0
+        self.behind, self._missed, self._since = False, 0, 0
         return outcome
+
+    # -- The end
+
+    def stand(self) -> Stand:
+        """Where this peer stands. Raises RuntimeError where no model was given."""
+        if self.whole is None:
+            raise RuntimeError("no model was given")
+        round_ = -1 if self._round is None else self._round
+        return Stand(self.whole.digest(), self._met, self._since, round_)
+
+    def settle(self) -> None:
+        """Nothing is under way between steps."""
 
 
 def models_due(rounds: int, every: int) -> int:

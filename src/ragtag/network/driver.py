@@ -133,10 +133,10 @@ class Driver(Engine):
         def open_channel(now_s: float) -> None:
             try:
                 self.node.configure(number, channel, now_s)
+                self._framer.open(number, schema)
             except ValueError as error:
                 future.set_exception(error)
                 return
-            self._framer.schemas[number] = schema
             if channel.n_chunks >= LARGE_CHUNKS and not channel.passing:
                 self._compile()
             future.set_result(None)

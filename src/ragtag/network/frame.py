@@ -19,6 +19,8 @@ from ragtag.core.wire import (
     HEADER_BYTES,
     KIND_MAX,
     MAGIC,
+    NAMED,
+    NAMED_BYTE,
     VERSION,
     Headers,
     Identity,
@@ -84,6 +86,8 @@ class Framer:
         self.epoch = epoch
         self.refused = Refused()
         self.schemas: dict[int, int] = {}
+        """The hash that each open channel's datagrams carry."""
+        self._named: dict[int, int] = {}  # and back: a named channel's number by it
         self.strays: list[tuple[PeerId, int, int, int, bool]] = []
         """Of the last ``runs``: rows of another schema, in its words without the run. They have come, too."""
         self._key = identity.key
@@ -96,6 +100,24 @@ class Framer:
         self._headers, self._sums = np.zeros((0, 8), "<u8"), np.zeros(0, "<u8")
         self._key_word = np.uint64(self._key)
         self._kernels: ModuleType | None = None
+
+    def open(self, channel: int, schema: int) -> None:
+        """The datagrams of a channel carry ``schema``, from now on.
+
+        Raises ValueError: another named channel has the same one (once in 2^32 pairs by chance).
+        """
+        if channel >= NAMED and self._named.get(schema, channel) != channel:
+            raise ValueError(
+                "two channels cannot be told apart by their hashes: give one of them another name"
+            )
+        self._named.pop(self.schemas.get(channel, 0), None)
+        self.schemas[channel] = schema
+        if channel >= NAMED:
+            self._named[schema] = channel
+
+    def _channel(self, byte: int, schema: int) -> int:
+        """The channel that a header names; of a named one that is not open here: a number that none has."""
+        return self._named.get(schema, byte) if byte == NAMED_BYTE else byte
 
     def compile(self) -> None:
         """Let compiled loops do the tables from now on, with the same results, where numba is installed.
@@ -135,7 +157,7 @@ class Framer:
         headers = self._headers[:k]
         headers[:, 0] = self._first | _DATA << 24
         headers[:, 2] = self._schema(run.key, schema) | self.identity.peer << 32 | run.peer << 48
-        headers[:, 3] = run.key.round | run.key.channel << 32 | run.key.stage << 40 | run.key.block << 48
+        headers[:, 3] = run.key.round | _byte(run.key) << 32 | run.key.stage << 40 | run.key.block << 48
         headers[:, 4] = chunks.astype(np.uint64) | np.uint64(run.total << 32)
         headers[:, 5] = run.heard[at]
         headers[:, 6] = np.ascontiguousarray(run.weight[at]).view("<u4") | seqs << np.uint64(32)
@@ -198,7 +220,7 @@ class Framer:
                 self.identity.peer,
                 dest,
                 number,
-                key.channel,
+                _byte(key),
                 key.stage,
                 key.block,
                 chunk & mask,
@@ -231,7 +253,7 @@ class Framer:
         if tag != tag_of(data, self._key):
             self.refused.corrupt += 1
             return None
-        key = MessageKey(channel, number, stage, block)
+        key = MessageKey(self._channel(channel, schema), number, stage, block)
         return Short(Kind(kind), sender, key, schema, chunk, total, number, seq, stamp, epoch)
 
     def parse(self, table: Bytes) -> tuple[Bytes, Headers]:
@@ -285,7 +307,8 @@ class Framer:
         runs = []
         for a, b in pairwise(edges):
             _, _, who_a, what_a, which_a, _, _, end = words[a].tolist()
-            channel, schema, sender = what_a >> 32 & 0xFF, who_a & _U32, who_a >> 32 & 0xFFFF
+            schema, sender = who_a & _U32, who_a >> 32 & 0xFFFF
+            channel = self._channel(what_a >> 32 & 0xFF, schema)
             if schema != self.schemas.get(channel, 0):
                 self._refuse_schema(sender, schema, b - a)
                 self.strays.append((sender, a, b, end >> 32, bool(asks[a:b].any())))
@@ -306,3 +329,8 @@ class Framer:
     def ending(peer: PeerId, key: MessageKey, total: int) -> Run:
         """An empty run that says that nothing more of a message will come."""
         return Run(peer, key, 0, total, NO_ROWS, _NO_FLOATS, _NO_SETS, ended=True)
+
+
+def _byte(key: MessageKey) -> int:
+    """A key's channel as the header carries it."""
+    return key.channel if key.channel < NAMED else NAMED_BYTE

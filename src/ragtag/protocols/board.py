@@ -45,8 +45,10 @@ from ragtag.protocols.district import district_of
 
 BOARD = 253
 """The channel of posts."""
-TOPICS = 32
-_HEAD = struct.Struct("<HHI")
+TOPICS_MAX = 128
+"""Topics that a board keeps; others' posts on further ones are not taken."""
+_TOPICS = 1 << 32
+_HEAD = struct.Struct("<HHII")
 BLOB_MAX = CHUNK_BYTES - _HEAD.size
 POST, TAKEN = 0, 1
 EVEN = 4
@@ -184,8 +186,10 @@ class Board:
         return []
 
     def _post(self, now_s: float, post: Post) -> list[Effect]:
-        if not 0 <= post.topic < TOPICS:
-            raise ValueError(f"topic {post.topic}: the notice board has topics 0 to {TOPICS - 1}")
+        if not 0 <= post.topic < _TOPICS:
+            raise ValueError(f"topic {post.topic}: topics are numbered from 0 to {_TOPICS - 1}")
+        if post.topic not in self._posts and not self._room():
+            raise ValueError(f"topic {post.topic}: this peer posts on {TOPICS_MAX} topics already, the most")
         if len(post.blob) > BLOB_MAX:
             raise ValueError(f"{len(post.blob)} bytes to post; at most {BLOB_MAX} can be")
         number = self._clock.get(post.topic, 0) + 1
@@ -196,6 +200,16 @@ class Board:
         for peer in self._lines:
             effects += self._flush(now_s, peer)
         return effects
+
+    def _room(self) -> bool:
+        """Whether there is room for a topic of one's own; one of which only others post makes room."""
+        if len(self._posts) < TOPICS_MAX:
+            return True
+        others = next((topic for topic, posts in self._posts.items() if self._me not in posts), None)
+        if others is None:
+            return False
+        del self._posts[others]
+        return True
 
     def _keep(self, posted: Posted) -> list[Effect]:
         """Take a post to be its peer's newest, if it is."""
@@ -258,11 +272,13 @@ class Board:
     # -- In
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
-        line, topic, number = self._lines.get(run.peer), run.key.block, run.key.round
+        line, number = self._lines.get(run.peer), run.key.round
         blob = _read(run)
-        if line is None or line.gone or blob is None or topic >= TOPICS or number < 1:
+        if line is None or line.gone or blob is None or number < 1:
             return []
-        check, other, told = blob
+        check, other, topic, told = blob
+        if topic not in self._posts and len(self._posts) >= TOPICS_MAX:
+            return []
         if max(number, other) > self._clock.get(topic, 0) + _AHEAD_MAX:
             return []
         line.heard()
@@ -301,18 +317,18 @@ def _check(blob: bytes) -> int:
 def _run(peer: PeerId, stage: int, post: Posted, number: int, check: int) -> Run:
     """A message of one chunk; an acknowledgement has the number of what it answers, and carries a post."""
     check, other = (_check(post.blob), 0) if stage == POST else (check, post.number)
-    data = _HEAD.pack(len(post.blob), check, other) + post.blob
+    data = _HEAD.pack(len(post.blob), check, other, post.topic) + post.blob
     row: Bytes = np.frombuffer(data + bytes(CHUNK_BYTES - len(data)), np.uint8).reshape(1, CHUNK_BYTES)
-    key = MessageKey(BOARD, number, stage, post.topic)
+    key = MessageKey(BOARD, number, stage, post.topic & 0xFFFF)
     return Run(peer, key, 0, 1, row, np.zeros(1, np.float32), np.zeros(1, np.uint64))
 
 
-def _read(run: Run) -> tuple[int, int, bytes] | None:
-    """A message's check, number of the post it carries, and the post; None: nothing that can be read."""
+def _read(run: Run) -> tuple[int, int, int, bytes] | None:
+    """A message's check, number of the post it carries, topic, and the post; None: it cannot be read."""
     if run.total != 1 or run.first != 0 or run.payload.shape != (1, CHUNK_BYTES):
         return None
     if run.mask is not None and not run.mask.all():
         return None
     data = run.payload.tobytes()
-    size, check, other = _HEAD.unpack_from(data)
-    return (check, other, data[_HEAD.size : _HEAD.size + size]) if size <= BLOB_MAX else None
+    size, check, other, topic = _HEAD.unpack_from(data)
+    return (check, other, topic, data[_HEAD.size : _HEAD.size + size]) if size <= BLOB_MAX else None

@@ -40,6 +40,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 
 from ragtag.codecs.base import Codec
+from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bytes, Noted, Outcome
 from ragtag.core.wire import CHUNK_BYTES
@@ -58,9 +59,6 @@ from ragtag.training.averager import Transport
 from ragtag.training.tensors import Part, require_plain, spec_of
 from ragtag.training.units import UNITS_MAX, Look, Units
 
-ALIGN = 192
-"""So far above an optimizer's own is the channel on which its replicas are compared."""
-CHANNELS = 61
 LOOK_BYTES = 1 << 25
 """Parameters that are looked at each time: the whole model in so many turns as that takes."""
 _STATES_MAX = 8  # tensors of a parameter's shape that an optimizer may keep of it
@@ -86,10 +84,10 @@ class Rows(Protocol):
 class Aligner:
     """One peer's part in keeping replicas alike.
 
-    parts: the parameters. state: what an optimizer keeps of a parameter. deadline_s: bounds each round, where
-    that is asked for. rows: of sparse averages. note: told when replicas are found to differ, and when no
-    longer.
-    Raises SchemaMismatch; ValueError: the channel is too high.
+    name: of the optimizer's channel. parts: the parameters. state: what an optimizer keeps of a parameter.
+    deadline_s: bounds each round, where that is asked for. rows: of sparse averages. note: told when replicas
+    are found to differ, and when no longer.
+    Raises SchemaMismatch.
     """
 
     def __init__(
@@ -99,19 +97,15 @@ class Aligner:
         state: Callable[..., dict[str, object]],
         transport: Transport,
         *,
-        channel: int = 0,
+        name: str = "model",
         deadline_s: float | None = None,
         rows: Rows | None = None,
         note: Callable[[Noted], None] | None = None,
     ) -> None:
-        if not 0 <= channel < CHANNELS:
-            raise ValueError(
-                f"channel {channel}: replicas are kept alike on channels 0 to {CHANNELS - 1}; use one of "
-                "these, or align=False"
-            )
         for part in parts:
             require_plain(part, part.find())
-        self.every, self._transport, self._channel = align.every, transport, channel + ALIGN
+        self.every, self._transport = align.every, transport
+        self._channel = channel_of(f"{name}/replicas")
         self._deadline_s, self._rows, self._note = deadline_s, rows, note
         self._held = False
         self._units = units = Units(parts, state)

@@ -49,7 +49,7 @@ class Peers(Protocol):
         ...
 
     def post(self, topic: int, blob: bytes) -> int:
-        """Put this peer's newest value of a topic (< 32) on the notice board; at most 1,080 bytes.
+        """Put this peer's newest value of a topic on the notice board; at most 1,076 bytes.
 
         Returns the post's number, higher than that of every post that had come here before.
         """
@@ -71,8 +71,12 @@ class Peers(Protocol):
 class Transport(Peers, Protocol):
     """What a network gives to training."""
 
-    def configure(self, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
-        """Open a channel: compare the schema with every peer's.
+    def configure(
+        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+    ) -> None:
+        """Open a channel: compare the schema with every peer's. together_s: all peers open it now, also
+        those that came late, and wait so long for each other; ``None``: one that comes late opens what the
+        others have averaged on before.
 
         A round averages float32 ``[schema.n_chunks(codec.elements), codec.elements]``; of
         ``schema.fragments`` such parts that lie one after the other in a table, the round's (see ``Schema``).

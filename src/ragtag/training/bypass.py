@@ -33,6 +33,7 @@ import numpy as np
 from ragtag.codecs.advice import Choice, Cost, choose_for
 from ragtag.codecs.dense import fp32
 from ragtag.codecs.gather import senders, whole_marks
+from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bools, Floats, Gathered, Noted, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
@@ -40,11 +41,6 @@ from ragtag.protocols.gather import gather
 from ragtag.protocols.rps import rps_repair
 from ragtag.training.averager import Transport
 
-WHOLE = 128
-"""So far above a sparse optimizer's channel is the one on which rounds are sent whole."""
-TOPIC = 24
-"""The first of the notice board's topics of this, one for each channel."""
-CHANNELS = 8
 WINDOW = 16
 """Rounds between choices."""
 TRIALS_MAX = 0.01
@@ -98,28 +94,24 @@ class Corrected:
 class Bypass:
     """One peer's part in choosing, and the channel for what is sent whole.
 
-    schema: of what is selected from; name: of the selection, for the log. measured: whether something else
-        measures the link in the first round. note: told of each change.
-    Raises ValueError: more channels than there are topics for; SchemaMismatch.
+    name: of the channel that selections travel on. schema: of what is selected from; selection: its name, for
+        the log. measured: whether something else measures the link in the first round. note: told of each
+        change.
+    Raises SchemaMismatch.
     """
 
     def __init__(
         self,
         transport: Transport,
-        channel: int,
+        name: str,
         schema: Schema,
         *,
-        name: str,
+        selection: str,
         measured: bool,
         note: Callable[[Noted], None] | None = None,
     ) -> None:
-        if not 0 <= channel < CHANNELS:
-            raise ValueError(
-                f"channel {channel}: by-passing a selection runs on channels 0 to {CHANNELS - 1}; use one of "
-                "these, or TopK(bypass=False)"
-            )
-        self._transport, self._channel, self._name, self._note = transport, channel + WHOLE, name, note
-        self._topic = TOPIC + channel
+        self._transport, self._selection, self._note = transport, selection, note
+        self._channel, self._topic = channel_of(f"{name}/whole"), topic_of(f"{name}/whole")
         whole = Schema(schema.tensors, fp32.name, _METHOD.name, f"{schema.content}, whole")
         self.message_bytes = whole.n_chunks(fp32.elements) * CHUNK_BYTES
         transport.configure(self._channel, whole, _METHOD, fp32)
@@ -200,7 +192,7 @@ class Bypass:
             return None
         others = n - 1
         cost = Cost(
-            self._name,
+            self._selection,
             median_low(self._sparse_bytes),
             select_s=median(self._select_s),
             decode_s=median(self._decode_s) / others,
@@ -240,7 +232,9 @@ class Bypass:
         dense_s, sparse_s = median(t[0] for t in times), median(t[1] for t in times)
         whole = dense_s <= sparse_s
         if whole != self.on:
-            self._turn(whole, f"{1e3 * dense_s:.3g} ms against {1e3 * sparse_s:.3g} ms with {self._name}")
+            self._turn(
+                whole, f"{1e3 * dense_s:.3g} ms against {1e3 * sparse_s:.3g} ms with {self._selection}"
+            )
         chosen_s, other_s = (dense_s, sparse_s) if whole else (sparse_s, dense_s)
         self._trial = TRIALS_MAX * (round_ - self._last_at[not whole]) * chosen_s >= other_s
 

@@ -70,12 +70,12 @@ class Conduct:
     """
 
     def __init__(
-        self, schedule: Schedule, peers: Peers, channel: int, note: Callable[[Noted], None] | None = None
+        self, schedule: Schedule, peers: Peers, name: str, note: Callable[[Noted], None] | None = None
     ) -> None:
         self._schedule, self._peers = schedule, peers
         self.partial = bool(getattr(schedule, "partial", False))
         paced = self.partial or bool(getattr(schedule, "paced", False))
-        self._pacer = Pacer(peers, channel, note) if paced else None
+        self._pacer = Pacer(peers, name, note) if paced else None
         self._paces: Paces | None = None
         self._aside: frozenset[PeerId] = frozenset()
         self._computed_s = 0.0

@@ -9,6 +9,9 @@ import numpy as np
 from ragtag.training.claims import Span
 from ragtag.training.ledger import Mask
 
+LEASE_S = 1.0
+"""A peer claims about so much of its work ahead."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deck:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from ragtag.core.channels import topic_of
 from ragtag.training.averager import Peers
 from ragtag.training.deck import Deck
 from ragtag.training.ledger import EpochReport
@@ -28,7 +29,8 @@ class Drawer:
     ) -> None:
         self.epoch = 0
         self._me, self._peers, self._deck, self._on_report = me, peers, deck, on_report
-        self._topic = ordinal if ordinal < TOPICS else KEPT + ordinal % (TOPICS - KEPT)
+        shared = ordinal if ordinal < TOPICS else KEPT + ordinal % (TOPICS - KEPT)
+        self._topic = topic_of(f"split {shared}")
         # tenths of a second since 1970, as processes are told apart in datagrams
         self._pool = Pool(me, deck, time.time_ns() // 10**8)
         self._warned: set[int] = set()

@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from ragtag.codecs.base import Codec
+from ragtag.core.channels import channel_of, require_name
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.method import Method
@@ -41,6 +42,7 @@ from ragtag.training.outer import OuterSteps
 from ragtag.training.replica import Replica
 from ragtag.training.sparse import SparseReplica
 from ragtag.training.weight import Weight, weight_of
+from ragtag.training.whole import Stand, Whole, met_others
 
 _KEY = "ragtag"  # this optimizer's entry in a state_dict
 
@@ -56,8 +58,9 @@ class CrewOptimizer(torch.optim.Optimizer):
     parameter and no buffer. Peers should begin with the same weights (the same seed, or a checkpoint):
     the first average is one of whatever they begin with.
 
-    seed: of random selections. transport: the crew's network. method: ``RPS()``, ``AllReduce()``, ... or
-        its name (``averager.AVERAGERS``).
+    name: of what it averages, the same on all peers; of several optimizers in a crew, each has its own. seed:
+        of random selections. transport: the crew's network. method: ``RPS()``, ``AllReduce()``, ... or its
+        name (``averager.AVERAGERS``).
     average: "models" after the local step, or "gradients" before it (see ``modes.Gradients``).
     schedule (or its name: ``schedules.names``), or every (an int): when; by default after every step. Those
         that do not wait for slow peers (``ragtag.schedules.Partial``, ``SSP``, ``DSSP``) need
@@ -119,7 +122,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         on_outcome: Callable[[Outcome], None] | None = None,
         on_ready: Callable[[CrewOptimizer], None] | None = None,
         on_note: Callable[[Noted], None] | None = None,
-        channel: int = 0,
+        name: str = "model",
         seed: int = 0,
     ) -> None:
         if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, CrewOptimizer):
@@ -131,14 +134,15 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._adopting = True
         super().__init__(inner.param_groups, inner.defaults)
         self._adopting = False
-        self._transport, self._channel, self._codec = transport, channel, codec_of(codec, compress)
+        self.name = require_name(name)
+        self._transport, self._codec = transport, codec_of(codec, compress)
         method, when = centred(*averaging_of(method, schedule), average, transport.n, inner, every)
         self._method = RPS() if method is None else method
         self._mode = mode_of(average, inner, self._method)
         self._align = align_of(align, average)
         self._agreed = align_text(self._align, average == "gradients" and align)
         self._aligner: Aligner | None = None
-        self.conduct = Conduct(schedule_of(when, every), transport, channel, on_note)
+        self.conduct = Conduct(schedule_of(when, every), transport, name, on_note)
         """When it averages and whom it waits for, and where its time goes."""
         self._merge: Merge | None = None
         if self.conduct.partial:
@@ -167,6 +171,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._replica: Replica | SparseReplica | None = None
         self._feedback: dict[str, Any] | None = None
         self._watch: Watch | None = None
+        self._whole: Whole | None = None
+        self._met = -1
         self.outcome: Outcome | None = None
         """What the last average came to."""
         self.arrive: Callable[[], Outcome | None] | None = None
@@ -201,6 +207,26 @@ class CrewOptimizer(torch.optim.Optimizer):
     def progress(self) -> tuple[int, int]:
         """How many steps were taken, and how many of them since the last average."""
         return self._steps, self._since
+
+    @property
+    def whole(self) -> Whole | None:
+        """All that it averages, to be compared with other peers' (``None``: averaging has not begun)."""
+        return self._whole
+
+    def stand(self) -> Stand:
+        """Where this peer stands. Raises RuntimeError: averaging has not begun."""
+        if self._whole is None:
+            raise RuntimeError("averaging has not begun")
+        # what is in no model yet does not count: gradients that wait, updates of a central state
+        since = self._since if self._mode.content == "models" and not is_centred(self._method) else 0
+        round_ = -1 if self.outcome is None else self.outcome.round
+        return Stand(self._whole.digest(), self._met, since, round_)
+
+    def settle(self) -> None:
+        """End what is under way: no more local steps will come."""
+        self._end()
+        if self._replica is not None and is_centred(self._method) and self._since:
+            self.average()
 
     def resume_at(self, steps: int, since: int) -> None:
         """Go on as one who has come so far; gradients gathered here before are forgotten."""
@@ -252,8 +278,8 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     @property
     def channel(self) -> int:
-        """The channel that it averages on."""
-        return self._channel
+        """The number of the channel that it averages on."""
+        return channel_of(self.name)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -402,6 +428,8 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     def _averaged(self, outcome: Outcome, taken: bool = False) -> Outcome:
         self.outcome = outcome
+        if met_others(outcome, self._transport.me):
+            self._met = outcome.round
         if not taken:
             self._mode.take(outcome)
             if self._aligner is not None:
@@ -468,7 +496,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 self._mode.parts(names, ()),
                 self._transport,
                 self._compress,
-                channel=self._channel,
+                name=self.name,
                 content=content,
                 whole=Models(self._inner).parts(names, buffers),
                 outer=None if self._outer is None else self._outer.rule,
@@ -482,7 +510,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 self._transport,
                 self._method,
                 self._codec,
-                channel=self._channel,
+                name=self.name,
                 content=content,
                 fragments=fragments,
             )
@@ -499,11 +527,12 @@ class CrewOptimizer(torch.optim.Optimizer):
                 Models(self._inner).parts(names, ()),
                 lambda parameter: self._inner.state.get(parameter, {}),
                 self._transport,
-                channel=self._channel,
+                name=self.name,
                 deadline_s=self._deadline_s,
                 rows=self.sparse,
                 note=self._on_note,
             )
+        self._whole = Whole(self.name, Models(self._inner).parts(names, buffers), self._transport)
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
         if self._watch is not None:

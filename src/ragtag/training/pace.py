@@ -10,14 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median, median_low
 
+from ragtag.core.channels import topic_of
 from ragtag.core.types import Noted, PeerId
 from ragtag.protocols.board import Notices
 from ragtag.schedules.grouping import plausible
 from ragtag.training.averager import Peers
 
-TOPIC = 16
-"""The first of the topics of pace, one for each channel."""
-CHANNELS = 8
 SHARE_MAX = 0.01
 """Posting takes at most this share of the time, by what a post was measured to take."""
 _WINDOW = 9
@@ -69,22 +67,18 @@ class Paces:
 class Pacer:
     """Measures this peer's steps, posts them, and reads the others'.
 
-    note: told of speeds that are not believed, once for each peer until it posts one that is.
-    Raises ValueError: more channels than there are topics for.
+    name: of the channel whose schedule asks. note: told of speeds that are not believed, once for each peer
+    until it posts one that is.
     """
 
     def __init__(
         self,
         peers: Peers,
-        channel: int,
+        name: str,
         note: Callable[[Noted], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not 0 <= channel < CHANNELS:
-            raise ValueError(
-                f"channel {channel}: schedules that go by speed run on channels 0 to {CHANNELS - 1}"
-            )
-        self._peers, self._topic, self._note, self._clock = peers, TOPIC + channel, note, clock
+        self._peers, self._topic, self._note, self._clock = peers, topic_of(f"{name}/pace"), note, clock
         self._took_s: deque[float] = deque(maxlen=_WINDOW)
         self._steps = 0
         self._exchange_s = 0.0

@@ -29,7 +29,7 @@ from ragtag.training.answers import Answers
 from ragtag.training.claiming import alone, enterable, next_claim
 from ragtag.training.claims import SPANS_MAX, Section, decode, encode, joined
 from ragtag.training.closing import KEPT, Closing
-from ragtag.training.deck import Deck, Pace
+from ragtag.training.deck import LEASE_S, Deck, Pace
 from ragtag.training.lease import Lease
 from ragtag.training.ledger import EpochReport, Ledger, Mask
 
@@ -49,7 +49,7 @@ class Pool:
     strangers: the peers whose posts are about other data.
     """
 
-    def __init__(self, me: int, deck: Deck, process: int, lease_s: float = 1.0) -> None:
+    def __init__(self, me: int, deck: Deck, process: int, lease_s: float = LEASE_S) -> None:
         self._me, self._deck, self._who, self._lease_s = me, deck, (me, process), lease_s
         self._n = len(deck.sizes)
         self.ledger = Ledger(deck.sizes)

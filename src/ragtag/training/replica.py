@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ragtag.codecs.base import Codec
+from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import Floats, Outcome, PeerId
 from ragtag.protocols.method import Method
@@ -19,9 +20,11 @@ from ragtag.training.tensors import Part
 class Replica:
     """Averages its parts with the crew, in place.
 
-    content: what the parts are ("models", "gradients"). fragments: equal parts of the table, of which each
-    round averages one, in turn. Raises SchemaMismatch, naming the first tensor
-    that differs, when another peer averages something else on this channel.
+    name: of the channel. content: what the parts are ("models", "gradients"). fragments: equal parts of the
+    table, of which each round averages one, in turn. share: let tensors live in the table (``Bucket``).
+    together_s: as for ``Transport.configure``.
+    Raises SchemaMismatch, naming the first tensor that differs, when another peer averages something else on
+    this channel.
     """
 
     def __init__(
@@ -31,17 +34,24 @@ class Replica:
         method: Method,
         codec: Codec,
         *,
-        channel: int = 0,
+        name: str = "model",
         content: str = "models",
         fragments: int = 1,
+        share: bool = True,
+        together_s: float | None = None,
     ) -> None:
-        self.bucket = Bucket(parts, codec.elements, fragments=fragments)
+        self.bucket = Bucket(parts, codec.elements, fragments=fragments, share=share)
         self.schema = Schema(self.bucket.specs, codec.name, method.name, content, fragments)
         self.after: Callable[[Outcome], Floats] | None = None
         """Makes of an outcome the table to go on with (``None``: the mean)."""
         self._sent: Floats | None = None
-        self._transport, self._channel = transport, channel
-        transport.configure(channel, self.schema, method, codec)
+        self._transport, self._channel = transport, channel_of(name)
+        transport.configure(self._channel, self.schema, method, codec, together_s=together_s)
+
+    @property
+    def channel(self) -> int:
+        """The number of the channel that it is averaged on."""
+        return self._channel
 
     def average(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median_low
 
+from ragtag.core.channels import topic_of
 from ragtag.core.types import PeerId
 from ragtag.schedules.base import whole
 from ragtag.schedules.grouping import plausible
 from ragtag.training.averager import Peers
 
-TOPIC, TOPICS = 28, 4
-"""Topics of the notice board for speeds: splits share them in turn."""
+TOPICS = 16
+"""Topics of the notice board for speeds: more splits share them in turn."""
 MOST = 4
 """By default a batch is at most so many times the loader's,"""
 GRAINS = 8
@@ -97,7 +98,7 @@ class Sizer:
         self, peers: Peers, asked: BatchSizes, batch: int, busy_s: Callable[[], float], ordinal: int = 0
     ) -> None:
         self._peers, self._batch, self._busy_s = peers, batch, busy_s
-        self._topic = TOPIC + ordinal % TOPICS
+        self._topic = topic_of(f"split {ordinal % TOPICS}/speeds")
         self.grain, *bounds = asked.bounds(batch)
         self._bounds = bounds[0], bounds[1]
         self.grains = min(bounds[1], max(bounds[0], round(batch / self.grain)))

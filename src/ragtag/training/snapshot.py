@@ -181,7 +181,7 @@ class Snapshot:
             raise ValueError(f"step, round, steps since the average and rounds before are {list(counts)}")
         if any(type(part) is not dict for part in (modules, optimizer, extra, outer)):
             raise ValueError("its form has something else where dicts belong")
-        _require_optimizer(optimizer)
+        require_optimizer(optimizer)
         snapshot = cls(step, round, since, model, optimizer, modules, extra, outer, before)
         if snapshot.schema_hash != entry.schema:
             raise ValueError("the tensors are not those of its schema")
@@ -249,7 +249,8 @@ def _decode(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
         raise ValueError(f"its header is damaged: {error}") from error
 
 
-def _require_optimizer(saved: Mapping[str, Any]) -> None:
+def require_optimizer(saved: Mapping[str, Any]) -> None:
+    """What is said of an inner optimizer has the parts that it must have. Raises ValueError."""
     kinds = {"class": str, "defaults": list, "names": list, "param_groups": list, "state": dict}
     for key, kind in kinds.items():
         if type(saved.get(key)) is not kind:

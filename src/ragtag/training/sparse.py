@@ -28,6 +28,7 @@ from ragtag.codecs.feedback import ErrorFeedback
 from ragtag.codecs.gather import add_rows, whole_mark, whole_marks
 from ragtag.codecs.tickets import Ticket
 from ragtag.core import fast
+from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bools, Bytes, Floats, Gathered, Noted, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
@@ -45,10 +46,6 @@ from ragtag.training.sent import Undecided
 from ragtag.training.tensors import Part
 
 _WARM = 1 << 17  # values: enough to be selected from as millions are
-RESYNC = 64
-"""So far above its own is the channel on which a sparse optimizer averages models densely."""
-
-
 SHARED = ("anchor", "outer momentum")
 """Of ``state_dict``, what all peers have alike; the rest is each peer's own."""
 
@@ -64,8 +61,8 @@ class Begun(NamedTuple):
 class SparseReplica:
     """Averages its parts with the crew in place, by selections.
 
-    parts: what is averaged. content: "gradients" or "models". whole: what ``resync`` averages densely.
-    note: told when the selection is by-passed, and when no longer.
+    parts: what is averaged. name: of the channel. content: "gradients" or "models". whole: what ``resync``
+    averages densely. note: told when the selection is by-passed, and when no longer.
     Raises SchemaMismatch, naming ratio and selection, or the first tensor, where another peer differs.
     """
 
@@ -75,7 +72,7 @@ class SparseReplica:
         transport: Transport,
         compress: TopK,
         *,
-        channel: int = 0,
+        name: str = "model",
         content: str = "gradients",
         whole: Iterable[Part] = (),
         outer: Nesterov | None = None,
@@ -86,7 +83,7 @@ class SparseReplica:
         self.bucket = Bucket((part for part in parts if part.kind != "list"), fp32.elements)
         self._flat: Floats = self.bucket.values.reshape(-1)
         d = len(self._flat)
-        self.compress, self._transport, self._channel = compress, transport, channel
+        self.compress, self._transport, self._channel = compress, transport, channel_of(name)
         self._models = content.startswith("models")
         self.schema = Schema(self.bucket.specs, compress.name, gather.name, content)
         self.feedback = ErrorFeedback(d, compress.options(), peer=transport.me, seed=seed)
@@ -98,14 +95,16 @@ class SparseReplica:
         """What of earlier rounds may still come."""
         self.compression: Compression | None = None
         _warm(compress)
-        transport.configure(channel, self.schema, gather, compress.codec(self.schema.n_values, d))
+        transport.configure(self._channel, self.schema, gather, compress.codec(self.schema.n_values, d))
         self._whole: Replica | None = None
         if compress.resync:
-            self._whole = Replica(whole, transport, rps_repair, fp32, channel=channel + RESYNC)
+            self._whole = Replica(whole, transport, rps_repair, fp32, name=f"{name}/models")
         self._bypass: Bypass | None = None
         if compress.bypass:
-            measured, name = bool(compress.resync), compress.name
-            self._bypass = Bypass(transport, channel, self.schema, name=name, measured=measured, note=note)
+            measured, selection = bool(compress.resync), compress.name
+            self._bypass = Bypass(
+                transport, name, self.schema, selection=selection, measured=measured, note=note
+            )
         self.anchor_here()
 
     def average(

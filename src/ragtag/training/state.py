@@ -24,7 +24,7 @@ from ragtag.training.modules import clean_name, name_parameters, parameters_of
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.optimizer_state import capture_optimizer, fit_optimizer, load_optimizer
 from ragtag.training.outer import require_outer_state
-from ragtag.training.snapshot import Snapshot
+from ragtag.training.snapshot import Snapshot, require_optimizer
 from ragtag.training.tree import copy_tensor, copy_tree
 
 __all__ = ["Snapshot", "Stateful", "capture", "restore"]
@@ -52,6 +52,7 @@ def capture(
     model: nn.Module | None = None,
     round: int | None = None,
     before: int = 0,
+    beside: Sequence[CrewOptimizer] = (),
 ) -> Snapshot:
     """Copy a peer's training state to the host; to be called between steps. The copies are the caller's: they
     may be turned into bytes in another thread.
@@ -60,6 +61,7 @@ def capture(
     model: whose parameters these are; needed only where the optimizer was made without and the model has not
         run yet. round: the crew's round; by default that of the optimizer's last average (0: none yet).
         before: rounds of the training before this run.
+    beside: optimizers whose snapshots have their models already: what is in them is left out here.
     Raises TypeError, naming the place, for state that is no plain data (a function, an object), and
     RuntimeError when the model is not known yet.
     """
@@ -72,7 +74,7 @@ def capture(
         step=progress[0],
         round=last if round is None else round,
         since=progress[1],
-        model={n: copy_tensor(t, repr(n)) for n, t in _tensors(optimizer, modules).items()},
+        model={n: copy_tensor(t, repr(n)) for n, t in _tensors(optimizer, modules, beside).items()},
         optimizer=capture_optimizer(optimizer.inner, name_parameters(optimizer.param_groups, modules)),
         modules={
             name: copy_tree(module.get_extra_state(), f"extra state of {name!r}")
@@ -90,6 +92,7 @@ def restore(
     extra: Mapping[str, Stateful] = _NOTHING,
     *,
     model: nn.Module | None = None,
+    beside: Sequence[CrewOptimizer] = (),
 ) -> None:
     """Put a snapshot's state into a model, its optimizer and ``extra``, in the memory where they live.
 
@@ -97,10 +100,11 @@ def restore(
     has changed. (Only an object's own load_state_dict may still raise; those of ``extra`` come last.) How an
     optimizer computes (its flags foreach, fused, capturable) stays as it is here. Schedulers are to be made
     before: making one changes learning rates. Outer momentum where the snapshot has none, as one of a crew
-    without, begins anew from the next average; where it is not used here, it is passed over.
+    without, begins anew from the next average; where it is not used here, it is passed over. beside: as for
+    ``capture``.
     """
     modules = _modules(optimizer, model)
-    targets = _tensors(optimizer, modules)
+    targets = _tensors(optimizer, modules, beside)
     _require_same_tensors(snapshot.model, targets)
     stateful_modules = _with_extra_state(modules)
     _require_same_names("extra state of module", snapshot.modules, stateful_modules)
@@ -123,6 +127,38 @@ def restore(
         holder.load_state_dict(copy_tree(snapshot.extra[name], name))
 
 
+class Further:
+    """A further optimizer's state as a part of the first one's snapshot: what several optimizers train
+    belongs together. ``beside``: the optimizers before it, whose models are not copied again.
+    """
+
+    def __init__(self, optimizer: CrewOptimizer, beside: Sequence[CrewOptimizer]) -> None:
+        self._optimizer, self._beside = optimizer, tuple(beside)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``capture`` takes of it, as plain data."""
+        own = capture(self._optimizer, beside=self._beside)
+        return {name: getattr(own, name) for name in _PARTS}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Put it in place.
+
+        Raises ValueError, naming the first tensor, group or name that differs; nothing has changed then.
+        """
+        try:
+            counts = [state.get(name) for name in ("step", "round", "since")]
+            trees = [state.get(name) for name in ("model", "optimizer", "modules", "outer")]
+            if any(type(n) is not int or n < 0 for n in counts) or any(type(t) is not dict for t in trees):
+                raise ValueError("its state has other parts than it should")
+            require_optimizer(state["optimizer"])
+            restore(Snapshot(**{name: state[name] for name in _PARTS}), self._optimizer, beside=self._beside)
+        except ValueError as error:
+            raise ValueError(f"optimizer {self._optimizer.name!r}: {error}") from None
+
+
+_PARTS = ("step", "round", "since", "model", "optimizer", "modules", "outer")
+
+
 # -- What there is
 
 
@@ -142,10 +178,17 @@ def _modules(optimizer: CrewOptimizer, model: nn.Module | None) -> Sequence[nn.M
     )
 
 
-def _tensors(optimizer: CrewOptimizer, modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, each once; in the model's order, then what is in none."""
+def _tensors(
+    optimizer: CrewOptimizer, modules: Sequence[nn.Module], beside: Sequence[CrewOptimizer] = ()
+) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, each once; in the model's order, then what is in none.
+
+    What one of ``beside`` has is left out.
+    """
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
+    for other in beside:
+        seen |= {id(tensor) for tensor in _tensors(other, _modules(other, None)).values()}
     for at, root in enumerate(modules):
         for prefix, module in root.named_modules():
             lasting = module._buffers.keys() - module._non_persistent_buffers_set

@@ -87,7 +87,11 @@ def round_times(folder: Path, peers: Sequence[int]) -> RoundTimes:
         if isinstance(record, trace.Fault) and record.name == "freeze":
             until = math.inf if record.until_t is None else record.until_t
             stopped.setdefault(record.peer, []).append((record.t, until))
-        if not isinstance(record, trace.Round) or record.peer not in peers or record.channel != 0:
+        if (
+            not isinstance(record, trace.Round)
+            or record.peer not in peers
+            or record.channel not in (0, "model")
+        ):
             continue
         before, ended[record.peer] = ended.get(record.peer), record.t
         if any(

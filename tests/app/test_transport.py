@@ -130,8 +130,6 @@ def test_three_peers_train_a_model_and_hold_the_same_bits() -> None:
         assert not torch.equal(here, before)
 
 
-@@@
-
 def test_ready_is_said_once_when_the_first_channel_is() -> None:
     with Crew(2) as crew:
         said: list[tuple[int, str]] = []

@@ -1,7 +1,7 @@
 """A crew in one process: real nodes in virtual time, one thread for each peer's training loop.
 
-When all the peers that are present have begun a round, of whatever channel, all of these are run to their
-ends at once.
+Virtual time goes on when all the peers that are present are in a round: where all are in one of the same
+channel, at once until it is over for all; else until it is over for the first of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class FakeCrew:
         self._losses = LossStream(Faults(loss=Loss(loss) if loss else None), seed)
         self._now_s, self._seq = 0.0, 0
         self._heap: list[tuple[float, int, int, Event]] = []
-        self._asks: dict[tuple[int, int], Average | Offer] = {}
+        self._asks: dict[tuple[int, int], Average | Offer] = {}  # by peer and channel
+        self._running: set[tuple[int, int]] = set()
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._failed: BaseException | None = None
         self._changed = threading.Condition()
@@ -90,7 +91,7 @@ class FakeCrew:
             if not self._changed.wait_for(
                 lambda: (peer, channel) in self._outcomes or self._failed, PATIENCE_S
             ):
-                raise TimeoutError(f"peer {peer} waits for {self.present - self._asking()}")
+                raise TimeoutError(f"peer {peer} waits for {self.present - self._within()}")
             if self._failed is not None:
                 raise RuntimeError("another peer failed") from self._failed
             return self._outcomes.pop((peer, channel))
@@ -106,19 +107,23 @@ class FakeCrew:
             self._failed = error
             self._changed.notify_all()
 
-    def _asking(self) -> set[int]:
-        return {peer for peer, _ in self._asks}
+    def _within(self) -> set[int]:
+        """The peers that have begun a round, which is not over."""
+        return {peer for peer, _ in self._asks.keys() | self._running}
 
     def _run_if_all_are_here(self) -> None:
-        asking = self._asking()
-        if not asking or not asking >= self.present:
+        within = self._within()
+        if not within or not within >= self.present:
             return
         asks, self._asks = self._asks, {}
+        self._running |= asks.keys()
+        begun = len(self._running)
         for (peer, _), event in asks.items():
             self._apply(peer, self.nodes[peer].step(self._now_s, event))
-        while not self._outcomes.keys() >= asks.keys():
+        together = len({channel for _, channel in self._running}) == 1
+        while self._running and (together or len(self._running) == begun):
             self._now_s, _, peer, event = heapq.heappop(self._heap)
-            if peer in self.present or peer in asking:
+            if peer in self.present or peer in within:
                 self._apply(peer, self.nodes[peer].step(self._now_s, event))
         self._changed.notify_all()
 
@@ -137,7 +142,9 @@ class FakeCrew:
             elif isinstance(effect, Arm):
                 self._push(effect.at_s, peer, Expired(effect.timer))
             elif isinstance(effect, Done):
-                self._outcomes[peer, effect.outcome.channel] = effect.outcome
+                key = peer, effect.outcome.channel
+                self._outcomes[key] = effect.outcome
+                self._running.discard(key)
 
     def _push(self, at_s: float, peer: int, event: Event) -> None:
         self._seq += 1

@@ -2,7 +2,7 @@
 
 Between peers a training is over when each has said so. One that paused (to evaluate, save or compile) is
 waited for: the others' processes would be gone when it comes to average what it has. What is left of local
-steps goes into one last mean, to which only peers give that averaged with others lately; then digests are
+steps goes into one last mean, to which only peers give that have kept up with the others; then digests are
 compared, and where they differ all take the values of one peer (``training.whole``).
 """
 
@@ -111,11 +111,11 @@ def finish(
         told = _told_by(transport, ours, "finish/1", deadline_s)
     told = _make_alike(transport, ours, "finish", told, source_of, deadline_s)
     digests = [_of(told, what.name)[transport.me].digest for what in ours]
-    newest = {what.name: max(s.met for s in _of(first, what.name).values()) for what in ours}
+    newest = {what.name: max(s.current for s in _of(first, what.name).values()) for what in ours}
     behind = {
         peer: late
         for peer, stands in sorted(first.items())
-        if (late := max(newest[name] - stand.met for name, stand in stands.items() if name in newest)) > 0
+        if (late := max(newest[name] - stand.current for name, stand in stands.items() if name in newest)) > 0
     }
     return Finished(
         digest=joined_digest(digests),

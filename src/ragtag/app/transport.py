@@ -333,7 +333,7 @@ class DriverTransport:
             self._open(channel, schema, method, codec, self.late, self.deadline_s)
 
     def absent(self, topic: int) -> frozenset[PeerId]:
-        """The peers that have left or are dead, as membership tells; without it, those that answer nothing."""
+        """The peers that have left or died, as membership tells; without it, those that answer nothing."""
         return self._driver.node.gone if self._entrance is not None else self.notices(topic).silent
 
     def heard_of(self, channel: int) -> int:

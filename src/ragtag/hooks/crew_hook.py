@@ -30,7 +30,7 @@ from ragtag.training.modules import buffer_parts
 from ragtag.training.options import averaging_of
 from ragtag.training.replica import Replica
 from ragtag.training.tensors import Part
-from ragtag.training.whole import Stand, Whole, met_others
+from ragtag.training.whole import Stand, Whole, kept_up
 
 MODELS_EVERY = 32
 
@@ -104,7 +104,7 @@ class CrewState:
         if models_every < 1:
             raise ValueError(f"models_every is {models_every}: give a number of rounds, 1 or more")
         self._crew, self._transport = crew, crew.transport
-        self._method = averaging_of(averager, None)[0] or RPS(repair=True)
+        self._currenthod = averaging_of(averager, None)[0] or RPS(repair=True)
         self._codec = DENSE[codec] if isinstance(codec, str) else codec
         self._weight, self._deadline_s = weight, deadline_s
         self.name = crew.take_name(name, "gradients")
@@ -117,7 +117,7 @@ class CrewState:
         self._due = False
         self._round: int | None = None
         self._missed = 0  # rounds, since models were averaged
-        self._met, self._since = -1, 0
+        self._current, self._since = -1, 0
         self.whole: Whole | None = None
         """The model, to be compared with other peers' (``None``: none was given)."""
         self.behind = False
@@ -168,8 +168,7 @@ class CrewState:
         """Whether this peer missed rounds, and whether models are averaged next."""
         self._crew.record_round(outcome)
         self._since += 1
-        if met_others(outcome, self._transport.me):
-            self._met = outcome.round
+        self._current = kept_up(self._current, outcome, self._transport.me)
         if self._models is not None:
             last = outcome.round - 1 if self._round is None else self._round
             self._missed += outcome.round - last - 1
@@ -183,8 +182,10 @@ class CrewState:
 
     def _open(self) -> Table:
         """Agree with the crew on what is averaged."""
-        table = self._table = Table(self._names.names, self._names.parameters, self._codec, self._method.name)
-        self._transport.configure(self._channel, table.schema, self._method, self._codec)
+        table = self._table = Table(
+            self._names.names, self._names.parameters, self._codec, self._currenthod.name
+        )
+        self._transport.configure(self._channel, table.schema, self._currenthod, self._codec)
         self.behind = self._crew.enter(self._channel)
         return table
 
@@ -234,7 +235,7 @@ class CrewState:
         if self.whole is None:
             raise RuntimeError("no model was given")
         round_ = -1 if self._round is None else self._round
-        return Stand(self.whole.digest(), self._met, self._since, round_)
+        return Stand(self.whole.digest(), self._current, self._since, round_)
 
     def settle(self) -> None:
         """Nothing is under way between steps."""

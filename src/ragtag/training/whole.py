@@ -96,12 +96,12 @@ class Whole:
 class Stand(msgspec.Struct, frozen=True):
     """Where a peer stands with one model.
 
-    digest: of its values. met: the last round in which it averaged with others (-1: none). since: its local
-    steps since its last average. round: the last round.
+    digest: of its values. current: the newest round up to which it has kept up with the others (``kept_up``;
+    -1: none). since: its local steps since its last average. round: the last round.
     """
 
     digest: str
-    met: int = -1
+    current: int = -1
     since: int = 0
     round: int = -1
 
@@ -115,25 +115,35 @@ def met_others(outcome: Outcome, me: PeerId) -> bool:
     return bool(heard & ~(1 << place))
 
 
+def kept_up(before: int, outcome: Outcome, me: PeerId) -> int:
+    """The newest round up to which a peer has kept up with the others, by its last outcome.
+
+    before: until then. A peer that went on alone, having skipped rounds, has what it had when it fell behind,
+    however many rounds it adds; one that missed none is all of the crew that there was.
+    """
+    went_on = outcome.round <= before + 1 + CATCH_UP
+    return outcome.round if went_on or met_others(outcome, me) else before
+
+
 Stands = Mapping[PeerId, Stand]
 
 
 def is_current(stand: Stand, stands: Stands) -> bool:
-    """Whether a peer's values count: it has averaged with others as lately as any, or nearly so.
+    """Whether a peer's values count: it has kept up with the others.
 
     The bound is that of rounds: whoever skipped more takes, and does not give.
     """
-    return stand.met >= max(other.met for other in stands.values()) - CATCH_UP
+    return stand.current >= max(other.current for other in stands.values()) - CATCH_UP
 
 
 def source_of(stands: Stands) -> PeerId:
-    """Whose values all take: of those that averaged with others last, one whose values most have; then the
-    lowest peer. All peers that know the same come to the same.
+    """Whose values all take: of those that have come furthest with the crew, one whose values most have; then
+    the lowest peer. All peers that know the same come to the same.
     """
-    newest = max(stand.met for stand in stands.values())
-    counts = Counter(stand.digest for stand in stands.values() if stand.met == newest)
+    newest = max(stand.current for stand in stands.values())
+    counts = Counter(stand.digest for stand in stands.values() if stand.current == newest)
     return min(
-        (peer for peer, stand in stands.items() if stand.met == newest),
+        (peer for peer, stand in stands.items() if stand.current == newest),
         key=lambda peer: (-counts[stands[peer].digest], peer),
     )
 

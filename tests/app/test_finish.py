@@ -1,0 +1,238 @@
+"""Peers begin and end with one model, over drivers in one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ragtag
+from ragtag.app import finish as ending
+from ragtag.app.transport import DriverTransport, SoloTransport
+from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.whole import Finished, Stand, digest_of
+from tests.app.test_transport import Train, all_at_once, transports
+from tests.network.crew import PATIENCE_S, Crew
+
+
+def model_of(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Linear(40, 6))
+
+
+def optimizer_of(model: nn.Module, transport: DriverTransport, **options: Any) -> CrewOptimizer:
+    return CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), transport, model=model, **options)
+
+
+def step(model: nn.Module, optimizer: CrewOptimizer, seed: int) -> None:
+    inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(seed))
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    floating = [t.flatten() for t in model.state_dict().values() if t.is_floating_point()]
+    return torch.cat(floating).clone()
+
+
+@pytest.mark.parametrize("average", ["models", "gradients"])
+def test_peers_that_begin_with_other_weights_take_the_lowest_peers(average: str) -> None:
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        model = model_of(seed=transport.me)
+        first = weights(model)
+        optimizer = optimizer_of(model, transport, average=average)
+        begun = Stand(digest_of(model.parameters()))
+        ending.begin_alike(transport, optimizer, begun, PATIENCE_S)
+        return first, weights(model)
+
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), work)
+    lowest = found[0][0]
+    assert not torch.equal(found[1][0], lowest)
+    assert all(torch.equal(after, lowest) for _, after in found.values())
+
+
+def test_peers_that_begin_alike_average_nothing_for_it() -> None:
+    def work(transport: DriverTransport) -> bool:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport)
+        ending.begin_alike(transport, optimizer, Stand(digest_of(model.parameters())), PATIENCE_S)
+        assert optimizer.whole is not None
+        return optimizer.whole._replica is None
+
+    with Crew(2) as crew:
+        assert all(all_at_once(transports(crew), work).values())
+
+
+def test_the_last_local_steps_are_in_one_agreed_mean() -> None:
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor, Finished]:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport, every=10)
+        for at in range(14):
+            step(model, optimizer, 100 * transport.me + at)
+        apart = weights(model)
+        return apart, weights_after(transport, model, optimizer), ending.Finished()
+
+    def weights_after(transport: DriverTransport, model: nn.Module, optimizer: CrewOptimizer) -> torch.Tensor:
+        found = ending.finish(transport, [optimizer], PATIENCE_S, 1.0)
+        assert (found.alike, found.peers) == (True, (0, 1, 2))
+        assert found.moved > 0
+        return weights(model)
+
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), work)
+    before = torch.stack([apart for apart, _, _ in found.values()])
+    after = [own for _, own, _ in found.values()]
+    assert not torch.equal(before[0], before[1])
+    assert torch.equal(after[0], after[1])
+    assert torch.equal(after[0], after[2])
+    assert torch.allclose(after[0], before.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("average", ["models", "gradients"])
+def test_a_peer_that_pauses_near_the_end_takes_the_others_model(average: str) -> None:
+    paused, over = threading.Event(), threading.Barrier(2)
+
+    def goes_on(transport: DriverTransport) -> tuple[torch.Tensor, Finished]:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport, average=average)
+        for at in range(40):
+            step(model, optimizer, 100 * transport.me + at)
+        over.wait(PATIENCE_S)
+        paused.set()
+        found = ending.finish(transport, [optimizer], PATIENCE_S, 1.0)
+        return weights(model), found
+
+    def pauses(transport: DriverTransport) -> tuple[torch.Tensor, Finished]:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport, average=average)
+        for at in range(5):
+            step(model, optimizer, 100 * transport.me + at)
+        assert paused.wait(PATIENCE_S)
+        stale = weights(model)
+        found = ending.finish(transport, [optimizer], PATIENCE_S, 1.0)
+        assert not torch.equal(stale, weights(model))
+        return weights(model), found
+
+    works: dict[int, Train] = {0: goes_on, 1: goes_on, 2: pauses}
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), works)
+    assert all(torch.equal(own, found[0][0]) for own, _ in found.values())
+    for _, said in found.values():
+        assert said.alike
+        assert said.peers == (0, 1, 2)
+        assert said.behind[2] >= 30
+        assert said.digest == found[0][1].digest
+    assert found[2][1].moved > 0
+    assert found[0][1].moved == 0 or average == "models"
+
+
+def test_one_that_ends_waits_for_one_that_comes_back_and_trains_on() -> None:
+    done, ready = threading.Event(), threading.Event()
+
+    def first(transport: DriverTransport) -> torch.Tensor:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport)
+        for at in range(40):
+            step(model, optimizer, at)
+        done.set()
+        assert ready.wait(PATIENCE_S)
+        assert ending.finish(transport, [optimizer], PATIENCE_S, 1.0).alike
+        return weights(model)
+
+    def alone(transport: DriverTransport) -> torch.Tensor:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport)
+        for at in range(12):
+            step(model, optimizer, 100 + at)
+        assert done.wait(PATIENCE_S)
+        for at in range(4):
+            step(model, optimizer, 200 + at)
+        ready.set()
+        assert ending.finish(transport, [optimizer], PATIENCE_S, 1.0).alike
+        return weights(model)
+
+    works: dict[int, Train] = {0: first, 1: alone}
+    with Crew(2) as crew:
+        found = all_at_once(transports(crew), works)
+    assert torch.equal(found[0], found[1])
+
+
+def test_a_peer_that_never_ends_is_waited_for_until_the_deadline() -> None:
+    over = threading.Event()
+
+    def ends(transport: DriverTransport) -> tuple[float, Finished]:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport)
+        for at in range(5):
+            step(model, optimizer, at + 100 * transport.me)
+        began_s = time.monotonic()
+        found = ending.finish(transport, [optimizer], 1.5, 1.0)
+        if transport.me == 0:
+            over.set()
+        return time.monotonic() - began_s, found
+
+    def hangs(transport: DriverTransport) -> tuple[float, Finished]:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport)
+        for at in range(5):
+            step(model, optimizer, at)
+        assert over.wait(PATIENCE_S)
+        return 0.0, Finished()
+
+    works: dict[int, Train] = {0: ends, 1: ends, 2: hangs}
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), works)
+    for peer in (0, 1):
+        took_s, said = found[peer]
+        assert took_s >= 1.5
+        assert (said.alike, said.peers) == (True, (0, 1))
+
+
+def test_two_models_end_alike_and_have_one_digest() -> None:
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor, Finished]:
+        one, other = model_of(seed=1), model_of(seed=2)
+        optimizers = [
+            optimizer_of(one, transport, name="one", every=3),
+            optimizer_of(other, transport, name="two"),
+        ]
+        for at in range(7):
+            for model, optimizer in zip((one, other), optimizers, strict=True):
+                step(model, optimizer, at + 100 * transport.me)
+        found = ending.finish(transport, optimizers, PATIENCE_S, 1.0)
+        return weights(one), weights(other), found
+
+    with Crew(2) as crew:
+        found = all_at_once(transports(crew), work)
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][0], found[0][1])
+    assert found[0][2].digest == found[1][2].digest
+
+
+def test_alone_there_is_nothing_to_agree_on() -> None:
+    transport = SoloTransport(0)
+    model = model_of(seed=1)
+    optimizer = optimizer_of(model, transport)  # type: ignore[arg-type]
+    step(model, optimizer, 1)
+    before = weights(model)
+    found = ending.finish(transport, [optimizer], 0.0, 1.0)
+    assert torch.equal(before, weights(model))
+    assert (found.alike, found.peers) == (True, (0,))
+    assert str(found).startswith("this peer ends alone, with model ")
+    assert ending.finish(transport, [], 0.0, 1.0).digest == ""
+
+
+def test_a_crew_finishes_when_it_is_left(tmp_path: Any) -> None:
+    with ragtag.join() as crew:
+        model = model_of(seed=1)
+        optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+        step(model, optimizer, 1)
+        found = crew.finish()
+        assert crew.finish() is found
+    assert crew.left

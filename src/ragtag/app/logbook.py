@@ -143,6 +143,22 @@ class Logbook:
             )
         )
 
+    def record_run(self) -> None:
+        """Write to the trace what run this is, where no launcher does: of a crew that is not its first."""
+        place = self._place
+        self.record(
+            trace.Run(
+                t=self.now_s(),
+                world="live",
+                name=place.crew,
+                seed=place.seed,
+                peers=place.size,
+                method="",
+                config={},
+                started_unix_s=self._origin_s,
+            )
+        )
+
     def record_join(self, met: int) -> None:
         """Write to the trace that this peer is in, and how many others it met."""
         driver = self._driver

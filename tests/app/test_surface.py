@@ -157,3 +157,22 @@ def test_a_checkpoint_may_be_saved_after_leaving(tmp_path: Path) -> None:
     with ragtag.join() as crew:
         crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
     assert crew.save(tmp_path).exists()
+
+
+# -- What is printed
+
+
+def test_a_checkpoint_that_was_found_is_shown_in_a_line(tmp_path: Path) -> None:
+    model = torch.nn.Linear(300, 7)
+    with ragtag.join() as crew:
+        optimizer = crew.optimizer(torch.optim.Adam(model.parameters()), model=model)
+        crew.keep(scheduler=torch.optim.lr_scheduler.StepLR(optimizer.inner, 5))
+        crew.save(tmp_path)
+        found = crew.resume(tmp_path)
+        assert repr(crew) == "Crew('alone', peer 0 of 1, live: [0])"
+    text = repr(found)
+    assert "model of 2 tensors, 8,428 bytes, scheduler" in text
+    assert "step=0" in text
+    assert str(tmp_path) in text
+    assert len(text) < 400
+    assert repr(crew) == "Crew('alone', peer 0 of 1, left)"

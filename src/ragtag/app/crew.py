@@ -48,6 +48,7 @@ from ragtag.training.coherence import Coherence
 from ragtag.training.compress import TopK
 from ragtag.training.conduct import Conduct
 from ragtag.training.deal import Indices
+from ragtag.training.loader import require_loader
 from ragtag.training.modules import parameters_of
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.sizes import BatchSizes
@@ -128,6 +129,10 @@ class Crew(Logbook):
                 crew.leave(finish=False)  # too late to save another model, and an error may have ended it
 
         atexit.register(leave_at_exit)
+
+    def __repr__(self) -> str:
+        where = "left" if self._left else f"live: {sorted(self.live)}"
+        return f"Crew({self._place.crew!r}, peer {self.rank} of {self.size}, {where})"
 
     # -- Who is there
 
@@ -423,6 +428,7 @@ class Crew(Logbook):
         over epochs goes through a new epoch each time. ValueError: it is then given other options.
         """
         self._require_in("crew.split(...)")
+        require_loader(loader)
         split = self._splits.get(loader)
         if split is None:
             self._split_by[loader] = shards, seed, sizes

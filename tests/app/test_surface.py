@@ -19,7 +19,7 @@ from ragtag.app.environment import VARIABLES
 from ragtag.protocols.method import Method
 from ragtag.training.optimizer import CrewOptimizer
 
-OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "channel", "seed"}
+OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "on_step", "channel", "seed"}
 """What a crew tells its optimizers by itself."""
 
 

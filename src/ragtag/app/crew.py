@@ -275,6 +275,7 @@ class Crew(Logbook):
             on_outcome=told,
             on_ready=lambda ready: self._enter(ready, initial),
             on_note=self.note,
+            on_step=partial(self._stepped, len(self._conducts)),
             seed=self.seed,
         )
         self._conducts.append(made.conduct)

@@ -446,6 +446,25 @@ def test_a_crew_that_was_not_left_is_not_joined_again(two: Others) -> None:
         assert crew.live == {0, 1}
 
 
+def test_the_lowest_peer_warns_once_what_batches_come_to_together(
+    two: Others, caplog: pytest.LogCaptureFixture
+) -> None:
+    two.say(1, hello())
+    loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8)
+    with join(deadline_s=PATIENCE_S) as crew:
+        for _ in range(2):
+            crew.split(loader)
+        crew.split(DataLoader(loader.dataset))
+    said = [message for message in caplog.messages if message.startswith("2 peers with batches of 8")]
+    assert len(said) == 1
+    caplog.clear()
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    with join() as alone:
+        alone.split(loader)
+    assert not caplog.messages
+
+
 def test_alone_any_number_of_crews_may_be_joined() -> None:
     crews = [join() for _ in range(3)]
     for crew in crews:

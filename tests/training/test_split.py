@@ -30,6 +30,7 @@ import ragtag
 from ragtag.protocols.board import BLOB_MAX, Notices
 from ragtag.training.deal import BLOCKS_MAX, cut, shuffled, skewed_shards
 from ragtag.training.split import EpochReport, Split
+from ragtag.training.together import together as together_text
 from tests.protocols.hall import Hall
 
 
@@ -455,3 +456,20 @@ def test_a_large_epoch_has_few_blocks() -> None:
     assert BLOCKS_MAX // 2 < len(deck.sizes) <= BLOCKS_MAX
     assert all(size % 3 == 0 for size in deck.sizes[:-1])
     assert BLOB_MAX >= 1024
+
+
+# -- What batches come to together
+
+
+def test_a_crew_is_told_what_its_batches_come_to_together() -> None:
+    loader = DataLoader(Numbers(960), batch_size=32)
+    said = together_text(splits(3, loader)[0], 3)
+    assert said.startswith(
+        "3 peers with batches of 32: 96 samples in a step of all; an epoch is 10 steps of each peer, where "
+        "one alone takes about 30. "
+    )
+    assert "raise the learning rate (as for a batch 3 times as large) or train for more epochs" in said
+    stream = together_text(splits(2, DataLoader(Stream(10), batch_size=4))[0], 2)
+    assert "8 samples in a step of all; each peer takes a part of the steps" in stream
+    of_its_own = together_text(splits(2, DataLoader(Numbers(4), batch_sampler=[[0, 1, 2], [3]]))[0], 2)
+    assert of_its_own.startswith("2 peers; an epoch is 1 steps of each peer")

@@ -54,6 +54,7 @@ from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.sizes import BatchSizes
 from ragtag.training.split import Split
 from ragtag.training.state import Stateful
+from ragtag.training.together import together
 from ragtag.training.whole import Finished, Stand, digest_of
 
 _log = logging.getLogger("ragtag")
@@ -424,6 +425,7 @@ class Crew(Logbook):
 
         Peers make their splits in the same order. What an epoch came to is logged and traced. In a crew that
         began with more than 64 peers, every 64 of them have a pool of their own, with their part of the data.
+        A crew's lowest peer warns once what the batches come to together (``training.together``).
         sizes: ``ragtag.BatchSizes()``: each peer's batches follow its speed, as its optimizer measures it.
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
         over epochs goes through a new epoch each time. ValueError: it is then given other options.
@@ -448,6 +450,9 @@ class Crew(Logbook):
                 busy_s=lambda: sum(conduct.busy_s for conduct in self._conducts),
             )
             self._splits[loader] = split
+            late = isinstance(self._transport, DriverTransport) and self._transport.late
+            if ordinal == 0 and len(self.live) > 1 and self.rank == min(self.live) and not late:
+                _log.warning("%s", together(split, len(self.live)))  # by one peer, and where it is seen
             return split
         first = self._split_by[loader]
         for name, now, before in zip(("shards", "seed", "sizes"), (shards, seed, sizes), first, strict=True):

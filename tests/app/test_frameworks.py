@@ -1,4 +1,4 @@
-"""A split as train loader of Lightning and of Accelerate, with a crew's optimizer; where they are installed."""
+"""A split as train loader of Lightning and of Accelerate, with an optimizer of a crew; where installed."""
 
 from __future__ import annotations
 

@@ -253,32 +253,38 @@ class Crew(Logbook):
             if on_outcome is not None:
                 on_outcome(outcome)
 
-        parameters = parameters_of(optimizer.param_groups)
+        fine = isinstance(optimizer, torch.optim.Optimizer)  # else it is refused below
+        parameters = parameters_of(optimizer.param_groups) if fine else []
         initial = "" if any(map(is_lazy, parameters)) else digest_of(parameters)
-        made = CrewOptimizer(
-            optimizer,
-            self._transport,
-            method=averager,
-            average=average,
-            schedule=schedule,
-            every=every,
-            model=model,
-            name=self.take_name(name, "model"),
-            buffers=buffers,
-            weight=weight,
-            samples=self._samples_so_far,
-            outer=outer,
-            codec=codec,
-            compress=compress,
-            align=align,
-            deadline_s=deadline_s,
-            coherence=coherence,
-            on_outcome=told,
-            on_ready=lambda ready: self._enter(ready, initial),
-            on_note=self.note,
-            on_step=partial(self._stepped, len(self._conducts)),
-            seed=self.seed,
-        )
+        taken = self.take_name(name, "model")
+        try:
+            made = CrewOptimizer(
+                optimizer,
+                self._transport,
+                method=averager,
+                average=average,
+                schedule=schedule,
+                every=every,
+                model=model,
+                name=taken,
+                buffers=buffers,
+                weight=weight,
+                samples=self._samples_so_far,
+                outer=outer,
+                codec=codec,
+                compress=compress,
+                align=align,
+                deadline_s=deadline_s,
+                coherence=coherence,
+                on_outcome=told,
+                on_ready=lambda ready: self._enter(ready, initial),
+                on_note=self.note,
+                on_step=partial(self._stepped, len(self._conducts)),
+                seed=self.seed,
+            )
+        except BaseException:
+            del self._names[channel_of(taken)]  # for whoever tries again with other options
+            raise
         self._conducts.append(made.conduct)
         return made
 

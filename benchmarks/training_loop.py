@@ -99,7 +99,7 @@ class Trainer:
         """Join a crew with the model that was made last."""
         assert self._socket is not None
         peers = tuple(("127.0.0.1", port) for port in ports)
-        place = Place(rank, len(ports), crew, peers=peers, socket_fd=self._socket.detach())
+        place = Place(rank, len(ports), crew, peers=peers, socket_fd=self._socket.fileno())
         os.environ.update(place.variables())
         try:
             self._crew = ragtag.join(deadline_s=DEADLINE_S)
@@ -144,9 +144,10 @@ class Trainer:
 
     def leave(self) -> None:
         """Leave the crew; its thread ends."""
-        assert self._crew is not None
+        assert self._crew is not None and self._socket is not None
         self._crew.leave()
-        self._crew = None
+        self._socket.close()
+        self._crew = self._socket = None
         del self._wrapped
         if any(thread.name.startswith("ragtag-") for thread in threading.enumerate()):
             raise RuntimeError("the driver's thread is still there: the next block would not be without it")

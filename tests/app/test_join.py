@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ragtag.app.join import JoinError, join
 from ragtag.app.launch import launch
 from ragtag.app.launch_events import Ended, Event, Line
 from ragtag.app.report import report_json
+from ragtag.app.token import decode, kept_token
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.core.types import Met
@@ -398,3 +400,86 @@ def test_a_peer_killed_before_its_first_average_holds_nobody_up_for_long(tmp_pat
         assert heard == "0b11"
         assert live in ("[0, 1]", f"[{peer}]")  # the other one may have left since
         assert float(took_s) < 1.75 * give_up_s  # membership has declared it dead long before
+
+
+# -- Again
+
+AGAIN = """
+for k in range(3):
+    torch.manual_seed(crew.rank)
+    model = torch.nn.Linear(3, 1)
+    optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    for _ in range(2 + 20 * (crew.rank == k)):  # one is late for the next crew
+        optimizer.average()
+        time.sleep(0.01)
+    print(k, crew.rank, sorted(crew.live | {crew.rank}), optimizer.outcome.round, model.weight.tolist())
+    crew.leave()
+    if k < 2:
+        crew = ragtag.join(deadline_s=30.0)
+"""
+
+
+def test_peers_that_have_left_form_a_crew_again_and_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    events, ends = launched(tmp_path, 2, AGAIN, PATIENCE_S, run_folder=run)
+    assert not any(end.failed for end in ends.values()), events
+    for peer in range(2):
+        said = lines(events, peer)
+        assert [line.split()[:2] for line in said] == [[str(k), str(peer)] for k in range(3)]
+    names = []
+    for folder in (run, run / "crew-2", run / "crew-3"):
+        found = read_run(folder)
+        assert found.run is not None
+        records = list(found.records())
+        names.append(decode(kept_token(folder)).crew)
+        joined = [r for r in records if isinstance(r, trace.Join)]
+        assert sorted((r.peer, r.others) for r in joined) == [(0, 1), (1, 1)], folder
+        assert any(r.contributors == 2.0 for r in records if isinstance(r, trace.Round)), folder
+    assert names == [names[0], f"{names[0]}.2", f"{names[0]}.3"]
+
+
+def test_a_crew_that_was_not_left_is_not_joined_again(two: Others) -> None:
+    two.say(1, hello())
+    with join(deadline_s=PATIENCE_S) as crew:
+        with pytest.raises(JoinError, match=r"peer 0 of its crew already: .*leave\(\) before joining again"):
+            join(deadline_s=GIVE_UP_S)
+        assert crew.live == {0, 1}
+
+
+def test_the_lowest_peer_warns_once_what_batches_come_to_together(
+    two: Others, caplog: pytest.LogCaptureFixture
+) -> None:
+    two.say(1, hello())
+    loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8)
+    with join(deadline_s=PATIENCE_S) as crew:
+        for _ in range(2):
+            crew.split(loader)
+        crew.split(DataLoader(loader.dataset))
+    said = [message for message in caplog.messages if message.startswith("2 peers with batches of 8")]
+    assert len(said) == 1
+    caplog.clear()
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    with join() as alone:
+        alone.split(loader)
+    assert not caplog.messages
+
+
+def test_alone_any_number_of_crews_may_be_joined() -> None:
+    crews = [join() for _ in range(3)]
+    for crew in crews:
+        assert crew.live == {0}
+        crew.leave()
+    assert not join().left
+
+
+def test_a_later_crew_has_a_name_and_a_key_of_its_own() -> None:
+    place = Place(1, 2, "otters", key=bytes(32), run_folder=Path("run"), name="peer-1")
+    assert place.of_crew(1) == place
+    second, third = place.of_crew(2), place.of_crew(3)
+    assert (second.crew, second.run_folder) == ("otters.2", Path("run/crew-2"))
+    assert len({place.key, second.key, third.key}) == 3
+    assert second.key == replace(place, rank=0).of_crew(2).key
+    invited = replace(place, token="a token")
+    assert (invited.of_crew(2).crew, invited.of_crew(2).key) == (place.crew, place.key)
+    assert invited.of_crew(2).name == "peer-1.2"

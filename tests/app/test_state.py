@@ -205,7 +205,7 @@ def test_only_where_nothing_but_averaged_models_belongs_to_the_training_need_not
     assert kept().only_model
     assert not kept(momentum=0.9).only_model
     assert not kept(average="gradients").only_model
-    assert not kept(outer=Nesterov(0.7, 0.6)).only_model
+    assert not kept(every=1, outer=Nesterov(0.7, 0.6)).only_model
     beside = kept()
     beside.keep(more=nn.Linear(1, 1))
     assert not beside.only_model

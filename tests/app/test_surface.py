@@ -19,7 +19,7 @@ from ragtag.app.environment import VARIABLES
 from ragtag.protocols.method import Method
 from ragtag.training.optimizer import CrewOptimizer
 
-OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "channel", "seed"}
+OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "on_step", "seed"}
 """What a crew tells its optimizers by itself."""
 
 
@@ -52,10 +52,26 @@ def test_an_editor_sees_all_arguments_of_an_optimizer() -> None:
     for_users = {name for name in own if name not in OF_THE_CREW} - {"inner", "method"}
     assert set(shown) - {"self", "optimizer", "averager"} == for_users
     for name in for_users:
-        assert shown[name].annotation == own[name].annotation, name
-        default, inner = shown[name].default, own[name].default
-        assert default == getattr(inner, "name", inner), name
         assert f"{name}: " in inspect.getdoc(Crew.optimizer), name
+        if name != "name":  # where none is given, the crew finds one
+            assert shown[name].annotation == own[name].annotation, name
+            assert shown[name].default == own[name].default, name
+
+
+@pytest.mark.parametrize("other", [torch.nn.Linear(1, 1), None, torch.optim.SGD])
+def test_what_is_no_optimizer_is_refused(other: object) -> None:
+    with pytest.raises(TypeError, match=r"wraps a plain torch\.optim\.Optimizer; this is a "):
+        ragtag.join().optimizer(other)
+
+
+def test_an_optimizer_that_was_refused_leaves_its_name_free() -> None:
+    model = torch.nn.Linear(2, 1)
+    crew = ragtag.join()
+    for name in (None, "critic"):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(TypeError, match="write every=5"):
+            crew.optimizer(sgd, model=model, name=name, schedule=5)
+        assert crew.optimizer(sgd, model=model, name=name).name == (name or "model")
 
 
 # -- Texts
@@ -157,3 +173,22 @@ def test_a_checkpoint_may_be_saved_after_leaving(tmp_path: Path) -> None:
     with ragtag.join() as crew:
         crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
     assert crew.save(tmp_path).exists()
+
+
+# -- What is printed
+
+
+def test_a_checkpoint_that_was_found_is_shown_in_a_line(tmp_path: Path) -> None:
+    model = torch.nn.Linear(300, 7)
+    with ragtag.join() as crew:
+        optimizer = crew.optimizer(torch.optim.Adam(model.parameters()), model=model)
+        crew.keep(scheduler=torch.optim.lr_scheduler.StepLR(optimizer.inner, 5))
+        crew.save(tmp_path)
+        found = crew.resume(tmp_path)
+        assert repr(crew) == "Crew('alone', peer 0 of 1, live: [0])"
+    text = repr(found)
+    assert "model of 2 tensors, 8,428 bytes, scheduler" in text
+    assert "step=0" in text
+    assert str(tmp_path) in text
+    assert len(text) < 400
+    assert repr(crew) == "Crew('alone', peer 0 of 1, left)"

@@ -19,15 +19,18 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
+import ragtag
 from ragtag.protocols.board import BLOB_MAX, Notices
 from ragtag.training.deal import BLOCKS_MAX, cut, shuffled, skewed_shards
 from ragtag.training.split import EpochReport, Split
+from ragtag.training.together import together as together_text
 from tests.protocols.hall import Hall
 
 
@@ -355,6 +358,43 @@ def test_what_does_not_fit_is_refused() -> None:
         Split(DataLoader(Numbers(10), sampler=split), 0, crew)
 
 
+def test_a_plain_batch_sampler_is_what_a_loader_makes_itself() -> None:
+    data = Numbers(30)
+    for sampler, drawn_anew in ((RandomSampler(data), True), (SequentialSampler(data), False)):
+        made = DataLoader(data, batch_sampler=BatchSampler(sampler, 4, drop_last=True))
+        peers = splits(2, made)
+        own = splits(2, DataLoader(data, batch_size=4, shuffle=drawn_anew, drop_last=True))
+        assert [len(split) for split in peers] == [len(split) for split in own]
+        batches = batches_together(peers)
+        assert all(len(flat(batch)) == 4 for part in batches for batch in part)
+        assert batches_of(own) == {tuple(flat(batch)) for part in batches for batch in part}
+        assert sum(split.samples for split in peers) == 28
+
+
+def test_samples_of_a_batch_sampler_of_ones_own_are_counted() -> None:
+    split = alone(DataLoader(Numbers(6), batch_sampler=[[0, 1], [2], [3, 4, 5]]))
+    assert drawn(split) == [0, 1, 2, 3, 4, 5]
+    assert split.samples == 6
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3], Numbers(3), torch.ones(3), "text"])
+def test_what_is_no_loader_is_refused_with_what_to_write(data: object) -> None:
+    for split in (alone, ragtag.join().split):
+        with pytest.raises(
+            TypeError, match=r"this is a \w+: wrap it, as crew\.split\(DataLoader\(data, batch_size="
+        ):
+            split(data)
+    with pytest.raises(TypeError, match=r"this is a generator: give the loader itself"):
+        alone(iter_ for iter_ in range(3))
+
+
+def test_options_of_other_kinds_are_refused_with_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"sizes is 4; write sizes=ragtag\.BatchSizes\(\)"):
+        alone(DataLoader(Numbers(3)), sizes=4)
+    with pytest.raises(TypeError, match="shards is a int; it is a list of each peer's list of indices"):
+        alone(DataLoader(Numbers(3)), shards=4)
+
+
 # -- Shards skewed by label
 
 
@@ -416,3 +456,20 @@ def test_a_large_epoch_has_few_blocks() -> None:
     assert BLOCKS_MAX // 2 < len(deck.sizes) <= BLOCKS_MAX
     assert all(size % 3 == 0 for size in deck.sizes[:-1])
     assert BLOB_MAX >= 1024
+
+
+# -- What batches come to together
+
+
+def test_a_crew_is_told_what_its_batches_come_to_together() -> None:
+    loader = DataLoader(Numbers(960), batch_size=32)
+    said = together_text(splits(3, loader)[0], 3)
+    assert said.startswith(
+        "3 peers with batches of 32: 96 samples in a step of all; an epoch is 10 steps of each peer, where "
+        "one alone takes about 30. "
+    )
+    assert "raise the learning rate (as for a batch 3 times as large) or train for more epochs" in said
+    stream = together_text(splits(2, DataLoader(Stream(10), batch_size=4))[0], 2)
+    assert "8 samples in a step of all; each peer takes a part of the steps" in stream
+    of_its_own = together_text(splits(2, DataLoader(Numbers(4), batch_sampler=[[0, 1, 2], [3]]))[0], 2)
+    assert of_its_own.startswith("2 peers; an epoch is 1 steps of each peer")

@@ -48,11 +48,13 @@ from ragtag.training.coherence import Coherence
 from ragtag.training.compress import TopK
 from ragtag.training.conduct import Conduct
 from ragtag.training.deal import Indices
+from ragtag.training.loader import require_loader
 from ragtag.training.modules import parameters_of
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.sizes import BatchSizes
 from ragtag.training.split import Split
 from ragtag.training.state import Stateful
+from ragtag.training.together import together
 from ragtag.training.whole import Finished, Stand, digest_of
 
 _log = logging.getLogger("ragtag")
@@ -128,6 +130,10 @@ class Crew(Logbook):
                 crew.leave(finish=False)  # too late to save another model, and an error may have ended it
 
         atexit.register(leave_at_exit)
+
+    def __repr__(self) -> str:
+        where = "left" if self._left else f"live: {sorted(self.live)}"
+        return f"Crew({self._place.crew!r}, peer {self.rank} of {self.size}, {where})"
 
     # -- Who is there
 
@@ -247,31 +253,38 @@ class Crew(Logbook):
             if on_outcome is not None:
                 on_outcome(outcome)
 
-        parameters = parameters_of(optimizer.param_groups)
+        fine = isinstance(optimizer, torch.optim.Optimizer)  # else it is refused below
+        parameters = parameters_of(optimizer.param_groups) if fine else []
         initial = "" if any(map(is_lazy, parameters)) else digest_of(parameters)
-        made = CrewOptimizer(
-            optimizer,
-            self._transport,
-            method=averager,
-            average=average,
-            schedule=schedule,
-            every=every,
-            model=model,
-            name=self.take_name(name, "model"),
-            buffers=buffers,
-            weight=weight,
-            samples=self._samples_so_far,
-            outer=outer,
-            codec=codec,
-            compress=compress,
-            align=align,
-            deadline_s=deadline_s,
-            coherence=coherence,
-            on_outcome=told,
-            on_ready=lambda ready: self._enter(ready, initial),
-            on_note=self.note,
-            seed=self.seed,
-        )
+        taken = self.take_name(name, "model")
+        try:
+            made = CrewOptimizer(
+                optimizer,
+                self._transport,
+                method=averager,
+                average=average,
+                schedule=schedule,
+                every=every,
+                model=model,
+                name=taken,
+                buffers=buffers,
+                weight=weight,
+                samples=self._samples_so_far,
+                outer=outer,
+                codec=codec,
+                compress=compress,
+                align=align,
+                deadline_s=deadline_s,
+                coherence=coherence,
+                on_outcome=told,
+                on_ready=lambda ready: self._enter(ready, initial),
+                on_note=self.note,
+                on_step=partial(self._stepped, len(self._conducts)),
+                seed=self.seed,
+            )
+        except BaseException:
+            del self._names[channel_of(taken)]  # for whoever tries again with other options
+            raise
         self._conducts.append(made.conduct)
         return made
 
@@ -418,11 +431,13 @@ class Crew(Logbook):
 
         Peers make their splits in the same order. What an epoch came to is logged and traced. In a crew that
         began with more than 64 peers, every 64 of them have a pool of their own, with their part of the data.
+        A crew's lowest peer warns once what the batches come to together (``training.together``).
         sizes: ``ragtag.BatchSizes()``: each peer's batches follow its speed, as its optimizer measures it.
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
         over epochs goes through a new epoch each time. ValueError: it is then given other options.
         """
         self._require_in("crew.split(...)")
+        require_loader(loader)
         split = self._splits.get(loader)
         if split is None:
             self._split_by[loader] = shards, seed, sizes
@@ -441,6 +456,9 @@ class Crew(Logbook):
                 busy_s=lambda: sum(conduct.busy_s for conduct in self._conducts),
             )
             self._splits[loader] = split
+            late = isinstance(self._transport, DriverTransport) and self._transport.late
+            if ordinal == 0 and len(self.live) > 1 and self.rank == min(self.live) and not late:
+                _log.warning("%s", together(split, len(self.live)))  # by one peer, and where it is seen
             return split
         first = self._split_by[loader]
         for name, now, before in zip(("shards", "seed", "sizes"), (shards, seed, sizes), first, strict=True):

@@ -6,12 +6,14 @@ import logging
 import math
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ragtag.app.crew import Again, Crew, Entered
+from ragtag.app.disk import explain
 from ragtag.app.environment import (
     Address,
     Place,
@@ -33,7 +35,7 @@ from ragtag.app.membership import (
 )
 from ragtag.app.phases import Phases
 from ragtag.app.state import start_donor
-from ragtag.app.token import ADDRESSES_MAX, Token, TokenError, decode
+from ragtag.app.token import ADDRESSES_MAX, Token, TokenError, decode, keep_token
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.core import trace
@@ -58,12 +60,18 @@ def join(*, deadline_s: float = 120.0) -> Crew:
 
     Started by none of them, the process is a crew of one, and the same script trains alone.
 
+    A process may join again once it has left (a sweep, one crew after another): all peers do so in the same
+    order, keep their numbers, and form a new crew, whose trace and invitation are in ``RUN/crew-2``,
+    ``RUN/crew-3``, ... A peer that died meanwhile is waited for until the deadline, then left out. A peer
+    that was invited enters the crew of its invitation again. Alone a process may have any number of crews at
+    a time.
+
     deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
     machine). Who is not there by then is left out until it is heard.
 
     Raises:
-        JoinError: nobody else came, a peer belongs to another version or another crew, or an invitation lets
-            nobody in (any more).
+        JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or
+            another crew, or an invitation lets nobody in (any more).
         ragtag.app.environment.PlaceError: the environment contradicts itself.
         ragtag.network.udp.PortInUse: the address to listen on is taken.
     """
@@ -71,7 +79,51 @@ def join(*, deadline_s: float = 120.0) -> Crew:
         from ragtag.app.on_ray.meeting import named
 
         return named(meeting).join(deadline_s=deadline_s)
-    return join_as(place_from_environment(), deadline_s)
+    place = place_from_environment()
+    return join_as(None, deadline_s) if place is None else _joined.join(place, deadline_s)
+
+
+class _Joined:
+    """The crews that this process was launched for and has joined, one after another."""
+
+    def __init__(self) -> None:
+        self._place: Place | None = None
+        self._crews = 0
+        self._newest: weakref.ref[Crew] | None = None
+
+    def join(self, place: Place, deadline_s: float) -> Crew:
+        """Join the next one. Raises JoinError: the last one was not left."""
+        newest = None if self._newest is None else self._newest()
+        if newest is not None and not newest.left:  # one that is not left lives as long as its driver
+            raise JoinError(
+                f"this process is peer {newest.rank} of its crew already: go on with what ragtag.join() "
+                "returned, or call its leave() before joining again (`with ragtag.join() as crew:` does)"
+            )
+        if place != self._place:
+            self._place, self._crews = place, 0
+        number = self._crews + 1
+        mine = place.of_crew(number)
+        if mine.socket_fd is not None:  # a crew closes what it has; the next one needs it, too
+            mine = replace(mine, socket_fd=os.dup(mine.socket_fd))
+        crew = join_as(mine, deadline_s)
+        if number > 1 and mine.token is None:
+            _begin_folder(mine, crew)
+        self._crews, self._newest = number, weakref.ref(crew)
+        return crew
+
+
+_joined = _Joined()
+
+
+def _begin_folder(place: Place, crew: Crew) -> None:
+    """What a launcher writes into a run's folder, for a crew that none has launched anew."""
+    crew.record_run()
+    if place.run_folder is None or place.key is None or crew.rank != min(crew.live):
+        return
+    try:
+        keep_token(place.run_folder, crew.invitation())
+    except OSError as error:  # as for the trace: what is not written stops no run
+        _log.warning("no invitation to crew %r could be kept: %s", place.crew, explain(error))
 
 
 def join_as(place: Place | None, deadline_s: float) -> Crew:

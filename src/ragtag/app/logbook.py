@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ragtag.app.environment import Place
@@ -29,8 +31,13 @@ class Logbook:
         self, place: Place, driver: Driver | None, writer: TraceWriter | None, origin_s: float
     ) -> None:
         self._place, self._driver, self._writer, self._origin_s = place, driver, writer, origin_s
-        self._steps = self._samples = 0
         self._names: dict[int, str] = {}
+        self._steps = self._samples = 0  # as the script tells
+        self._taken: dict[int, int] = {}  # by each of the crew's optimizers
+        self._by_script = False
+        self._loss: Any = None  # of a step that no record has yet
+        self._accuracy: float | None = None  # the same
+        self._told_s, self._told_steps = -math.inf, 0
 
     @property
     def rank(self) -> PeerId:
@@ -48,15 +55,69 @@ class Logbook:
         if self._writer is not None:
             self._writer.write(record)
 
+    def log(self, *, loss: Any = None, accuracy: float | None = None) -> None:
+        """Tell the newest batch's loss, or how accurate this peer's model is, for live view and report.
+
+        Both as a number or a tensor of one element. Steps and samples are counted by themselves, and so is a
+        loss that a closure returns. At most two records a second are written, of the newest figures.
+        Raises TypeError: a figure is something else. ValueError: an accuracy outside 0 to 1.
+        """
+        for name, figure in (("loss", loss), ("accuracy", accuracy)):
+            if figure is not None and not _is_one(figure):
+                kind = type(figure).__name__
+                raise TypeError(f"{name} is a {kind}; it is a number, or a tensor of one element")
+        if accuracy is not None and not 0 <= float(accuracy) <= 1:
+            raise ValueError(
+                f"accuracy is {float(accuracy):g}; it is a share from 0 to 1, as 0.975 for 97.5 %"
+            )
+        self._loss = self._loss if loss is None else _detached(loss)
+        self._accuracy = self._accuracy if accuracy is None else float(accuracy)
+        self._tell()
+
+    def _stepped(self, optimizer: int, loss: Any = None) -> None:
+        """One of the crew's optimizers, by number, has taken a local step; its closure returned ``loss``."""
+        self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        if loss is not None and _is_one(loss):
+            self._loss = _detached(loss)
+        self._tell()
+
+    def _tell(self, least_s: float = PACE_EVERY_S) -> None:
+        """Record what is new, unless that was done a moment ago."""
+        now_s = time.monotonic()
+        if self._writer is None or now_s - self._told_s < least_s:
+            return
+        self._told_s = now_s
+        loss, self._loss = self._loss, None
+        accuracy, self._accuracy = self._accuracy, None
+        news = not self._by_script and self._steps_so_far() > self._told_steps
+        if news or loss is not None:
+            self._record_step(msgspec.UNSET if loss is None else float(loss))
+        if accuracy is not None:
+            self.log_eval(accuracy)
+
+    def _record_step(self, loss: float | msgspec.UnsetType) -> None:
+        steps, samples = self._steps_so_far(), self._samples_so_far()
+        self._told_steps = steps
+        self.record(trace.Step(t=self.now_s(), peer=self.rank, step=steps, samples=samples, loss=loss))
+
+    def _steps_so_far(self) -> int:
+        """Local steps of the optimizer that took most, or, without one, those that the script has logged."""
+        return max(self._taken.values(), default=self._steps)
+
+    def _samples_so_far(self) -> int:
+        """Samples that the script has logged."""
+        return self._samples
+
     def log_step(self, loss: float, samples: int, steps: int = 1) -> None:
-        """Record local steps: the last one's loss, how many samples they had, and how many they were."""
+        """Record local steps now: the last one's loss, how many samples they had, and how many they were.
+
+        Where the crew's own optimizers and splits count steps and samples, these counts go into the record.
+        """
+        self._by_script = True
         self._steps += steps
         self._samples += samples
-        self.record(
-            trace.Step(
-                t=self.now_s(), peer=self.rank, step=self._steps, samples=self._samples, loss=float(loss)
-            )
-        )
+        self._told_s, self._loss = time.monotonic(), None
+        self._record_step(float(loss))
 
     def log_eval(self, accuracy: float, loss: float | None = None, n: int = 0, model: str = "own") -> None:
         """Record how good a model is: this peer's own, or the mean of all."""
@@ -65,7 +126,7 @@ class Logbook:
                 t=self.now_s(),
                 peer=self.rank,
                 model=model,
-                step=self._steps,
+                step=self._steps_so_far(),
                 accuracy=accuracy,
                 loss=loss,
                 n=n,
@@ -143,6 +204,22 @@ class Logbook:
             )
         )
 
+    def record_run(self) -> None:
+        """Write to the trace what run this is, where no launcher does: of a crew that is not its first."""
+        place = self._place
+        self.record(
+            trace.Run(
+                t=self.now_s(),
+                world="live",
+                name=place.crew,
+                seed=place.seed,
+                peers=place.size,
+                method="",
+                config={},
+                started_unix_s=self._origin_s,
+            )
+        )
+
     def record_join(self, met: int) -> None:
         """Write to the trace that this peer is in, and how many others it met."""
         driver = self._driver
@@ -177,12 +254,14 @@ class Logbook:
     ) -> None:
         """The last record. stands: where this peer stands with all that it averages."""
         if self._writer is not None:
+            if not failed:  # else what went wrong is the last word
+                self._tell(0.0)
             self._writer.write(
                 trace.Leave(
                     t=self.now_s(),
                     peer=self.rank,
-                    steps=self._steps,
-                    samples=self._samples,
+                    steps=self._steps_so_far(),
+                    samples=self._samples_so_far(),
                     bytes_sent=sent,
                     bytes_received=received,
                     datagrams_lost=lost,
@@ -192,3 +271,15 @@ class Logbook:
                 )
             )
             self._writer.close()
+
+
+def _is_one(figure: Any) -> bool:
+    """Whether it is a number, or a tensor or an array that holds one."""
+    count = getattr(figure, "numel", getattr(figure, "size", None))
+    return isinstance(figure, int | float) or (count() if callable(count) else count) == 1
+
+
+def _detached(figure: Any) -> Any:
+    """Without the graph that it came from; it is read, which waits for a device, only when it is recorded."""
+    detach = getattr(figure, "detach", None)
+    return detach() if callable(detach) else figure

@@ -170,8 +170,10 @@ class Peers:
             self._notice(record.peer)
         if isinstance(record, trace.Step):
             row.step = max(row.step, record.step)
-            row.loss_bad = record.loss is None
-            if record.loss is not None:
+            if record.loss is None:
+                row.loss_bad = True
+            elif isinstance(record.loss, float):
+                row.loss_bad = False
                 row.losses.append(record.loss)
         elif isinstance(record, trace.Round):
             row.round = record.round if row.round is None else max(row.round, record.round)

@@ -158,11 +158,14 @@ class Align(Base, frozen=True, kw_only=True, tag="align"):
 
 
 class Step(Base, frozen=True, kw_only=True, tag="step"):
-    """A local step. samples: since the start. loss: of this step's batch; null: it was not finite."""
+    """A local step. samples: since the start.
+
+    loss: of the batch of this step, or of one shortly before; null: it was not finite; absent: not told.
+    """
 
     step: Count
     samples: Count
-    loss: float | None
+    loss: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Pace(Base, frozen=True, kw_only=True, tag="pace"):

@@ -18,10 +18,40 @@ from torch.utils.data import (
 from ragtag.training.deal import Indices
 
 
-def samples_in(batch: Any, batch_size: int | None) -> int:
-    """How many samples a collated batch has: the length of its first tensor, else of a full batch."""
-    if batch_size is None:
+def require_loader(loader: object) -> None:
+    """Raise TypeError, saying what to write, for what is no data loader."""
+    if isinstance(loader, DataLoader):
+        return
+    kind = type(loader).__name__
+    if hasattr(loader, "__len__") and hasattr(loader, "__getitem__"):
+        raise TypeError(
+            f"crew.split takes a torch.utils.data.DataLoader, and this is a {kind}: wrap it, as "
+            "crew.split(DataLoader(data, batch_size=32, shuffle=True)), once, before the loop over epochs"
+        )
+    raise TypeError(
+        f"crew.split takes a torch.utils.data.DataLoader, and this is a {kind}: give the loader itself "
+        "(what a generator yields can be wrapped in a torch.utils.data.IterableDataset)"
+    )
+
+
+def plain(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The loader; where it was given a plain ``BatchSampler``, as if it had made that by itself."""
+    batches: Any = loader.batch_sampler
+    if loader.batch_size is not None or type(batches) is not BatchSampler:
+        return loader
+    made: dict[str, Any] = {
+        "sampler": batches.sampler,
+        "batch_size": batches.batch_size,
+        "drop_last": batches.drop_last,
+    }
+    return _again(loader, made)
+
+
+def samples_in(batch: Any, loader: DataLoader[Any]) -> int:
+    """How many samples a batch of a loader has: the length of its first tensor, else of a full batch."""
+    if loader.batch_sampler is None:
         return 1
+    batch_size = loader.batch_size or 1
     while isinstance(batch, (tuple, list, dict)) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     shape: Sequence[int] = getattr(batch, "shape", ())
@@ -60,6 +90,8 @@ def indices_of(loader: DataLoader[Any]) -> Indices | None:
 
 def fitting(shards: Sequence[Sequence[int] | Indices], n: int, size: int) -> list[Indices]:
     """Shards as indices. Raises ValueError: they do not fit ``n`` peers or a data set of ``size`` samples."""
+    if not hasattr(shards, "__len__"):
+        raise TypeError(f"shards is a {type(shards).__name__}; it is a list of each peer's list of indices")
     if not 0 < len(shards) <= n:  # fewer: for those the crew began with
         raise ValueError(f"{len(shards)} shards for {n} peers: give each peer one (it may be empty)")
     lists = [np.asarray(shard, np.int64).reshape(-1) for shard in shards]
@@ -79,6 +111,11 @@ def rebuilt(loader: DataLoader[Any], order: Order) -> DataLoader[Any]:
     how: dict[str, Any] = {"sampler" if loader.batch_sampler is None else "batch_sampler": order}
     if loader.batch_sampler is None:
         how["batch_size"] = None
+    return _again(loader, how)
+
+
+def _again(loader: DataLoader[Any], how: dict[str, Any]) -> DataLoader[Any]:
+    """A loader of the same data and workers that draws otherwise."""
     if loader.num_workers > 0:
         how["prefetch_factor"] = loader.prefetch_factor
         how["persistent_workers"] = loader.persistent_workers

@@ -91,7 +91,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         ``training.coherence``); in trace and report, and in ``conduct.spent.coherence``.
     on_outcome: called with each round's outcome. on_ready: called once, when the crew has agreed on what is
         averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed) and
-        of rounds sent whole.
+        of rounds sent whole. on_step: called after each local step with the closure's loss.
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
     NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent);
@@ -122,6 +122,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         on_outcome: Callable[[Outcome], None] | None = None,
         on_ready: Callable[[CrewOptimizer], None] | None = None,
         on_note: Callable[[Noted], None] | None = None,
+        on_step: Callable[[float | None], None] | None = None,
         name: str = "model",
         seed: int = 0,
     ) -> None:
@@ -165,7 +166,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             require_compressible(compress, self._currenthod, inner, self.conduct.partial)
             if model is None and average == "models":
                 raise ValueError("differences are to the model before the first step: give model=...")
-        self._on_ready = on_ready
+        self._on_ready, self._on_step = on_ready, on_step
         self._buffers = buffers
         self._steps = self._since = 0
         self._replica: Replica | SparseReplica | None = None
@@ -377,6 +378,8 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._end()
         if self.conduct.due(self._steps, self._since):
             self._begin() if delay else self.average()
+        if self._on_step is not None:
+            self._on_step(loss)
         return loss
 
     def average(self) -> Outcome:

@@ -118,6 +118,12 @@ class Snapshot:
         """How far the training has come."""
         return Progress(self.before + self.round, self.step)
 
+    def __repr__(self) -> str:
+        n_bytes = sum(tensor.nbytes for tensor in self.model.values())
+        more = "".join(f", {name}" for name in self.extra)
+        where = f"step={self.step}, round={self.round}"
+        return f"Snapshot({where}, model of {len(self.model)} tensors, {n_bytes:,} bytes{more})"
+
     @cached_property
     def schema(self) -> Schema:
         """The model's tensors by name; no codec or method, since a snapshot outlives both."""

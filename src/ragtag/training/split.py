@@ -19,7 +19,16 @@ from ragtag.training.averager import Peers
 from ragtag.training.deal import Indices, cut, every_nth, shuffled, skewed_shards
 from ragtag.training.drawer import Drawer
 from ragtag.training.ledger import EpochReport
-from ragtag.training.loader import Order, fitting, indices_of, rebuilt, samples_in, size_of
+from ragtag.training.loader import (
+    Order,
+    fitting,
+    indices_of,
+    plain,
+    rebuilt,
+    require_loader,
+    samples_in,
+    size_of,
+)
 from ragtag.training.sizes import BatchSizes, Sizer
 
 __all__ = ["EpochReport", "Split", "skewed_shards"]
@@ -55,11 +64,11 @@ class Split:
     "used" means drawn.
 
     A loader with a sampler of its own (weighted, or of batches) or over an iterable data set is read by
-    every peer, who keeps every n-th batch of it.
+    every peer, which keeps every n-th batch of it. A plain ``BatchSampler`` is what a loader makes itself.
 
     Each ``iter`` begins epoch ``epoch`` and counts it up (set it to resume); who comes late begins in the
     crew's epoch. An epoch that is broken off gives back what it had claimed. Raises ValueError for a loader
-    that is split already, and for shards that do not fit it.
+    that is split already, and for shards that do not fit it; TypeError for what is no DataLoader.
     """
 
     def __init__(
@@ -78,6 +87,10 @@ class Split:
     ) -> None:
         if not 0 <= me < peers.n:
             raise ValueError(f"peer {me} of {peers.n}: a peer's number lies between 0 and {peers.n - 1}")
+        require_loader(loader)
+        if sizes is not None and not isinstance(sizes, BatchSizes):
+            raise TypeError(f"sizes is {sizes!r}; write sizes=ragtag.BatchSizes()")
+        self._given, loader = loader, plain(loader)  # the crew knows this split by the loader that was given
         if isinstance(loader.sampler, DistributedSampler):
             raise ValueError("the loader is split already, by its DistributedSampler: give a plain one")
         self._closed = False
@@ -267,7 +280,7 @@ class Split:
 
     def handed(self, batch: Any) -> None:
         """A batch is handed out: its samples count."""
-        samples = self._handed.popleft() if self._handed else samples_in(batch, self.batch_size)
+        samples = self._handed.popleft() if self._handed else samples_in(batch, self._source)
         self.samples += samples
         if self._sizer is not None:
             self._sizer.handed(samples)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 
 from ragtag.app.environment.addresses import Address, format_address
@@ -70,6 +71,26 @@ class Place:
     member_fd: int | None = None
     token: str | None = field(default=None, repr=False)
     name: str | None = None
+
+    def of_crew(self, number: int) -> Place:
+        """The same place in the ``number``-th crew that this run's processes form, one after another.
+
+        Each crew has a name and a key of its own, which follow from the first one's: nothing that still comes
+        from an earlier crew counts in a later one. So has each a folder, ``RUN/crew-2``, for its trace. A
+        process that was invited goes by its invitation each time, and is another member.
+        """
+        if number == 1:
+            return self
+        if self.token is not None:
+            return self if self.name is None else replace(self, name=f"{self.name}.{number}")
+        key, way = self.key, self.rendezvous
+        return replace(
+            self,
+            crew=f"{self.crew}.{number}",
+            key=None if key is None else blake2b(b"crew %d" % number, key=key, digest_size=len(key)).digest(),
+            rendezvous=None if way is None else replace(way, prefix=f"{way.prefix}/{number}"),
+            run_folder=None if self.run_folder is None else self.run_folder / f"crew-{number}",
+        )
 
     def variables(self) -> dict[str, str]:
         """The ``RAGTAG_*`` variables from which ``place_from_environment`` reads this place again."""

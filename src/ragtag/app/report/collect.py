@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from ragtag.app.report.data import ALL, FREEZES, MEMBERSHIP, Item, Peer, Summary
 from ragtag.app.report.replicas import Looks
 from ragtag.app.report.series import Bins
@@ -102,6 +104,8 @@ class Collector:
     def _step(self, peer: Peer, record: trace.Step) -> None:
         peer.steps = max(peer.steps, record.step)
         peer.samples = max(peer.samples, record.samples)
+        if isinstance(record.loss, msgspec.UnsetType):
+            return
         if record.loss is None or not math.isfinite(record.loss):
             peer.batch_losses_bad += 1
             peer.bad_since_t = record.t if peer.bad_since_t is None else peer.bad_since_t

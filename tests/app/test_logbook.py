@@ -1,0 +1,154 @@
+"""What a peer's trace has of steps, samples, loss and accuracy: by itself, and by what a script tells."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from msgspec import UNSET
+from torch.utils.data import DataLoader, TensorDataset
+
+import ragtag
+from ragtag.app import logbook
+from ragtag.app.crew import Crew
+from ragtag.app.environment import VARIABLES, Place
+from ragtag.app.peers import Peers
+from ragtag.app.report import report_json
+from ragtag.app.tracefile import read_run
+from ragtag.core import trace
+
+STEP_S = 0.1
+BATCH = 4
+
+
+class Clock:
+    """Time goes on by what a step takes, and only then."""
+
+    now_s = 1000.0
+
+    def step(self) -> None:
+        self.now_s += STEP_S
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """This process is a launched crew of one whose trace is in ``tmp_path``."""
+    for name in (*VARIABLES, "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    place = Place(0, 1, "otters", run_folder=tmp_path, peers=(("127.0.0.1", 4000),))
+    for name, value in place.variables().items():
+        monkeypatch.setenv(name, value)
+    clock = Clock()
+    now = SimpleNamespace(time=time.time, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(logbook, "time", now)
+    return clock
+
+
+def train(crew: Crew, clock: Clock, steps: int, tell: Any = None, closure: bool = False) -> None:
+    """So many steps, ``STEP_S`` each; ``tell(loss)`` after each."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.01), model=model, every=7)
+    loader = DataLoader(TensorDataset(torch.ones(steps * BATCH, 3)), batch_size=BATCH)
+    for at, (inputs,) in enumerate(crew.split(loader)):
+        clock.step()
+
+        def loss_of(inputs: torch.Tensor = inputs, at: int = at) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean() * 0.0 + at
+            loss.backward()
+            return loss
+
+        if closure:
+            optimizer.step(loss_of)
+        else:
+            loss = loss_of()
+            optimizer.step()
+            if tell is not None:
+                tell(loss)
+
+
+def records(folder: Path, kind: type) -> list[Any]:
+    return [record for record in read_run(folder).records() if isinstance(record, kind)]
+
+
+def test_steps_and_samples_are_counted_by_themselves_at_a_bounded_rate(tmp_path: Path, clock: Clock) -> None:
+    with ragtag.join() as crew:
+        train(crew, clock, 100)
+    found = records(tmp_path, trace.Step)
+    assert 100 * STEP_S * 1.5 <= len(found) <= 100 * STEP_S * 2 + 2
+    assert (found[0].step, found[0].samples) == (1, BATCH)
+    assert (found[-1].step, found[-1].samples) == (100, 100 * BATCH)
+    assert all(step.loss is UNSET for step in found)
+    (left,) = records(tmp_path, trace.Leave)
+    assert (left.steps, left.samples) == (100, 100 * BATCH)
+    (peer,) = report_json(tmp_path)["per_peer"]
+    assert (peer["steps"], peer["samples"]) == (100, 100 * BATCH)
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_loss_is_told_by_log_or_by_a_closure(tmp_path: Path, clock: Clock, closure: bool) -> None:
+    with ragtag.join() as crew:
+        train(crew, clock, 50, lambda loss: crew.log(loss=loss, accuracy=0.5), closure)
+    found = [step for step in records(tmp_path, trace.Step) if step.loss is not UNSET]
+    assert 50 * STEP_S * 1.5 <= len(found) <= 50 * STEP_S * 2 + 2
+    assert all(step.loss in (step.step - 1, step.step - 2) for step in found)  # that of the newest batch told
+    assert found[-1].loss == 49
+    looks = records(tmp_path, trace.Eval)
+    assert (len(looks) > 0) is not closure
+    assert all(look.accuracy == 0.5 and look.model == "own" for look in looks)
+
+
+def test_what_a_script_logs_itself_is_not_counted_twice(tmp_path: Path, clock: Clock) -> None:
+    with ragtag.join() as crew:
+        train(crew, clock, 30, lambda loss: crew.log_step(float(loss), BATCH))
+        crew.log_eval(0.75, loss=1.5, n=10)
+    found = records(tmp_path, trace.Step)
+    own = [step for step in found if step.loss is not UNSET]
+    assert [(step.step, step.samples, step.loss) for step in own] == [
+        (at + 1, (at + 1) * BATCH, at) for at in range(30)
+    ]
+    assert len(found) - len(own) <= 1  # before the script had logged anything
+    (left,) = records(tmp_path, trace.Leave)
+    assert (left.steps, left.samples) == (30, 30 * BATCH)
+    (look,) = records(tmp_path, trace.Eval)
+    assert (look.step, look.accuracy, look.loss) == (30, 0.75, 1.5)
+
+
+def test_two_optimizers_in_a_step_count_one(tmp_path: Path, clock: Clock) -> None:
+    with ragtag.join() as crew:
+        for step in range(10):
+            for number in range(1 + step % 2):  # the second one steps half as often
+                crew._stepped(number)
+    (left,) = records(tmp_path, trace.Leave)
+    assert left.steps == 10
+
+
+@pytest.mark.parametrize("figure", ["0.5", torch.ones(3), [1.0], torch.ones(0)])
+def test_a_figure_is_one_number(clock: Clock, figure: Any) -> None:
+    with ragtag.join() as crew:
+        for name in ("loss", "accuracy"):
+            with pytest.raises(
+                TypeError, match=f"{name} is a .*; it is a number, or a tensor of one element"
+            ):
+                crew.log(**{name: figure})
+        with pytest.raises(ValueError, match=r"accuracy is 97\.5; it is a share from 0 to 1"):
+            crew.log(accuracy=97.5)
+
+
+def test_a_step_without_a_loss_is_neither_good_nor_bad_news() -> None:
+    def step(n: int, **loss: Any) -> trace.Record:
+        return trace.decode(trace.encode(trace.Step(t=float(n), peer=0, step=n, samples=n, **loss)))
+
+    peers = Peers(1)
+    row = peers.row(0)
+    peers.feed(step(1, loss=2.0))
+    peers.feed(step(2))
+    assert (row.step, list(row.losses), row.loss_bad) == (2, [2.0], False)
+    peers.feed(step(3, loss=math.nan))
+    peers.feed(step(4))
+    assert (row.step, row.loss_bad) == (4, True)

@@ -424,8 +424,10 @@ class Crew(Logbook):
         and a crew that resumes begins with its checkpoint's. It ends for all peers when one has done the last
         epoch. Going through ``crew.split(loader)`` once in each is what an epoch consists of; with no split,
         or with shards, the peer that is ahead counts for all. In a crew of more than 64, every 64 peers count
-        their own. Raises ValueError: n is no number of epochs.
+        their own. Raises ValueError: n is no number of epochs; HasLeft: this peer has left.
         """
+        if self._left:
+            raise HasLeft("counting epochs")
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"epochs: {n!r}; give how many the crew does in all, 0 or more")
         late = isinstance(self._transport, DriverTransport) and self._transport.late

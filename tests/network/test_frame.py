@@ -467,7 +467,9 @@ def test_a_named_channel_that_is_opened_anew_has_its_new_hash_only() -> None:
 def test_two_named_channels_of_one_hash_are_refused() -> None:
     framer = Framer(Identity("otters", ME), EPOCH)
     framer.open(A, 7)
-    with pytest.raises(ValueError, match="cannot be told apart .*: give one of them another name"):
+    with pytest.raises(
+        ValueError, match="cannot be told apart .*: give one of them another name"
+    ):
         framer.open(B, 7)
     framer.open(A, 7)  # it may be opened again
     framer.open(0, 7)  # and one with a number has that to be told by

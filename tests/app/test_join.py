@@ -27,6 +27,7 @@ from ragtag.app.report import report_json
 from ragtag.app.token import decode, kept_token
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
+from ragtag.core.channels import channel_of
 from ragtag.core.types import Met
 from ragtag.core.wire import VERSION, Identity
 from ragtag.network.driver import Driver
@@ -117,6 +118,37 @@ def test_alone_a_script_trains_as_it_would_without() -> None:
         with pytest.raises(RuntimeError, match="nobody can join this peer: start it by `ragtag run`"):
             crew.invitation()
     crew.leave()  # twice does no harm
+
+
+def test_optimizers_are_told_apart_by_name_or_by_the_order_in_which_they_are_made() -> None:
+    def made(crew: ragtag.Crew, name: str | None = None) -> CrewOptimizer:
+        model = torch.nn.Linear(2, 2)
+        return crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model, name=name)
+
+    with ragtag.join() as crew:
+        optimizers = [made(crew, name) for name in (None, "critic", None, "model 3", None)]
+        assert [o.name for o in optimizers] == ["model", "critic", "model 2", "model 3", "model 4"]
+        assert [o.channel for o in optimizers] == [channel_of(o.name) for o in optimizers]
+        for name in ("critic", "model"):
+            with pytest.raises(ValueError, match=f"'{name}' is averaged already: .* a name of its own"):
+                made(crew, name)
+        for name in ("", "a/b", "x" * 65):
+            with pytest.raises(ValueError, match="give 1 to 64 printable characters without a slash"):
+                made(crew, name)
+
+
+def test_channels_beside_a_sparse_optimizers_own_are_none_that_who_joins_anew_waits_on() -> None:
+    """They may be quiet until models are averaged, or for good."""
+    model = torch.nn.Linear(8, 8)
+    with ragtag.join() as crew:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = crew.optimizer(sgd, model=model, compress=ragtag.TopK())
+        transport = crew.transport
+        assert isinstance(transport, SoloTransport)
+        for beside in ("model", "model/models", "model/whole"):
+            with pytest.raises(RuntimeError, match="before the first Average"):
+                transport._node.configure(channel_of(beside), None, 0.0)
+        assert crew._entered == [optimizer.channel]
 
 
 def test_one_loader_is_split_once_and_counts_its_epochs() -> None:

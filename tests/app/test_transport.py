@@ -17,6 +17,7 @@ from torch import nn
 import ragtag
 from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.codecs.dense import fp32
+from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
 from ragtag.core.types import Outcome
 from ragtag.network.driver import Driver, DriverFailed
@@ -146,6 +147,31 @@ def test_ready_is_said_once_when_the_first_channel_is() -> None:
             return [seen, said.count((transport.me, direct.name))]
 
         assert all_at_once(of, two_channels) == {0: [1, 1], 1: [1, 1]}
+
+
+def test_two_channels_of_one_schema_do_not_mix_and_none_is_opened_twice() -> None:
+    """Two models of one architecture: their hashes of tensors are equal."""
+    schema, names = schema_of(2000), {"a": 1.0, "b": 100.0}
+
+    def work(transport: DriverTransport) -> list[set[float]]:
+        for name in names:
+            transport.configure(channel_of(name), schema, direct, fp32)
+            with pytest.raises(ValueError, match="averaged under this name already"):
+                transport.configure(channel_of(name), schema, direct, fp32)
+        table = np.ones((schema.n_chunks(fp32.elements), fp32.elements), np.float32)
+        seen: list[set[float]] = []
+        for _ in range(4):
+            # of both rounds at a time, and one peer begins them the other way round
+            order = sorted(names, reverse=transport.me == 1)
+            pending = {name: transport.start(channel_of(name), names[name] * table, 1.0) for name in order}
+            outcomes = {name: pending[name].wait() for name in names}
+            assert all(outcome.channel == channel_of(name) for name, outcome in outcomes.items())
+            assert all((outcome.heard == 0b111).all() for outcome in outcomes.values())
+            seen += [set(np.unique(outcome.mean).tolist()) for outcome in outcomes.values()]
+        return seen
+
+    with Crew(3) as crew:
+        assert all_at_once(transports(crew), work) == {peer: [{1.0}, {100.0}] * 4 for peer in range(3)}
 
 
 # -- Refusing

@@ -93,6 +93,9 @@ class Seat:
         self.crew.hall.run(self.crew.hall.now_s)
         return number
 
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        self.post(topic, blob)
+
     def posts(self, topic: int) -> dict[int, bytes]:
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 

@@ -6,7 +6,7 @@ import atexit
 import logging
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -48,6 +48,7 @@ from ragtag.training.coherence import Coherence
 from ragtag.training.compress import TopK
 from ragtag.training.conduct import Conduct
 from ragtag.training.deal import Indices
+from ragtag.training.epochs import Epochs
 from ragtag.training.loader import require_loader
 from ragtag.training.modules import parameters_of
 from ragtag.training.optimizer import CrewOptimizer
@@ -112,6 +113,8 @@ class Crew(Logbook):
         self._last_s = time.monotonic()
         self._transport = transport
         self._left = False
+        self._epochs = Epochs(transport, self._splits_by_number, self._round)
+        self._keeper.data = self._epochs
         self._splits_made = 0
         self._entered: list[int] = []
         self._averaged: list[Averaged] = []
@@ -134,6 +137,14 @@ class Crew(Logbook):
     def __repr__(self) -> str:
         where = "left" if self._left else f"live: {sorted(self.live)}"
         return f"Crew({self._place.crew!r}, peer {self.rank} of {self.size}, {where})"
+
+    def _splits_by_number(self) -> dict[int, Split]:
+        return {split.ordinal: split for split in self._splits.values()}
+
+    def _round(self) -> int:
+        """The crew's last round that this peer knows of (-1: none)."""
+        kept = self._keeper.optimizer
+        return self._keeper.round if kept is None or kept.outcome is None else kept.outcome.round
 
     # -- Who is there
 
@@ -419,6 +430,32 @@ class Crew(Logbook):
             return None
         return self._keeper.resume(Path(folder))
 
+    def epochs(self, n: int) -> Iterator[int]:
+        """Yield the epochs of the crew, 0 to n - 1, until it has done them.
+
+        A peer that comes late begins with the epoch that the crew is in, one that was away goes on with it,
+        and a crew that resumes begins with its checkpoint's. It ends for all peers when one has done the last
+        epoch. Going through ``crew.split(loader)`` once in each is what an epoch consists of; with no split,
+        or with shards, the peer that is ahead counts for all. In a crew of more than 64, every 64 peers count
+        their own. Raises ValueError: n is no number of epochs; HasLeft: this peer has left.
+        """
+        if self._left:
+            raise HasLeft("counting epochs")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise ValueError(f"epochs: {n!r}; give how many the crew does in all, 0 or more")
+        late = isinstance(self._transport, DriverTransport) and self._transport.late
+        return self._epochs.count(n, late)
+
+    @property
+    def step(self) -> int:
+        """How many averages the crew has made in the whole training; a run that resumes counts on.
+
+        The same on all peers, however many steps each has taken: bring schedulers that step with batches to
+        it (``while scheduler.last_epoch < crew.step: scheduler.step()``). The averages are those of the first
+        optimizer; with a central state they are this peer's own.
+        """
+        return self._epochs.step
+
     def split(
         self,
         loader: DataLoader[Any],
@@ -453,9 +490,11 @@ class Crew(Logbook):
                 on_epoch=self._record_epoch,
                 sizes=sizes,
                 founded=self.size,
+                epochs=self._epochs,
                 busy_s=lambda: sum(conduct.busy_s for conduct in self._conducts),
             )
             self._splits[loader] = split
+            self._epochs.restore(ordinal, split)
             late = isinstance(self._transport, DriverTransport) and self._transport.late
             if ordinal == 0 and len(self.live) > 1 and self.rank == min(self.live) and not late:
                 _log.warning("%s", together(split, len(self.live)))  # by one peer, and where it is seen
@@ -496,6 +535,7 @@ class Crew(Logbook):
         transport.moved(entered.driver, entered.entrance)
         for split in self._splits.values():
             split.moved(entered.place.rank)
+        self._epochs.moved()
         self._last_round = None
         if transport.late:
             self._take_part_anew(transport)

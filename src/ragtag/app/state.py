@@ -18,6 +18,8 @@ from ragtag.protocols.roster import Holder
 from ragtag.training.checkpoint import Checkpoints, Found
 from ragtag.training.compression_state import NAME as COMPRESSION
 from ragtag.training.compression_state import CompressionState
+from ragtag.training.epochs import NAME as DATA
+from ragtag.training.epochs import Epochs
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.snapshot import Snapshot, layout_of
 from ragtag.training.state import Further, Stateful, capture, restore
@@ -62,6 +64,10 @@ class Keeper:
         self.me, self._seed, self._tell = me, seed, tell
         self.optimizers: list[CrewOptimizer] = []
         self.extra: dict[str, Stateful] = {}
+        self.data: Epochs | None = None
+        """Where the crew is in its data, which is in all snapshots."""
+        self.round = -1
+        """Of the crew's state that came last (-1: none)."""
         self._pending: Snapshot | None = None
         self._shelf: Shelf | None = None
         self._schema = 0
@@ -214,6 +220,7 @@ class Keeper:
         assert self.optimizer is not None
         try:
             self._load(self.optimizer, state.snapshot)
+            self.round = state.snapshot.round
         except ValueError as error:
             self._failed(error)
             return False
@@ -238,11 +245,14 @@ class Keeper:
         if what in ("lost", "dropped"):
             self._tell(Noted(f"donor {what}", self.me, f"{donor}: {detail}"))
 
-    def _load(self, optimizer: CrewOptimizer, snapshot: Snapshot) -> None:
+    def _load(self, optimizer: CrewOptimizer, snapshot: Snapshot, resumed: bool = False) -> None:
         """What is kept under a name already is loaded with the rest; what is not yet waits for ``keep``."""
-        known = {name: holder for name, holder in self._extra(own=False).items() if name in snapshot.extra}
+        parts = self._extra(own=False)
+        known = {name: part for name, part in parts.items() if name in snapshot.extra and name != DATA}
         mine = {name: snapshot.extra[name] for name in known}
         restore(dataclasses.replace(snapshot, extra=mine), optimizer, known)
+        if self.data is not None:
+            self.data.load_state_dict(snapshot.extra.get(DATA, {}), resumed)
         self._pending = snapshot
         self._before = max(self._before, snapshot.before)
 
@@ -254,6 +264,8 @@ class Keeper:
         parts = dict(self.extra)
         for optimizer in self.optimizers:
             parts |= self._parts_of(optimizer, own)
+        if self.data is not None:
+            parts[DATA] = self.data
         return parts
 
     # -- A disk
@@ -298,7 +310,7 @@ class Keeper:
             return None
         for damaged in found.damaged:
             self._tell(Noted("damaged checkpoint", self.me, str(damaged)))
-        self._load(self.optimizer, found.snapshot)
+        self._load(self.optimizer, found.snapshot, resumed=True)
         self._tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
         self._resume_own(checkpoints, found)
         return found

@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from ragtag.core.channels import topic_of
 from ragtag.training.averager import Peers
 from ragtag.training.deck import Deck
-from ragtag.training.ledger import EpochReport
+from ragtag.training.ledger import EpochReport, Mask
 from ragtag.training.pool import Over, Pool, Tell, Use
 
 TOPICS, KEPT = 16, 8
@@ -35,6 +37,7 @@ class Drawer:
         self._pool = Pool(me, deck, time.time_ns() // 10**8)
         self._warned: set[int] = set()
         self._stopped = False
+        self._mine: tuple[int, Mask] | None = None  # the epoch that is drawn alone, and what of it
 
     @property
     def _alone_for_good(self) -> bool:
@@ -44,6 +47,17 @@ class Drawer:
     def draws_at_once(self, blocks: int) -> None:
         """From now on so many blocks (1 or more) make a batch."""
         self._pool.draws_at_once(blocks)
+
+    def used(self, epoch: int) -> Mask:
+        """bool ``[blocks]``: what of an epoch is known to be used."""
+        if not self._alone_for_good:
+            return self._pool.used(epoch)
+        used = self._pool.ledger.used(epoch) > 0
+        return used | self._mine[1] if self._mine is not None and self._mine[0] == epoch else used
+
+    def restore(self, epoch: int, used: Mask) -> None:
+        """So much of an epoch was used before this run, or before this peer came."""
+        self._pool.ledger.restored = {epoch: used}
 
     def stop(self) -> None:
         """Draw nothing more: the epoch under way ends here."""
@@ -67,6 +81,7 @@ class Drawer:
                 look_s, self.epoch = _LOOK_FIRST_S, self._pool.epoch
                 yield action.epoch, action.block
             elif isinstance(action, Over):
+                self.epoch = self._pool.epoch
                 return
             else:
                 look_s = _pause(look_s)
@@ -90,11 +105,14 @@ class Drawer:
                 look_s = _pause(look_s)
 
     def _alone(self, epoch: int) -> Iterator[tuple[int, int]]:
-        self.epoch = epoch
-        for block in range(len(self._deck.sizes)):
+        before = self._pool.ledger.used(epoch) > 0
+        drawn = np.zeros(len(self._deck.sizes), np.bool_)
+        self.epoch, self._mine = epoch, (epoch, drawn)
+        for block in np.flatnonzero(~before).tolist():
+            drawn[block] = True
             yield epoch, block
-        samples = sum(self._deck.sizes)
-        self._on_report(EpochReport(epoch, samples, samples, 0, 0, {self._me: samples}))
+        samples, mine = sum(self._deck.sizes), int(np.asarray(self._deck.sizes)[drawn].sum())
+        self._on_report(EpochReport(epoch, samples, mine, 0, 0, {self._me: mine}))
 
     def _tell(self, action: Tell) -> None:
         asked_s = time.monotonic()

@@ -40,6 +40,8 @@ class Ledger:
         self._sizes = np.asarray(sizes, np.int64)
         self.n_blocks = len(sizes)
         self.sections: dict[Process, Section] = {}
+        self.restored: dict[int, Mask] = {}
+        """What was used of an epoch before this run, or before this peer came; bool ``[n_blocks]``."""
 
     def learn(self, sections: Iterable[Section]) -> bool:
         """Take what is newer than what is known; whether anything was."""
@@ -63,6 +65,8 @@ class Ledger:
                 stop <= first for _, stop in (*section.firm, *section.pending)
             ):
                 del self.sections[peer, process]
+        for old in [known for known in self.restored if known < epoch]:
+            del self.restored[old]
 
     def closed(self, peers: Collection[int]) -> int:
         """The most epochs that any of these peers has reported."""
@@ -70,7 +74,7 @@ class Ledger:
 
     def claimed(self, epoch: int) -> Mask:
         """bool ``[n_blocks]``: what anybody has claimed in an epoch."""
-        mask = np.zeros(self.n_blocks, np.bool_)
+        mask = self._restored_of(epoch).copy()
         for section in self.sections.values():
             for start, stop in self._within(epoch, (*section.firm, *section.pending)):
                 mask[start:stop] = True
@@ -91,7 +95,7 @@ class Ledger:
         for section in self.sections.values():
             for start, stop in self._within(epoch, section.used_spans()):
                 counts[start:stop] += 1
-        return counts
+        return np.maximum(counts, self._restored_of(epoch))
 
     def report(self, epoch: int, me: Process) -> EpochReport:
         """What is known of an epoch now."""
@@ -128,6 +132,10 @@ class Ledger:
             if (section.pending_number, peer, process) < (number, *me):
                 taken += overlap(spans, section.pending)
         return taken
+
+    def _restored_of(self, epoch: int) -> Mask:
+        found = self.restored.get(epoch)
+        return np.zeros(self.n_blocks, np.bool_) if found is None else found
 
     def _within(self, epoch: int, spans: Iterable[Span]) -> list[Span]:
         """The parts in one epoch, numbered from its start."""

@@ -75,6 +75,11 @@ class Pool:
         """Whether it takes part."""
         return self._entered
 
+    def used(self, epoch: int) -> Mask:
+        """bool ``[n_blocks]``: what of an epoch is known to be used."""
+        self._see_own()
+        return self.ledger.used(epoch) > 0
+
     def draws_at_once(self, blocks: int) -> None:
         """From now on so many blocks are drawn one right after the other, for one batch."""
         self._pace.batch = blocks

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from ragtag.core.errors import HasLeft
@@ -18,6 +20,7 @@ from ragtag.protocols.district import district_of, districts
 from ragtag.training.averager import Peers
 from ragtag.training.deal import Indices, cut, every_nth, shuffled, skewed_shards
 from ragtag.training.drawer import Drawer
+from ragtag.training.epochs import Epochs
 from ragtag.training.ledger import EpochReport
 from ragtag.training.loader import (
     Order,
@@ -66,9 +69,11 @@ class Split:
     A loader with a sampler of its own (weighted, or of batches) or over an iterable data set is read by
     every peer, which keeps every n-th batch of it. A plain ``BatchSampler`` is what a loader makes itself.
 
-    Each ``iter`` begins epoch ``epoch`` and counts it up (set it to resume); who comes late begins in the
-    crew's epoch. An epoch that is broken off gives back what it had claimed. Raises ValueError for a loader
-    that is split already, and for shards that do not fit it; TypeError for what is no DataLoader.
+    Each ``iter`` begins epoch ``epoch`` and counts it up; a peer that comes late begins in the crew's epoch.
+    An epoch that is broken off gives back what it had claimed. epochs: where the script counts them (see
+    ``training.epochs``). Snapshots have the epoch, and which blocks of it are used (see ``state_dict``).
+    Raises ValueError for a loader that is split already, and for shards that do not fit it; TypeError for
+    what is no DataLoader.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Split:
         sizes: BatchSizes | None = None,
         busy_s: Callable[[], float] | None = None,
         founded: int = 1,
+        epochs: Epochs | None = None,
     ) -> None:
         if not 0 <= me < peers.n:
             raise ValueError(f"peer {me} of {peers.n}: a peer's number lies between 0 and {peers.n - 1}")
@@ -99,7 +105,9 @@ class Split:
         """How many samples this peer has been given, in all epochs."""
         self.report: EpochReport | None = None
         self._me, self._peers, self._seed, self._on_epoch = me, peers, seed, on_epoch
-        self._ordinal, self._founded = ordinal, founded
+        self.ordinal, self._founded, self._epochs = ordinal, founded, epochs
+        self._pass: weakref.ref[_Counted] | None = None
+        self._restored: Mapping[str, Any] | None = None
         self._source = self._loader = loader
         self._shards: list[Indices] | None = None
         self._all = None if isinstance(loader.dataset, IterableDataset) else indices_of(loader)
@@ -155,16 +163,26 @@ class Split:
         self._deck = replace(deck, arcs=((0, 0),) * first + deck.arcs)
         self._drawer = Drawer(self._me, self._peers, self._deck, ordinal, self._take_report)
         self._order_of = lru_cache(maxsize=2)(self._draw_order)
+        self._restore()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch. Raises HasLeft once it is closed: the crew was left."""
+        """Begin the next epoch.
+
+        Raises HasLeft once it is closed: the crew was left; RuntimeError for a second time in one epoch of
+        ``crew.epochs``.
+        """
         if self._closed:
             raise HasLeft("drawing from a split")
+        if self._epochs is not None:
+            self.epoch = self._epochs.begins(self, self.epoch)
         self._order.epoch, self.epoch = self.epoch, self.epoch + 1
         self._handed.clear()
         if isinstance(self._source.dataset, IterableDataset):
-            return _Counted(every_nth(self._me, self._peers.n, self._live, self._source), self)
-        return _Counted(iter(self._loader), self)
+            begun = _Counted(every_nth(self._me, self._peers.n, self._live, self._source), self)
+        else:
+            begun = _Counted(iter(self._loader), self)
+        self._pass = weakref.ref(begun)
+        return begun
 
     def __len__(self) -> int:
         """About how many batches an epoch has on this peer, if all are as fast and nobody dies or returns."""
@@ -182,12 +200,49 @@ class Split:
         mine = batches[self._me] if self._me < len(batches) else 0
         return mine + -(-dead // len(living))
 
+    @property
+    def under_way(self) -> bool:
+        """Whether an epoch is being gone through: begun, not at its end, not broken off."""
+        begun = None if self._pass is None else self._pass()
+        return begun is not None and not begun.over
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch under way, or next; which of its blocks are used, by whomever, as far as is known here.
+
+        used: uint8, 8 blocks each (``numpy.packbits``); identity: of the order and the blocks. What a peer
+        has drawn and not told yet is not known to others, and is drawn again after a restart: about a second
+        of its work.
+        """
+        epoch = self.epoch - self.under_way
+        if self._all is None:
+            return {"epoch": epoch, "identity": 0, "used": torch.zeros(0, dtype=torch.uint8)}
+        used = torch.from_numpy(np.packbits(self._drawer.used(epoch)))
+        return {"epoch": epoch, "identity": self._deck.identity, "used": used}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with that epoch, and with what of it is not used; where the blocks are others, with all."""
+        self._restored = state
+        if self._pass is None:
+            self.epoch = int(state["epoch"])
+        self._restore()
+
+    def _restore(self) -> None:
+        state = self._restored
+        if state is None or self._all is None:
+            return
+        blocks = len(self._deck.sizes)
+        if state["identity"] != self._deck.identity or len(state["used"]) != -(-blocks // 8):
+            _log.warning("epoch %d begins anew: the samples, batch size or seed are others", state["epoch"])
+            return
+        used = np.unpackbits(np.asarray(state["used"]), count=blocks).astype(np.bool_)
+        self._drawer.restore(int(state["epoch"]), used)
+
     def moved(self, me: int) -> None:
         """This peer has another number: what it draws under the old one ends, the next epoch begins anew."""
         self._me = me
         if self._all is not None:
             self._drawer.stop()
-            self._deal(self._all, self._ordinal)
+            self._deal(self._all, self.ordinal)
 
     def close(self, deadline_s: float = 1.0) -> None:
         """Nothing more will be drawn: give back what is claimed, and report what epochs came to.
@@ -255,9 +310,18 @@ class Split:
     def _blocks(self, epoch: int) -> Iterator[list[int]]:
         """The indices of each block that this peer draws."""
         for of, block in self._drawer.draw(epoch):
-            self.epoch = max(self.epoch, self._drawer.epoch + 1)
+            self._look_ahead()
             start = int(self._starts[block])
             yield self._order_of(of)[start : start + self._deck.sizes[block]].tolist()
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Where the pool is ahead of the epoch that was begun, so is this split, and the crew."""
+        ahead = self._drawer.epoch + 1 - self.epoch
+        if ahead > 0:
+            self.epoch += ahead
+            if self._epochs is not None:
+                self._epochs.ahead(ahead)
 
     def _sized(self, epoch: int, sizer: Sizer) -> Iterator[list[int]]:
         """Batches of whole blocks (of parts of them, where an epoch has so many that blocks are large)."""
@@ -290,12 +354,16 @@ class _Counted:
     """Batches, whose samples are counted as they are handed out."""
 
     def __init__(self, batches: Iterator[Any], of: Split) -> None:
-        self._batches, self._of = batches, of
+        self._batches, self._of, self.over = batches, of, False
 
     def __iter__(self) -> _Counted:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.over = True
+            raise
         self._of.handed(batch)
         return batch

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from ragtag.app.catching_up import catch_up
+from ragtag.app.disk import Spare
 from ragtag.app.environment import Place
 from ragtag.app.finish import Averaged, begin_alike, finish
 from ragtag.app.logbook import Logbook
@@ -57,6 +58,7 @@ from ragtag.training.whole import Finished, Stand, digest_of
 
 _log = logging.getLogger("ragtag")
 
+_log = logging.getLogger("ragtag")
 LEAVE_S = 5.0
 """How long leaving may take."""
 
@@ -107,6 +109,7 @@ class Crew(Logbook):
             self._keeper.serve(shelf)
         self._last_round: int | None = None
         self._invited_by: frozenset[PeerId] = frozenset()
+        self._spare = Spare("the invitation to this crew in the run's folder", _log.warning)
         self._last_s = time.monotonic()
         self._transport = transport
         self._left = False
@@ -180,10 +183,16 @@ class Crew(Logbook):
         live, place, driver = self.live, self._place, self._driver
         if live == self._invited_by or place.run_folder is None or driver is None:
             return
-        self._invited_by = live
-        if driver.own_member_address is not None and (place.run_folder / TOKEN_FILE).exists():
-            ends = decode(place.token).ends_unix_s if place.token is not None else 0
-            keep_token(place.run_folder, self._invitation(ends))
+        if driver.own_member_address is None or self._spare.write(
+            partial(self._write_invitation, place.run_folder)
+        ):
+            self._invited_by = live
+
+    def _write_invitation(self, folder: Path) -> None:
+        """Raises OSError."""
+        if (folder / TOKEN_FILE).exists():
+            ends = decode(self._place.token).ends_unix_s if self._place.token is not None else 0
+            keep_token(folder, self._invitation(ends))
 
     # -- Training
 

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from ragtag.app.crew import Again, Crew, Entered
+from ragtag.app.disk import explain
 from ragtag.app.environment import (
     Address,
     Place,
@@ -168,8 +170,9 @@ def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance
     undo.callback(entrance.agent.close)
     place = way.place = seated(place, token, entrance)
     if place.run_folder is not None:
-        way.writer = TraceWriter(place.run_folder / peer_file(place.rank))
-        undo.callback(way.writer.close)
+        way.writer = way.trace_in(place.run_folder)
+        if way.writer is not None:
+            undo.callback(way.writer.close)
     node = Node(entrance.seat, entrance.n(), place.seed, place.size)
     for peer, holder in entrance.agent.roster.seats.items():
         if holder.live and not holder.card.averaging:
@@ -222,6 +225,16 @@ class _Way:
     def state_port(self) -> int:
         """Where the state is given away; 0: nowhere."""
         return 0 if self.donor is None else self.donor.address[1]
+
+    def trace_in(self, folder: Path) -> TraceWriter | None:
+        """This peer's trace. Raises OSError where it cannot be, unless training goes on already."""
+        try:
+            return TraceWriter(folder / peer_file(self.place.rank))
+        except OSError as error:
+            if not self.crews:
+                raise
+            _log.warning("there is no trace of this peer from now on: %s", explain(error))
+            return None
 
     def note(self, note: Noted) -> None:
         """For the trace, once there is one."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from msgspec import Meta
 from ragtag.app.environment import format_address, parse_address
 from ragtag.core.errors import Error
 from ragtag.network.udp import Address
+from ragtag.training.atomic import write_whole
 
 VERSION = 1
 KEY_BYTES = 32
@@ -145,14 +145,14 @@ def decode(text: str, now_unix_s: float | None = None) -> Token:
 
 
 def keep_token(folder: Path, token: str | None) -> None:
-    """Keep a crew's invitation in its run's folder, for this user's eyes only, in place of an older one."""
+    """Keep a crew's invitation in its run's folder, for this user's eyes only, in place of an older one.
+
+    Raises:
+        OSError: it cannot be written; the older one is as it was.
+    """
     if token is None:
         return
-    new = folder / f".{TOKEN_FILE}.{os.getpid()}"
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token + "\n")
-    new.replace(folder / TOKEN_FILE)
+    write_whole(folder / TOKEN_FILE, [token.encode() + b"\n"], mode=0o600, lasting=False)
 
 
 def kept_token(folder: Path) -> str:

@@ -153,6 +153,7 @@ def _launch(
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
     from ragtag.app.run_view import RunView, result_json, summary, watching
+    from ragtag.app.spared import SparedConsole
     from ragtag.core.faultspec import parse_faults
 
     parsed = parse_faults(faults)
@@ -160,8 +161,8 @@ def _launch(
         check_on_ray(peers, argv, placement, parsed)
     else:
         check_launch(peers, argv, parsed)  # before a folder is made
-    out = Console(stderr=as_json, highlight=False)
-    err = out if out.is_terminal else Console(stderr=True, highlight=False)
+    out = SparedConsole(stderr=as_json, highlight=False)
+    err = out if out.is_terminal else SparedConsole(stderr=True, highlight=False)
     folder = _folder(run_folder, name)
     live = out.is_terminal if watch is None else watch
     view = RunView(out, err, watched=live, on_error=on_error)
@@ -185,6 +186,8 @@ def _launch(
     else:
         err.print(summary(result))
         err.print(f"trace in {escape(str(folder))}; [cyan]ragtag report {escape(str(folder))}[/cyan]")
+    out.close()
+    err.close()
     raise typer.Exit(result.exit_code)
 
 

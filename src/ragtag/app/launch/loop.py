@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from ragtag.app.disk import explain
+from ragtag.app.disk import Spare
 from ragtag.app.environment import read_announcements
 from ragtag.app.guard import Guard
 from ragtag.app.launch.ending import Ending
@@ -72,10 +72,8 @@ class Launch:
         if setup.run_folder is not None:
             self._trace = stack.enter_context(TraceWriter(setup.run_folder / CREW_FILE, self._say))
             self._trace.write(self._record)
-            try:
-                keep_token(setup.run_folder, setup.invitation(self._member_sockets))
-            except OSError as error:  # as for the trace: what is not written stops no run
-                self._say(f"no invitation to this crew could be kept: {explain(error)}")
+        self._spare = Spare("the invitation to this crew in the run's folder", self._say)
+        self._kept = setup.run_folder is None or self._spare.write(self._keep_invitation)
         self._guard = Guard()
         stack.callback(self._guard.close)
 
@@ -125,6 +123,7 @@ class Launch:
             self._interrupted = self._interrupted or number
             self._stop(f"{signal.Signals(number).name}: ending {len(self._running())} peers")
         now_s = time.monotonic()
+        self._kept = self._kept or self._spare.write(self._keep_invitation)
         if self._ending is not None:
             for due in self._ending.due(now_s):
                 self._signal_all(due)
@@ -247,6 +246,11 @@ class Launch:
                 self._guard.release(peer.pid)
 
     # -- Small change
+
+    def _keep_invitation(self) -> None:
+        """Raises OSError."""
+        assert self._setup.run_folder is not None
+        keep_token(self._setup.run_folder, self._setup.invitation(self._member_sockets))
 
     def _now_t(self) -> float:
         return time.monotonic() - self._started_s

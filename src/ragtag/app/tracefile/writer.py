@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +21,17 @@ from ragtag.app.tracefile.alive import hold
 from ragtag.core import trace
 
 _log = logging.getLogger("ragtag.trace")
+_WRONG_PATH = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EEXIST,
+}
 
 
 class TraceWriter:
@@ -35,7 +47,8 @@ class TraceWriter:
     default it is logged as a warning. ``clock`` is for tests.
 
     Raises:
-        OSError: the file cannot be opened for another reason than a full disk (a wrong path, no permission).
+        OSError: the path is wrong, or may not be written. What may pass (a full disk, too many open files)
+            is only told, and tried again.
     """
 
     def __init__(
@@ -59,7 +72,7 @@ class TraceWriter:
         try:
             self._open()
         except OSError as reason:
-            if reason.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            if reason.errno in _WRONG_PATH:
                 raise
             trouble = self._stop(reason)
         if trouble:
@@ -100,7 +113,8 @@ class TraceWriter:
             self._closed = True
             if self._fd >= 0:
                 fd, self._fd = self._fd, -1
-                os.close(fd)
+                with suppress(OSError):  # some file systems say only now that the disk is full
+                    os.close(fd)
 
     def __enter__(self) -> TraceWriter:
         return self

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragtag.app.token import Token, TokenError, _check, decode, encode, new_key
 
-TOKEN = Token((("10.0.0.7", 4711), ("::1", 4712)), "lab crew", bytes(range(32)), 2_000_000_000)
+TOKEN = Token((("10.0.0.7", 4711), ("::1", 4712)), "lab crew", bytes(range(32)), 2_000_000_000, bytes(16))
 HOSTS = st.sampled_from(["node-1.example.org", "10.0.0.7", "::1", "fe80::1%eth0"])
 TOKENS = st.builds(
     Token,
@@ -19,6 +19,7 @@ TOKENS = st.builds(
     st.text(min_size=1, max_size=16),
     st.binary(min_size=32, max_size=32),
     st.integers(0, 1 << 40),
+    st.binary(min_size=16, max_size=16),
 )
 
 
@@ -62,24 +63,24 @@ def test_any_text_is_refused_with_a_reason(text: str) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_content_under_a_right_check_is_refused_or_read(body: bytes) -> None:
-    text = "ragtag1-" + base64.b32encode(body + _check(1, body)).decode().rstrip("=").lower()
+    text = "ragtag2-" + base64.b32encode(body + _check(2, body)).decode().rstrip("=").lower()
     with pytest.raises(TokenError, match=r"not made by|address"):
         decode(text)
 
 
 def test_an_address_that_is_none_is_refused() -> None:
     body = msgspec.msgpack.encode([["nowhere"], "crew", bytes(32), 0])
-    text = "ragtag1-" + base64.b32encode(body + _check(1, body)).decode().rstrip("=").lower()
+    text = "ragtag2-" + base64.b32encode(body + _check(2, body)).decode().rstrip("=").lower()
     with pytest.raises(TokenError, match="write host:port"):
         decode(text)
 
 
 def test_another_version_says_on_which_side_to_update() -> None:
     text = encode(TOKEN)
-    with pytest.raises(TokenError, match=r"format 2.*here it is older"):
-        decode(text.replace("ragtag1-", "ragtag2-"))
-    with pytest.raises(TokenError, match=r"format 0.*there it is older"):
-        decode(text.replace("ragtag1-", "ragtag0-"))
+    with pytest.raises(TokenError, match=r"format 3.*here it is older"):
+        decode(text.replace("ragtag2-", "ragtag3-"))
+    with pytest.raises(TokenError, match=r"format 1.*there it is older"):
+        decode(text.replace("ragtag2-", "ragtag1-"))
 
 
 def test_an_invitation_ends() -> None:

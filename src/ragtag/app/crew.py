@@ -26,7 +26,7 @@ from ragtag.app.logbook import Logbook
 from ragtag.app.membership import Entrance
 from ragtag.app.phases import Phases
 from ragtag.app.state import Keeper
-from ragtag.app.token import ADDRESSES_MAX, TOKEN_FILE, Token, decode, encode, keep_token
+from ragtag.app.token import ADDRESSES_MAX, TOKEN_FILE, Token, encode, keep_token
 from ragtag.app.tracefile import TraceWriter
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.codecs.base import Codec
@@ -162,13 +162,15 @@ class Crew(Logbook):
     def invitation(self, minutes: int | None = None) -> str:
         """A token for ``ragtag join``: through this peer, and up to seven others that live now.
 
-        minutes: for how long it lets newcomers in (``None``: as long as one of these peers is there).
+        minutes: for how long it lets newcomers in (``None``: as long as one of these peers is there); the
+        members hold to that, by their own clocks.
 
         Raises RuntimeError where nobody can join: the peer is alone, or was started without membership.
         """
-        return self._invitation(0 if minutes is None else int(time.time()) + 60 * minutes)
+        ends_unix_s = 0 if minutes is None else int(time.time()) + 60 * minutes
+        return encode(self._token().invitation(ends_unix_s))
 
-    def _invitation(self, ends_unix_s: int) -> str:
+    def _token(self) -> Token:
         driver, place = self._driver, self._place
         own = driver.own_member_address if driver is not None else None
         if driver is None or own is None or place.key is None:
@@ -176,7 +178,7 @@ class Crew(Logbook):
                 "nobody can join this peer: start it by `ragtag run`, `ragtag join` or torchrun"
             )
         addresses = (own, *driver.members())[:ADDRESSES_MAX]
-        return encode(Token(addresses, place.crew, place.key, ends_unix_s))
+        return Token(addresses, place.crew, place.key)
 
     def _keep_invitation(self) -> None:
         """As members come and go, keep the token in the run's folder one that lets newcomers in."""
@@ -191,8 +193,7 @@ class Crew(Logbook):
     def _write_invitation(self, folder: Path) -> None:
         """Raises OSError."""
         if (folder / TOKEN_FILE).exists():
-            ends = decode(self._place.token).ends_unix_s if self._place.token is not None else 0
-            keep_token(folder, self._invitation(ends))
+            keep_token(folder, encode(self._token()))
 
     # -- Training
 

@@ -26,6 +26,7 @@ from ragtag.app.greeting import JoinError, greet
 from ragtag.app.membership import (
     Entrance,
     NotLetIn,
+    admitted,
     invited,
     launched,
     member_socket_of,
@@ -79,8 +80,10 @@ def join(*, deadline_s: float = 120.0) -> Crew:
 def join_as(place: Place | None, deadline_s: float) -> Crew:
     """``join``, in this place (``None``: alone)."""
     if place is None:
-        return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.time())
-    origin_s = time.time() if place.started_unix_s is None else place.started_unix_s
+        return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.monotonic())
+    # By the wall clock, which all machines share and somebody may set, once; never again
+    running_s = 0.0 if place.started_unix_s is None else time.time() - place.started_unix_s
+    origin_s = time.monotonic() - running_s
     if place.token is not None or place.size > 1:
         import torch._dynamo  # noqa: F401  (any optimizer imports it, for seconds, and the crew would wait)
     if place.token is not None:
@@ -129,7 +132,7 @@ def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s:
 def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
     """Join by an invitation: membership first, which tells who else is there and which number is free."""
     try:
-        token = resolved(decode(text, time.time()))
+        token = admitted(resolved(decode(text, time.time())), deadline_s)
     except (TokenError, NotLetIn) as error:
         raise JoinError(str(error)) from None
     way = _Way(place, None, origin_s, deadline_s, place.rank)

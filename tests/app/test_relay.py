@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragtag.app.peer_process import PeerProcess, Stream
 from ragtag.app.relay import HOLD_BYTES, Held, Relay
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -136,6 +137,39 @@ def test_a_relay_that_is_ended_says_so_once(launcher: Launcher) -> None:
     assert (launcher.relay.alive, launcher.ended) == (False, 1)
     write(launcher.writing, 1)
     assert len(os.read(launcher.reading, 4096)) == 1000  # left to whoever reads it now
+
+
+def test_where_output_is_missing_a_line_says_so_and_the_rest_is_whole() -> None:
+    """As in a launcher that was stopped until its peer had ended."""
+    shown: list[tuple[str, bool]] = []
+    streams: dict[int, Stream] = {}
+    selector = selectors.DefaultSelector()
+    relay = Relay(
+        selector,
+        lambda stream, data: streams[stream].peer.take(streams[stream], data),
+        lambda stream, *gap: streams[stream].peer.skip(streams[stream], *gap),
+        lambda: None,
+    )
+    lines = 2 * HOLD_BYTES // 1000
+    code = f"import sys\nfor n in range({lines}): sys.stdout.write('%-999d\\n' % n)\nprint('the end', end='')"
+    try:
+        peer = PeerProcess(
+            0, ["-c", code], dict(os.environ), (), selector, lambda *line: shown.append(line), relay, streams
+        )
+        in_time(lambda: os.waitid(os.P_PID, peer.pid, os.WEXITED | os.WNOWAIT))
+        assert peer.reap() == 0
+        peer.drain()
+    finally:
+        relay.close()
+        selector.close()
+    ((at, told),) = [(at, text) for at, (text, _) in enumerate(shown) if "missing" in text]
+    missing = lines - (len(shown) - 2)
+    assert told == (
+        f"[{missing:,} lines ({1000 * missing:,} bytes) are missing here: nothing took what was printed]"
+    )
+    assert shown[-1] == ("the end", False)
+    numbers = [int(text) for text, _ in shown[:at] + shown[at + 1 : -1]]
+    assert numbers == [*range(at), *range(at + missing, lines)]
 
 
 # -- A launcher that stands still

@@ -16,6 +16,7 @@ from ragtag.app.environment import Address, format_address, parse_address
 from ragtag.app.membership import NotLetIn, begins_here, refusal, resolved, waiting
 from ragtag.app.token import Token, decode, encode, kept_token, new_key
 from ragtag.app.tracefile import Follower
+from ragtag.core.errors import Error
 from ragtag.network.invited import ask_for_key
 from ragtag.protocols.member_pace import INITIAL_RTO_S
 
@@ -23,7 +24,7 @@ LOOK_S = 1.5 * INITIAL_RTO_S
 """How long a command looks whether a crew is there: a few attempts, with no round trip known."""
 
 
-class RunOver(RuntimeError):
+class RunOver(Error, RuntimeError):
     """Nobody is there to be joined; the message says what to do."""
 
 

@@ -58,11 +58,10 @@ def ask_for_key(
             except OSError:  # nothing has come, or a datagram found nobody
                 continue
             found = read_answer(key, nonce, data)
-            where = (source[0], source[1])
-            if found is None or where not in addresses:
+            if found is None:
                 continue
-            said, crew_key = found
+            said, crew_key = found  # from whichever of a member's addresses: it knew the nonce
             if said is Said.WELCOME:
                 return crew_key, refused
-            refused[where] = said
+            refused[source[0], source[1]] = said
     return None, refused

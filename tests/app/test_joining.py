@@ -41,6 +41,12 @@ def test_a_file_without_end_is_not_read_to_its_end() -> None:
     assert len(token_text("large")) < 10_000
 
 
+@pytest.mark.parametrize("length", [5, 300, 10_000])
+def test_what_is_no_token_is_said_to_be_none_however_long(length: int) -> None:
+    said = error_of(invoke("join", "x" * length, "train.py"))
+    assert "no token" in said
+
+
 def test_the_environment_without_a_token_says_where_else_it_may_be() -> None:
     with pytest.raises(ValueError, match="RAGTAG_TOKEN is not set; put the token there, in a file, or on"):
         token_text(VARIABLE)
@@ -48,10 +54,6 @@ def test_the_environment_without_a_token_says_where_else_it_may_be() -> None:
 
 def test_what_does_not_stand_in_the_command_line_is_not_overwritten() -> None:
     assert not hide("") and not hide(TOKEN)
-
-
-class Joined(Exception):
-    """What ``ragtag join`` would do."""
 
 
 @pytest.fixture

@@ -221,7 +221,8 @@ def _content(body: bytes) -> _Content:
         raise TokenError(f"this token was not made by `ragtag invite` ({error})") from None
     if len(content.crew.encode()) > CREW_BYTES_MAX:
         raise TokenError("this token was not made by `ragtag invite` (the crew's name is too long)")
-    if len(content.number) not in (0, NUMBER_BYTES) or bool(content.number) < (content.ends_unix_s > 0):
+    unsound = content.begins if content.number else content.ends_unix_s > 0
+    if len(content.number) not in (0, NUMBER_BYTES) or unsound:
         raise TokenError("this token was not made by `ragtag invite` (it is of no kind)")
     return content
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragtag.app.peers import Peers
 from ragtag.app.report import build_report, report_json
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run, thin
 from ragtag.core import trace
@@ -106,6 +107,13 @@ def test_a_long_runs_files_are_bounded_and_its_report_is_right(tmp_path: Path) -
         elif name != ".coherence.count":  # of these some are left out
             assert thinned[name] == value, name
     build_report(tmp_path / "thin")
+    rows = []
+    for name in ("thin", "whole"):
+        live = Peers(3)
+        for record in read_run(tmp_path / name).records():
+            live.feed(record)
+        rows.append([(row.missed, row.step, row.round, row.sent) for row in live.rows.values()])
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.usefixtures("small")

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,15 @@ class JoinCommand(TyperCommand):
 
 def is_folder(given: str) -> bool:
     """Whether a TOKEN is a run's folder."""
-    return _TOKEN.match(given) is None and Path(given).is_dir()  # a token is too long for a file's name
+    return _is(given, Path.is_dir)
+
+
+def _is(given: str, what: Callable[[Path], bool]) -> bool:
+    """Whether a file is that; a token, or what was to be one, may be too long for a file's name."""
+    try:
+        return _TOKEN.match(given) is None and what(Path(given))
+    except OSError:
+        return False
 
 
 def token_text(given: str) -> str:
@@ -64,7 +73,7 @@ def token_text(given: str) -> str:
         return text
     if given == "-":
         return _of_input()
-    if _TOKEN.match(given) is None and Path(given).exists():
+    if _is(given, Path.exists):
         with Path(given).open(encoding="utf-8", errors="replace") as file:
             return file.read(_TEXT_MAX + 1)
     hide(given)

@@ -57,8 +57,6 @@ from ragtag.training.state import Stateful
 from ragtag.training.whole import Finished, Stand, digest_of
 
 _log = logging.getLogger("ragtag")
-
-_log = logging.getLogger("ragtag")
 LEAVE_S = 5.0
 """How long leaving may take."""
 

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragtag.app.launch import launch
+from ragtag.app.launch_events import Event, Line, Said
 from ragtag.app.peer_process import PeerProcess, Stream
 from ragtag.app.relay import HOLD_BYTES, Held, Relay
 from ragtag.app.tracefile import read_run
@@ -170,6 +172,42 @@ def test_where_output_is_missing_a_line_says_so_and_the_rest_is_whole() -> None:
     assert shown[-1] == ("the end", False)
     numbers = [int(text) for text, _ in shown[:at] + shown[at + 1 : -1]]
     assert numbers == [*range(at), *range(at + missing, lines)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
+def test_a_run_goes_on_without_its_relay(tmp_path: Path) -> None:
+    script = tmp_path / "talk.py"
+    script.write_text(
+        "import os, pathlib, time\nprint('first', flush=True)\n"
+        "while not os.path.exists(os.environ['STOP']): time.sleep(0.01)\n"
+        "for n in range(20_000): print('line', n)"
+    )
+    events: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Line) and event.text == "first":
+            mine = f"PPid:\t{os.getpid()}\n".encode()
+            (relay,) = [
+                int(path.parent.name)
+                for path in Path("/proc").glob("[0-9]*/cmdline")
+                if b"relay.py" in _read(path) and mine in _read(path.parent / "status")
+            ]
+            os.kill(relay, signal.SIGKILL)
+        if isinstance(event, Said) and "relay" in event.text:
+            (tmp_path / "stop").touch()
+
+    result = launch(1, [str(script)], on_event=on_event, env={"STOP": str(tmp_path / "stop")})
+    assert result.exit_code == 0
+    said = [event.text for event in events if isinstance(event, Line)]
+    assert said == ["first", *(f"line {n}" for n in range(20_000))]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""
 
 
 # -- A launcher that stands still

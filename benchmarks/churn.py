@@ -73,7 +73,7 @@ class Run:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind(("127.0.0.1", 0))
             address = probe.getsockname()
-        keep_token(folder, encode(Token((address,), "churn", new_key())))
+        keep_token(folder, encode(Token((address,), "churn", new_key(), begins=True)))
         self.started_s = time.time()
 
     def start(self) -> Peer:

@@ -208,13 +208,14 @@ def test_one_that_was_killed_is_declared_and_the_next_newcomer_has_its_seat(plac
 
 @pytest.mark.slow
 def test_the_first_to_join_begins_a_crew_and_a_second_joins_it(place: Place) -> None:
-    token = new_invitation("127.0.0.1", "otters", None).text
+    token = new_invitation("127.0.0.1", "otters").text
     first = place.join(token, "first")
     first.says("heard 0b1 live [0]")
     second = place.join(token, "second")
     first.says("heard 0b11 live [0, 1]")
     second.says("heard 0b11 live [0, 1]")
-    assert first.lines(0)[0].startswith("seat 0 ") and second.lines(0)[0].startswith("seat 1 ")
+    assert first.lines(0)[0].startswith("nobody is there yet: this peer begins crew 'otters' at 127.0.0.1:")
+    assert first.lines(0)[1].startswith("seat 0 ") and second.lines(0)[0].startswith("seat 1 ")
     place.end()
     assert (first.code(), second.code()) == (0, 0), first.text + second.text
 
@@ -222,7 +223,7 @@ def test_the_first_to_join_begins_a_crew_and_a_second_joins_it(place: Place) -> 
 @pytest.mark.slow
 def test_several_that_come_at_once_average_with_each_other(place: Place) -> None:
     """Each knew the others while they were on their way in; once averaged only with the first one."""
-    token = new_invitation("127.0.0.1", "otters", None).text
+    token = new_invitation("127.0.0.1", "otters").text
     first = place.join(token, "first")
     first.says("heard 0b1 live [0]")
     others = [place.join(token, f"other-{i}") for i in range(3)]
@@ -252,6 +253,61 @@ def test_a_newcomer_with_another_model_is_told_the_tensor_and_is_never_waited_fo
     assert notes(place.run, "comes") and not notes(place.run, "takes part", 3)
 
 
+def test_an_invitation_in_a_file_lets_in_and_holds_no_key(place: Place) -> None:
+    """Options may stand before the script. Once the run is over nobody is invited."""
+    crew = place.crew(2)
+    invite = place.command("invite", "invite", str(place.run), "--minutes", "10")
+    assert invite.code() == 0, invite.text
+    text = next(line for line in invite.text.splitlines() if line.startswith("ragtag2-"))
+    token, kept = decode(text), decode(kept_token(place.run))
+    assert len(token.number) == 16 and token.key != kept.key and token.ends_unix_s > 0 and not kept.number
+    file = place.folder / "token.txt"
+    file.write_text(f"  {text}\n\n")
+    joined = place.command("joined", "join", str(file), "-o", "run-joined", "--no-watch", "train.py")
+    joined.says("heard 0b111 live [0, 1, 2]")
+    forged = encode(replace(token, ends_unix_s=token.ends_unix_s + 3600))
+    refused = place.command("forged", "join", "train.py", RAGTAG_TOKEN=forged)
+    assert refused.code() == 1
+    assert "does not know this invitation" in refused.text and "[0]" not in refused.text
+    place.end()
+    assert (crew.code(), joined.code()) == (0, 0), crew.text + joined.text
+    for command in ("invite", "join"):
+        late = place.command(
+            f"late-{command}", command, str(place.run), *(["train.py"] if command == "join" else [])
+        )
+        assert late.code() == 1
+        assert "has ended: nobody writes its trace, and no member of crew" in " ".join(late.text.split())
+        assert "[0]" not in late.text
+
+
+def test_members_that_do_not_answer_are_named_and_nobody_trains_alone(place: Place) -> None:
+    (place.folder / "train.py").write_text("import ragtag\nragtag.join(deadline_s=3.0)\nprint('trains')")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address: tuple[str, int] = nobody.getsockname()
+        text = encode(Token((address,), "otters", new_key()).invitation())
+        joined = place.join(text)
+        said = f"nobody of crew 'otters' answers yet at 127.0.0.1:{address[1]}; waiting for them"
+        _until(lambda: said in joined.text, "told who is waited for")
+        assert not joined.lines(0)  # before any peer was started
+        assert joined.code() == 1
+    assert f"{said}, 2 s more" in joined.text
+    assert f"no member of crew 'otters' answered at 127.0.0.1:{address[1]} within 3 s" in joined.text
+    assert "trains" not in joined.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not let a process do that")
+def test_a_token_in_the_command_line_is_not_left_there(place: Place) -> None:
+    token = new_invitation("127.0.0.1", "otters").text
+    joined = place.join(token)
+    joined.says("seat 0")
+    for process in (joined.process.pid, joined.pid(0)):
+        assert token.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
+    assert b"xxxxxxxx" in Path(f"/proc/{joined.process.pid}/cmdline").read_bytes()
+    place.end()
+    assert joined.code() == 0, joined.text
+
+
 # -- Bad input
 
 
@@ -265,12 +321,12 @@ def wrong_tokens() -> dict[str, tuple[str, str]]:
             "incomplete or mistyped",
         ),
         "cut": (text[:-9], "incomplete or mistyped"),
-        "no token": ("otter", "is no token; a token begins with 'ragtag1-'"),
+        "no token": ("otter", "is no token; a token begins with 'ragtag2-'"),
         "another version": (
-            text.replace("ragtag1-", "ragtag2-"),
-            "has format 2, and this Ragtag reads format 1",
+            text.replace("ragtag2-", "ragtag3-"),
+            "has format 3, and this Ragtag reads format 2",
         ),
-        "ended": (encode(replace(token, ends_unix_s=1000)), "'otters' ended"),
+        "ended": (encode(token.invitation(1000)), "'otters' ended"),
     }
 
 
@@ -355,7 +411,8 @@ def test_a_token_for_a_crew_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> No
     with Agents(2) as agents:
         gone = tuple(agents.addresses.values())
     said = joining(monkeypatch, Token(gone, "otters", KEY), 1.0)
-    assert said.startswith(f"no member answered at 127.0.0.1:{gone[1][1]}; is one running there, and does")
+    asked = ", ".join(f"127.0.0.1:{port}" for _, port in gone)
+    assert said.startswith(f"no member answered at {asked}; is one running there, and does")
 
 
 def test_a_host_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,5 +426,5 @@ def test_a_host_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_ended_token_in_the_environment_is_a_join_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = joining(monkeypatch, Token((("127.0.0.1", 4321),), "otters", KEY, ends_unix_s=1000), 1.0)
+    said = joining(monkeypatch, Token((("127.0.0.1", 4321),), "otters", KEY).invitation(1000), 1.0)
     assert "this token for crew 'otters' ended" in said and "run `ragtag invite` again" in said

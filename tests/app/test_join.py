@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ragtag.app.launch_events import Ended, Event, Line
 from ragtag.app.report import report_json
 from ragtag.app.token import decode, kept_token
 from ragtag.app.tracefile import read_run
+from ragtag.app.transport import SoloTransport
 from ragtag.core import trace
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Met
@@ -33,6 +35,7 @@ from ragtag.core.wire import VERSION, Identity
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint, PortInUse
 from ragtag.protocols.node import Node
+from ragtag.training.optimizer import CrewOptimizer
 from tests.network.crew import PATIENCE_S, until
 
 SRC = Path(__file__).parents[2] / "src"
@@ -145,9 +148,8 @@ def test_channels_beside_a_sparse_optimizers_own_are_none_that_who_joins_anew_wa
         optimizer = crew.optimizer(sgd, model=model, compress=ragtag.TopK())
         transport = crew.transport
         assert isinstance(transport, SoloTransport)
-        for beside in ("model", "model/models", "model/whole"):
-            with pytest.raises(RuntimeError, match="before the first Average"):
-                transport._node.configure(channel_of(beside), None, 0.0)
+        names = ("model", "model/models", "model/whole")
+        assert set(transport._node._lanes) == {channel_of(name) for name in names}
         assert crew._entered == [optimizer.channel]
 
 
@@ -515,3 +517,60 @@ def test_a_later_crew_has_a_name_and_a_key_of_its_own() -> None:
     invited = replace(place, token="a token")
     assert (invited.of_crew(2).crew, invited.of_crew(2).key) == (place.crew, place.key)
     assert invited.of_crew(2).name == "peer-1.2"
+
+
+# -- Clocks
+
+CLOCKS = """
+import time as clock
+away_s = OFFSETS[int(os.environ["RAGTAG_RANK"])]
+true = clock.time
+clock.time = lambda: true() + away_s
+with ragtag.join(deadline_s=GIVE_UP_S) as crew:
+    optimizer = crew.optimizer(sgd, averager=ragtag.AllReduce(), model=model)
+    for at in range(30):
+        if at == 10:
+            away_s -= STEP
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        crew.log_step(0.0, 1)
+        clock.sleep(0.02)
+    print(bin(int(optimizer.outcome.heard[0])))
+"""
+
+
+def clocked(folder: Path, offsets: tuple[float, ...], step_s: float) -> tuple[list[Event], dict[int, Ended]]:
+    """A crew whose machines' clocks are so far apart, and are set back by ``step_s`` while it trains."""
+    text = CLOCKS.replace("OFFSETS", repr(offsets)).replace("STEP", repr(step_s))
+    script = SCRIPT.replace("crew = ragtag.join(deadline_s=GIVE_UP_S)\n", "")
+    script = script.replace("manual_seed(crew.rank)", 'manual_seed(int(os.environ["RAGTAG_RANK"]))')
+    path = folder / "peer.py"
+    path.write_text((script + text).replace("GIVE_UP_S", str(PATIENCE_S)))
+    events: list[Event] = []
+    env = {"PYTHONPATH": str(SRC)}
+    run = folder / "run"
+    result = launch(len(offsets), [str(path)], on_event=events.append, env=env, run_folder=run)
+    return events, {end.peer: end for end in result.ends}
+
+
+def times_of(folder: Path, peer: int) -> list[float]:
+    path = folder / "run" / f"peer-{peer:02d}.jsonl"
+    return [trace.decode(line).t for line in path.read_text().splitlines()]
+
+
+def test_a_clock_that_is_set_back_moves_no_record(tmp_path: Path) -> None:
+    events, ends = clocked(tmp_path, (0.0, 0.0), 3600.0)
+    assert all(end.status == 0 for end in ends.values()), events
+    for peer in (0, 1):
+        times = times_of(tmp_path, peer)
+        assert times[0] > 0.0 and times[-1] < 2 * PATIENCE_S
+        assert all(b >= a - 0.1 for a, b in pairwise(times))
+
+
+def test_peers_whose_clocks_are_thirty_years_apart_train_together(tmp_path: Path) -> None:
+    years_s = 30 * 365.25 * 86_400
+    events, ends = clocked(tmp_path, (0.0, -years_s / 2, years_s / 2), 0.0)
+    assert all(end.status == 0 for end in ends.values()), events
+    for peer in range(3):
+        assert lines(events, peer) == ["0b111"], events
+    assert len(list(read_run(tmp_path / "run").records())) > 90  # of each peer the steps and the rounds

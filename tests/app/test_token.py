@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import random
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ragtag.app.token import Token, TokenError, _check, decode, encode, new_key
 
-TOKEN = Token((("10.0.0.7", 4711), ("::1", 4712)), "lab crew", bytes(range(32)), 2_000_000_000)
+TOKEN = Token((("10.0.0.7", 4711), ("::1", 4712)), "lab crew", bytes(range(32)), 2_000_000_000, bytes(16))
 HOSTS = st.sampled_from(["node-1.example.org", "10.0.0.7", "::1", "fe80::1%eth0"])
 TOKENS = st.builds(
     Token,
@@ -19,6 +20,7 @@ TOKENS = st.builds(
     st.text(min_size=1, max_size=16),
     st.binary(min_size=32, max_size=32),
     st.integers(0, 1 << 40),
+    st.binary(min_size=16, max_size=16),
 )
 
 
@@ -62,24 +64,24 @@ def test_any_text_is_refused_with_a_reason(text: str) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_content_under_a_right_check_is_refused_or_read(body: bytes) -> None:
-    text = "ragtag1-" + base64.b32encode(body + _check(1, body)).decode().rstrip("=").lower()
+    text = "ragtag2-" + base64.b32encode(body + _check(2, body)).decode().rstrip("=").lower()
     with pytest.raises(TokenError, match=r"not made by|address"):
         decode(text)
 
 
 def test_an_address_that_is_none_is_refused() -> None:
     body = msgspec.msgpack.encode([["nowhere"], "crew", bytes(32), 0])
-    text = "ragtag1-" + base64.b32encode(body + _check(1, body)).decode().rstrip("=").lower()
+    text = "ragtag2-" + base64.b32encode(body + _check(2, body)).decode().rstrip("=").lower()
     with pytest.raises(TokenError, match="write host:port"):
         decode(text)
 
 
 def test_another_version_says_on_which_side_to_update() -> None:
     text = encode(TOKEN)
-    with pytest.raises(TokenError, match=r"format 2.*here it is older"):
-        decode(text.replace("ragtag1-", "ragtag2-"))
-    with pytest.raises(TokenError, match=r"format 0.*there it is older"):
-        decode(text.replace("ragtag1-", "ragtag0-"))
+    with pytest.raises(TokenError, match=r"format 3.*here it is older"):
+        decode(text.replace("ragtag2-", "ragtag3-"))
+    with pytest.raises(TokenError, match=r"format 1.*there it is older"):
+        decode(text.replace("ragtag2-", "ragtag1-"))
 
 
 def test_an_invitation_ends() -> None:
@@ -121,3 +123,44 @@ def test_the_key_is_not_shown() -> None:
     assert len(key) == 32 and key != new_key()
     shown = repr(Token((("a", 1),), "crew", key))
     assert repr(key) not in shown and key.hex() not in shown and "<secret>" in shown
+
+
+@pytest.mark.parametrize(
+    ("ends_unix_s", "number", "begins"),
+    [(5, b"", False), (5, b"", True), (0, b"short", False), (0, bytes(16), True), (5, bytes(16), True)],
+)
+def test_a_token_of_no_kind_is_neither_written_nor_read(
+    ends_unix_s: int, number: bytes, begins: bool
+) -> None:
+    with pytest.raises(TokenError):
+        encode(Token((("a", 1),), "crew", bytes(32), ends_unix_s, number, begins))
+    body = msgspec.msgpack.encode([["a:1"], "crew", bytes(32), ends_unix_s, number, begins])
+    text = "ragtag2-" + base64.b32encode(body + _check(2, body)).decode().rstrip("=").lower()
+    with pytest.raises(TokenError, match="of no kind"):
+        decode(text)
+
+
+def test_an_invitation_does_not_hold_the_crews_key_and_makes_no_other() -> None:
+    crew = Token((("10.0.0.7", 4711),), "otters", new_key())
+    invitation = crew.invitation(2_000_000_000)
+    assert invitation.key != crew.key and len(invitation.number) == 16
+    assert invitation.key != crew.invitation(2_000_000_000).key
+    assert decode(encode(invitation)) == invitation
+    with pytest.raises(TokenError, match="an invitation, of which no other can be made"):
+        invitation.invitation()
+
+
+def test_what_was_changed_at_random_is_refused_or_the_same() -> None:
+    draw = random.Random(3)
+    letters = "abcdefghijklmnopqrstuvwxyz234567-018 "
+    text = encode(TOKEN)
+    for _ in range(2_000):
+        spoiled = list(text)
+        for _ in range(draw.randrange(1, 6)):
+            at = draw.randrange(len(spoiled))
+            spoiled[at : at + draw.randrange(2)] = draw.choice(letters) * draw.randrange(3)
+        try:
+            read = decode("".join(spoiled))
+        except TokenError:
+            continue
+        assert read == TOKEN

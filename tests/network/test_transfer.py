@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from ragtag.network.donor import DonorServer
 from ragtag.network.donor_session import DonorLimits, DonorSession
 from ragtag.network.fetch import Donor, Fetched, TransferError, fetch_state
 from ragtag.network.fetch_link import Link
+from ragtag.network.shelf import Shelf
 from ragtag.network.udp import PortInUse
 from ragtag.protocols.transfer_frame import Chunk
 from ragtag.protocols.transfer_types import Came, chunk_bytes_for
@@ -320,3 +322,41 @@ def test_a_donor_uses_no_more_of_a_core_than_it_may() -> None:
 
 def test_blobs_of_donors_differ() -> None:
     assert blob_of(0, 1, 100) != blob_of(1, 1, 100) != blob_of(1, 2, 100)
+
+
+def test_without_files_to_open_a_donor_says_so_once_and_goes_on_when_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = 0
+    accept = DonorServer._accept
+
+    def counted(server: DonorServer) -> None:
+        nonlocal tried
+        tried += 1
+        accept(server)
+
+    monkeypatch.setattr(DonorServer, "_accept", counted)
+    notes: list[tuple[str, str, str]] = []
+    server = DonorServer(KEY, Shelf(), on_note=lambda *note: notes.append(note))
+    server.start()
+    taken: list[int] = []
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    newcomer = socket.socket()
+    try:
+        newcomer.settimeout(PATIENCE_S)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[0]), before[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        newcomer.connect(server.address)
+        until(lambda: tried >= 3, "it was tried again")
+        assert [what for what, _, detail in notes if "Too many open files" in detail] == ["refused"]
+        while taken:
+            os.close(taken.pop())
+        assert newcomer.recv(1)  # its greeting
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in taken:
+            os.close(fd)
+        newcomer.close()
+        server.close()

@@ -10,6 +10,7 @@ from rich.console import Console
 from ragtag import __version__
 from ragtag.app.commands import look, options, start
 from ragtag.app.commands.common import examples, plain_errors, print_json, progress, settings
+from ragtag.app.commands.joining import JoinCommand
 from ragtag.app.commands.probe import probe
 from ragtag.app.commands.simulate import simulate
 from ragtag.recipes import RECIPES
@@ -60,7 +61,12 @@ app.command(
 )(start.invite)
 app.command(
     context_settings={"allow_interspersed_args": False},
-    epilog=examples("ragtag join TOKEN train.py --lr 0.1", "ragtag join -n 2 TOKEN -m my_package.train"),
+    cls=JoinCommand,
+    epilog=examples(
+        "ragtag join token.txt train.py --lr 0.1",
+        "ssh otter ragtag invite runs/train-20260101-120000 | ragtag join - train.py",
+        "ragtag join -n 2 token.txt -m my_package.train",
+    ),
 )(start.join)
 app.command(
     epilog=examples(

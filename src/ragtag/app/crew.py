@@ -19,13 +19,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from ragtag.app.catching_up import catch_up
+from ragtag.app.disk import Spare
 from ragtag.app.environment import Place
 from ragtag.app.finish import Averaged, begin_alike, finish
 from ragtag.app.logbook import Logbook
 from ragtag.app.membership import Entrance
 from ragtag.app.phases import Phases
 from ragtag.app.state import Keeper
-from ragtag.app.token import ADDRESSES_MAX, TOKEN_FILE, Token, decode, encode, keep_token
+from ragtag.app.token import ADDRESSES_MAX, TOKEN_FILE, Token, encode, keep_token
 from ragtag.app.tracefile import TraceWriter
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.codecs.base import Codec
@@ -59,7 +60,6 @@ from ragtag.training.together import together
 from ragtag.training.whole import Finished, Stand, digest_of
 
 _log = logging.getLogger("ragtag")
-
 LEAVE_S = 5.0
 """How long leaving may take."""
 
@@ -110,6 +110,7 @@ class Crew(Logbook):
             self._keeper.serve(shelf)
         self._last_round: int | None = None
         self._invited_by: frozenset[PeerId] = frozenset()
+        self._spare = Spare("the invitation to this crew in the run's folder", _log.warning)
         self._last_s = time.monotonic()
         self._transport = transport
         self._left = False
@@ -176,13 +177,15 @@ class Crew(Logbook):
     def invitation(self, minutes: int | None = None) -> str:
         """A token for ``ragtag join``: through this peer, and up to seven others that live now.
 
-        minutes: for how long it lets newcomers in (``None``: as long as one of these peers is there).
+        minutes: for how long it lets newcomers in (``None``: as long as one of these peers is there); the
+        members hold to that, by their own clocks.
 
         Raises RuntimeError where nobody can join: the peer is alone, or was started without membership.
         """
-        return self._invitation(0 if minutes is None else int(time.time()) + 60 * minutes)
+        ends_unix_s = 0 if minutes is None else int(time.time()) + 60 * minutes
+        return encode(self._token().invitation(ends_unix_s))
 
-    def _invitation(self, ends_unix_s: int) -> str:
+    def _token(self) -> Token:
         driver, place = self._driver, self._place
         own = driver.own_member_address if driver is not None else None
         if driver is None or own is None or place.key is None:
@@ -190,17 +193,22 @@ class Crew(Logbook):
                 "nobody can join this peer: start it by `ragtag run`, `ragtag join` or torchrun"
             )
         addresses = (own, *driver.members())[:ADDRESSES_MAX]
-        return encode(Token(addresses, place.crew, place.key, ends_unix_s))
+        return Token(addresses, place.crew, place.key)
 
     def _keep_invitation(self) -> None:
         """As members come and go, keep the token in the run's folder one that lets newcomers in."""
         live, place, driver = self.live, self._place, self._driver
         if live == self._invited_by or place.run_folder is None or driver is None:
             return
-        self._invited_by = live
-        if driver.own_member_address is not None and (place.run_folder / TOKEN_FILE).exists():
-            ends = decode(place.token).ends_unix_s if place.token is not None else 0
-            keep_token(place.run_folder, self._invitation(ends))
+        if driver.own_member_address is None or self._spare.write(
+            partial(self._write_invitation, place.run_folder)
+        ):
+            self._invited_by = live
+
+    def _write_invitation(self, folder: Path) -> None:
+        """Raises OSError."""
+        if (folder / TOKEN_FILE).exists():
+            keep_token(folder, encode(self._token()))
 
     # -- Training
 

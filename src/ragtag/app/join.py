@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from ragtag.app.crew import Again, Crew, Entered
 from ragtag.app.disk import explain
@@ -26,6 +27,7 @@ from ragtag.app.greeting import JoinError, greet
 from ragtag.app.membership import (
     Entrance,
     NotLetIn,
+    admitted,
     invited,
     launched,
     member_socket_of,
@@ -129,8 +131,10 @@ def _begin_folder(place: Place, crew: Crew) -> None:
 def join_as(place: Place | None, deadline_s: float) -> Crew:
     """``join``, in this place (``None``: alone)."""
     if place is None:
-        return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.time())
-    origin_s = time.time() if place.started_unix_s is None else place.started_unix_s
+        return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.monotonic())
+    # By the wall clock, which all machines share and somebody may set, once; never again
+    running_s = 0.0 if place.started_unix_s is None else time.time() - place.started_unix_s
+    origin_s = time.monotonic() - running_s
     if place.token is not None or place.size > 1:
         import torch._dynamo  # noqa: F401  (any optimizer imports it, for seconds, and the crew would wait)
     if place.token is not None:
@@ -179,7 +183,7 @@ def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s:
 def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
     """Join by an invitation: membership first, which tells who else is there and which number is free."""
     try:
-        token = resolved(decode(text, time.time()))
+        token = admitted(resolved(decode(text, time.time())), deadline_s)
     except (TokenError, NotLetIn) as error:
         raise JoinError(str(error)) from None
     way = _Way(place, None, origin_s, deadline_s, place.rank)
@@ -220,8 +224,9 @@ def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance
     undo.callback(entrance.agent.close)
     place = way.place = seated(place, token, entrance)
     if place.run_folder is not None:
-        way.writer = TraceWriter(place.run_folder / peer_file(place.rank))
-        undo.callback(way.writer.close)
+        way.writer = way.trace_in(place.run_folder)
+        if way.writer is not None:
+            undo.callback(way.writer.close)
     node = Node(entrance.seat, entrance.n(), place.seed, place.size)
     for peer, holder in entrance.agent.roster.seats.items():
         if holder.live and not holder.card.averaging:
@@ -274,6 +279,16 @@ class _Way:
     def state_port(self) -> int:
         """Where the state is given away; 0: nowhere."""
         return 0 if self.donor is None else self.donor.address[1]
+
+    def trace_in(self, folder: Path) -> TraceWriter | None:
+        """This peer's trace. Raises OSError where it cannot be, unless training goes on already."""
+        try:
+            return TraceWriter(folder / peer_file(self.place.rank))
+        except OSError as error:
+            if not self.crews:
+                raise
+            _log.warning("there is no trace of this peer from now on: %s", explain(error))
+            return None
 
     def note(self, note: Noted) -> None:
         """For the trace, once there is one."""

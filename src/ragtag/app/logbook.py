@@ -25,7 +25,10 @@ PACE_EVERY_S = 0.5
 
 
 class Logbook:
-    """The records of one peer, wherever it stands in its crew; without a folder for its run, none."""
+    """The records of one peer, wherever it stands in its crew; without a folder for its run, none.
+
+    origin_s: when the run began, on ``time.monotonic``.
+    """
 
     def __init__(
         self, place: Place, driver: Driver | None, writer: TraceWriter | None, origin_s: float
@@ -48,7 +51,7 @@ class Logbook:
 
     def now_s(self) -> float:
         """Seconds since the run began, as in the trace."""
-        return time.time() - self._origin_s
+        return time.monotonic() - self._origin_s
 
     def record(self, record: trace.Known) -> None:
         """Write a record to this peer's trace (nothing where the run has no folder)."""
@@ -235,9 +238,9 @@ class Logbook:
             )
         )
 
-    def _record_phase(self, ended_unix_s: float, name: str, took_s: float) -> None:
+    def _record_phase(self, ended_s: float, name: str, took_s: float) -> None:
         """A part of this peer's way in is over."""
-        self.record(trace.Phase(t=ended_unix_s - self._origin_s, peer=self.rank, name=name, took_s=took_s))
+        self.record(trace.Phase(t=ended_s - self._origin_s, peer=self.rank, name=name, took_s=took_s))
 
     def _record_epoch(self, report: EpochReport) -> None:
         counts = {"samples": report.samples, "missed": report.missed, "twice": report.twice}

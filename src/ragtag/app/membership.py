@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,14 +19,17 @@ from ragtag.core.errors import Error
 from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent, Told
+from ragtag.network.invited import ask_for_key
 from ragtag.network.udp import bound
 from ragtag.protocols.district import partners
+from ragtag.protocols.invitation import Said
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_pace import INITIAL_RTO_S
 from ragtag.protocols.member_types import Changed, Identity
 from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
 from ragtag.protocols.seating import Seating
 
+_log = logging.getLogger("ragtag")
 _LOOPBACK = ("127.0.0.1", "::1")
 LISTEN_S = 3 * INITIAL_RTO_S
 """How long the first peer of a token listens whether there is a crew. Members of one knock a few times in
@@ -98,13 +102,62 @@ def resolved(token: Token) -> Token:
     return replace(token, addresses=tuple(address for address in found if (":" in address[0]) == v6))
 
 
+def admitted(token: Token, deadline_s: float) -> Token:
+    """The (resolved) token with the crew's key: for an invitation, a member gives that.
+
+    Raises:
+        NotLetIn: nobody answered, or all that did refused.
+    """
+    if not token.number:
+        return token
+    key, refused = ask_for_key(
+        token.addresses,
+        token.key,
+        token.number,
+        token.ends_unix_s,
+        deadline_s,
+        lambda left_s: _log.warning("%s", waiting(token, left_s)),
+    )
+    if key is not None:
+        return replace(token, key=key, ends_unix_s=0, number=b"")
+    raise NotLetIn(refusal(token, refused) if refused else _silence(token, deadline_s))
+
+
+def waiting(token: Token, left_s: float | None) -> str:
+    """What is said while nobody has answered yet. left_s: how long they are waited for, where it is known."""
+    more = "" if left_s is None else f", {left_s:.0f} s more"
+    return f"nobody of crew {token.crew!r} answers yet at {_asked(token)}; waiting for them{more}"
+
+
+def _silence(token: Token, waited_s: float) -> str:
+    return (
+        f"no member of crew {token.crew!r} answered at {_asked(token)} within {waited_s:g} s; does the crew "
+        "still train, and does the firewall let UDP through?"
+    )
+
+
+def refusal(token: Token, refused: Mapping[Address, Said]) -> str:
+    """Why those that a token names do not let its holder in."""
+    where = ", ".join(map(format_address, list(refused)[:4]))
+    if Said.ENDED in refused.values():
+        return f"the invitation to crew {token.crew!r} has ended, by the clock of {where}; make a new one"
+    return (
+        f"{where} does not know this invitation: it is of another crew, of an earlier one, or it was "
+        "changed; run `ragtag invite` again"
+    )
+
+
+def _asked(token: Token) -> str:
+    return ", ".join(map(format_address, token.addresses[:4]))
+
+
 def member_socket(token: Token) -> tuple[socket.socket, Address, list[Address]]:
     """A socket for a newcomer's membership, the address that others reach it at, and whom it asks.
 
-    A token's own addresses are taken where they are this machine's and free: the first one to join listens
-    where the others ask.
+    The address of a token that begins a crew is taken where it is this machine's and free: the first one to
+    join listens where the others ask.
     """
-    for address in token.addresses:
+    for address in token.addresses if token.begins else ():
         try:
             sock = _socket(None, address)
         except OSError:
@@ -118,6 +171,18 @@ def member_socket(token: Token) -> tuple[socket.socket, Address, list[Address]]:
 def member_socket_of(place: Place) -> socket.socket:
     """A socket for the membership of a peer that finds the others through a store."""
     return _socket(None, ("127.0.0.1" if place.one_machine else "0.0.0.0", 0))
+
+
+def begins_here(token: Token) -> bool:
+    """Whether a peer that joins here, now, would begin the token's crew."""
+    if not token.begins:
+        return False
+    try:
+        sock, _, others = member_socket(token)
+    except NotLetIn:
+        return False
+    sock.close()
+    return not others
 
 
 def wildcard(token: Token) -> str:
@@ -164,10 +229,13 @@ def invited(
             entries = agent.listen(LISTEN_S)  # the crew may have outlived the one that began it
         agent.join(agent.now_s(), entries, deadline_s)
         if not entries:
+            _log.warning(
+                "nobody is there yet: this peer begins crew %r at %s", token.crew, format_address(address)
+            )
             return _found(agent, card)
         until_s = agent.now_s() + deadline_s
         with phases.of("let in"):
-            _get_in(agent, deadline_s)
+            _get_in(agent, token, deadline_s)
         with phases.of("seat"):
             return _take_seat(agent, card, until_s, deadline_s)
     except BaseException:
@@ -182,8 +250,12 @@ def _found(agent: Agent, card: Card) -> Entrance:
     return Entrance(agent, card, False, {})
 
 
-def _get_in(agent: Agent, deadline_s: float) -> None:
-    _turn(agent, lambda: agent.entered, deadline_s)
+def _get_in(agent: Agent, token: Token, deadline_s: float) -> None:
+    first_s = min(INITIAL_RTO_S, deadline_s)
+    _turn(agent, lambda: agent.entered, first_s)
+    if not agent.entered and not agent.over:
+        _log.warning("%s", waiting(token, deadline_s - first_s))
+        _turn(agent, lambda: agent.entered, deadline_s - first_s)
     if not agent.entered:
         raise NotLetIn(agent.failure or f"no member let this peer in within {deadline_s:g} s")
 

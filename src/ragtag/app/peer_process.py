@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ragtag.app.output import Lines, Tracebacks
+from ragtag.app.relay import Relay
 from ragtag.core.types import PeerId
 
 KILL_S = 10.0
@@ -35,7 +36,11 @@ class Stream:
 
 
 class PeerProcess:
-    """A Python process with these arguments and environment; ``fds`` are handed down to it."""
+    """A Python process with these arguments and environment; ``fds`` are handed down to it.
+
+    relay: reads its output; without one this process does, by the selector. streams: what the relay's numbers
+    mean; those of this peer are added.
+    """
 
     def __init__(
         self,
@@ -45,11 +50,15 @@ class PeerProcess:
         fds: tuple[int, ...],
         selector: selectors.BaseSelector,
         show: Show,
+        relay: Relay | None = None,
+        streams: dict[int, Stream] | None = None,
     ) -> None:
         self.number, self.killed = number, False
+        self._relay, self._relayed = relay, [2 * number, 2 * number + 1]
         self.tracebacks = Tracebacks()
         self._selector, self._show = selector, show
         self._reaped = False
+        self._streams: list[Stream] = []
         self._process = subprocess.Popen(
             [sys.executable, *argv],
             env=env,
@@ -64,7 +73,13 @@ class PeerProcess:
         for pipe, error in ((self._process.stdout, False), (self._process.stderr, True)):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-            selector.register(pipe, selectors.EVENT_READ, Stream(self, pipe.fileno(), error))
+            stream = Stream(self, pipe.fileno(), error)
+            if relay is not None and streams is not None and relay.alive:
+                streams[self._relayed[error]] = stream
+                self._streams.append(stream)
+                relay.watch(self._relayed[error], stream.fd)
+            else:
+                selector.register(stream.fd, selectors.EVENT_READ, stream)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and all that it has started."""
@@ -99,8 +114,20 @@ class PeerProcess:
             return False
         if not data:
             self._selector.unregister(stream.fd)
-        self._lines(stream, stream.lines.feed(data) if data else stream.lines.close())
+        self.take(stream, data)
         return bool(data)
+
+    def take(self, stream: Stream, data: bytes) -> None:
+        """Show what a stream has brought; nothing: it has ended."""
+        self._lines(stream, stream.lines.feed(data) if data else stream.lines.close())
+
+    def skip(self, stream: Stream, n_bytes: int, n_lines: int) -> None:
+        """Show that something of a stream is missing here."""
+        for text in self.tracebacks.release():
+            self._show(text, True)
+        told = f"[{n_lines:,} lines ({n_bytes:,} bytes) are missing here: nothing took what was printed]"
+        for text in [*stream.lines.close(), told]:
+            self._show(text, stream.error)
 
     def release(self, now_s: float) -> None:
         """Show the traceback that has been held back long enough."""
@@ -109,6 +136,8 @@ class PeerProcess:
 
     def drain(self) -> None:
         """Read what an ended process has left in its pipes; a daemon of its own may hold them open."""
+        if self._relay is not None:
+            self._relay.finish(self._relayed, KILL_S)
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None
             key = self._selector.get_map().get(pipe.fileno())
@@ -120,6 +149,8 @@ class PeerProcess:
                     self._selector.unregister(pipe)
                     self._lines(key.data, key.data.lines.close())
             pipe.close()
+        for stream in self._streams:  # the last line, where no line feed has ended it
+            self.take(stream, b"")
 
     def _lines(self, stream: Stream, lines: list[str]) -> None:
         if stream.error:

@@ -181,8 +181,8 @@ class Peers:
             row.arrived.append(record.arrived)
             row.sent = max(row.sent, record.bytes_sent)
             row.received = max(row.received, record.bytes_received)
-            for other in record.missed:
-                self.row(other).missed += 1
+            for other, times in record.how_often_missed.items():
+                self.row(other).missed += times
         elif isinstance(record, trace.Align):
             row.apart = record.apart / max(1, record.units)
         elif isinstance(record, trace.Eval):

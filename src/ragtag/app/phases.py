@@ -11,7 +11,7 @@ EARLY_MAX = 256
 
 
 class Phases:
-    """Told when a phase is over, it tells whoever writes: when (unix seconds), which, how long it took.
+    """Told when a phase is over, it tells whoever writes: when (``time.monotonic``), which, how long it took.
 
     let in: to be believed by a member. seat: to have one. greeting, schema: meetings. state: to have the
     crew's. heard: to hear of a newer round. average: from then on to the first average with others.
@@ -31,9 +31,9 @@ class Phases:
     def over(self, name: str, took_s: float) -> None:
         """A phase ends now."""
         if self._write is not None:
-            self._write(time.time(), name, took_s)
+            self._write(time.monotonic(), name, took_s)
         elif len(self._early) < EARLY_MAX:
-            self._early.append((time.time(), name, took_s))
+            self._early.append((time.monotonic(), name, took_s))
 
     def to(self, write: Callable[[float, str, float], None]) -> None:
         """Tell these and those to come to ``write``."""

@@ -58,7 +58,7 @@ def rate_of_run(folder: Path) -> tuple[float, str]:
         before = last.get(record.peer)
         last[record.peer] = record.bytes_sent
         if before is not None and record.bytes_sent > before and record.total_s > 0:
-            rates[record.peer].append((record.bytes_sent - before) / record.total_s)
+            rates[record.peer].append((record.bytes_sent - before) / (record.of * record.total_s))
     if not rates:
         raise ProbeError(f"{folder}: no peer has sent anything in two rounds; give --rate instead")
     rate, peer = min((median(found), peer) for peer, found in rates.items())

@@ -1,8 +1,11 @@
 """Invitations: what a second machine needs to join a crew, as one line of text to copy.
 
-    ragtag1-<base32 of: addresses, crew, key, when it ends; and 4 bytes by which a slip is noticed>
+    ragtag2-<base32 of: addresses, crew, key, end, number, kind; and 4 bytes by which a slip is noticed>
 
-Whoever has the token is in the crew: it holds the crew's key. It is as secret as the crew should be.
+An invitation to a crew that exists has a number, an end, and a key of its own, for which members give the
+crew's (``protocols.invitation``): with another end it is worth nothing. The token of a new crew holds the
+crew's key, since nobody is there who could give it, and so has no end. Either lets its holder in, and a peer
+that is in has the crew's key: a token is as secret as the crew should be.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +24,10 @@ from msgspec import Meta
 from ragtag.app.environment import format_address, parse_address
 from ragtag.core.errors import Error
 from ragtag.network.udp import Address
+from ragtag.protocols.invitation import NUMBER_BYTES, invitation_key
+from ragtag.training.atomic import write_whole
 
-VERSION = 1
+VERSION = 2
 KEY_BYTES = 32
 ADDRESSES_MAX = 8
 CREW_BYTES_MAX = 64
@@ -45,25 +49,45 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
     ]
     crew: Annotated[str, Meta(min_length=1, max_length=CREW_BYTES_MAX)]
     key: Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
-    ends_unix_s: Annotated[int, Meta(ge=0)] = 0
+    ends_unix_s: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+    number: Annotated[bytes, Meta(max_length=NUMBER_BYTES)] = b""
+    begins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """An invitation to a crew.
+    """What lets a peer into a crew.
 
-    addresses: of members, any of which lets a newcomer in. ends_unix_s: when the invitation ends (0: with the
-    crew). The key is not shown where a token is printed by mistake.
+    addresses: of members, any of which lets a newcomer in. number: of an invitation, 16 bytes; empty: ``key``
+    is the crew's own. ends_unix_s: when the invitation ends (0: with the crew). begins: who finds nobody, and
+    the address on its own machine, begins the crew. The key is not shown where a token is printed by mistake.
     """
 
     addresses: tuple[Address, ...]
     crew: str
     key: bytes
     ends_unix_s: int = 0
+    number: bytes = b""
+    begins: bool = False
 
     def __repr__(self) -> str:
         where = ", ".join(map(format_address, self.addresses))
         return f"Token(crew={self.crew!r}, addresses=[{where}], key=<secret>, ends_unix_s={self.ends_unix_s})"
+
+    def invitation(self, ends_unix_s: int = 0) -> Token:
+        """A new invitation to this crew, without its key.
+
+        Raises:
+            TokenError: this is an invitation itself: only members of the crew can make one.
+        """
+        if self.number:
+            raise TokenError(
+                "this token is an invitation, of which no other can be made; run `ragtag invite` with the "
+                "folder of a run whose peers are in the crew"
+            )
+        number = secrets.token_bytes(NUMBER_BYTES)
+        key = invitation_key(self.key, number, ends_unix_s)
+        return Token(self.addresses, self.crew, key, ends_unix_s, number)
 
     def require_crew(self, crew: str, key: bytes | None = None) -> None:
         """Refuse an invitation to another crew than the one that is meant.
@@ -102,10 +126,15 @@ def encode(token: Token) -> str:
         raise TokenError(f"the crew's name {token.crew[:80]!r} must have 1 to {CREW_BYTES_MAX} bytes")
     if token.ends_unix_s < 0:
         raise TokenError(f"the token ends at {token.ends_unix_s}; that must be 0 or a time")
+    if len(token.number) not in (0, NUMBER_BYTES) or (token.number and token.begins):
+        raise TokenError(f"an invitation has a number of {NUMBER_BYTES} bytes, and begins no crew")
+    if token.ends_unix_s and not token.number:
+        raise TokenError("a token that holds the crew's key cannot end; only invitations can")
     texts = [format_address(address) for address in token.addresses]
     for text in texts:
         _address(text)
-    body = msgspec.msgpack.encode(_Content(texts, token.crew, token.key, token.ends_unix_s))
+    content = _Content(texts, token.crew, token.key, token.ends_unix_s, token.number, token.begins)
+    body = msgspec.msgpack.encode(content)
     letters = base64.b32encode(body + _check(VERSION, body)).decode("ascii").rstrip("=").lower()
     return f"{_PREFIX}{VERSION}-{letters}"
 
@@ -141,18 +170,18 @@ def decode(text: str, now_unix_s: float | None = None) -> Token:
             f"this token for crew {content.crew!r} ended {minutes:.0f} minutes ago; run `ragtag invite` again"
         )
     addresses = tuple(_address(address) for address in content.addresses)
-    return Token(addresses, content.crew, content.key, content.ends_unix_s)
+    return Token(addresses, content.crew, content.key, content.ends_unix_s, content.number, content.begins)
 
 
 def keep_token(folder: Path, token: str | None) -> None:
-    """Keep a crew's invitation in its run's folder, for this user's eyes only, in place of an older one."""
+    """Keep a crew's token in its run's folder, for this user's eyes only, in place of an older one.
+
+    Raises:
+        OSError: it cannot be written; the older one is as it was.
+    """
     if token is None:
         return
-    new = folder / f".{TOKEN_FILE}.{os.getpid()}"
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token + "\n")
-    new.replace(folder / TOKEN_FILE)
+    write_whole(folder / TOKEN_FILE, [token.encode() + b"\n"], mode=0o600, lasting=False)
 
 
 def kept_token(folder: Path) -> str:
@@ -192,6 +221,9 @@ def _content(body: bytes) -> _Content:
         raise TokenError(f"this token was not made by `ragtag invite` ({error})") from None
     if len(content.crew.encode()) > CREW_BYTES_MAX:
         raise TokenError("this token was not made by `ragtag invite` (the crew's name is too long)")
+    unsound = content.begins if content.number else content.ends_unix_s > 0
+    if len(content.number) not in (0, NUMBER_BYTES) or unsound:
+        raise TokenError("this token was not made by `ragtag invite` (it is of no kind)")
     return content
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 from msgspec import Meta
 
-VERSION = 1
+VERSION = 2
 """Grows when a reader of the previous version would misread a trace; added fields and kinds do not count."""
 LINE_BYTES_MAX = 1 << 20
 """A longer line is damage. ``encode`` shortens texts so that none comes about."""
@@ -32,10 +32,22 @@ Peers = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 20)]], Meta(max_length=
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Channel = Annotated[int, Meta(ge=0, lt=1 << 62)] | Annotated[str, Meta(max_length=256)]
 """A channel's name; of a simulated one, its number."""
+Some = Annotated[int, Meta(ge=1, lt=1 << 62)]
+Counts = Annotated[list[Count], Meta(max_length=1 << 16)]
 Time = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Share = Annotated[float, Meta(ge=0.0, le=1.000001)]
 Mean = Annotated[float, Meta(ge=0.0, le=1e9)]
+
+
+def _how_often(peers: list[int], times: list[int]) -> Counter[int]:
+    """Each peer once, unless it is said how often."""
+    if len(times) != len(peers):
+        return Counter(set(peers))
+    counted: Counter[int] = Counter()
+    for peer, n in zip(peers, times, strict=True):
+        counted[peer] += n
+    return counted
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
@@ -89,13 +101,17 @@ class Phase(Base, frozen=True, kw_only=True, tag="phase"):
     took_s: Seconds
 
 
-class Round(Base, frozen=True, kw_only=True, tag="round"):
+class Round(Base, frozen=True, kw_only=True, tag="round", omit_defaults=True):
     """A round of averaging is over on ``peer``; ``t`` is its end.
 
     arrived: share of chunks that were averaged (elsewhere own values were kept).
     contributors: mean number of peers in a chunk. waited_for, missed: other peers; a missed one was waited
     for and did not deliver all in time. expired: a deadline ended the round, not arrivals.
     bytes_sent, bytes_received: of this peer, since the start.
+
+    In a long run a record stands for several rounds in a row (``of``), ``round`` and ``t`` being the last
+    one's: times and shares are means, ``longest_s`` and ``lowest_arrived`` the extremes, and the ``_times``
+    say how often (for each of the peers listed).
     """
 
     round: Count
@@ -110,9 +126,40 @@ class Round(Base, frozen=True, kw_only=True, tag="round"):
     expired: bool = False
     bytes_sent: Count = 0
     bytes_received: Count = 0
+    of: Some = 1
+    longest_s: Seconds | None = None
+    lowest_arrived: Share | None = None
+    waited_for_times: Counts = []
+    missed_times: Counts = []
+    expired_times: Count | None = None
+
+    @property
+    def how_often_waited_for(self) -> Counter[int]:
+        """In how many of the rounds that this stands for each other peer was waited for."""
+        return _how_often(self.waited_for, self.waited_for_times)
+
+    @property
+    def how_often_missed(self) -> Counter[int]:
+        """In how many of them each other peer was missed."""
+        return _how_often(self.missed, self.missed_times)
+
+    @property
+    def how_often_expired(self) -> int:
+        """How many of them a deadline ended."""
+        return int(self.expired) if self.expired_times is None else self.expired_times
+
+    @property
+    def longest(self) -> float:
+        """The longest of them, in seconds."""
+        return self.total_s if self.longest_s is None else self.longest_s
+
+    @property
+    def lowest(self) -> float:
+        """The lowest share that was averaged."""
+        return self.arrived if self.lowest_arrived is None else self.lowest_arrived
 
 
-class Sparse(Base, frozen=True, kw_only=True, tag="sparse"):
+class Sparse(Base, frozen=True, kw_only=True, tag="sparse", omit_defaults=True):
     """What a round that sent selections came to on ``peer``.
 
     entries, density: what was selected. bytes, dense_bytes: of the peer's message, and of all its values.
@@ -120,6 +167,8 @@ class Sparse(Base, frozen=True, kw_only=True, tag="sparse"):
     committed, restored: fragments that are in the round's sum, that went back into the residual. late: rows
     of earlier rounds; given_up: blocks of which some rows never came. dense: the selection was by-passed, and
     all values were sent.
+
+    As ``of`` several rounds in a row: counts and bytes are sums, shares means; ``residual_norm`` is the last.
     """
 
     round: Count
@@ -135,6 +184,13 @@ class Sparse(Base, frozen=True, kw_only=True, tag="sparse"):
     late: Count = 0
     given_up: Count = 0
     dense: bool = False
+    of: Some = 1
+    dense_times: Count | None = None
+
+    @property
+    def how_often_dense(self) -> int:
+        """In how many of the rounds that this stands for all values were sent."""
+        return int(self.dense) if self.dense_times is None else self.dense_times
 
 
 class Align(Base, frozen=True, kw_only=True, tag="align"):
@@ -157,18 +213,31 @@ class Align(Base, frozen=True, kw_only=True, tag="align"):
     expired: bool = False
 
 
-class Step(Base, frozen=True, kw_only=True, tag="step"):
+class Step(Base, frozen=True, kw_only=True, tag="step", omit_defaults=True):
     """A local step. samples: since the start.
 
     loss: of the batch of this step, or of one shortly before; null: it was not finite; absent: not told.
+    As ``of`` several such records: ``loss`` is the mean of those that were finite, ``not_finite`` says how
+    many were not.
     """
 
     step: Count
     samples: Count
     loss: float | msgspec.UnsetType | None = msgspec.UNSET
+    of: Some = 1
+    not_finite: Count | None = None
+
+    @property
+    def how_often_bad(self) -> int:
+        """How many of the losses that this stands for were not finite."""
+        if self.not_finite is not None:
+            return self.not_finite
+        if isinstance(self.loss, msgspec.UnsetType):
+            return 0
+        return int(self.loss is None or not math.isfinite(self.loss))
 
 
-class Pace(Base, frozen=True, kw_only=True, tag="pace"):
+class Pace(Base, frozen=True, kw_only=True, tag="pace", omit_defaults=True):
     """Where a peer's time went since its last such record; ``t`` is the end of an average.
 
     compute_s: from the end of one step of the optimizer to the end of the next local step; average_s: in

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from ragtag.protocols.invitation import is_ask
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_types import (
     Address,
@@ -111,12 +112,17 @@ class Agent:
                 if error.errno not in _PASSING:
                     raise
                 continue
+            if is_ask(data):
+                told = self.machine.invite(data, time.time())
+                if told is not None:
+                    self._send(Transmit((source[0], source[1]), told))
+                continue
             self._step(now_s, Received((source[0], source[1]), data))
         if self._wake_s <= now_s:
             self._wake_s = math.inf
             self._step(now_s, Woke())
-        told, self._told = self._told, []
-        return told
+        news, self._told = self._told, []
+        return news
 
     def run_until(self, done: Callable[[], bool], deadline_s: float, take: Callable[[Told], None]) -> None:
         """Turn it here until ``done()``, or for ``deadline_s``; ``take`` is given all that is told."""

@@ -74,6 +74,7 @@ class DonorServer:
         self._accept_s = self._sweep_s = self._counted_s = 0.0
         self._looked_s, self._looked_round, self._round_s = -math.inf, -1, 0.0
         self._refused, self._refused_s = 0, -math.inf
+        self._barred = False  # by the system, and noted
         self.failure: BaseException | None = None
         self.given_bytes = 0
         """To all newcomers."""
@@ -216,8 +217,11 @@ class DonorServer:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 self._selector.unregister(self._listener)  # would be readable all the time
                 self._accept_s = time.monotonic() + _LOOK_S
-                self._note("refused", "", f"no connection can be accepted now ({error.strerror})")
+                if not self._barred:
+                    self._note("refused", "", f"no connection can be accepted now ({error.strerror})")
+                self._barred = True
             return
+        self._barred = False
         strangers = [session for session in self._sessions.values() if not session.member]
         if len(strangers) >= self.limits.strangers_max:
             self._drop(min(strangers, key=lambda s: s.began_s), "gave way to another stranger")

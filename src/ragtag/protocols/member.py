@@ -12,6 +12,7 @@ every datagram is authenticated, bound to two processes, and taken once.
     member_pace    round trips, allowances, health     member_entry  who is let in
     member_core    time, timers, chance                member_suspicion  how long a suspect has
     member_gossip  what is told to whom                member_row   what is kept of each
+    invitation     who is told the key
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ragtag.protocols.invitation import answer
 from ragtag.protocols.member_core import Core, Due
 from ragtag.protocols.member_entry import Door
 from ragtag.protocols.member_pace import Health
@@ -102,6 +104,15 @@ class Membership:
     def ours(self, data: bytes) -> bool:
         """Whether a datagram comes from somebody who has the crew's key."""
         return self._core.seal.ours(data)
+
+    def invite(self, data: bytes, now_unix_s: float) -> bytes | None:
+        """The answer to a newcomer's question for the crew's key (``invitation.is_ask``).
+
+        ``None``: this peer is in no crew itself, or too many ask.
+        """
+        if not self._door.entered or self.over or not self._door.hears_strangers():
+            return None
+        return answer(self._core.me.key, data, now_unix_s)
 
     def rtt_s(self, name: str) -> float | None:
         """The smoothed round trip to a member, if it was measured."""
@@ -230,8 +241,8 @@ class Membership:
         if self._view.find(name, opened.source_epoch) is None:
             return
         if isinstance(message, Ping):
-            answer = Ack(self.me.name, message.nonce, True, gossip_of(self._view.gossip(name)))
-            self._prober.tell(entry, answer)
+            ack = Ack(self.me.name, message.nonce, True, gossip_of(self._view.gossip(name)))
+            self._prober.tell(entry, ack)
         elif isinstance(message, Ack):
             self._prober.acked(name, message)
         elif isinstance(message, Ask):

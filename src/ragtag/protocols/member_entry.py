@@ -212,6 +212,10 @@ class Door:
 
     # -- As a member
 
+    def hears_strangers(self) -> bool:
+        """Whether one more datagram of a stranger is looked at now."""
+        return self._strangers.take(self.core.now_s)
+
     def stranger(self, source: Address, opened: Opened) -> None:
         """A datagram of a process that is not known: only what gets to know it is looked at."""
         epoch, message = opened.source_epoch, opened.message

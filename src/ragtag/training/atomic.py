@@ -17,25 +17,28 @@ _HIDDEN = re.compile(r"\..+\.\d+-\d+\.tmp")
 _log = logging.getLogger("ragtag.checkpoint")
 
 
-def write_whole(path: Path, parts: Iterable[bytes]) -> None:
+def write_whole(path: Path, parts: Iterable[bytes], mode: int = 0o666, lasting: bool = True) -> None:
     """Write a file so that at every moment ``path`` is what it was, or is complete and on the disk.
 
     The parts go to a hidden file beside it, locked while its process lives; then fsync, rename, and fsync of
-    the folder. Raises OSError; the hidden file is then gone.
+    the folder. mode: its permissions, less the umask. lasting: whether it is to outlive a loss of power;
+    without, nothing waits for the disk. Raises OSError; the hidden file is then gone.
     """
-    hidden, file = _create(path)
+    hidden, file = _create(path, mode)
     try:
         try:
             for part in parts:
                 _write(file, part)
-            os.fsync(file)
+            if lasting:
+                os.fsync(file)
             hidden.replace(path)
         except BaseException:
             hidden.unlink(missing_ok=True)
             raise
     finally:
         os.close(file)  # and with it the lock
-    sync_folder(path.parent)
+    if lasting:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -73,12 +76,12 @@ def _remove_if_dead(hidden: Path) -> None:
         os.close(file)
 
 
-def _create(path: Path) -> tuple[Path, int]:
+def _create(path: Path, mode: int) -> tuple[Path, int]:
     """A hidden file of this process alone, locked where the file system has locks."""
     for number in range(_NAMES_MAX):
         hidden = path.with_name(f".{path.name}.{os.getpid()}-{number}.tmp")
         with contextlib.suppress(FileExistsError):  # another thread's, or left by a process of this number
-            file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             try:
                 if _lock_own(file) and _is_at(file, hidden):
                     return hidden, file

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
@@ -42,7 +42,7 @@ def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
         except (typer.Exit, typer.Abort):
             raise
         except KeyboardInterrupt:
-            _fail("interrupted", 130)
+            fail("interrupted", 130)
         except BrokenPipeError:
             sys.stdout = None  # who read us has gone; nothing more to flush
             raise typer.Exit(1) from None
@@ -53,12 +53,13 @@ def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
             text = explain(error) if isinstance(error, OSError) else str(error)
             said = " ".join(text.split()) or type(error).__name__
             hint = "" if expected else f" ({type(error).__name__}; ragtag --debug shows where)"
-            _fail(said + hint, 2 if expected else 1)
+            fail(said + hint, 2 if expected else 1)
 
     return wrapped
 
 
-def _fail(text: str, code: int) -> None:
+def fail(text: str, code: int) -> NoReturn:
+    """Say what is wrong in one line, and exit."""
     Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(text)}", soft_wrap=True, highlight=False)
     raise typer.Exit(code) from None
 

@@ -135,7 +135,10 @@ WorkingDir = Annotated[
 
 TokenText = Annotated[
     str,
-    typer.Argument(metavar="TOKEN", help="What ragtag invite printed, or a run's folder on this machine."),
+    typer.Argument(
+        metavar="TOKEN",
+        help="A file with what ragtag invite printed, - for standard input, a run's folder, or the token.",
+    ),
 ]
 PeersHere = Annotated[
     int,
@@ -157,7 +160,8 @@ ListenAt = Annotated[
 ]
 CrewName = Annotated[str | None, typer.Option("--crew", metavar="NAME", help="The new crew's name.")]
 Minutes = Annotated[
-    int | None, typer.Option("--minutes", min=1, metavar="N", help="The token ends after so many minutes.")
+    int | None,
+    typer.Option("--minutes", min=1, metavar="N", help="Members let nobody in by it after so many minutes."),
 ]
 
 # -- Of `ragtag simulate`

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragtag.app.commands import options
-from ragtag.app.commands.common import plain_errors, print_json
+from ragtag.app.commands.common import fail, plain_errors, print_json
 
 if TYPE_CHECKING:
     from ragtag.app.on_ray.launch import Placement
@@ -92,15 +92,21 @@ def join(
 ) -> None:
     """Join a crew by its invitation, with one peer (or N) of a script on this machine.
 
-    The token is what [bold]ragtag invite[/bold] printed. The first one to join, on
-    the machine that the token names, begins the crew.
+    TOKEN is a file with what [bold]ragtag invite[/bold] printed, [bold]-[/bold] for standard input, or
+    the folder of a run on this machine; where RAGTAG_TOKEN is set there is no TOKEN.
+    The token itself can stand there, too, but other users may see it in passing.
+    The first one to join a new crew, on the machine that its token names, begins it.
     """
-    import time
+    from ragtag.app.commands.joining import is_folder, token_text
+    from ragtag.app.invite import RunOver, usable
+    from ragtag.app.membership import NotLetIn
 
-    from ragtag.app.token import decode, kept_token
-
-    text = kept_token(Path(token)) if Path(token).is_dir() else token
-    decode(text, time.time())  # before anything is started
+    try:
+        text, said = usable(Path(token) if is_folder(token) else token_text(token))
+    except (RunOver, NotLetIn) as error:
+        fail(str(error), 1)
+    if said:
+        Console(stderr=True, highlight=False).print(f"ragtag: {escape(said)}", style="dim", soft_wrap=True)
     argv = [*(["-m"] if module else []), script, *(args or [])]
     _launch(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, 0, run_folder, watch,
@@ -119,16 +125,21 @@ def invite(
     """Print a token: all that another machine needs to join a crew.
 
     With RUN, the crew of that run, which must be running. Without, a new crew:
-    the first peer to join, on this machine, begins it. Whoever has the token is
-    in the crew: it is as secret as the crew should be.
+    the first peer to join, on this machine, begins it. Whoever has the token can
+    get in: it is as secret as the crew should be.
     """
-    from ragtag.app.invite import invitation_to, new_invitation, shown
+    from ragtag.app.invite import RunOver, invitation_to, new_invitation, shown
+    from ragtag.app.membership import NotLetIn
 
-    token = (
-        invitation_to(run_folder, minutes)
-        if run_folder is not None
-        else new_invitation(listen, crew, minutes)
-    )
+    if run_folder is None and minutes is not None:
+        raise ValueError(
+            "the token of a new crew holds its key, and cannot end; begin the crew, then: ragtag invite RUN "
+            "--minutes N"
+        )
+    try:
+        token = invitation_to(run_folder, minutes) if run_folder is not None else new_invitation(listen, crew)
+    except (RunOver, NotLetIn) as error:
+        fail(str(error), 1)
     if as_json:
         print_json(token.to_json())
     else:
@@ -153,6 +164,7 @@ def _launch(
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
     from ragtag.app.run_view import RunView, result_json, summary, watching
+    from ragtag.app.spared import SparedConsole
     from ragtag.core.faultspec import parse_faults
 
     parsed = parse_faults(faults)
@@ -160,8 +172,8 @@ def _launch(
         check_on_ray(peers, argv, placement, parsed)
     else:
         check_launch(peers, argv, parsed)  # before a folder is made
-    out = Console(stderr=as_json, highlight=False)
-    err = out if out.is_terminal else Console(stderr=True, highlight=False)
+    out = SparedConsole(stderr=as_json, highlight=False)
+    err = out if out.is_terminal else SparedConsole(stderr=True, highlight=False)
     folder = _folder(run_folder, name)
     live = out.is_terminal if watch is None else watch
     view = RunView(out, err, watched=live, on_error=on_error)
@@ -185,6 +197,8 @@ def _launch(
     else:
         err.print(summary(result))
         err.print(f"trace in {escape(str(folder))}; [cyan]ragtag report {escape(str(folder))}[/cyan]")
+    out.close()
+    err.close()
     raise typer.Exit(result.exit_code)
 
 

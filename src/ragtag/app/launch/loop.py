@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from ragtag.app.disk import explain
+from ragtag.app.disk import Spare
 from ragtag.app.environment import read_announcements
 from ragtag.app.guard import Guard
 from ragtag.app.launch.ending import Ending
@@ -26,6 +26,7 @@ from ragtag.app.launch_events import Ended, EndedBy, Event, Injected, LaunchResu
 from ragtag.app.output import SeenErrors, interrupted, last_line
 from ragtag.app.peer_process import KILL_S, READ_BYTES, PeerProcess, Stream
 from ragtag.app.process_faults import Act, ProcessFaults
+from ragtag.app.relay import Relay
 from ragtag.app.signals import Signals
 from ragtag.app.token import keep_token
 from ragtag.app.tracefile import CREW_FILE, TraceWriter
@@ -72,12 +73,13 @@ class Launch:
         if setup.run_folder is not None:
             self._trace = stack.enter_context(TraceWriter(setup.run_folder / CREW_FILE, self._say))
             self._trace.write(self._record)
-            try:
-                keep_token(setup.run_folder, setup.invitation(self._member_sockets))
-            except OSError as error:  # as for the trace: what is not written stops no run
-                self._say(f"no invitation to this crew could be kept: {explain(error)}")
+        self._spare = Spare("the invitation to this crew in the run's folder", self._say)
+        self._kept = setup.run_folder is None or self._spare.write(self._keep_invitation)
         self._guard = Guard()
         stack.callback(self._guard.close)
+        self._streams: dict[int, Stream] = {}
+        self._relay = Relay(self._selector, self._output, self._gap, self._unrelayed)
+        stack.callback(self._relay.close)
 
     def run(self) -> LaunchResult:
         """Start all peers, and return once all have ended."""
@@ -107,7 +109,9 @@ class Launch:
         def show(text: str, error: bool) -> None:
             self._tell(Line(number, text, error))
 
-        peer = PeerProcess(number, self._setup.argv, env, fds, self._selector, show)
+        peer = PeerProcess(
+            number, self._setup.argv, env, fds, self._selector, show, self._relay, self._streams
+        )
         self._guard.watch(peer.pid)
         self._peers.append(peer)
         self._tell(Started(number, peer.pid))
@@ -119,12 +123,15 @@ class Launch:
         for key, _ in self._selector.select(max(0.0, self._due_s(now_s) - now_s)):
             if isinstance(key.data, Stream):
                 key.data.peer.read(key.data)
+            elif isinstance(key.data, Relay):
+                key.data.read()
             elif key.data == "ready":
                 self._read_ready()
         for number in self._signals.take():
             self._interrupted = self._interrupted or number
             self._stop(f"{signal.Signals(number).name}: ending {len(self._running())} peers")
         now_s = time.monotonic()
+        self._kept = self._kept or self._spare.write(self._keep_invitation)
         if self._ending is not None:
             for due in self._ending.due(now_s):
                 self._signal_all(due)
@@ -174,6 +181,21 @@ class Launch:
         ):
             self._injector = ProcessFaults(self._setup.faults, time.monotonic(), self._now_t())
             self._tell(Ready(tuple(sorted(running))))
+
+    # -- Output
+
+    def _output(self, stream: int, data: bytes) -> None:
+        self._streams[stream].peer.take(self._streams[stream], data)
+
+    def _gap(self, stream: int, n_bytes: int, n_lines: int) -> None:
+        self._streams[stream].peer.skip(self._streams[stream], n_bytes, n_lines)
+
+    def _unrelayed(self) -> None:
+        """Somebody has ended the relay: read what peers print here."""
+        self._say("the relay of the peers' output was ended; should this process be stopped, they may be too")
+        for stream in self._streams.values():
+            if stream.peer.number not in self._ends:
+                self._selector.register(stream.fd, selectors.EVENT_READ, stream)
 
     # -- Faults
 
@@ -247,6 +269,11 @@ class Launch:
                 self._guard.release(peer.pid)
 
     # -- Small change
+
+    def _keep_invitation(self) -> None:
+        """Raises OSError."""
+        assert self._setup.run_folder is not None
+        keep_token(self._setup.run_folder, self._setup.invitation(self._member_sockets))
 
     def _now_t(self) -> float:
         return time.monotonic() - self._started_s

@@ -113,4 +113,4 @@ class Register:
         addresses = others[::-1][:ADDRESSES_MAX]
         if not addresses and number is not None:
             addresses = [self._living[number].member]
-        return Token(tuple(addresses), self.crew, self._key)
+        return Token(tuple(addresses), self.crew, self._key, begins=not others)

@@ -60,35 +60,39 @@ class Collector:
             self._to.results.append(record)
 
     def _round(self, peer: Peer, record: trace.Round) -> None:
-        to, t = self._to, record.t
-        peer.rounds += 1
+        to, t, n = self._to, record.t, record.of
+        missed = record.how_often_missed
+        peer.rounds += n
+        to.thinned += n > 1
+        to.thinned_rounds += n if n > 1 else 0
         peer.error_t = None  # it went on after all
-        peer.misses += len(record.missed)
-        peer.expired += record.expired
-        peer.arrived += record.arrived
+        peer.misses += missed.total()
+        peer.expired += record.how_often_expired
+        peer.arrived += n * record.arrived
         peer.bytes_sent = max(peer.bytes_sent, record.bytes_sent)
         peer.bytes_received = max(peer.bytes_received, record.bytes_received)
-        peer.round_s.add(record.total_s)
-        to.round_s.add(record.total_s)
-        to.arrival.add(record.arrived)
-        (to.late_dots if record.expired else to.dots).add(t, record.total_s)
+        peer.round_s.add(record.total_s, n, record.longest)
+        to.round_s.add(record.total_s, n, record.longest)
+        to.arrival.add(record.arrived, n, record.lowest)
+        (to.late_dots if record.expired else to.dots).add(t, record.total_s, n)
         for key in (record.peer, ALL):
-            to.arrived.add(key, t, record.arrived)
-        to.scatter.add(ALL, t, record.scatter_s)
-        to.gather.add(ALL, t, record.gather_s)
+            to.arrived.add(key, t, record.arrived, n)
+        to.scatter.add(ALL, t, record.scatter_s, n)
+        to.gather.add(ALL, t, record.gather_s, n)
         to.round_number.add(ALL, t, record.round)
         column = self._strip.column(t)
-        to.rounds[:, column] += 1
+        to.rounds[:, column] += n
         own = self._row.get(record.peer)
         if own is not None:
-            to.rounds[own, column] -= 1
-        rows = [self._row[other] for other in set(record.waited_for) if other in self._row]
-        to.waited[rows, column] += 1
-        for other in set(record.missed):
-            if other in to.peers:
-                to.peers[other].missed += 1
+            to.rounds[own, column] -= n
+        for other, times in record.how_often_waited_for.items():
             if other in self._row:
-                to.missed[self._row[other], column] += 1
+                to.waited[self._row[other], column] += times
+        for other, times in missed.items():
+            if other in to.peers:
+                to.peers[other].missed += times
+            if other in self._row:
+                to.missed[self._row[other], column] += times
 
     def _coherence(self, record: trace.Pace) -> None:
         """Measurements are spread evenly over the record's time."""
@@ -104,14 +108,14 @@ class Collector:
     def _step(self, peer: Peer, record: trace.Step) -> None:
         peer.steps = max(peer.steps, record.step)
         peer.samples = max(peer.samples, record.samples)
-        if isinstance(record.loss, msgspec.UnsetType):
-            return
-        if record.loss is None or not math.isfinite(record.loss):
-            peer.batch_losses_bad += 1
+        bad = record.how_often_bad
+        if bad:
+            peer.batch_losses_bad += bad
             peer.bad_since_t = record.t if peer.bad_since_t is None else peer.bad_since_t
-            return
-        for key in (record.peer, ALL):
-            self._to.loss.add(key, record.t, record.loss)
+        loss = None if isinstance(record.loss, msgspec.UnsetType) else record.loss
+        if loss is not None and math.isfinite(loss) and record.of > bad:
+            for key in (record.peer, ALL):
+                self._to.loss.add(key, record.t, loss, record.of - bad)
 
     def _eval(self, peer: Peer | None, record: trace.Eval) -> None:
         if record.model == "mean":

@@ -123,6 +123,8 @@ class Summary:
     sparse: dict[int, Sums] = field(default_factory=dict)
     replicas: dict[int, Looks] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
+    thinned: int = 0
+    thinned_rounds: int = 0
 
     @property
     def survivors(self) -> list[Peer]:

@@ -27,17 +27,20 @@ class Sample:
     stride: int = 1
     _values: array[float] = field(default_factory=lambda: array("d"))
 
-    def add(self, value: float) -> None:
-        """One more value."""
-        if self.seen % self.stride == 0:
+    def add(self, value: float, n: int = 1, extreme: float | None = None) -> None:
+        """One more value; or n values, of which these are the mean and the one farthest out."""
+        left, at = n, self.seen
+        while (first := -at % self.stride) < left:
             self._values.append(value)
+            at, left = at + first + 1, left - first - 1
             if len(self._values) >= self.values_max:
                 self._values = self._values[::2]
                 self.stride *= 2
-        self.seen += 1
-        self.total += value
-        self.largest = max(self.largest, value)
-        self.smallest = min(self.smallest, value)
+        self.seen += n
+        self.total += n * value
+        extreme = value if extreme is None else extreme
+        self.largest = max(self.largest, value, extreme)
+        self.smallest = min(self.smallest, value, extreme)
 
     def mean(self) -> float | None:
         """The mean of all values."""
@@ -67,15 +70,15 @@ class Bins:
         """The column of time ``t``; times outside belong to the outermost columns."""
         return min(self.columns - 1, max(0, int((t - self._t0) * self._per_s)))
 
-    def add(self, key: int, t: float, value: float) -> None:
-        """One more value of a row."""
+    def add(self, key: int, t: float, value: float, n: int = 1) -> None:
+        """One more value of a row; or n values with this mean."""
         row = self.rows.get(key)
         if row is None:
             return
         at = self.column(t)
-        self._sum[row, at] += value
-        self._time[row, at] += t
-        self.count[row, at] += 1
+        self._sum[row, at] += n * value
+        self._time[row, at] += n * t
+        self.count[row, at] += n
 
     def points(self, key: int) -> tuple[Array, Array]:
         """A row's (mean time, mean value) in every column that has values."""
@@ -101,11 +104,11 @@ class Dots:
         self._per_s = columns / (t1 - t0) if t1 > t0 else 0.0
         self._cells: dict[tuple[int, int], int] = {}
 
-    def add(self, t: float, value: float) -> None:
-        """One more point."""
+    def add(self, t: float, value: float, n: int = 1) -> None:
+        """One more point, or n at one place."""
         column = min(self._columns - 1, max(0, int((t - self._t0) * self._per_s)))
         cell = (column, round(math.log(max(value, 1e-9)) / 0.02))
-        self._cells[cell] = self._cells.get(cell, 0) + 1
+        self._cells[cell] = self._cells.get(cell, 0) + n
 
     def points(self) -> list[tuple[float, float, int]]:
         """(time, value, how many) of each cell."""

@@ -32,10 +32,10 @@ class Sums:
 
     def add(self, record: trace.Sparse) -> None:
         """One round more."""
-        self.rounds += 1
-        self.whole += record.dense
+        self.rounds += record.of
+        self.whole += record.how_often_dense
         self.saved_bytes += max(0, record.dense_bytes - record.bytes)
-        self.captured += record.captured
+        self.captured += record.of * record.captured
         self.committed += record.committed
         self.restored += record.restored
         self.late += record.late

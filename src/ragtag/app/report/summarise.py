@@ -48,9 +48,9 @@ def measure(run: RunTrace) -> Extent:
         if isinstance(record, trace.Run):
             runs.add(run_key(record))
         elif isinstance(record, trace.Step):
-            steps[record.peer] += 1
+            steps[record.peer] += record.of
         elif isinstance(record, trace.Round):
-            rounds[record.peer] += 1
+            rounds[record.peer] += record.of
         elif isinstance(record, trace.Fault) and record.name in KILLS and record.peer >= 0:
             extent.killed_t[record.peer] = record.t
         elif isinstance(record, trace.Note) and record.what in ("comes", "takes part") and record.other >= 0:
@@ -112,6 +112,11 @@ def summarise(run: RunTrace) -> Summary:
         collector.take(record)
     collector.settle()
     summary.damage = run.damage.messages()
+    if summary.thinned:
+        summary.damage.append(
+            f"the trace of this long run was thinned as it grew: {summary.thinned_rounds:,} rounds stand in "
+            f"{summary.thinned:,} records; counts, means and extremes are exact, medians and percentiles near"
+        )
     if extent.runs > 1:
         summary.damage.append(f"{extent.runs} runs have written to this folder; the report mixes them")
     return summary

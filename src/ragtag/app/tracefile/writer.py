@@ -12,14 +12,27 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from ragtag.app.disk import advice
 from ragtag.app.tracefile.alive import hold
+from ragtag.app.tracefile.thin import Thinner
 from ragtag.core import trace
 
 _log = logging.getLogger("ragtag.trace")
+_WRONG_PATH = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EEXIST,
+}
 
 
 class TraceWriter:
@@ -29,13 +42,14 @@ class TraceWriter:
     nothing is held in memory. A line that the disk takes only in part is taken back, or ended so that only
     it is damaged. While the disk is full, records are dropped and counted in ``dropped``, and the
     disk is tried again every ``retry_s``; what was dropped is then noted in the trace. As long as a writer is
-    open, readers can tell that the file is written (``alive``).
+    open, readers can tell that the file is written (``alive``). A file does not grow without end (``thin``).
 
     on_trouble is called once each time that tracing stops, with a message that says what to do; by
     default it is logged as a warning. ``clock`` is for tests.
 
     Raises:
-        OSError: the file cannot be opened for another reason than a full disk (a wrong path, no permission).
+        OSError: the path is wrong, or may not be written. What may pass (a full disk, too many open files)
+            is only told, and tried again.
     """
 
     def __init__(
@@ -52,6 +66,7 @@ class TraceWriter:
         self._retry_at_s: float | None = None
         self._torn = self._held = False
         self._gap = 0
+        self._thinner, self._size = Thinner(), 0
         self._fd = -1
         self._closed = False
         self._lock = threading.Lock()
@@ -59,7 +74,7 @@ class TraceWriter:
         try:
             self._open()
         except OSError as reason:
-            if reason.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            if reason.errno in _WRONG_PATH:
                 raise
             trouble = self._stop(reason)
         if trouble:
@@ -74,6 +89,9 @@ class TraceWriter:
         line = trace.encode(record)
         trouble = ""
         with self._lock:
+            lines = self._lines(record, line)
+            if not lines:
+                return
             waiting = self._retry_at_s is not None and self._clock() < self._retry_at_s
             if waiting or self._closed:
                 self._drop()
@@ -84,7 +102,8 @@ class TraceWriter:
                 if self._gap:
                     self._append(trace.encode(self._gap_note(record)))
                     self._gap = 0
-                self._append(line)
+                for line in lines:
+                    self._append(line)
                 self._retry_at_s = None
             except OSError as reason:
                 again = self._retry_at_s is not None
@@ -97,10 +116,15 @@ class TraceWriter:
     def close(self) -> None:
         """Close the file; what is written from then on is dropped and counted."""
         with self._lock:
+            if not self._closed and self._fd >= 0:
+                with suppress(OSError):
+                    for rest in self._thinner.rest():
+                        self._append(trace.encode(rest))
             self._closed = True
             if self._fd >= 0:
                 fd, self._fd = self._fd, -1
-                os.close(fd)
+                with suppress(OSError):  # some file systems say only now that the disk is full
+                    os.close(fd)
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -110,10 +134,24 @@ class TraceWriter:
     ) -> None:
         self.close()
 
+    def _lines(self, record: trace.Record, line: bytes) -> list[bytes]:
+        """What is to be written for a record, which is this line."""
+        if isinstance(record, trace.Unknown):
+            return [line]
+        taken = self._thinner.take(record, self._size)
+        lines = [line if one is record else trace.encode(one) for one in taken]
+        if isinstance(record, trace.Leave) and self._thinner.left_out:
+            detail = f"{self._thinner.left_out} records were left out: the file is full"
+            lines.insert(
+                0, trace.encode(trace.Note(t=record.t, peer=record.peer, what="trace full", detail=detail))
+            )
+            self._thinner.left_out = 0
+        return lines
+
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._fd).st_size
+        self._size = size = os.fstat(self._fd).st_size
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
         self._held = hold(self._fd)
 
@@ -125,6 +163,7 @@ class TraceWriter:
         try:
             while wrote < len(data):
                 wrote += os.write(self._fd, data[wrote:])
+            self._size += wrote
         except OSError:
             if wrote:
                 self._take_back(wrote)

@@ -1,0 +1,124 @@
+"""Where ``ragtag join`` finds its token, and in which order it takes arguments."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from ragtag.app.commands.joining import VARIABLE, hide, token_text
+from ragtag.app.token import Token, encode, new_key
+from tests.app.command import error_of, invoke
+
+TOKEN = encode(Token((("127.0.0.1", 4321),), "otters", new_key()))
+LONG = encode(Token((("otter.example.org", 4321),) * 8, "otters", new_key()))
+TEXTS = (TOKEN, LONG, f" {TOKEN[:40].upper()}\n{TOKEN[40:]}\r\n")
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_token_comes_from_a_file_from_input_from_the_environment_or_as_it_is(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("token.txt").write_text(text, newline="")
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    monkeypatch.setenv(VARIABLE, text)
+    assert token_text("token.txt").split() == text.split()
+    assert token_text("-") == text
+    assert token_text(VARIABLE) == text
+    assert token_text(text) == text
+
+
+def test_a_file_without_end_is_not_read_to_its_end() -> None:
+    assert len(token_text("/dev/null")) == 0
+    Path("large").write_bytes(b"x" * 1_000_000)
+    assert len(token_text("large")) < 10_000
+
+
+@pytest.mark.parametrize("length", [5, 300, 10_000])
+def test_what_is_no_token_is_said_to_be_none_however_long(length: int) -> None:
+    said = error_of(invoke("join", "x" * length, "train.py"))
+    assert "no token" in said
+
+
+def test_the_environment_without_a_token_says_where_else_it_may_be() -> None:
+    with pytest.raises(ValueError, match="RAGTAG_TOKEN is not set; put the token there, in a file, or on"):
+        token_text(VARIABLE)
+
+
+def test_what_does_not_stand_in_the_command_line_is_not_overwritten() -> None:
+    assert not hide("") and not hide(TOKEN)
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[str, object]]]:
+    """Each call: the token, what is run, and options that are not as by default."""
+    calls: list[tuple[str, list[str], dict[str, object]]] = []
+
+    def launch(argv: list[str], name: str, peers: int, *rest: object) -> None:
+        folder, token = rest[3], rest[-1]
+        options = {"peers": peers, "folder": folder}
+        calls.append((str(token), argv, {k: v for k, v in options.items() if v not in (1, None)}))
+
+    monkeypatch.setattr("ragtag.app.commands.start._launch", launch)
+    monkeypatch.setattr("ragtag.app.invite.usable", lambda given: (given, ""))
+    return calls
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("-o", "B1", "-n", "3", "token.txt", "train.py", "-o", "x", "--lr", "1"),
+        ("token.txt", "-o", "B1", "-n", "3", "train.py", "-o", "x", "--lr", "1"),
+        ("-n", "3", "token.txt", "-o", "B1", "train.py", "-o", "x", "--lr", "1"),
+        ("env", "-n", "3", "-o", "B1", "train.py", "-o", "x", "--lr", "1"),
+        ("-n", "3", "-o", "B1", "--", "token.txt", "train.py", "-o", "x", "--lr", "1"),
+    ],
+)
+def test_options_stand_before_the_script_and_what_follows_it_is_the_scripts(
+    args: tuple[str, ...],
+    joined: list[tuple[str, list[str], dict[str, object]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("token.txt").write_text(TOKEN)
+    if args[0] == "env":
+        monkeypatch.setenv(VARIABLE, TOKEN)
+        args = args[1:]
+    assert invoke("join", *args).code == 0
+    assert joined == [(TOKEN, ["train.py", "-o", "x", "--lr", "1"], {"peers": 3, "folder": Path("B1")})]
+
+
+def test_a_module_comes_after_the_token_too(joined: list[tuple[str, list[str], dict[str, object]]]) -> None:
+    assert invoke("join", TOKEN, "-m", "my.train", "-m").code == 0
+    assert joined == [(TOKEN, ["-m", "my.train", "-m"], {})]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((TOKEN,), "Missing argument 'SCRIPT'"),
+        ((TOKEN, "--fly", "train.py"), "No such option"),
+        ((), "TOKEN"),
+    ],
+)
+def test_what_is_missing_or_unknown_is_named(args: tuple[str, ...], said: str) -> None:
+    result = invoke("join", *args)
+    assert (result.code, result.out) == (2, "")
+    assert said in " ".join(result.err.split())
+
+
+def test_a_token_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, TOKEN)
+    result = invoke("join", TOKEN, "train.py")
+    assert result.code == 2 and "give it once" in result.err
+
+
+def test_a_new_crews_token_cannot_end() -> None:
+    said = error_of(invoke("invite", "--minutes", "5"))
+    assert "the token of a new crew holds its key, and cannot end" in said

@@ -642,3 +642,26 @@ def test_a_peer_that_nothing_can_be_sent_to_for_a_while_is_noted_once(error: int
         noted = [note for _, note in crew.notes[0] if note.what == "not sent"]
         assert [(note.peer, note.detail.partition(":")[0]) for note in noted] == [(2, os.strerror(error))]
         assert not [note for peer in (1, 2) for _, note in crew.notes[peer] if note.what == "not sent"]
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_what_is_not_finite_or_overflows_counts_for_nothing(method: Method, value: float) -> None:
+    """One peer's NaN, or the sum of everybody's 3e38: no average that nobody could go on with."""
+    with Crew(3, 30, method=method) as crew:
+        crew.meet()
+        values = {peer: values_of(peer, 30) for peer in range(3)}
+        for peer, own in values.items():
+            if peer == 2 or value == 3e38:
+                own[4, 7] = value
+        outcomes = crew.average(values)
+        for peer, outcome in outcomes.items():
+            kept = ~outcome.averaged
+            assert set(np.flatnonzero(kept)) <= {4}
+            assert np.array_equal(outcome.mean[kept], values[peer][kept], equal_nan=True)
+            assert np.isfinite(outcome.mean).all() or (peer == 2 and kept[4])
+            for chunk in np.flatnonzero(outcome.averaged):
+                who = [other for other in range(3) if int(outcome.heard[chunk]) >> other & 1]
+                expected = np.mean([values[other][chunk].astype(np.float64) for other in who], axis=0)
+                np.testing.assert_allclose(outcome.mean[chunk], expected, rtol=1e-5, atol=1e-6)
+        assert [note for notes in crew.notes for _, note in notes if note.what == "not finite"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ragtag.core import fast
 from ragtag.core.seed import generator
-from ragtag.core.types import Bytes, MessageKey, Run
+from ragtag.core.types import WEIGHT_MAX, Bytes, MessageKey, Run
 from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, HEADER_BYTES, Identity, Kind, headers_of, tags
 from ragtag.network.frame import Framer
 
@@ -99,7 +99,7 @@ def refusals(framer: Framer) -> tuple[int, int, int, int, int]:
     lost=st.sets(st.integers(0, 79), max_size=40),
     seq=st.integers(0, U32),
     stamp=st.integers(0, U32),
-    weights=st.lists(st.floats(0, width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0, WEIGHT_MAX, width=32), min_size=1, max_size=4),
     last=st.booleans(),
 )
 def test_what_arrives_is_what_was_sent(
@@ -454,7 +454,7 @@ def test_whatever_comes_is_taken_or_refused_alike(length, harm, fields) -> None:
     assert refusals(one) == refusals(two)
 
 
-@pytest.mark.parametrize("weight", [0.0, -0.0, 1e-45, float(np.finfo(np.float32).max), np.inf, np.nan, -1.0])
+@pytest.mark.parametrize("weight", [0.0, -0.0, 1e-45, WEIGHT_MAX, 2 * WEIGHT_MAX, np.inf, np.nan, -1.0])
 def test_weights_are_judged_alike(weight: float) -> None:
     source, _ = framers()
     one, two = _pair()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -365,6 +367,13 @@ with crew:
         print(bin(int(optimizer.outcome.heard[0])))
     print("weights", torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes().hex())
 """
+AVERAGE = """
+with crew:
+    optimizer = crew.optimizer(sgd, averager=ragtag.AllReduce(), model=model)
+    optimizer.step()
+    host, _ = crew._driver.own_member_address
+    print(bin(int(optimizer.outcome.heard[0])), host)
+"""
 DIE = """
 if crew.rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -421,6 +430,38 @@ def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_p
         0: "ended", 1: "failed", 2: "failed", 3: "ended",
     }  # fmt: skip
     assert (said["method"], said["errors"], said["damage"]) == ("allreduce", 2, [])
+
+
+def test_torchrun_with_a_master_of_ipv6_on_machines_of_one_peer_each(tmp_path: Path) -> None:
+    """Sockets are of the family that the addresses have, for data and for membership."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as taken:
+        try:
+            taken.bind(("::1", 0))
+        except OSError as error:
+            pytest.skip(f"no IPv6 loopback here: {error}")
+        port = taken.getsockname()[1]
+    script = tmp_path / "peer.py"
+    script.write_text(SCRIPT.replace("GIVE_UP_S", str(PATIENCE_S)) + AVERAGE)
+    told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "::1", "MASTER_PORT": str(port)}
+    env = {**os.environ, **told, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    peers = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**env, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for peer in peers:
+            out, error = peer.communicate(timeout=2 * PATIENCE_S)
+            assert peer.returncode == 0, error
+            assert out.split() == ["0b11", "::1"]
+    finally:
+        for peer in peers:
+            peer.kill()
 
 
 @pytest.mark.slow  # in one process: test_transport

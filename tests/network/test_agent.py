@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ragtag.core.seed import generator
-from ragtag.network.agent import HOSTS_MAX, READS_MAX, Agent
+from ragtag.network.agent import READS_MAX, Agent
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_types import Address, Failed, Identity, Status, Transmit
 from ragtag.protocols.member_wire import DATAGRAM_BYTES_MAX, Ping, Seal
@@ -209,7 +209,8 @@ def alone() -> Iterator[Agent]:
     "dest",
     [
         ("otters.invalid", 4000), ("::1", 4000), ("a" * 255, 4000), ("a\0b", 4000), ("", 4000), (".", 1),
-        ("1.2.3", 4000), ("\ud800", 4),
+        ("1.2.3", 4000), ("\ud800", 4), ("127.0.0.1%x", 4000), ("255.255.255.255", 4000), ("224.0.0.1", 4000),
+        ("0.0.0.0", 4000), ("127.0.0.1", 0), ("127.0.0.1", 65536),
     ],
 )  # fmt: skip
 def test_no_name_that_a_member_tells_is_looked_up(alone: Agent, dest: Address) -> None:
@@ -217,13 +218,7 @@ def test_no_name_that_a_member_tells_is_looked_up(alone: Agent, dest: Address) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", lambda *args, **more: asked.append(args))
         alone._send(Transmit(dest, b"otter"))
-    assert not asked and not alone._numeric(dest[0])
-
-
-def test_hosts_that_were_looked_at_are_forgotten_in_time(alone: Agent) -> None:
-    for i in range(HOSTS_MAX + 10):
-        alone._numeric(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}")
-    assert len(alone._hosts) <= HOSTS_MAX
+    assert not asked and not alone.failures.count
 
 
 def test_one_whose_entries_are_all_silent_fails_by_its_deadline() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -598,3 +601,67 @@ def test_large_channels_have_their_loops_compiled_meanwhile(monkeypatch: pytest.
                 assert driver._compiling is not None
                 driver._compiling.join(PATIENCE_S)
                 assert driver._framer._kernels is not None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1%x", "255.255.255.255", "localhost", "::1"])
+def test_an_address_that_nothing_can_be_sent_to_is_refused_before_anything_is_started(host: str) -> None:
+    with closing(Endpoint()) as endpoint:
+        peers = {0: endpoint.address, 1: (host, 4000)}
+        with pytest.raises(ValueError, match=r"^peer 1's address '.*', port 4000, is "):
+            Driver(Node(0, 2, 1), endpoint, Identity("otters", 0), peers)
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EINVAL, errno.EPERM, errno.ENETDOWN])
+def test_a_peer_that_nothing_can_be_sent_to_for_a_while_is_noted_once(error: int) -> None:
+    """What is sent to peer 2 fails at peer 0, for three rounds; then it goes through again."""
+    with Crew(3, 60, probe_s=0.3) as crew:
+        crew.meet()
+        crew.average()
+        sock = crew.endpoints[0].sock
+
+        class Forbidden:
+            def sendto(self, data: memoryview, address: tuple[str, int]) -> int:
+                if address == crew.addresses[2]:
+                    raise OSError(error, os.strerror(error))
+                return sock.sendto(data, address)
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(sock, name)
+
+        crew.endpoints[0].sock = Forbidden()  # type: ignore[assignment]
+        for round_ in range(1, 4):
+            outcomes = crew.average(round_=round_)
+            assert (outcomes[1].heard == 0b111).any()
+        crew.endpoints[0].sock = sock
+        assert crew.endpoints[0].failures.count > 3
+        assert crew.drivers[0].alive
+        round_ = 4
+        while not all((outcome.heard == 0b111).all() for outcome in crew.average(round_=round_).values()):
+            round_ += 1
+            assert round_ < 40
+        noted = [note for _, note in crew.notes[0] if note.what == "not sent"]
+        assert [(note.peer, note.detail.partition(":")[0]) for note in noted] == [(2, os.strerror(error))]
+        assert not [note for peer in (1, 2) for _, note in crew.notes[peer] if note.what == "not sent"]
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_what_is_not_finite_or_overflows_counts_for_nothing(method: Method, value: float) -> None:
+    """One peer's NaN, or the sum of everybody's 3e38: no average that nobody could go on with."""
+    with Crew(3, 30, method=method) as crew:
+        crew.meet()
+        values = {peer: values_of(peer, 30) for peer in range(3)}
+        for peer, own in values.items():
+            if peer == 2 or value == 3e38:
+                own[4, 7] = value
+        outcomes = crew.average(values)
+        for peer, outcome in outcomes.items():
+            kept = ~outcome.averaged
+            assert set(np.flatnonzero(kept)) <= {4}
+            assert np.array_equal(outcome.mean[kept], values[peer][kept], equal_nan=True)
+            assert np.isfinite(outcome.mean).all() or (peer == 2 and kept[4])
+            for chunk in np.flatnonzero(outcome.averaged):
+                who = [other for other in range(3) if int(outcome.heard[chunk]) >> other & 1]
+                expected = np.mean([values[other][chunk].astype(np.float64) for other in who], axis=0)
+                np.testing.assert_allclose(outcome.mean[chunk], expected, rtol=1e-5, atol=1e-6)
+        assert [note for notes in crew.notes for _, note in notes if note.what == "not finite"]

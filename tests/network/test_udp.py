@@ -16,7 +16,7 @@ import pytest
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.udp import SLAB_ROWS, TRAIN, Endpoint, PortInUse, Received
+from ragtag.network.udp import FAILING_MAX, SLAB_ROWS, TRAIN, Endpoint, Failures, PortInUse, Received
 
 LINUX = sys.platform == "linux"
 linux = pytest.mark.skipif(not LINUX, reason="segmentation and coalescing are the Linux kernel's")
@@ -185,10 +185,19 @@ def test_ipv6() -> None:
 
 
 class Unwilling:
-    """A socket whose sends fail as told: each entry is an error number, or None to let it through."""
+    """A socket whose sends, and reads, fail as told: by error number; None: it goes through."""
 
-    def __init__(self, sock: socket.socket, errors: list[int | None]) -> None:
+    def __init__(
+        self, sock: socket.socket, errors: list[int | None], reads: list[int | None] | None = None
+    ) -> None:
         self._sock, self.errors, self.sizes = sock, errors, list[int]()
+        self.reads = reads or []
+
+    def recvmsg_into(self, rooms: list[memoryview], control: int) -> object:
+        error = self.reads.pop(0) if self.reads else None
+        if error is not None:
+            raise OSError(error, os.strerror(error))
+        return self._sock.recvmsg_into(rooms, control)
 
     def sendto(self, data: memoryview, address: tuple[str, int]) -> int:
         self.sizes.append(len(data))
@@ -210,7 +219,7 @@ def test_a_full_send_buffer_says_how_much_has_left() -> None:
         assert np.array_equal(take(dest, step).table, rows[:step])
         assert source.send(rows[step:], dest.address) == len(rows) - step  # and later the rest
         assert np.array_equal(take(dest, len(rows) - step).table, rows[step:])
-        assert source.send_errors == 0
+        assert source.failures.count == 0
 
 
 def test_a_send_buffer_that_is_really_full() -> None:
@@ -249,21 +258,83 @@ def test_segmentation_is_given_up_where_the_route_refuses_it(error: int) -> None
         assert take(dest, 0, malformed=1).malformed == 1
 
 
-@pytest.mark.parametrize("error", [errno.ECONNREFUSED, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH])
+ERRORS = [
+    errno.ECONNREFUSED, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH, errno.EACCES, errno.EINVAL,
+    errno.EMSGSIZE, errno.EIO, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.ENOMEM, errno.EHOSTDOWN,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ERRORS)
 def test_an_error_of_the_way_is_a_lost_datagram(error: int) -> None:
     with closing(Endpoint(plain=True)) as source, closing(Endpoint(plain=True)) as dest:
         source.sock = Unwilling(source.sock, [error])  # type: ignore[assignment]
         rows = random_rows(3)
         assert source.send(rows, dest.address) == 3
-        assert source.send_errors == 1
+        assert source.failures.count == 1
         assert np.array_equal(take(dest, 2).table, rows[1:])
 
 
-def test_an_error_of_ours_is_raised() -> None:
+def test_a_socket_that_is_none_any_more_is_no_lost_datagram() -> None:
     with closing(Endpoint(plain=True)) as source:
-        source.sock = Unwilling(source.sock, [errno.EACCES])  # type: ignore[assignment]
-        with pytest.raises(PermissionError):
+        source.sock = Unwilling(source.sock, [errno.EBADF])  # type: ignore[assignment]
+        with pytest.raises(OSError, match="Bad file descriptor"):
             source.send(random_rows(1), ("127.0.0.1", 9))
+
+
+@linux
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EMSGSIZE, errno.EACCES])
+def test_a_way_that_refuses_trains_and_single_datagrams_leaves_segmentation_on(error: int) -> None:
+    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+        rows = random_rows(TRAIN)
+        source.sock = Unwilling(source.sock, [error, error])  # type: ignore[assignment]
+        if error == errno.EACCES:
+            source.sock.errors.pop()  # nobody asks what a single datagram would meet
+        assert source.send(rows, dest.address) == TRAIN
+        assert source.segmentation
+        assert source.send(rows, dest.address) == TRAIN
+        assert np.array_equal(take(dest, TRAIN).table, rows)
+
+
+def test_an_error_that_lasts_is_told_once_and_one_that_flaps_ever_more_rarely() -> None:
+    here, there = ("10.0.0.1", 4000), ("10.0.0.2", 4000)
+    failures = Failures()
+    refused, full = OSError(errno.EACCES, "x"), OSError(errno.ENOBUFS, "x")
+    for _ in range(1000):
+        failures.failed(here, refused)
+        failures.failed(there, refused)
+    assert failures.count == 2000
+    lost = "Permission denied: what is sent to 10.0.0.{}:4000 is lost"
+    assert failures.news == [(here, lost.format(1)), (there, lost.format(2))]
+    failures.failed(here, full)  # of another kind
+    assert failures.news[2:] == [(here, "No buffer space available: what is sent to 10.0.0.1:4000 is lost")]
+    for _ in range(1000):
+        failures.went(there)
+        failures.failed(there, refused)
+    assert len(failures.news) == 3 + 9  # for the 2nd, 4th, ... and 512th time
+    assert failures.news[-1][1].startswith("Permission denied, for the 512th time: ")
+    failures.went(there)
+    assert failures.lasting
+    failures.went(here)
+    assert not failures.lasting
+
+
+def test_errors_of_more_addresses_than_a_bound_are_forgotten() -> None:
+    failures = Failures()
+    for i in range(2 * FAILING_MAX):
+        failures.failed((f"10.0.{i >> 8}.{i & 255}", 4000), OSError(errno.EACCES, "x"))
+        assert len(failures._times) <= FAILING_MAX
+        assert len(failures._lasting) <= FAILING_MAX
+
+
+@pytest.mark.parametrize("error", [errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EACCES])
+def test_an_error_of_a_read_loses_nothing(error: int) -> None:
+    with closing(Endpoint(plain=True)) as source, closing(Endpoint(plain=True)) as dest:
+        rows = random_rows(2)
+        source.send(rows, dest.address)
+        wait_readable(dest)
+        dest.sock = Unwilling(dest.sock, [], reads=[error, None, error])  # type: ignore[assignment]
+        assert np.array_equal(take(dest, 2).table, rows)
+        assert dest.receive_errors == 2
 
 
 def test_nobody_listening_costs_nothing_but_the_datagram() -> None:

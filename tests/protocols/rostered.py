@@ -21,7 +21,19 @@ AVERAGES_AFTER_S = 0.5
 
 def card_of(peer: int, founded: int, **of: object) -> Card:
     return replace(
-        Card(VERSION, NO_SEAT, 0, 200 + peer, False, f"10.0.0.{peer}", 5000 + peer, 0, founded, 7), **of
+        Card(
+            VERSION,
+            NO_SEAT,
+            0,
+            200 + peer,
+            False,
+            f"10.0.{peer >> 8}.{peer & 255}",
+            5000 + peer,
+            0,
+            founded,
+            7,
+        ),
+        **of,
     )
 
 

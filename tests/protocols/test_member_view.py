@@ -26,7 +26,7 @@ def view(limits: Limits | None = None) -> View:
 
 def record(name: str, epoch: int = 1, incarnation: int = 0, status: Status = ALIVE) -> Record:
     if status is ALIVE:
-        return Record(name, epoch, incarnation, status, f"host-{epoch}", 4000, bytes([incarnation]))
+        return Record(name, epoch, incarnation, status, f"10.0.1.{epoch}", 4000, bytes([incarnation]))
     return Record(name, epoch, incarnation, status, accusers=(7,) if status is SUSPECT else ())
 
 
@@ -127,7 +127,7 @@ def test_tables_have_limits_and_forgotten_ones_must_show_themselves() -> None:
     v.hear(record("n0", epoch=10))  # a rumour, perhaps a very old one
     assert "n0" not in v.entries
     (challenge,) = v.core.effects
-    assert isinstance(challenge, Transmit) and challenge.dest == ("host-10", 4000)
+    assert isinstance(challenge, Transmit) and challenge.dest == ("10.0.1.10", 4000)
     v.hear(record("later", epoch=99))
     assert "later" in v.entries
 
@@ -187,7 +187,7 @@ def test_a_later_process_of_ones_own_name_ends_this_one() -> None:
     v = view()
     v.hear(record("me", 101))
     (failed,) = [e for e in v.core.effects if isinstance(e, Failed)]
-    assert "another peer is called 'me'" in failed.reason and "host-101:4000" in failed.reason
+    assert "another peer is called 'me'" in failed.reason and "10.0.1.101:4000" in failed.reason
 
 
 def test_gossip_fits_and_tells_first_what_was_told_least() -> None:
@@ -255,3 +255,18 @@ def test_hearsay_of_a_death_needs_no_further_accusers() -> None:
 def test_how_many_and_how_long_follow_the_crews_size() -> None:
     assert [confirmations_wanted(n) for n in (1, 2, 3, 4, 5, 6, 100)] == [0, 0, 0, 1, 2, 3, 3]
     assert [shortest_periods(n) for n in (1, 2, 4, 64, 1024)] == [2.5, 2.5, 3.0, 5.0, 7.0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1%x", "255.255.255.255", "otters.example", "::1", "224.0.0.9"])
+def test_a_member_that_listens_where_nothing_can_be_sent_is_not_taken_and_named(host: str) -> None:
+    mine = view()
+    mine.admit(msgspec.structs.replace(record("p1"), host=host))
+    mine.hear(record("p2"))
+    mine.hear(msgspec.structs.replace(record("p2", incarnation=3), host=host))
+    mine.hear(msgspec.structs.replace(record("p2", epoch=2), host=host))
+    assert {m.name: (m.epoch, m.incarnation) for m in mine.members()} == {"p2": (1, 0)}
+    told = [effect for effect in mine.core.finish() if isinstance(effect, Remarked)]
+    assert [(told.what, told.name) for told in told] == [
+        ("bad address", "p1"), ("bad address", "p2"), ("bad address", "p2"),
+    ]  # fmt: skip
+    assert told[0].detail.startswith(f"listens where nothing can be sent: '{host}', port ")

@@ -211,6 +211,21 @@ def test_a_member_without_a_card_or_of_another_wire_format_is_refused_by_name() 
     assert kinds(turned) == [("refused", 2), Left]
 
 
+BAD_HOSTS = ["127.0.0.1%x", "255.255.255.255", "otters.example", "::1", "224.0.0.9", "0.0.0.0"]
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS)
+def test_a_member_that_takes_data_where_nothing_can_be_sent_is_refused_by_name(host: str) -> None:
+    mine = roster()
+    mine.claim(seated(0))
+    refused = mine.changed(member("a", seated(1, host=host)), None)
+    assert kinds(refused) == [("refused", -1)] and not mine.seats
+    assert refused[0].detail.startswith(f"a: takes data where nothing can be sent: '{host}', port ")
+    mine.changed(member("b", seated(2)), None)
+    turned = mine.changed(member("b", seated(2, host=host)), Status.ALIVE)
+    assert kinds(turned) == [("refused", 2), Left]
+
+
 def test_seats_of_the_dead_are_taken_first_then_new_ones_until_there_are_none() -> None:
     mine = roster()
     for seat in range(3):

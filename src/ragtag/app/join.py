@@ -30,10 +30,10 @@ from ragtag.app.membership import (
     admitted,
     invited,
     launched,
+    member_socket,
     member_socket_of,
     resolved,
     seated,
-    wildcard,
 )
 from ragtag.app.phases import Phases
 from ragtag.app.state import start_donor
@@ -214,11 +214,15 @@ def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance
     Raises JoinError where nobody lets this peer in.
     """
     place = way.place
-    endpoint = Endpoint((wildcard(token), 0))
-    undo.callback(endpoint.close)
-    way.begin_giving(token.key, endpoint.address[0], undo)
     try:
-        entrance = invited(place, token, endpoint.address[1], way.state_port, way.deadline_s, way.phases)
+        ways = member_socket(token)
+        undo.callback(ways[0].close)
+        host = ways[1][0]
+        endpoint = Endpoint((host, 0))
+        undo.callback(endpoint.close)
+        way.begin_giving(token.key, host, undo)
+        port = endpoint.address[1]
+        entrance = invited(place, token, ways, port, way.state_port, way.deadline_s, way.phases)
     except NotLetIn as error:
         raise JoinError(str(error)) from None
     undo.callback(entrance.agent.close)
@@ -355,4 +359,4 @@ def _endpoint(place: Place) -> Endpoint:
         return Endpoint(fd=place.socket_fd)
     if place.peers is not None:
         return Endpoint(place.peers[place.rank])
-    return Endpoint(("127.0.0.1" if place.one_machine else "0.0.0.0", 0))
+    return Endpoint((reachable_host(place), 0))

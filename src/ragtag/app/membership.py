@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ragtag.app.environment import Address, Place, format_address
+from ragtag.app.environment import Address, Place, format_address, looked_up, reachable_host
 from ragtag.app.phases import Phases
 from ragtag.app.token import Token
 from ragtag.core.errors import Error
@@ -30,7 +30,6 @@ from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
 from ragtag.protocols.seating import Seating
 
 _log = logging.getLogger("ragtag")
-_LOOPBACK = ("127.0.0.1", "::1")
 LISTEN_S = 3 * INITIAL_RTO_S
 """How long the first peer of a token listens whether there is a crew. Members of one knock a few times in
 each period; no round trip is known yet, so this follows from RFC 6298's first guess."""
@@ -91,11 +90,9 @@ def resolved(token: Token) -> Token:
     why = ""
     for host, port in token.addresses:
         try:
-            infos = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        except (OSError, UnicodeError) as error:
-            why = f"the token's address {host[:80]!r} cannot be found: {error}"
-            continue
-        found.append((str(infos[0][4][0]), port))
+            found.append(looked_up((host, port)))
+        except ValueError as error:
+            why = f"the token's {error}"
     if not found:
         raise NotLetIn(f"{why}; is its name known to this machine?")
     v6 = ":" in found[0][0]  # one socket speaks one of the two
@@ -151,11 +148,18 @@ def _asked(token: Token) -> str:
     return ", ".join(map(format_address, token.addresses[:4]))
 
 
-def member_socket(token: Token) -> tuple[socket.socket, Address, list[Address]]:
-    """A socket for a newcomer's membership, the address that others reach it at, and whom it asks.
+Ways = tuple[socket.socket, Address, list[Address]]
+"""A socket for membership, the address that others reach it at, and whom a newcomer asks."""
+
+
+def member_socket(token: Token) -> Ways:
+    """What a newcomer enters through.
 
     The address of a token that begins a crew is taken where it is this machine's and free: the first one to
     join listens where the others ask.
+
+    Raises:
+        NotLetIn: no way leads from this machine to the crew.
     """
     for address in token.addresses if token.begins else ():
         try:
@@ -164,13 +168,13 @@ def member_socket(token: Token) -> tuple[socket.socket, Address, list[Address]]:
             continue  # another machine's, or taken
         return sock, address, [other for other in token.addresses if other != address]
     host = reachable(token)
-    sock = _socket(None, (wildcard(token), 0))
+    sock = _socket(None, (host, 0))  # what comes from elsewhere would not be taken for this peer's
     return sock, (host, sock.getsockname()[1]), list(token.addresses)
 
 
 def member_socket_of(place: Place) -> socket.socket:
     """A socket for the membership of a peer that finds the others through a store."""
-    return _socket(None, ("127.0.0.1" if place.one_machine else "0.0.0.0", 0))
+    return _socket(None, (reachable_host(place), 0))
 
 
 def begins_here(token: Token) -> bool:
@@ -185,12 +189,9 @@ def begins_here(token: Token) -> bool:
     return not others
 
 
-def wildcard(token: Token) -> str:
-    """What a newcomer binds to: loopback, if the crew is on this machine only."""
-    v6 = ":" in token.addresses[0][0]
-    if all(host.startswith("127.") or host == "::1" for host, _ in token.addresses):
-        return "::1" if v6 else "127.0.0.1"
-    return "::" if v6 else "0.0.0.0"
+def here_only(token: Token) -> bool:
+    """Whether the crew is on this machine only."""
+    return all(host.startswith("127.") or host == "::1" for host, _ in token.addresses)
 
 
 def reachable(token: Token) -> str:
@@ -199,9 +200,9 @@ def reachable(token: Token) -> str:
     Raises:
         NotLetIn: none does.
     """
-    if wildcard(token) in _LOOPBACK:
-        return wildcard(token)
     target = token.addresses[0]
+    if here_only(token):
+        return "::1" if ":" in target[0] else "127.0.0.1"
     with socket.socket(socket.AF_INET6 if ":" in target[0] else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(target)
@@ -212,14 +213,14 @@ def reachable(token: Token) -> str:
 
 
 def invited(
-    place: Place, token: Token, data_port: int, state_port: int, deadline_s: float, phases: Phases
+    place: Place, token: Token, ways: Ways, data_port: int, state_port: int, deadline_s: float, phases: Phases
 ) -> Entrance:
-    """Enter a crew by its (resolved) token, and take a seat.
+    """Enter a crew by its (resolved) token, and take a seat. The socket of ``ways`` is closed with the agent.
 
     Raises:
         NotLetIn: nobody answered, the name is taken, another crew or version answered, no seat is free.
     """
-    sock, address, entries = member_socket(token)
+    sock, address, entries = ways
     host = address[0]
     card = Card(VERSION, NO_SEAT, 0, _epoch(), False, host, data_port, state_port, 1, place.seed)
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -325,5 +326,5 @@ def seated(place: Place, token: Token, entrance: Entrance) -> Place:
         crew=token.crew,
         seed=entrance.card.seed,
         key=token.key,
-        one_machine=wildcard(token) in _LOOPBACK,
+        one_machine=here_only(token),
     )

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ragtag.core.types import Bytes, Floats
+import numpy as np
+
+from ragtag.core.types import Bools, Bytes, Floats
+
+
+def finite_rows(values: Floats) -> Bools | None:
+    """Which rows of float32 ``[k, n]`` are finite throughout, bool ``[k]``; ``None``: all are.
+
+    One sum in most cases: it is not finite where any value is not. Where finite values overflow it, each is
+    looked at.
+    """
+    if math.isfinite(np.einsum("ij->", values)):
+        return None
+    finite: Bools = np.asarray(np.isfinite(values).all(axis=1), np.bool_)
+    return None if finite.all() else finite
+
+
+def unseen(chunks: Bytes) -> Bools | None:
+    """Of chunks that nobody adds up on their way nothing is asked: all may pass."""
+    return None
 
 
 class Codec(NamedTuple):
@@ -16,6 +36,7 @@ class Codec(NamedTuple):
     decode: chunks to float32 ``[k, elements]``, into the array given.
     accumulate: ``sum += weight * decode(chunks)``, with ``weight`` float32 ``[k]``, a weight per chunk.
     exact: whether decode(encode(x)) is x, bit for bit.
+    finite: which chunks hold finite values only, bool ``[k]``; ``None``: all do.
     """
 
     name: str
@@ -24,3 +45,4 @@ class Codec(NamedTuple):
     decode: Callable[[Bytes, Floats], None]
     accumulate: Callable[[Bytes, Floats, Floats], None]
     exact: bool
+    finite: Callable[[Bytes], Bools | None] = unseen

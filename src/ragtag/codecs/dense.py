@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ragtag.codecs.base import Codec
+from ragtag.codecs.base import Codec, finite_rows
 from ragtag.codecs.values import GROUP, from_bf16, groups, to_bf16
-from ragtag.core.types import Bytes, Floats
+from ragtag.core.types import Bools, Bytes, Floats
 from ragtag.core.wire import CHUNK_BYTES
 
 _SCALE_BITS = np.uint32(0xFFFFFF00)
 """A scale has 16 significant bits: 127 times it, and that divided by 127, are exact."""
 _SCALE_MIN, _SCALE_MAX = np.float32(2.0**-110), np.float32(2.679e36)
+_SCALE_SURE = np.float32(2.0**120)
+"""Below it, no scale makes anything that is not finite of a step."""
+_EXPONENT = np.uint16(0x7F80)
+"""Of a bfloat16: all ones in NaN and infinity."""
 
 
 def _encode(values: Floats) -> Bytes:
@@ -27,23 +31,34 @@ def _decode(chunks: Bytes, out: Floats) -> None:
 
 
 def _add(values: Floats, weight: Floats, total: Floats) -> None:
-    """``total += values * weight``, a weight per row."""
+    """``total += values * weight``, a weight per row. What overflows is found by whoever averages."""
     first = weight[0]
-    if len(weight) == 1 or (weight == first).all():
-        if first == 1.0:
-            total += values
+    with np.errstate(over="ignore", invalid="ignore"):
+        if len(weight) == 1 or (weight == first).all():
+            if first == 1.0:
+                total += values
+            else:
+                total += values * first
         else:
-            total += values * first
-    else:
-        total += values * weight[:, None]
+            total += values * weight[:, None]
 
 
 def _accumulate(chunks: Bytes, weight: Floats, total: Floats) -> None:
     _add(chunks.view("<f4"), weight, total)
 
 
+def _finite(chunks: Bytes) -> Bools | None:
+    return finite_rows(chunks.view("<f4"))
+
+
 fp32 = Codec(
-    name="fp32", elements=CHUNK_BYTES // 4, encode=_encode, decode=_decode, accumulate=_accumulate, exact=True
+    name="fp32",
+    elements=CHUNK_BYTES // 4,
+    encode=_encode,
+    decode=_decode,
+    accumulate=_accumulate,
+    exact=True,
+    finite=_finite,
 )
 """Bit for bit."""
 
@@ -64,6 +79,14 @@ def _accumulate_bf16(chunks: Bytes, weight: Floats, total: Floats) -> None:
     _add(_values_of_bf16(chunks), weight, total)
 
 
+def _finite_bf16(chunks: Bytes) -> Bools | None:
+    special: Bools = np.equal(chunks.view("<u2") & _EXPONENT, _EXPONENT)
+    if not special.any():
+        return None
+    finite: Bools = np.asarray(~special.any(axis=1), np.bool_)
+    return finite
+
+
 bf16 = Codec(
     name="bf16",
     elements=CHUNK_BYTES // 2,
@@ -71,6 +94,7 @@ bf16 = Codec(
     decode=_decode_bf16,
     accumulate=_accumulate_bf16,
     exact=False,
+    finite=_finite_bf16,
 )
 """The nearest bfloat16 (relative error 2^-9 at most), half the bytes. Finite values stay finite."""
 
@@ -118,6 +142,14 @@ def _accumulate_int8(chunks: Bytes, weight: Floats, total: Floats) -> None:
     _add(_values_of_int8(chunks, total.shape[1]), weight, total)
 
 
+def _finite_int8(chunks: Bytes) -> Bools | None:
+    n = int8.elements
+    scale = np.ascontiguousarray(chunks[:, : 4 * groups(n)]).view("<f4")
+    if (np.abs(scale) < _SCALE_SURE).all():
+        return None
+    return finite_rows(_values_of_int8(chunks, n))
+
+
 int8 = Codec(
     name="int8",
     elements=CHUNK_BYTES - 4 * groups(CHUNK_BYTES - 4 * groups(CHUNK_BYTES)),
@@ -125,6 +157,7 @@ int8 = Codec(
     decode=_decode_int8,
     accumulate=_accumulate_int8,
     exact=False,
+    finite=_finite_int8,
 )
 """Steps of the largest magnitude over 127, for each 256 values: a quarter of the bytes, off by half a step.
 

@@ -128,7 +128,8 @@ def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Values) -> Adde
         these = order[header["density"][order] == density]
         got = decode(rows[these], _form(len(total), density, values))
         weights = np.repeat(factor[these], np.diff(got.starts))
-        np.add.at(total, got.indices, got.values * weights)
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever adds up looks at the sum
+            np.add.at(total, got.indices, got.values * weights)
         bad = [row for row, _ in got.refused]
         refused += [reason for _, reason in got.refused]
         good.append(np.delete(these, bad))

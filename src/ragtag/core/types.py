@@ -21,6 +21,8 @@ PeerSet = NDArray[np.uint64]
 """One bit for each peer: bit ``i`` is set when peer ``i`` contributed."""
 
 PeerId = int
+WEIGHT_MAX = 2.0**46
+"""What a chunk may weigh at most: more is not believed. 2^40 of each of 64 peers."""
 PEERS_MAX = 64
 """A chunk names its contributors in 64 bits; larger crews average in groups."""
 SEATS_MAX = 1024

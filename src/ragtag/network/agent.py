@@ -5,14 +5,14 @@ Whoever runs it turns it: first the thread that joins, then the driver's.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
 import select
 import socket
 import time
 from collections.abc import Callable, Sequence
 
+from ragtag.core.address import unusable
+from ragtag.network.udp import BROKEN, Failures, family_of_socket
 from ragtag.protocols.invitation import is_ask
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_types import (
@@ -36,16 +36,6 @@ from ragtag.protocols.roster import Card, Roster, encode_card
 
 READS_MAX = 64
 """Datagrams that are read in one turn; what is left waits for the next one."""
-HOSTS_MAX = 4096
-_PASSING = {
-    errno.ECONNREFUSED,
-    errno.ENOBUFS,
-    errno.EPERM,
-    errno.ENETUNREACH,
-    errno.EHOSTUNREACH,
-    errno.EINVAL,
-}
-
 Told = Changed | Remarked | Failed
 """What a turn tells: the rest of a machine's effects is done here."""
 
@@ -62,8 +52,9 @@ class Agent:
         self.origin_s = time.monotonic()
         self.lost: Callable[[Address, float], bool] = lambda address, now_s: False
         self.failure, self.entered = "", False
-        self._sock = sock
-        self._hosts: dict[str, bool] = {}
+        self.failures = Failures()
+        self.receive_errors = 0
+        self._sock, self._family = sock, family_of_socket(sock)
         sock.setblocking(False)
         self._wake_s = math.inf
         self._told: list[Told] = []
@@ -108,9 +99,8 @@ class Agent:
                 data, source = self._sock.recvfrom(DATAGRAM_BYTES_MAX + 1)
             except BlockingIOError:
                 break
-            except OSError as error:  # Linux reports a datagram that found nobody at the next read
-                if error.errno not in _PASSING:
-                    raise
+            except OSError as error:
+                self._unread(error)
                 continue
             if is_ask(data):
                 told = self.machine.invite(data, time.time())
@@ -121,6 +111,8 @@ class Agent:
         if self._wake_s <= now_s:
             self._wake_s = math.inf
             self._step(now_s, Woke())
+        if self.failures.news:
+            self._tell_failures()
         news, self._told = self._told, []
         return news
 
@@ -151,9 +143,10 @@ class Agent:
                 break
             try:
                 data, source = self._sock.recvfrom(DATAGRAM_BYTES_MAX + 1)
+            except BlockingIOError:
+                continue
             except OSError as error:
-                if not isinstance(error, BlockingIOError) and error.errno not in _PASSING:
-                    raise
+                self._unread(error)
                 continue
             if self.machine.ours(data):
                 return [(source[0], source[1])]
@@ -184,26 +177,28 @@ class Agent:
         elif isinstance(effect, Changed | Remarked):
             self._told.append(effect)
 
-    def _numeric(self, host: str) -> bool:
-        """Whether a host is an address of this socket's family: no name that a member tells is looked up."""
-        known = self._hosts.get(host)
-        if known is None:
-            try:
-                socket.inet_pton(self._sock.family, host.partition("%")[0])
-                known = True
-            except (OSError, ValueError):
-                known = False
-            if len(self._hosts) >= HOSTS_MAX:
-                self._hosts.clear()
-            self._hosts[host] = known
-        return known
-
     def _send(self, effect: Transmit) -> None:
-        if not self._numeric(effect.dest[0]):
+        """Send; what the way does not take, or a full buffer, is lost. No name is looked up."""
+        if unusable(effect.dest, self._family):
             return
         try:
-            with contextlib.suppress(BlockingIOError):  # a full buffer loses it, as a full queue would
-                self._sock.sendto(effect.data, effect.dest)
+            self._sock.sendto(effect.data, effect.dest)
+        except BlockingIOError:
+            return
         except OSError as error:
-            if error.errno not in _PASSING:
-                raise
+            self.failures.failed(effect.dest, error)
+        else:
+            if self.failures.lasting:
+                self.failures.went(effect.dest)
+
+    def _unread(self, error: OSError) -> None:
+        """A read has failed: for an earlier send, which an ICMP message has answered. Raises what has not."""
+        if error.errno in BROKEN:
+            raise error
+        self.receive_errors += 1
+
+    def _tell_failures(self) -> None:
+        names = {member.address: name for name, member in self.machine.members().items()}
+        for address, why in self.failures.news:
+            self._told.append(Remarked("membership not sent", names.get(address, ""), why))
+        self.failures.news.clear()

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from ragtag.core.address import unusable
 from ragtag.core.faults import Faults
 from ragtag.core.recording import Recording
 from ragtag.core.types import (
@@ -60,10 +61,13 @@ class _Held:
 class Engine:
     """Runs ``node`` over ``endpoint`` in a thread of its own.
 
-    peers: every other peer's address. on_note: called in the driver's thread with (now_s, note).
+    peers: every other peer's address, numeric. on_note: called in the driver's thread with (now_s, note).
     agent: tells who comes and goes, turned by this driver from now on (``None``: peers do not change).
     epoch: in all datagrams; where the agent's card has told it, else from the clock, so that it grows.
     expected_until_s: when peers that have not become members by then are left out, on the agent's clock.
+
+    Raises:
+        ValueError: nothing can be sent to a peer's address from this endpoint.
     """
 
     def __init__(
@@ -81,6 +85,9 @@ class Engine:
         epoch: int | None = None,
         expected_until_s: float = math.inf,
     ) -> None:
+        for peer, address in peers.items():
+            if peer != node.me and (why := unusable(address, endpoint.family)):
+                raise ValueError(f"peer {peer}'s address {why}")
         self.node, self.endpoint = node, endpoint
         self._framer = Framer(identity, int(time.time() * 10) & 0xFFFFFFFF if epoch is None else epoch)
         self._flows = {peer: Flow(peer, address) for peer, address in peers.items() if peer != node.me}
@@ -162,6 +169,8 @@ class Engine:
             self._passes = 0
             self._expire(now_s)
         self._outbox.flush(now_s)
+        if self.endpoint.failures.news:
+            self._tell_failures(now_s)
         if self._deferred_close is not None:
             self._deferred_close(self.now_s())
 
@@ -206,6 +215,13 @@ class Engine:
         if self._people.lost_seat:  # who lost its seat takes no part
             for number in list(self._heard):
                 self._tell_waiting(number, False)
+
+    def _tell_failures(self, now_s: float) -> None:
+        """What the system did not send."""
+        at = {flow.address: peer for peer, flow in self._flows.items()}
+        for address, why in self.endpoint.failures.news:
+            self._apply(now_s, Noted("not sent", at.get(address, -1), why))
+        self.endpoint.failures.news.clear()
 
     def _tell_waiting(self, number: int, newer: bool) -> None:
         """Answer who waits for something newer of a channel."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragtag.core import fast
-from ragtag.core.types import Bools, Bytes, MessageKey, PeerId, Run
+from ragtag.core.types import WEIGHT_MAX, Bools, Bytes, MessageKey, PeerId, Run
 from ragtag.core.wire import (
     CHUNK_BYTES,
     DATAGRAM_BYTES,
@@ -272,7 +272,7 @@ class Framer:
             self._refuse(headers_of(table), ok)
         tag = words[:, 1] == tags(table, self._key, words)
         headers = words.view(HEADER)[:, 0]
-        fit = (headers["weight"] >= 0) & (headers["weight"] < np.inf)
+        fit = (headers["weight"] >= 0) & (headers["weight"] <= WEIGHT_MAX)
         if tag.all() and ok.all() and fit.all():
             return table, headers
         self.refused.corrupt += int((ok & ~tag).sum())

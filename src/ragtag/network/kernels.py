@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ragtag.core.compiled import compile_
+from ragtag.core.types import WEIGHT_MAX
 from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, FINAL, HEADER_BYTES, ODD_INTS, Kind, Words
 
 _HEADER, _CHUNK = HEADER_BYTES // 8, CHUNK_BYTES // 8  # constant numbers of turns are what vectorises
@@ -21,7 +22,8 @@ _FINAL, _HALF = np.uint64(FINAL), np.uint64(32)
 _KIND, _LOW, _BYTE = np.uint64(0xFF000000), np.uint64(0xFFFFFFFF), np.uint64(0xFF)
 _SHIFT, _DEST = np.uint64(24), np.uint64(48)
 _DATA, _LAST, _ASK = np.uint64(Kind.DATA), np.uint64(Kind.LAST), np.uint64(Kind.ASK)
-_INFINITE = np.uint64(0x7F800000)
+_WEIGHT_MOST = np.uint64(np.float32(WEIGHT_MAX).view(np.uint32))
+"""As bits: of numbers that are not negative the larger one has the larger bits."""
 _warming = Lock()
 
 
@@ -40,7 +42,7 @@ def check(table: Words, headers: Words, first: np.uint64, me: np.uint64, key: np
     """Copies the headers of ``table``, uint64 ``[k, 144]``, to ``headers``, ``[k, 8]``.
 
     Whether all rows are data for peer ``me``, begin with ``first`` (but for the kind), have the right tag
-    and a weight that is neither negative nor infinite. If not, which and why is for others to find.
+    and a weight from 0 to the most that is believed. If not, which and why is for others to find.
     """
     fine = True
     for i in range(table.shape[0]):
@@ -55,7 +57,7 @@ def check(table: Words, headers: Words, first: np.uint64, me: np.uint64, key: np
         fine &= header[0] & ~_KIND == first
         fine &= header[2] >> _DEST == me
         fine &= (kind == _DATA) | (kind == _LAST) | (kind == _ASK)
-        fine &= header[6] & _LOW < _INFINITE
+        fine &= header[6] & _LOW <= _WEIGHT_MOST
     return fine
 
 

@@ -8,12 +8,15 @@ datagram takes its own system call. Both ways carry the same bytes.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 from dataclasses import dataclass
 
 import numpy as np
 
+from ragtag.core.address import Address as Address
+from ragtag.core.address import family_of, unusable
 from ragtag.core.errors import Error
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
@@ -29,10 +32,52 @@ _RECV_BYTES = 65_536
 _RCVBUF_WANTED = 8 << 20
 _TRUESIZE = 2304
 """What one datagram of ours takes of a receive buffer at worst: 2,048 bytes of data and an sk_buff."""
-_PASSING = {errno.ECONNREFUSED, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH, errno.EHOSTUNREACH}
-"""Errors of a send that mean a lost datagram: no listener yet, a full queue, a firewall, no route."""
+BROKEN = {errno.EBADF, errno.ENOTSOCK, errno.EFAULT}
+"""Errors that no way and no other machine can cause: the socket is not one any more."""
+FAILING_MAX = 4096
+"""Addresses whose errors are told apart."""
 
-Address = tuple[str, int]
+
+class Failures:
+    """Errors of sends, each of which is a lost datagram: counted, and told once per address and kind.
+
+    An error lasts until a send to that address goes through. Of errors that come and go, the first is told,
+    the second, the fourth, and so on. news: what is to be told, and of which address; whoever tells it clears
+    it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.news: list[tuple[Address, str]] = []
+        self._lasting: dict[Address, int] = {}
+        self._times: dict[tuple[Address, int], int] = {}
+
+    def failed(self, address: Address, error: OSError) -> None:
+        """A send to an address has failed. Raises the error, where the socket itself is broken."""
+        if error.errno in BROKEN:
+            raise error
+        self.count += 1
+        number = error.errno or 0
+        if self._lasting.get(address) == number:
+            return
+        if len(self._times) >= FAILING_MAX:
+            self._times.clear()
+            self._lasting.clear()
+        self._lasting[address] = number
+        times = self._times[address, number] = self._times.get((address, number), 0) + 1
+        if times & (times - 1) == 0:
+            often = "" if times == 1 else f", for the {times}th time"
+            why = os.strerror(number) if number > 0 else str(error)
+            self.news.append((address, f"{why}{often}: what is sent to {address[0]}:{address[1]} is lost"))
+
+    @property
+    def lasting(self) -> bool:
+        """Whether any error lasts: only then are sends that go through of interest."""
+        return bool(self._lasting)
+
+    def went(self, address: Address) -> None:
+        """A send to an address has gone through."""
+        self._lasting.pop(address, None)
 
 
 class PortInUse(Error, OSError):
@@ -61,13 +106,15 @@ class Endpoint:
         self, address: Address = ("127.0.0.1", 0), *, fd: int | None = None, plain: bool = False
     ) -> None:
         self.sock = _inherited(fd) if fd is not None else bound(socket.SOCK_DGRAM, address)
+        self.family = family_of_socket(self.sock)
         self.sock.setblocking(False)
         self._grow_buffers()
         self.segmentation = not plain and _option(self.sock, UDP_SEGMENT, DATAGRAM_BYTES)
         self.coalescing = not plain and _option(self.sock, UDP_GRO, 1)
         self._slab = np.empty(SLAB_ROWS * DATAGRAM_BYTES + _RECV_BYTES, np.uint8)
         self._view = self._slab.data
-        self.send_errors = 0
+        self.failures = Failures()
+        self.receive_errors = 0
 
     @property
     def address(self) -> Address:
@@ -107,23 +154,34 @@ class Endpoint:
         self._send(memoryview(datagram), address)
 
     def _send(self, data: memoryview, address: Address) -> bool:
+        """Whether the socket has room: what the way does not take is lost."""
         try:
             self.sock.sendto(data, address)
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno in (errno.EIO, errno.EINVAL, errno.EMSGSIZE) and self.segmentation:
-                return self._give_up_segmentation(data, address)
-            if error.errno not in _PASSING:
-                raise
-            self.send_errors += 1
+            if len(data) > DATAGRAM_BYTES and error.errno in (errno.EIO, errno.EINVAL, errno.EMSGSIZE):
+                return self._one_by_one(data, address)
+            self.failures.failed(address, error)
+        else:
+            if self.failures.lasting:
+                self.failures.went(address)
         return True
 
-    def _give_up_segmentation(self, data: memoryview, address: Address) -> bool:
-        """The device behind this route cannot segment (no checksum offload): one by one from now on."""
+    def _one_by_one(self, data: memoryview, address: Address) -> bool:
+        """A train was refused: by its way, which refuses one datagram, too, or because it is one.
+
+        Then the device behind this route cannot segment (no checksum offload): one by one from now on.
+        """
+        before = self.failures.count
+        if not self._send(data[:DATAGRAM_BYTES], address):
+            return False
+        if self.failures.count > before:  # so would be the others
+            self.failures.count += len(data) // DATAGRAM_BYTES - 1
+            return True
         self.segmentation = False
         _option(self.sock, UDP_SEGMENT, 0)
-        for at in range(0, len(data), DATAGRAM_BYTES):
+        for at in range(DATAGRAM_BYTES, len(data), DATAGRAM_BYTES):
             self._send(data[at : at + DATAGRAM_BYTES], address)
         return True
 
@@ -143,7 +201,10 @@ class Endpoint:
             except BlockingIOError:
                 drained = True
                 break
-            except ConnectionError:  # an ICMP error of an earlier send, reported here
+            except OSError as error:  # of an earlier send, which an ICMP message has answered: reported here
+                if error.errno in BROKEN:
+                    raise
+                self.receive_errors += 1
                 continue
             size = n
             for level, kind, data in control:
@@ -211,8 +272,18 @@ def bound(kind: socket.SocketKind, address: Address, *, again: bool = False) -> 
     return sock
 
 
+def family_of_socket(sock: socket.socket) -> int:
+    """4 or 6: of which internet protocol a socket is."""
+    return 6 if sock.family == socket.AF_INET6 else 4
+
+
 def bound_at(host: str) -> socket.socket:
-    """A UDP socket on a free port of this host. Raises as ``bound`` does."""
+    """A UDP socket on a free port of this host, which others are told.
+
+    Raises as ``bound`` does, and OSError where others could not send to that host.
+    """
+    if family_of(host) and (why := unusable((host, 1))):
+        raise OSError(errno.EADDRNOTAVAIL, f"{why}: give the address at which others reach this machine")
     return bound(socket.SOCK_DGRAM, (host, 0))
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from ragtag.codecs.base import finite_rows
 from ragtag.core.types import (
     Arm,
     Arrived,
     Begin,
+    Bools,
     Done,
     Effect,
     Event,
     Expired,
     Left,
+    Noted,
     Outcome,
     PeerId,
     Run,
@@ -28,12 +31,16 @@ from ragtag.protocols.base import (
     GATHER,
     NACK,
     SCATTER,
+    UNSOUND,
     Incoming,
     Round,
     Spec,
     bit,
+    peers_in,
     scratch_of,
+    sound,
     whole,
+    within,
 )
 from ragtag.protocols.layout import fixed_owners, layout_of
 from ragtag.protocols.method import Method, Setting
@@ -95,6 +102,7 @@ class Ring:
         self._scattered = {j: Incoming(layout.sizes[j]) for j in full if (j - at) % n}
         self._gathered = {j: Incoming(layout.sizes[j]) for j in full if j not in self._last}
         self._passed: set[tuple[int, int]] = set()
+        self._noted = False
         self._repair = Repairer(spec)
         self._begun: Begin | None = None
         self._until_s = 0.0
@@ -143,7 +151,8 @@ class Ring:
         self._begun, self._started_s = begin, now_s
         self._until_s = now_s + begin.scatter_s + begin.gather_s
         weight = np.float32(begin.weight)
-        self._sum += begin.values if weight == 1.0 else begin.values * weight
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._sum += begin.values if weight == 1.0 else begin.values * weight
         self._weight += weight
         self._heard |= bit(self.spec.me) if begin.weight > 0 else np.uint64(0)
         arm = Arm(self.spec.timer("round"), self._until_s)
@@ -164,7 +173,9 @@ class Ring:
         if run.total != layout.sizes[block] or run.first + len(run.payload) > run.total:
             return []
         at = layout.starts[block] + run.first
-        for a, b in incoming.fresh(run):
+        good = sound(self.spec.codec, run)
+        spans = incoming.fresh(run)
+        for a, b in spans if good is None else within(spans, good):
             span = slice(at + a, at + b)
             if stage == SCATTER:
                 self.spec.codec.accumulate(run.payload[a:b], np.ones(b - a, np.float32), self._sum[span])
@@ -174,11 +185,25 @@ class Ring:
                 self.spec.codec.decode(run.payload[a:b], self._sum[span])
                 self._weight[span], self._heard[span] = run.weight[a:b], run.heard[a:b]
                 self._averaged[span] = run.weight[a:b] > 0
+        effects: list[Effect] = []
+        if good is not None and spans and not self._noted:
+            self._noted = True
+            effects.append(
+                Noted(UNSOUND, run.peer, f"in round {self.spec.round}: what it passed on counts for nothing")
+            )
+        if good is not None and stage == GATHER:
+            self._lack(slice(at, at + len(good)), ~good)
         if incoming.ended and incoming.left and self._begun is None:
             self._repair.later(incoming, run.peer, run.key)
         elif incoming.ended and incoming.left:
-            return self._repair.ask(now_s, incoming, run.peer, run.key, self._until_s)
-        return []
+            effects += self._repair.ask(now_s, incoming, run.peer, run.key, self._until_s)
+        return effects
+
+    def _lack(self, span: slice, rows: Bools) -> None:
+        """There is no average of some rows: what is passed on of them counts for nothing either."""
+        at = np.arange(span.start, span.stop)[rows]
+        at = at[~self._averaged[at]]  # a row that has come whole before stays
+        self._sum[at], self._weight[at], self._heard[at] = 0.0, 0.0, 0
 
     def _advance(self, now_s: float) -> list[Effect]:
         if self._begun is None or self.outcome is not None:
@@ -215,13 +240,21 @@ class Ring:
             return [self._pass(SCATTER, block, payload)]
         self._scatter_done_s = now_s
         some = self._weight[span] > 0
-        np.divide(self._sum[span], self._weight[span][:, None], out=self._sum[span], where=some[:, None])
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.divide(self._sum[span], self._weight[span][:, None], out=self._sum[span], where=some[:, None])
+        finite, effects = finite_rows(self._sum[span]), list[Effect]()
+        if finite is not None:
+            some &= finite
+            why = f"in round {self.spec.round}: what it and others sent has no finite mean, and is no average"
+            peers = peers_in(int(np.bitwise_or.reduce(self._heard[span][~finite])))
+            effects = [Noted(UNSOUND, peer, why) for peer in self.spec.members.intersection(peers)]
+            self._lack(span, ~finite)
         self._averaged[span] = some
         payload = self.spec.codec.encode(self._sum[span])
         if not self.spec.codec.exact:
             self.spec.codec.decode(payload, self._sum[span])
         self._passed.add((GATHER, block))
-        return [self._pass(GATHER, block, payload)] if len(self.spec.owners) > 1 else []
+        return [*effects, self._pass(GATHER, block, payload)] if len(self.spec.owners) > 1 else effects
 
     def _pass(self, stage: int, block: int, payload: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> Send:
         span = self.spec.layout.spans[block]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ragtag.codecs.base import Codec
 from ragtag.core.types import (
+    WEIGHT_MAX,
     Bools,
     Bytes,
     Effect,
@@ -168,6 +169,32 @@ def told(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
     """A message of one chunk with no values in it."""
     payload = np.frombuffer(blob.ljust(CHUNK_BYTES, b"\0"), np.uint8)[None, :]
     return whole(peer, key, payload, np.zeros(1, np.float32), np.zeros(1, np.uint64))
+
+
+UNSOUND = "not finite"
+"""What is noted of a peer whose values, or their sum, cannot be averaged."""
+_WEIGHT_MOST = np.float32(WEIGHT_MAX).view(np.uint32)
+
+
+def sound(codec: Codec, run: Run) -> Bools | None:
+    """Which chunks of an arrived run may count in a mean, bool ``[k]``; ``None``: all.
+
+    Its values are finite, and its weight lies between 0 and ``WEIGHT_MAX`` (so says one look at its bits: the
+    larger number has the larger ones, and negative numbers, infinity and NaN have larger ones than all). What
+    is not sound has come, and counts for nothing.
+    """
+    if not len(run.payload):
+        return None
+    fit: Bools = run.weight.view(np.uint32) <= _WEIGHT_MOST
+    finite = codec.finite(run.payload)
+    if finite is None:
+        return None if fit.all() else fit
+    return finite & fit
+
+
+def within(spans: Sequence[tuple[int, int]], good: Bools) -> list[tuple[int, int]]:
+    """The parts of spans in which a bool array is True."""
+    return [(a + c, a + d) for a, b in spans for c, d in spans_of(good[a:b])]
 
 
 def scratch_of(spec: Spec) -> Floats:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ragtag.codecs.base import Codec
+from ragtag.codecs.base import Codec, finite_rows
 from ragtag.core.types import Bools, Bytes, Floats, PeerId, Run
 from ragtag.protocols.base import spans_of
 from ragtag.protocols.centre_wire import count_of, version_of
@@ -186,7 +186,7 @@ class Block:
     def step_by(self, learned: Floats, made_by: list[PeerId]) -> None:
         """The next version: what these peers learned is added."""
         assert self.values is not None
-        self._set(self.values + learned, count_of(self.version) + 1, made_by)
+        self._set(self._plus(learned), count_of(self.version) + 1, made_by)
 
     def catch_up(self, clock: int) -> list[Answer]:
         """Other blocks have had ``clock`` versions: step with what there is, and count from there on."""
@@ -211,7 +211,7 @@ class Block:
             assert self._total is not None and self._mass is not None
             some = self._mass > 0
             self._total[some] /= self._mass[some, None]
-            self._set(self.values + self._total, count_of(self.version) + 1, self.kept)
+            self._set(self._plus(self._total), count_of(self.version) + 1, self.kept)
             self.kept, self._total, self._mass = [], None, None
         return answers
 
@@ -249,8 +249,19 @@ class Block:
             self._mass = np.zeros(len(update.values), np.float32)
         weight = np.float32(update.weight)
         got = update.got
-        self._total[got] += update.values[got] * np.float32(weight * np.float32(scale))
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._total[got] += update.values[got] * np.float32(weight * np.float32(scale))
         self._mass[got if mass else got & (self._mass == 0)] += weight
+
+    def _plus(self, learned: Floats) -> Floats:
+        """The values with what was learned; a chunk that would not be finite stays: nobody would take it."""
+        assert self.values is not None
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = self.values + learned
+        finite = finite_rows(values)
+        if finite is not None:
+            values[~finite] = self.values[~finite]
+        return values
 
     def _set(self, values: Floats, count: int, made_by: list[PeerId] | tuple[()]) -> None:
         self.values, self.version = values, version_of(count, self.me)

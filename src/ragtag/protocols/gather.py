@@ -99,8 +99,11 @@ class _Message:
             self.came[to] = self.fresh[to] = True
 
     def handed(self) -> Bools:
-        """The rows that have come since this was last asked; fillers are none."""
-        rows, self.fresh = self.fresh & (self.weight > 0), np.zeros(len(self.fresh), np.bool_)
+        """The rows that have come since this was last asked; fillers are none, nor is a share above all."""
+        rows, self.fresh = (
+            self.fresh & (self.weight > 0) & (self.weight <= 1.0),
+            np.zeros(len(self.fresh), np.bool_),
+        )
         return rows
 
 

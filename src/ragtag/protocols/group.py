@@ -13,6 +13,7 @@ from ragtag.core.types import (
     Expired,
     Floats,
     MessageKey,
+    Noted,
     Outcome,
     PeerId,
     Run,
@@ -113,6 +114,8 @@ class Group:
                     run.ended,
                 )
                 effects[i] = Send(moved, effect.deadline_s)
+            elif isinstance(effect, Noted):
+                effects[i] = Noted(effect.what, peers[effect.peer], effect.detail)
             elif isinstance(effect, Done):
                 effects[i] = Done(self._named(effect.outcome))
         return effects

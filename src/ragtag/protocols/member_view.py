@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from msgspec import Raw
 
+from ragtag.core.address import family_of, unusable
 from ragtag.core.wire import name_hash
 from ragtag.protocols.member_core import Core
 from ragtag.protocols.member_gossip import Rumours, page
@@ -27,6 +28,7 @@ class View:
     def __init__(self, core: Core, health: Health) -> None:
         me = core.me
         self.core, self.health = core, health
+        self._family = family_of(me.address[0])
         self.mine = Member(me.name, me.address, me.epoch, metadata=me.metadata)
         self._my_raw = packed(record_of(self.mine))
         self.entries: dict[str, Entry] = {}
@@ -99,9 +101,9 @@ class View:
 
     def _hear_of_stranger(self, record: Record, teller: Entry | None) -> None:
         """Who is older than somebody forgotten may be that one: ask before believing."""
-        if not is_sound(record, self.core.limits.metadata_bytes):
-            self.core.counts["unsound"] += 1
-        elif teller is not None and not teller.newcomers.take(self.core.now_s):
+        if not self._sound(record):
+            return
+        if teller is not None and not teller.newcomers.take(self.core.now_s):
             self.core.remark("flooding", teller.member.name, "tells of too many new members")
         elif record.epoch > self._horizon:
             self._add(record)
@@ -110,10 +112,19 @@ class View:
             cookie = self.core.seal.cookie(self.core.now_s, address)
             self.core.send(address, self.core.seal.seal(Challenge(cookie), record.epoch))
 
+    def _sound(self, record: Record) -> bool:
+        """Whether a record of a living member has what others need of it, and can be reached from here."""
+        if not is_sound(record, self.core.limits.metadata_bytes):
+            self.core.counts["unsound"] += 1
+            return False
+        why = unusable((record.host, record.port), self._family)
+        if why:
+            self.core.remark("bad address", record.name, f"listens where nothing can be sent: {why}")
+        return not why
+
     def _add(self, record: Record) -> None:
         core, limits = self.core, self.core.limits
-        if not is_sound(record, limits.metadata_bytes):
-            core.counts["unsound"] += 1
+        if not self._sound(record):
             return
         if len(self.live) >= limits.members_max:
             core.remark("crew full", record.name, f"{limits.members_max} members are the most")
@@ -125,8 +136,7 @@ class View:
 
     def _replace(self, entry: Entry, record: Record) -> None:
         """A later process has the name: its machine was restarted."""
-        if not is_sound(record, self.core.limits.metadata_bytes):
-            self.core.counts["unsound"] += 1
+        if not self._sound(record):
             return
         if not entry.updates.take(self.core.now_s):
             self.core.remark("flooding", record.name, "restarts too often")
@@ -136,8 +146,7 @@ class View:
 
     def _alive(self, entry: Entry, record: Record) -> None:
         """A higher incarnation: the member refutes, or tells new metadata."""
-        if not is_sound(record, self.core.limits.metadata_bytes):
-            self.core.counts["unsound"] += 1
+        if not self._sound(record):
             return
         member = entry.member
         if member.status is Status.ALIVE and not entry.updates.take(self.core.now_s):

@@ -4,6 +4,10 @@ Stage SCATTER: every peer sends its copy of each block to the block's owner, who
 Stage GATHER: the owner sends the average to every peer; where none comes, a peer keeps its own values.
 
 With ``Spec.repair_s`` set, holes are asked for again while time remains; without, what is lost is lost.
+
+What is not sound (``base.sound``: not finite, or of an absurd weight) has come and counts for nothing: an
+owner averages without it, a peer that gets it as an average keeps its own values. Where sound values overflow
+when they are added up, their owner tells no average.
 """
 
 from __future__ import annotations
@@ -12,9 +16,23 @@ from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
-from ragtag.core.types import Bytes, Done, Effect, Outcome, PeerId, Run, Send
+from ragtag.codecs.base import finite_rows
+from ragtag.core.types import Bytes, Done, Effect, Noted, Outcome, PeerId, Run, Send
 from ragtag.protocols.awaiting import DONE, GATHERING, SCATTERING, WAITING
-from ragtag.protocols.base import GATHER, NACK, SCATTER, Incoming, Spec, bit, scratch_of, whole
+from ragtag.protocols.base import (
+    GATHER,
+    NACK,
+    SCATTER,
+    UNSOUND,
+    Incoming,
+    Spec,
+    bit,
+    peers_in,
+    scratch_of,
+    sound,
+    whole,
+    within,
+)
 from ragtag.protocols.repair import Repairer
 from ragtag.protocols.stages import Stages
 
@@ -36,6 +54,7 @@ class ScatterGather(Stages):
             self._mean[layout.spans[block]] = 0.0
         self._averaged = np.zeros(layout.n_chunks, np.bool_)
         self._incoming: dict[tuple[PeerId, int], Incoming] = {}
+        self._unsound: set[PeerId] = set()
         self._gathered = {
             j: Incoming(layout.sizes[j])
             for j, o in enumerate(spec.owners)
@@ -64,7 +83,8 @@ class ScatterGather(Stages):
         span = self.spec.layout.spans[block]
         weight = np.float32(self._begun.weight)
         if self._weight[span].any() or weight != 1.0:
-            self._mean[span] += self._begun.values[span] * weight
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._mean[span] += self._begun.values[span] * weight
         else:
             self._mean[span] = self._begun.values[span]
         self._weight[span] += weight
@@ -92,10 +112,10 @@ class ScatterGather(Stages):
                 return self._owns_it_too(now_s, run, block)
         if stage == SCATTER and self.spec.owners[block] == self.spec.me and self._state <= SCATTERING:
             incoming = self._scattered_of(run.peer, block)
-            self._accumulate(run, incoming, layout.starts[block] + run.first)
+            noted = self._accumulate(run, incoming, layout.starts[block] + run.first)
         elif stage == GATHER and block in self._gathered and self._state <= GATHERING:
             incoming = self._gathered[block]
-            self._store(run, incoming, layout.starts[block] + run.first)
+            noted = self._store(run, incoming, layout.starts[block] + run.first)
             if incoming.left == 0:  # the average is here, from whomever this peer takes for its owner
                 self._open.discard((self.spec.owners[block], GATHER, block))
             if self._state == SCATTERING and self._open and len(run.heard):
@@ -103,12 +123,14 @@ class ScatterGather(Stages):
         else:
             return []
         self._came.add(run.peer)
-        return self._close(now_s, run, incoming, (run.peer, stage, block))
+        return noted + self._close(now_s, run, incoming, (run.peer, stage, block))
 
-    def _accumulate(self, run: Run, incoming: Incoming, at: int) -> None:
+    def _accumulate(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:
         payload, weight, heard = run.payload, run.weight, run.heard
         accumulate = self.spec.codec.accumulate
-        for a, b in incoming.fresh(run):
+        good = sound(self.spec.codec, run)
+        spans = incoming.fresh(run)
+        for a, b in spans if good is None else within(spans, good):
             span = slice(at + a, at + b)
             accumulate(payload[a:b], weight[a:b], self._mean[span])
             if b - a == 1:  # for numpy an element costs a third of a slice
@@ -117,11 +139,14 @@ class ScatterGather(Stages):
                 continue
             self._weight[span] += weight[a:b]
             self._heard[span] |= heard[a:b]
+        return [] if good is None else self._refused(run.peer)
 
-    def _store(self, run: Run, incoming: Incoming, at: int) -> None:
+    def _store(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:
         payload, weight, heard = run.payload, run.weight, run.heard
         decode = self.spec.codec.decode
-        for a, b in incoming.fresh(run):
+        good = sound(self.spec.codec, run)
+        spans = incoming.fresh(run)
+        for a, b in spans if good is None else within(spans, good):
             span = slice(at + a, at + b)
             decode(payload[a:b], self._mean[span])
             if b - a == 1:
@@ -131,14 +156,26 @@ class ScatterGather(Stages):
             self._weight[span] = weight[a:b]
             self._heard[span] = heard[a:b]
             self._averaged[span] = weight[a:b] > 0
+        return [] if good is None else self._refused(run.peer)
+
+    def _refused(self, peer: PeerId, why: str = "it counts for nothing") -> list[Effect]:
+        """Something of a peer was not sound: that is noted once in a round."""
+        if peer in self._unsound:
+            return []
+        self._unsound.add(peer)
+        return [Noted(UNSOUND, peer, f"in round {self.spec.round}: {why}")]
 
     # -- Reduce: what came is averaged, and sent to every member
 
-    def _reduce(self) -> Iterator[Send]:
+    def _reduce(self) -> Iterator[Effect]:
         spec = self.spec
         for block in self._mine:
             span = spec.layout.spans[block]
-            payload = self._average(span)
+            payload, overflown = self._average(span)
+            for peer in spec.members.intersection(overflown):
+                yield from self._refused(
+                    peer, "what it and others sent has no finite mean, and is no average"
+                )
             for peer in self._others():
                 run = whole(peer, spec.key(GATHER, block), payload, self._weight[span], self._heard[span])
                 yield self._send(run, self._round_until_s)
@@ -146,21 +183,29 @@ class ScatterGather(Stages):
     def _awaited(self) -> Iterable[tuple[int, PeerId, Incoming]]:
         return [(block, self.spec.owners[block], incoming) for block, incoming in self._gathered.items()]
 
-    def _average(self, span: slice) -> Bytes:
+    def _average(self, span: slice) -> tuple[Bytes, list[PeerId]]:
+        """A block's average, as it is sent; and whose values have none that is finite, if any."""
         weight, mean = self._weight[span], self._mean[span]
         some = weight > 0
         first = weight[0]
-        if some.all() and (weight == first).all():
-            if first != 1.0:
-                mean *= np.float32(1.0) / first
-        else:
-            np.divide(mean, weight[:, None], out=mean, where=some[:, None])
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if some.all() and (weight == first).all():
+                if first != 1.0:
+                    mean *= np.float32(1.0) / first
+            else:
+                np.divide(mean, weight[:, None], out=mean, where=some[:, None])
+        finite, overflown = finite_rows(mean), list[PeerId]()
+        if finite is not None:
+            overflown = peers_in(int(np.bitwise_or.reduce(self._heard[span][~finite])))
+            weight[~finite] = 0.0
+            some &= finite
+        if not some.all():
             mean[~some] = self._begun.values[span][~some]
         self._averaged[span] = some
         payload = self.spec.codec.encode(mean)
         if not self.spec.codec.exact:
             self.spec.codec.decode(payload, mean)
-        return payload
+        return payload, overflown
 
     def _finish(self, now_s: float) -> list[Effect]:
         self._state = DONE

@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from ragtag.core.address import family_of, unusable
 from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION
 from ragtag.protocols.member_types import HOST_BYTES_MAX, Address, Member, Status
@@ -204,8 +205,10 @@ class Roster:
             self._withdraw(member.name)
             return self._settle(before.card.seat, member)
         card = decode_card(member.metadata)
-        if card is None or card.wire != VERSION:
-            return self._refuse(member, card)
+        if card is None or (why := self._unfit(card)):
+            return self._refuse(
+                member, "no card; install the same Ragtag everywhere" if card is None else why
+            )
         self._withdraw(member.name)
         if card.seat >= 0:
             holder = Holder(member.name, member.epoch, card)
@@ -222,14 +225,20 @@ class Roster:
             del self._claimed[holder.card.seat][name]
         return holder
 
-    def _refuse(self, member: Member, card: Card | None) -> list[RosterEffect]:
-        """Who speaks otherwise has no seat."""
+    def _unfit(self, card: Card) -> str:
+        """Why this peer cannot average with who tells this card; empty: it can."""
+        if card.wire != VERSION:
+            return f"wire format {card.wire}, {VERSION} here; install the same Ragtag everywhere"
+        family = 0 if self._mine is None else family_of(self._mine.host)
+        why = unusable((card.host, card.port), family)
+        return f"takes data where nothing can be sent: {why}" if why else ""
+
+    def _refuse(self, member: Member, why: str) -> list[RosterEffect]:
+        """Who speaks otherwise, or cannot be reached, has no seat."""
         before = self._withdraw(member.name)
-        version = "no card" if card is None else f"wire format {card.wire}, {VERSION} here"
-        why = f"{member.name}: {version}; install the same Ragtag everywhere"
         seat = NO_SEAT if before is None else before.card.seat
         left = [] if before is None else self._settle(seat, member)
-        return [Noted("refused", seat, why), *left]
+        return [Noted("refused", seat, f"{member.name}: {why}"), *left]
 
     def _settle(self, peer: PeerId, told: Member | None, was: Holder | None = None) -> list[RosterEffect]:
         """Who holds a seat, now that ``told`` is known; was: what ``told`` claimed before."""

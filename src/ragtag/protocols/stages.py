@@ -65,7 +65,7 @@ class Stages(Awaiting):
         """Something came."""
 
     @abstractmethod
-    def _reduce(self) -> Iterator[Send]:
+    def _reduce(self) -> Iterator[Effect]:
         """What came of this peer's blocks is in: what becomes of it, to every member."""
 
     @abstractmethod

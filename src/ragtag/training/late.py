@@ -44,5 +44,6 @@ class Late:
         of_these = np.zeros_like(total)
         added = add_rows(of_these, rows, factor, values)
         of_these[np.logical_or.reduce(known)] = 0.0
-        total += of_these
+        with np.errstate(over="ignore", invalid="ignore"):
+            total += of_these
         return added

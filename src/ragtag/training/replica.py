@@ -13,7 +13,7 @@ from ragtag.core.types import Floats, Outcome, PeerId
 from ragtag.protocols.method import Method
 from ragtag.training.averager import Pending, Transport
 from ragtag.training.bucket import Bucket
-from ragtag.training.checks import require_finite, require_weight
+from ragtag.training.checks import Leaps, require_weight
 from ragtag.training.tensors import Part
 
 
@@ -45,6 +45,7 @@ class Replica:
         self.after: Callable[[Outcome], Floats] | None = None
         """Makes of an outcome the table to go on with (``None``: the mean)."""
         self._sent: Floats | None = None
+        self._leaps = Leaps()
         self._transport, self._channel = transport, channel_of(name)
         transport.configure(self._channel, self.schema, method, codec, together_s=together_s)
 
@@ -82,7 +83,7 @@ class Replica:
 
     def _flatten(self) -> Floats:
         values = self.bucket.flatten()
-        require_finite(self.bucket)
+        self._leaps.require_finite(self.bucket)
         return values
 
     def _start(
@@ -97,4 +98,5 @@ class Replica:
             own = self.bucket.values[row : row + len(table)]
             table = np.float32(kept) * own + np.float32(1.0 - kept) * table
         self.bucket.restore(table, outcome.averaged, row)
+        self._leaps.took(outcome, outcome.mean)
         return outcome

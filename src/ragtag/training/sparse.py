@@ -15,6 +15,7 @@ Where sending all would take less time a round is sent whole, the residual with 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -33,12 +34,13 @@ from ragtag.core.schema import Schema
 from ragtag.core.types import Bools, Bytes, Floats, Gathered, Noted, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.optim.outer import Nesterov
+from ragtag.protocols.base import UNSOUND
 from ragtag.protocols.gather import gather
 from ragtag.protocols.rps import rps_repair
 from ragtag.training.averager import Pending, Transport
 from ragtag.training.bucket import Bucket
 from ragtag.training.bypass import Bypass, delivered
-from ragtag.training.checks import require_finite, require_weight
+from ragtag.training.checks import Leaps, require_weight
 from ragtag.training.compress import Compression, TopK
 from ragtag.training.late import Late
 from ragtag.training.replica import Replica
@@ -91,6 +93,8 @@ class SparseReplica:
         self._momentum = np.zeros_like(self._anchor) if outer is not None else np.zeros(0, np.float32)
         self._mean = np.zeros(d, np.float32)
         self._sent = Undecided(self.feedback)
+        self._leaps = Leaps()
+        self._note = note
         self.late = Late()
         """What of earlier rounds may still come."""
         self.compression: Compression | None = None
@@ -123,7 +127,7 @@ class SparseReplica:
             self.feedback.members_changed()
             self._sent.clear()
         self._flat = self.bucket.flatten().reshape(-1)
-        require_finite(self.bucket)
+        self._leaps.require_finite(self.bucket)
         if require_weight(weight) == 0:  # who has no weight in this round sends nothing either
             none = np.zeros((0, CHUNK_BYTES), np.uint8)
             return Begun(self._transport.offer(self._channel, none, 0.0, deadline_s, aside), None)
@@ -156,6 +160,7 @@ class SparseReplica:
         self._take(outcome.round, outcome.gathered)
         dense = self._bypass is not None and self._send_whole(outcome, weight, deadline_s)
         self._tell_time(begun, outcome, dense)
+        self._leaps.took(outcome, self._mean)
         self.bucket.restore(self._moved().reshape(self.bucket.values.shape), _all(self.bucket))
         if self._whole is not None and outcome.round % self.compress.resync == 0:
             self._average_densely(weight, deadline_s)
@@ -225,6 +230,7 @@ class SparseReplica:
             mine = added.fragment[added.sender == self._transport.me]
             counts = self._sent.decide(round_, mine, part)
             committed, restored = committed + counts[0], restored + counts[1]
+        self._leave_out_overflow(number)
         self.late.saw(number, gathered)
         for round_, block in gathered.given_up:
             counts = self._sent.give_up(round_, block)
@@ -245,6 +251,16 @@ class SparseReplica:
             given_up=len(gathered.given_up),
             refused=refused,
         )
+
+    def _leave_out_overflow(self, number: int) -> None:
+        """Rows are finite, each: what their sum is not counts for nothing, on all replicas alike."""
+        if math.isfinite(np.einsum("i->", self._mean)):
+            return
+        wrong = ~np.isfinite(self._mean)
+        self._mean[wrong] = 0.0
+        if wrong.any() and self._note is not None:
+            many = int(wrong.sum())
+            self._note(Noted(UNSOUND, -1, f"the sum of round {number} has {many} values that are not finite"))
 
     # -- What is sent whole
 

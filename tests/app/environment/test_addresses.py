@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from ragtag.app.environment import (
     format_address,
+    looked_up,
     parse_address,
 )
+from ragtag.app.environment.addresses import require_one_family
 
 
 def test_addresses_read_back() -> None:
@@ -33,3 +35,20 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
         return
     assert host
     assert 1 <= port <= 65535
+
+
+def test_names_are_looked_up_before_anything_is_started() -> None:
+    assert looked_up(("127.0.0.1", 4000)) == ("127.0.0.1", 4000)
+    assert looked_up(("localhost", 4000)) in (("127.0.0.1", 4000), ("::1", 4000))
+    with pytest.raises(ValueError, match=r"^address 'otters.invalid' cannot be found: "):
+        looked_up(("otters.invalid", 4000))
+    with pytest.raises(ValueError, match=r"^address '255.255.255.255', port 4000, is no address of one host"):
+        looked_up(("255.255.255.255", 4000))
+
+
+def test_peers_of_two_families_are_told_apart_by_number() -> None:
+    require_one_family([("10.0.0.1", 1), ("10.0.0.2", 2)], ("10.0.0.2", 2))
+    with pytest.raises(
+        ValueError, match=r"^peer 1 told the address '::1', port 2, is an IPv6 address, and this"
+    ):
+        require_one_family([("10.0.0.1", 1), ("::1", 2)], ("10.0.0.1", 1))

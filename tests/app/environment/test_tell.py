@@ -25,7 +25,7 @@ from ragtag.app.environment import (
 from ragtag.app.environment.tell import Known
 
 SRC = Path(__file__).parents[3] / "src"
-KNOWN = Place(1, 2, "brave-otter", peers=(("127.0.0.1", 4000), ("::1", 4001)))
+KNOWN = Place(1, 2, "brave-otter", peers=(("::1", 4000), ("::1", 4001)))
 
 
 def test_addresses_that_are_known_are_not_asked_for() -> None:

@@ -4,7 +4,7 @@
 store is, through which the peers tell each other their addresses.
 """
 
-from ragtag.app.environment.addresses import Address, format_address, parse_address
+from ragtag.app.environment.addresses import Address, format_address, looked_up, parse_address
 from ragtag.app.environment.place import VARIABLES, Place, PlaceError, Rendezvous
 from ragtag.app.environment.read import place_from_environment
 from ragtag.app.environment.tell import announce_ready, exchange_addresses, reachable_host, read_announcements
@@ -18,6 +18,7 @@ __all__ = [
     "announce_ready",
     "exchange_addresses",
     "format_address",
+    "looked_up",
     "parse_address",
     "place_from_environment",
     "reachable_host",

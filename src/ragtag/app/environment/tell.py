@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ragtag.app.environment.addresses import Address, format_address, parse_address
+from ragtag.app.environment.addresses import (
+    Address,
+    format_address,
+    looked_up,
+    parse_address,
+    require_one_family,
+)
 from ragtag.app.environment.place import Place, PlaceError, Rendezvous
 from ragtag.core.types import PeerId
 from ragtag.protocols.member_types import KEY_BYTES
@@ -23,13 +29,16 @@ if TYPE_CHECKING:
 def reachable_host(place: Place) -> str:
     """The host under which the other peers reach this process.
 
-    Its launcher's word, where it has one. Else loopback on one machine; else the address of the interface
-    that leads to torchrun's store (a connected UDP socket knows it; nothing is sent).
+    Its launcher's word, where it has one. Else loopback on one machine, of the family of torchrun's store;
+    else the address of the interface that leads to that store (a connected UDP socket knows it; nothing is
+    sent).
     """
     if place.peers is not None:
         return place.peers[place.rank][0]
-    if place.rendezvous is None or place.one_machine:
+    if place.rendezvous is None:
         return "127.0.0.1"
+    if place.one_machine:
+        return "::1" if ":" in place.rendezvous.host else "127.0.0.1"
     host, port = place.rendezvous.host, place.rendezvous.port
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
@@ -57,16 +66,25 @@ def exchange_addresses(
 ) -> Known:
     """Tell the others this peer's UDP addresses and learn theirs, by number.
 
-    Without a rendezvous the addresses are known (``place.peers``) or there is only this peer.
+    Without a rendezvous the addresses are known (``place.peers``) or there is only this peer. All that is
+    returned is numeric: no thread that must not wait looks up a name.
+
     ``deadline_s``: seconds from now. Whoever can read torchrun's store, which asks nobody who he is, can read
     the crew's key that rank 0 leaves there.
 
     Raises:
         TimeoutError: naming the peers that did not tell theirs in time, or the store that did not answer.
-        PlaceError: what the store holds for a peer is no address.
+        PlaceError: what a peer told, or the launcher says, is no address that this peer can send to.
     """
     if place.rendezvous is None:
-        return Known([my_address] if place.peers is None else list(place.peers), place.members, place.key)
+        try:
+            peers = [my_address] if place.peers is None else list(map(looked_up, place.peers))
+            members = None if place.members is None else tuple(map(looked_up, place.members))
+            require_one_family(peers, peers[place.rank])
+            require_one_family(members or (), peers[place.rank])
+        except ValueError as error:
+            raise PlaceError(f"RAGTAG_PEERS, RAGTAG_MEMBERS: {error}") from None
+        return Known(peers, members, place.key)
     import torch.distributed  # noqa: F401  (takes seconds, in which nobody is waited for)
 
     until_s = time.monotonic() + deadline_s
@@ -91,6 +109,8 @@ def exchange_addresses(
         found = [parse_address(words[0]) for words in told]
         members = tuple(parse_address(words[1]) for words in told if len(words) == 2)
         key = bytes.fromhex(store.get("key").decode("ascii", "replace"))
+        require_one_family(found, my_address)
+        require_one_family(members, my_address)
     except ValueError as error:
         raise PlaceError(f"in torchrun's store: {error}") from None
     store.set(f"read/{place.rank}", "yes")

@@ -45,7 +45,7 @@ from ragtag.protocols.district import district_of
 
 BOARD = 253
 """The channel of posts."""
-TOPICS = 32
+TOPICS = 64
 _HEAD = struct.Struct("<HHI")
 BLOB_MAX = CHUNK_BYTES - _HEAD.size
 POST, TAKEN = 0, 1

@@ -49,7 +49,7 @@ class Peers(Protocol):
         ...
 
     def post(self, topic: int, blob: bytes) -> int:
-        """Put this peer's newest value of a topic (< 32) on the notice board; at most 1,080 bytes.
+        """Put this peer's newest value of a topic (< 64) on the notice board; at most 1,080 bytes.
 
         Returns the post's number, higher than that of every post that had come here before.
         """

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from typing import Any
 
 import numpy as np
 
+from ragtag.app.company import ALONE_AFTER, Company
 from ragtag.app.environment import Place
 from ragtag.app.tracefile import TraceWriter
 from ragtag.core import trace
+from ragtag.core.arrival import arrived
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver import Driver
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.split import EpochReport
 
+_log = logging.getLogger("ragtag")
 PACE_EVERY_S = 0.5
 """Records of where the time went are at least so far apart."""
 
@@ -27,7 +31,8 @@ class Logbook:
         self, place: Place, driver: Driver | None, writer: TraceWriter | None, origin_s: float
     ) -> None:
         self._place, self._driver, self._writer, self._origin_s = place, driver, writer, origin_s
-        self._steps = self._samples = 0
+        self._steps = self._samples = self._rounds = 0
+        self._company = Company()
 
     @property
     def rank(self) -> PeerId:
@@ -111,7 +116,13 @@ class Logbook:
         )
 
     def _write_round(self, outcome: Outcome) -> None:
-        """Write a round to this peer's trace."""
+        """Write a round to this peer's trace; say, once, where this peer is alone, and where no longer."""
+        self._rounds += 1
+        live = () if self._driver is None else self._driver.node.live
+        said = self._company.round(self.now_s(), self.rank, live, outcome)
+        if said is not None:
+            _log.warning("peer %d: %s %s", self.rank, said.what, said.detail)
+            self.note(said)
         if self._writer is None:
             return
         traffic = self._driver.traffic() if self._driver is not None else None
@@ -125,7 +136,7 @@ class Logbook:
                 scatter_s=outcome.scatter_s,
                 gather_s=outcome.gather_s,
                 total_s=outcome.total_s,
-                arrived=float(outcome.averaged.mean()),
+                arrived=arrived(outcome, self.rank, self._company.alone),
                 contributors=contributors,
                 waited_for=list(outcome.waited_for),
                 missed=list(outcome.missed),
@@ -160,12 +171,17 @@ class Logbook:
 
     def note(self, note: Noted) -> None:
         """Record what the node noted."""
+        self._company.noted(note)
         self.record(
             trace.Note(t=self.now_s(), peer=self.rank, what=note.what, other=note.peer, detail=note.detail)
         )
 
     def _write_leave(self, lost: int, sent: int, received: int, failed: bool) -> None:
-        """The last record."""
+        """The last record. Rounds that were spent alone averaged nothing: that is said once more."""
+        alone = self._company.rounds
+        if self._company.said or alone >= ALONE_AFTER:
+            now = ", and ends alone" if self._company.said else ""
+            _log.warning("peer %d spent %d of its %d rounds alone%s", self.rank, alone, self._rounds, now)
         if self._writer is not None:
             self._writer.write(
                 trace.Leave(
@@ -177,6 +193,7 @@ class Logbook:
                     bytes_received=received,
                     datagrams_lost=lost,
                     failed=failed,
+                    rounds_alone=alone,
                 )
             )
             self._writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,8 +21,9 @@ from ragtag.network.driver import DriverFailed
 from ragtag.network.fetch import Fetched
 from ragtag.protocols.allreduce import direct
 from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.standing import NO_STATE
 from ragtag.training.state import capture
-from tests.network.crew import PATIENCE_S, Crew
+from tests.network.crew import PATIENCE_S, Crew, values_of
 from tests.training.fake_transport import FakeCrew
 
 KEY = bytes(32)
@@ -53,6 +55,25 @@ def test_it_hears_when_another_has_begun() -> None:
             first.await_newer(0, PATIENCE_S)
 
 
+def test_peers_that_are_all_behind_do_not_wait_for_each_other() -> None:
+    """The ones with the newest state go on; the other one hears of them, and follows."""
+    with Crew(3) as crew, ThreadPoolExecutor(3) as pool:
+        transports = [DriverTransport(crew.drivers[peer], PATIENCE_S) for peer in range(3)]
+        for transport, round_ in zip(transports, (8, 9, 9), strict=True):
+            transport.standing.behind(0, round_)
+        began_s = time.monotonic()
+        heard = [pool.submit(transport.await_newer, 0, PATIENCE_S) for transport in transports]
+        assert [future.result(PATIENCE_S) for future in heard[1:]] == [False, False]
+        assert [transport.standing.ahead(0) for transport in transports] == [True, False, False]
+        for transport in transports[1:]:
+            transport.standing.abreast(0)
+        rounds = [crew.ask(peer, values_of(peer, crew.n_chunks)) for peer in (1, 2)]
+        assert heard[0].result(PATIENCE_S), "somebody is ahead of it, and begins a round"
+        crew.ask(0, values_of(0, crew.n_chunks), 0.0).result(PATIENCE_S)
+        assert all(future.result(PATIENCE_S).averaged.all() for future in rounds)
+        assert time.monotonic() - began_s < PATIENCE_S / 4
+
+
 def test_without_what_follows_there_is_nothing_to_do() -> None:
     keeper = Keeper(0, 0, lambda note: None)
     with pytest.raises(RuntimeError, match="make the crew's optimizer first"):
@@ -62,7 +83,7 @@ def test_without_what_follows_there_is_nothing_to_do() -> None:
         if average is not None:
             keeper.take_in(optimizer_of(nn.Linear(2, 2), average))
         with pytest.raises(RuntimeError, match="it has nothing to follow"):
-            catch_up(keeper, transport, dict, KEY, lambda outcome: None, new=True)
+            catch_up(keeper, transport, dict, KEY, lambda outcome: None, new=True, state_round=NO_STATE)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import os, time
 import numpy as np, torch, ragtag
 torch.set_num_threads(1)
 stop, pause_s = os.environ["STOP"], float(os.environ.get("PAUSE_S", "0.01"))
+jumps = os.environ.get("JUMPS_AT")
 with ragtag.join(deadline_s=60.0) as crew:
     torch.manual_seed(len(os.environ.get("LATE", "")))  # a newcomer's own weights are others
     model = torch.nn.Sequential(torch.nn.Linear(50, 800), torch.nn.Tanh(), torch.nn.Linear(800, 10))
@@ -35,6 +37,9 @@ with ragtag.join(deadline_s=60.0) as crew:
         (model(inputs) - inputs[:, :10].sin()).square().mean().backward()
         optimizer.step()
         vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+        if jumps and crew.rank == 0 and optimizer.outcome.round >= int(jumps):
+            jumps = None  # it believes a number that somebody has made up
+            crew.transport._driver.node._lanes[optimizer.channel].highest += 1000
         models[optimizer.outcome.round] = vector[::19].copy()
         heard = bin(int(np.bitwise_or.reduce(optimizer.outcome.heard)))
         if heard != said:
@@ -75,6 +80,11 @@ def arrived(folder: Path, peer: int) -> int:
     assert said()[-1].what == "in step", said()
     state, steps = re.findall(r"of round (\d+) and the steps of (\d+) rounds", said()[-1].detail)[-1]
     return int(state) + int(steps)
+
+
+def arrived_at(folder: Path, peer: int) -> None:
+    """Wait for a peer's word that it is in step, whatever made it so."""
+    _until(lambda: bool(notes(folder, "in step", peer)), f"peer {peer} is in step")
 
 
 def some_rounds(folder: Path, peer: int, more: int = 50) -> None:
@@ -171,3 +181,74 @@ def test_one_whose_seat_is_anothers_comes_in_anew(place: Place) -> None:
     assert (crew.code(), joined.code()) == (0, 0), crew.text + joined.text
     for late in (2, 3):
         require_as_near(place.folder, late, (0, 1), since[late])
+
+
+# -- Nobody is ahead
+
+STANDSTILL_S = 20.0
+"""A third of how long each would wait for the others else (the crew's deadline)."""
+
+
+COMPARED = 200
+"""Rounds in which replicas are compared a few times, so that what a death in a round cost is put right."""
+
+
+def standstill_s(folder: Path, peer: int) -> float:
+    """The longest time between two rounds of a peer."""
+    records = read_run(folder).records()
+    ends_s = [r.t for r in records if isinstance(r, trace.Round) and r.peer == peer]
+    return max(later - earlier for earlier, later in pairwise(ends_s))
+
+
+def require_as_near_as_members(folder: Path, peers: tuple[int, ...]) -> None:
+    """In their last rounds all have one model: they lie no further apart than a step."""
+    found = {peer: models(folder, peer) for peer in peers}
+    shared = sorted(set.intersection(*(set(of) for of in found.values())))
+    off = []
+    for before, last in list(pairwise(shared))[-5:]:
+        mean = np.mean([of[last] for of in found.values()], axis=0)
+        step = float(np.linalg.norm(found[peers[0]][last] - found[peers[0]][before]))
+        off.append(max(float(np.linalg.norm(of[last] - mean)) for of in found.values()) / step)
+    assert sorted(off)[2] <= 1.0, off
+
+
+@pytest.mark.slow
+def test_a_round_number_that_was_made_up_costs_no_standstill(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All leave out a thousand rounds, so each takes itself for behind; and nobody is ahead."""
+    monkeypatch.setenv("JUMPS_AT", "30")
+    crew = place.crew(3)
+    for peer in range(3):
+        arrived_at(place.run, peer)
+    some_rounds(place.run, 0, COMPARED)
+    place.end()
+    assert crew.code() == 0, crew.text
+    assert max(rounds(place.run, 0)) > 1000
+    assert max(standstill_s(place.run, peer) for peer in range(3)) < STANDSTILL_S
+    require_as_near_as_members(place.folder, (0, 1, 2))
+
+
+@pytest.mark.slow
+def test_the_only_one_that_was_ahead_is_killed(place: Place) -> None:
+    """The others have stood still; they hear how far it came, and then it is gone."""
+    crew = place.crew(4)
+    pids = [crew.pid(peer) for peer in range(4)]
+    some_rounds(place.run, 3, 10)
+    for pid in pids[:3]:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        some_rounds(place.run, 3, 100)
+    finally:
+        for pid in pids[:3]:
+            os.kill(pid, signal.SIGCONT)
+    _until(lambda: bool(notes(place.run, "skipped")), "one that stood still has heard of the fourth")
+    os.kill(pids[3], signal.SIGKILL)
+    for peer in range(3):
+        some_rounds(place.run, peer, COMPARED)
+    place.end()
+    crew.code()
+    for peer in range(3):
+        woken = [note.t for note in notes(place.run, "skipped", peer)]
+        assert standstill_s(place.run, peer) < STANDSTILL_S, woken
+    require_as_near_as_members(place.folder, (0, 1, 2))

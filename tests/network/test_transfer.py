@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import socket
@@ -280,6 +281,27 @@ def test_a_donor_that_does_not_answer_costs_no_more_than_the_deadline() -> None:
         with training(Trainer(0, 1000)) as trainers:
             fetched = fetch([Donor("silent", silent.getsockname()), trainers[0].donor])
             assert "did not answer" in fetched.dropped["silent"]
+
+
+def test_donors_that_catch_up_themselves_say_so_at_once() -> None:
+    """Those that wait already, too, or each of two that are behind would wait for the other's snapshot."""
+    behind, waits = Trainer(0, SIZE), Trainer(1, SIZE, round_s=PATIENCE_S)
+    behind.shelf.gives(False)
+    with training(behind, waits), ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(fetch, [behind.donor, waits.donor])
+        until(lambda: waits.shelf._wanted < math.inf, "it is asked for a snapshot")
+        waits.shelf.gives(False)
+        with pytest.raises(TransferError, match="peer-0, peer-1: catches up with the crew itself"):
+            fetching.result(PATIENCE_S / 2)
+
+
+def test_one_that_catches_up_itself_does_no_harm() -> None:
+    trainers = [Trainer(0, SIZE), Trainer(1, SIZE)]
+    trainers[0].shelf.gives(False)
+    with training(*trainers) as started:
+        fetched = fetch([trainer.donor for trainer in started])
+    check(fetched, trainers)
+    assert list(fetched.given) == ["peer-1"]
 
 
 def test_training_that_stands_still_is_told() -> None:

@@ -56,6 +56,23 @@ def test_one_snapshot_serves_all_who_asked_for_its_round_or_an_earlier_one() -> 
     assert shelf.ask("dan", 6) is ann
 
 
+def test_a_peer_that_is_behind_itself_gives_nothing() -> None:
+    shelf = Shelf()
+    shelf.ask("ann", 1)
+    put(shelf, 1)
+    shelf.ask("bob", 2)
+    wakes: list[None] = []
+    shelf.serve(lambda: wakes.append(None), lambda: 0.0)
+    shelf.gives(False)
+    assert wakes and shelf.closed, "who waits is told"
+    assert not shelf.wanted(2) and not put(shelf, 2)
+    assert shelf.ask("cleo", 1) is None and shelf.ask("bob", 3) is None and not shelf.wanted(9)
+    ann = shelf.given("ann")
+    assert ann is not None and ann.offer.round == 1, "what is being read is read to its end"
+    shelf.gives(True)
+    assert shelf.ask("bob", 10) is None and shelf.wanted(10) and put(shelf, 10)
+
+
 def test_what_is_read_is_not_replaced_and_who_comes_then_reads_the_newest() -> None:
     shelf = Shelf()
     for reader, round_ in (("ann", 1), ("bob", 2)):

@@ -268,7 +268,8 @@ class Script:
     """Rounds, states and time of a script: the model is the list of the rounds whose steps it has taken.
 
     skips: rounds that pass without this peer. lost: rounds whose means do not come. ages: how many rounds old
-    each state is when it comes (``None``: nobody gives one). takes: rounds until it comes.
+    each state is when it comes (``None``: nobody gives one). takes: rounds until it comes. die: those that
+    are ahead are gone after the last round.
     """
 
     def __init__(
@@ -282,7 +283,9 @@ class Script:
         fits: bool = True,
         round_s: float = 1.0,
         redo_s: float = 0.0,
+        die: bool = False,
     ) -> None:
+        self.die = die
         self.ages, self.takes, self.skips, self.lost = list(ages), takes, skips, lost
         self.last, self.fits, self.round_s, self.redo_s = last, fits, round_s, redo_s
         self.round, self.time_s = 99, 0.0
@@ -300,13 +303,14 @@ class Script:
             put=self.put,
             follow=self.follow,
             redo=self.redo,
+            ahead=lambda: not self.die or self.round < self.last,
             passed=lambda outcome: self.passed.append(outcome.round),
             now_s=lambda: self.time_s,
         )
 
     def newer(self, at_most_s: float) -> bool:
         if self.round >= self.last:
-            self.time_s += at_most_s
+            self.time_s += 0.0 if self.die else at_most_s
             return False
         self.time_s += self.round_s
         self.busy_s.append(0.0)
@@ -453,8 +457,31 @@ def test_between_two_rounds_it_is_busy_no_longer_than_a_member() -> None:
     assert max(slow.busy_s) == 0.5
 
 
+def test_where_nobody_is_ahead_it_goes_on_at_once() -> None:
+    """With what it has by then: its own, the rounds that it followed, or a state and what came after it."""
+    nothing = Script([], last=99, die=True)
+    came = nothing.run()
+    assert came.in_step and came.newest and came.outcome is None and nothing.time_s == 0.0
+    followed = Script([3], takes=10, last=105, die=True)
+    came = followed.run()
+    assert came.in_step and came.state_round < 0
+    assert followed.model == followed.followed == list(range(100, 106)) and followed.time_s == 6.0
+    stated = Script([3], takes=4, last=105, redo_s=1.0, round_s=0.1, die=True)
+    came = stated.run()
+    assert came.in_step and (came.missing, came.redone) == (0, 105 - came.state_round)
+    assert stated.model == list(range(106)), "the steps that were left it takes before it goes on"
+
+
+def test_donors_that_have_nothing_to_give_are_not_the_last_that_are_asked() -> None:
+    """They may have fallen behind themselves, while others are in step."""
+    script = Script([None, 1])
+    came = script.run()
+    assert came.in_step and came.tries == 2 and came.outcome is not None
+    assert script.model == list(range(came.outcome.round + 1))
+
+
 def test_nobody_gives_the_state() -> None:
-    script = Script([None])
+    script = Script([None] * TRIES)
     came = script.run()
     assert not came.in_step and str(came) == "nobody gave the crew's state"
     assert script.model == script.followed, "what was followed is not lost"

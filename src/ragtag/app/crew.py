@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from ragtag.app.catching_up import catch_up
+from ragtag.app.catching_up import catch_up, come_abreast, fall_behind, in_step
 from ragtag.app.disk import Spare
 from ragtag.app.environment import Place
 from ragtag.app.finish import Averaged, begin_alike, finish
@@ -55,6 +55,7 @@ from ragtag.training.modules import parameters_of
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.sizes import BatchSizes
 from ragtag.training.split import Split
+from ragtag.training.standing import NO_STATE
 from ragtag.training.state import Stateful
 from ragtag.training.together import together
 from ragtag.training.whole import Finished, Stand, digest_of
@@ -347,7 +348,7 @@ class Crew(Logbook):
             begin_alike(transport, optimizer, Stand(initial), transport.deadline_s)
         if isinstance(transport, DriverTransport) and transport.late:
             if first and optimizer.follower is not None:
-                optimizer.arrive = partial(self._catch_up, True)
+                optimizer.arrive = partial(self._catch_up, True, NO_STATE)
                 return
             round_ = None
             if optimizer.follower is not None:  # its state comes with the first one's, of some rounds ago
@@ -357,15 +358,24 @@ class Crew(Logbook):
             transport.take_part(optimizer.channel, -1 if round_ is None or not first else round_)
             self._comes_since_s = time.monotonic() if first else None
 
-    def _catch_up(self, new: bool) -> Outcome | None:
+    def _catch_up(self, new: bool, state_round: int) -> Outcome | None:
         """Get into step with a crew that averages gradients (see ``training.replay``).
 
-        new: this peer does not take part yet. Returns the last round that was followed.
+        new: this peer does not take part yet. state_round: the last one after which it was in step. Returns
+        the last round that was followed.
         """
         transport, driver, key = self._transport, self._driver, self._place.key
         assert isinstance(transport, DriverTransport) and driver is not None and key is not None
         with self._phases.of("state"):
-            came = catch_up(self._keeper, transport, driver.answering, key, self._write_round, new=new)
+            came = catch_up(
+                self._keeper,
+                transport,
+                driver.answering,
+                key,
+                self._write_round,
+                new=new,
+                state_round=state_round,
+            )
         self._comes_since_s = time.monotonic() if new else None
         self.note(Noted("in step" if came.in_step else "not in step", self.rank, str(came)))
         self._last_round = None
@@ -382,10 +392,13 @@ class Crew(Logbook):
 
     def _fetch(self, at_most_s: float) -> int | None:
         """The crew's state; without it, or after ``at_most_s``, a peer goes on with what averages bring."""
-        if self._driver is None or self._place.key is None:
+        transport, kept = self._transport, self._keeper.optimizer
+        if self._driver is None or self._place.key is None or kept is None:
             return None
+        assert isinstance(transport, DriverTransport)
         with self._phases.of("state"):
-            return self._keeper.fetch(self._place.key, self._driver.answering(), at_most_s)
+            seats = in_step(self._driver.answering(), transport, kept.channel)
+            return self._keeper.fetch(self._place.key, seats, at_most_s)
 
     def _look_back(self, outcome: Outcome) -> None:
         """After a round: give the state to whom waits for it; take it anew after having been away for long.
@@ -400,11 +413,15 @@ class Crew(Logbook):
         aside = self._keeper.optimizer is not None and self._keeper.optimizer.stands_aside
         kept = self._keeper.optimizer
         if last is not None and outcome.round - last > 1 + CATCH_UP and not aside:
+            assert isinstance(self._transport, DriverTransport)  # rounds of a crew of one are never skipped
             if kept is not None and kept.follower is not None and self._place.key is not None:
-                kept.arrive = partial(self._catch_up, False)
-                return  # what this peer has is nothing to give
+                fall_behind(self._keeper, self._transport, outcome.channel, last)
+                kept.arrive = partial(self._catch_up, False, last)
+                return
             if not self._keeper.only_model:
+                fall_behind(self._keeper, self._transport, outcome.channel, last)
                 self._fetch(away_s)
+                come_abreast(self._keeper, self._transport, outcome.channel)
             self._last_round = None
         self._keeper.offer(outcome.round)
 
@@ -544,11 +561,11 @@ class Crew(Logbook):
         for split in self._splits.values():
             split.moved(entered.place.rank)
         self._epochs.moved()
-        self._last_round = None
+        last, self._last_round = self._last_round, None
         if transport.late:
-            self._take_part_anew(transport)
+            self._take_part_anew(transport, NO_STATE if last is None else last)
 
-    def _take_part_anew(self, transport: DriverTransport) -> None:
+    def _take_part_anew(self, transport: DriverTransport, last: int) -> None:
         kept = self._keeper.optimizer
         follows = kept is not None and kept.follower is not None
         round_ = None if follows else self._fetch(transport.deadline_s)
@@ -558,7 +575,7 @@ class Crew(Logbook):
                 continue
             transport.take_part(channel, -1 if round_ is None or not known else round_)
         if kept is not None and follows:
-            kept.arrive = partial(self._catch_up, True)
+            kept.arrive = partial(self._catch_up, True, last)
 
     # -- The end
 

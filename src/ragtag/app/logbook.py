@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -11,15 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ragtag.app.company import ALONE_AFTER, Company
 from ragtag.app.environment import Place
 from ragtag.app.tracefile import TraceWriter
 from ragtag.core import trace
+from ragtag.core.arrival import arrived
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver import Driver
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.split import EpochReport
 from ragtag.training.whole import Stand, joined_digest
 
+_log = logging.getLogger("ragtag")
 PACE_EVERY_S = 0.5
 """Records of where the time went are at least so far apart."""
 
@@ -41,6 +45,8 @@ class Logbook:
         self._loss: Any = None  # of a step that no record has yet
         self._accuracy: float | None = None  # the same
         self._told_s, self._told_steps = -math.inf, 0
+        self._rounds = 0
+        self._company = Company()
 
     @property
     def rank(self) -> PeerId:
@@ -183,7 +189,13 @@ class Logbook:
         )
 
     def _write_round(self, outcome: Outcome) -> None:
-        """Write a round to this peer's trace."""
+        """Write a round to this peer's trace; say, once, where this peer is alone, and where no longer."""
+        self._rounds += 1
+        live = () if self._driver is None else self._driver.node.live
+        said = self._company.round(self.now_s(), self.rank, live, outcome)
+        if said is not None:
+            _log.warning("peer %d: %s %s", self.rank, said.what, said.detail)
+            self.note(said)
         if self._writer is None:
             return
         traffic = self._driver.traffic() if self._driver is not None else None
@@ -197,7 +209,7 @@ class Logbook:
                 scatter_s=outcome.scatter_s,
                 gather_s=outcome.gather_s,
                 total_s=outcome.total_s,
-                arrived=float(outcome.averaged.mean()),
+                arrived=arrived(outcome, self.rank, self._company.alone),
                 contributors=contributors,
                 waited_for=list(outcome.waited_for),
                 missed=list(outcome.missed),
@@ -248,6 +260,7 @@ class Logbook:
 
     def note(self, note: Noted) -> None:
         """Record what the node noted."""
+        self._company.noted(note)
         self.record(
             trace.Note(t=self.now_s(), peer=self.rank, what=note.what, other=note.peer, detail=note.detail)
         )
@@ -256,6 +269,10 @@ class Logbook:
         self, lost: int, sent: int, received: int, failed: bool, stands: Sequence[Stand]
     ) -> None:
         """The last record. stands: where this peer stands with all that it averages."""
+        alone = self._company.rounds
+        if self._company.said or alone >= ALONE_AFTER:
+            now = ", and ends alone" if self._company.said else ""
+            _log.warning("peer %d spent %d of its %d rounds alone%s", self.rank, alone, self._rounds, now)
         if self._writer is not None:
             if not failed:  # else what went wrong is the last word
                 self._tell(0.0)
@@ -271,6 +288,7 @@ class Logbook:
                     failed=failed,
                     digest=joined_digest([stand.digest for stand in stands]),
                     round=max((stand.round for stand in stands), default=-1),
+                    rounds_alone=alone,
                 )
             )
             self._writer.close()

@@ -141,6 +141,11 @@ class Keeper:
 
     # -- Giving
 
+    def gives(self, gives: bool) -> None:
+        """Whether newcomers are given this peer's state: not while it is behind the crew itself."""
+        if self._shelf is not None:
+            self._shelf.gives(gives)
+
     def offer(self, round_: int) -> None:
         """After each round: leave a snapshot on the shelf where a newcomer waits for one."""
         shelf, optimizer = self._shelf, self.optimizer

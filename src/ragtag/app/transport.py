@@ -38,12 +38,14 @@ from ragtag.protocols.gather import nothing_gathered
 from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
+from ragtag.training.standing import Standing
 
 PROBE = 254
 """The channel of probes."""
 _PROBE_CHUNKS = 1024  # about a megabyte: long against a round trip, short against a model
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
 _SEAT_LOOK_S = 0.1  # how often one that meets the others makes sure that its number is its own
+_AHEAD_LOOK_S = 0.05  # how often one that waits for others' rounds looks whether anybody is to begin one
 
 _log = logging.getLogger("ragtag")
 T = TypeVar("T")
@@ -215,6 +217,7 @@ class DriverTransport:
         self.me = driver.node.me
         self._method = ""
         self._opened: dict[int, tuple[Schema, Method, Codec]] = {}
+        self.standing = Standing(self, self._living)
 
     @property
     def may_grow(self) -> bool:
@@ -331,6 +334,7 @@ class DriverTransport:
         self._driver, self._entrance, self.me = driver, entrance, driver.node.me
         for channel, (schema, method, codec) in list(self._opened.items()):
             self._open(channel, schema, method, codec, self.late, self.deadline_s)
+        self.standing.again()
 
     def absent(self, topic: int) -> frozenset[PeerId]:
         """The peers that have left or died, as membership tells; without it, those that answer nothing."""
@@ -354,31 +358,46 @@ class DriverTransport:
             return {}
 
     def take_part(self, channel: int, round_: int) -> None:
-        """Tell the crew that this peer averages from now on; go on once something newer is heard of it.
+        """Tell the crew that this peer averages from now on; go on once something newer is heard of it, or
+        this peer is behind (``standing``) and nobody is ahead.
 
         round_: the last one whose result this peer has (-1: none).
         """
         assert self._entrance is not None
         card = self._entrance.card = msgspec.structs.replace(self._entrance.card, averaging=True)
         told = self._driver.resume(channel, round_, card)
-        try:
-            with self._phases.of("heard"):
-                told.result(self.deadline_s)
-        except TimeoutError:
+        with self._phases.of("heard"):
+            self._await(told, channel, self.deadline_s)
+        if told.done():
+            told.result()  # or the driver's error
+        elif self.standing.ahead(channel):
             _log.warning("nothing was heard of the crew's rounds within %g s; going on", self.deadline_s)
         self._ready()
+
+    def _living(self) -> set[PeerId]:
+        """The other peers that membership takes to live and to average; without one, those that rounds do."""
+        seats = self._driver.seats
+        if not seats:
+            return set(self._driver.node.live) - {self.me}
+        return {p for p, h in seats.items() if h.live and h.card.averaging} - {self.me}
 
     def await_newer(self, channel: int, at_most_s: float) -> bool:
         """Wait until others have begun a round of a channel that this peer has not.
 
-        Returns ``False`` where nothing was heard of one in time, or this peer has no place any more.
+        Returns ``False`` where nothing was heard of one in time, or this peer is behind (``standing``) and
+        nobody is ahead of it, or it has no place any more.
         Raises ragtag.network.mailbox.DriverFailed where the driver has ended.
         """
         newer = self._driver.newer(channel)
-        try:
-            return newer.result(at_most_s)
-        except TimeoutError:
-            return not newer.cancel() and newer.result()
+        self._await(newer, channel, at_most_s)
+        return not newer.cancel() and newer.result()
+
+    def _await(self, newer: concurrent.futures.Future[bool], channel: int, at_most_s: float) -> None:
+        """Wait for a round that others begin, for as long as somebody is there to begin one."""
+        until_s = self._driver.now_s() + at_most_s
+        while not newer.done() and self._driver.now_s() < until_s and self.standing.ahead(channel):
+            look_s = min(_AHEAD_LOOK_S, max(0.0, until_s - self._driver.now_s()))
+            concurrent.futures.wait((newer,), look_s)
 
     def _ready(self) -> None:
         if self._on_ready is not None:

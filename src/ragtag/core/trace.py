@@ -104,7 +104,7 @@ class Phase(Base, frozen=True, kw_only=True, tag="phase"):
 class Round(Base, frozen=True, kw_only=True, tag="round", omit_defaults=True):
     """A round of averaging is over on ``peer``; ``t`` is its end.
 
-    arrived: share of chunks that were averaged (elsewhere own values were kept).
+    arrived: share of what the others sent that was averaged (see ``core.arrival``); 0: this peer was alone.
     contributors: mean number of peers in a chunk. waited_for, missed: other peers; a missed one was waited
     for and did not deliver all in time. expired: a deadline ended the round, not arrivals.
     bytes_sent, bytes_received: of this peer, since the start.
@@ -332,6 +332,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     digest: of the state that averages left it with, as hexadecimal digits; peers with equal digests hold the
     same model. Empty: not known.
     round: the last one that it averaged; -1: none.
+    rounds_alone: so many of its rounds had nobody else's values, though its crew had others.
 
     Of peer -1 (with no counts): the launcher or the world has seen the run to its end.
     """
@@ -344,6 +345,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     failed: bool = False
     digest: str = ""
     round: LastRound = -1
+    rounds_alone: Count = 0
 
 
 class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):

@@ -17,6 +17,7 @@ from ragtag.protocols.transfer_types import OUTSTANDING_MAX
 from ragtag.protocols.transfer_wire import (
     NONCE_BYTES,
     PROOF_BYTES,
+    Behind,
     Gone,
     Here,
     Offering,
@@ -166,7 +167,7 @@ class DonorSession:
         self._frame_s, self._heard_s = math.inf, now_s
         message = self._session.open(frame)
         if isinstance(message, Status):
-            self._say(now_s, Here(self._shelf.round, round_s))
+            self._say(now_s, Behind() if self._shelf.closed else Here(self._shelf.round, round_s))
         elif isinstance(message, Wanted):
             self._asked = True
             self._wants.clear()
@@ -206,17 +207,20 @@ class DonorSession:
             self._offer(now_s, self._shelf.given(self))
 
     def _offer(self, now_s: float, snapshot: Snapshot | None) -> None:
-        if snapshot is None:
+        if snapshot is None and not self._shelf.closed:
             return
         self._asked = False
         self._heard_s = now_s
+        if snapshot is None:
+            self._say(now_s, Behind())
+            return
         o = snapshot.offer
         self._say(
             now_s,
             Offering(snapshot.number, o.round, o.step, o.schema, o.layout_hash, o.total_bytes, o.chunk_bytes),
         )
 
-    def _say(self, now_s: float, message: Here | Offering | Gone) -> None:
+    def _say(self, now_s: float, message: Here | Offering | Gone | Behind) -> None:
         assert self._session is not None
         self._push(now_s, memoryview(self._session.seal(message)))
 

@@ -18,6 +18,7 @@ from ragtag.protocols.transfer_wire import (
     GREETING_BYTES,
     NONCE_BYTES,
     VERDICT_BYTES,
+    Behind,
     Gone,
     Here,
     Message,
@@ -222,6 +223,8 @@ class Link:
             events.append(Offered(self.name, self.offer))
         elif isinstance(message, Gone):
             raise _Ended("does not have its snapshot any more")
+        elif isinstance(message, Behind):
+            raise _Turned("catches up with the crew itself")
         else:
             raise WireError(f"sent {type(message).__name__}, which only newcomers send")
 

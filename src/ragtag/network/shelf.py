@@ -52,6 +52,8 @@ class Shelf:
     def __init__(self) -> None:
         self.round = -1
         """The newest round of which the trainer has told."""
+        self.closed = False
+        """Nothing is given: this peer is behind its crew itself."""
         self._wanted: float = math.inf  # read without the lock: the trainer asks after every round
         self._lock = threading.Lock()
         self._snapshots: list[Snapshot] = []
@@ -99,6 +101,17 @@ class Shelf:
         self._on_put()
         return True
 
+    def gives(self, gives: bool) -> None:
+        """Whether there is anything to give from now on. Who waits for a snapshot is told that there is not;
+        who reads one reads it to its end.
+        """
+        with self._lock:
+            self.closed = not gives
+            if self.closed:
+                self._wants.clear()
+            self._review()
+        self._on_put()
+
     # -- The donor's thread
 
     def serve(self, on_put: Callable[[], None], now_s: Callable[[], float]) -> None:
@@ -112,6 +125,9 @@ class Shelf:
         """
         with self._lock:
             self._leave(reader)
+            if self.closed:
+                self._review()
+                return None
             fit = [snapshot for snapshot in self._snapshots if snapshot.offer.round >= round_]
             if fit:
                 self._given[reader] = min(fit, key=lambda snapshot: snapshot.offer.round)

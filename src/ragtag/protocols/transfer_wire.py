@@ -97,7 +97,11 @@ class Gone(Struct, array_like=True, tag=6, frozen=True):
     number: _U32
 
 
-Message = Status | Wanted | Want | Here | Offering | Gone
+class Behind(Struct, array_like=True, tag=7, frozen=True):
+    """The donor has nothing to give: it catches up with the crew itself."""
+
+
+Message = Status | Wanted | Want | Here | Offering | Gone | Behind
 
 
 def hash_of(data: bytes | memoryview) -> bytes:

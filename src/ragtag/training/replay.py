@@ -57,10 +57,11 @@ S = TypeVar("S", bound=State)
 class Ways(Generic[S]):
     """What a peer that catches up needs of others.
 
-    newer: waits until others are past a round, at most so many seconds; ``False``: nothing came of them.
+    newer: waits until others are past a round, at most so many seconds and as long as somebody is ahead;
+    ``False``: nothing came of them. ahead: whether a peer that lives may have a newer state than this one.
     fetch: gets a state within so many seconds, in a thread of its own; ``None``: nobody gave it.
     put: puts it into the model and its optimizer; ``False``: it does not fit. follow, redo: see ``Follower``.
-    taken: after a step was taken again. passed: told of each round's outcome except the last one's.
+    passed: told of each round's outcome except the last one's.
     """
 
     newer: Callable[[float], bool]
@@ -68,6 +69,7 @@ class Ways(Generic[S]):
     put: Callable[[S], bool]
     follow: Callable[[bool], tuple[Outcome, Mean | None]]
     redo: Callable[[Mean], None]
+    ahead: Callable[[], bool] = lambda: True
     passed: Callable[[Outcome], None] = lambda outcome: None
     now_s: Callable[[], float] = time.monotonic
 
@@ -79,7 +81,7 @@ class Result:
     outcome: of the last round (``None``: there was none). why: it failed for this reason (empty: it did not).
     state_round: of the state that was put in place (-1: none). redone: of how many rounds the steps were
     taken again; incomplete: of how many of these without some chunks; missing: of how many they were not
-    taken. tries: states that were asked for.
+    taken. tries: states that were asked for. newest: nobody that lives has a newer state than this peer.
     """
 
     outcome: Outcome | None = None
@@ -89,6 +91,7 @@ class Result:
     incomplete: int = 0
     missing: int = 0
     tries: int = 0
+    newest: bool = False
 
     def begin(self, round_: int) -> None:
         """The state of this round was put in place."""
@@ -98,7 +101,7 @@ class Result:
     @property
     def in_step(self) -> bool:
         """Whether the model is as the crew's."""
-        return self.state_round >= 0 and not self.missing
+        return self.newest or (self.state_round >= 0 and not self.missing)
 
     def __str__(self) -> str:
         if self.state_round < 0:
@@ -126,7 +129,8 @@ class CatchUp(Generic[S]):
     def run(self) -> Result:
         """Follow the crew's rounds until the model is as theirs, or it shows that it will not be.
 
-        It fails where nobody gives the state, or nothing is heard of rounds, or time is up: the model has
+        Where nobody is ahead it is what the crew goes on from. It fails where ``TRIES`` times nobody gives
+        the state, or nothing is heard of rounds, or time is up: the model has
         then taken the steps of the rounds that were followed. Where ``TRIES`` states were too old for the
         means that are kept it makes do with the last one; ``Result.missing`` says how far that is off.
         """
@@ -149,11 +153,7 @@ class CatchUp(Generic[S]):
         ways, result = self.ways, self.result
         began_s = ways.now_s()
         if began_s >= until_s or not ways.newer(until_s - began_s):
-            result.why = (
-                "time was up" if began_s >= until_s else "nothing more was heard of the crew's rounds"
-            )
-            if self._at is not None:
-                result.missing += means.newest - self._at
+            self._end(means, in_time=began_s < until_s)
             return False
         self._idle_s = ways.now_s() - began_s
         if result.outcome is not None:
@@ -164,6 +164,21 @@ class CatchUp(Generic[S]):
         else:
             means.add(mean)
         return True
+
+    def _end(self, means: Means, in_time: bool) -> None:
+        """There are no more rounds to follow."""
+        result = self.result
+        if in_time and not self.ways.ahead():
+            result.newest, result.why = (
+                True,
+                "nobody that lives is ahead: the crew goes on from this peer's state",
+            )
+            for mean in [] if self._at is None else means.after(self._at) or []:
+                self._take(mean)
+            return
+        result.why = "nothing more was heard of the crew's rounds" if in_time else "time was up"
+        if self._at is not None:
+            result.missing += means.newest - self._at
 
     def _ask(self, until_s: float) -> Future[S | None]:
         """Fetch a state in a thread of its own, which ends by the deadline."""
@@ -185,9 +200,9 @@ class CatchUp(Generic[S]):
         for. Returns whether to go on.
         """
         result = self.result
-        if state is None:
+        if state is None:  # those that were asked may have fallen behind themselves; others may be in step
             result.why = "nobody gave the crew's state"
-            return False
+            return result.tries < TRIES
         if result.tries < TRIES and (state.mixed or means.after(state.round) is None):
             return True
         if not self.ways.put(state):
@@ -215,8 +230,12 @@ class CatchUp(Generic[S]):
         for count, mean in enumerate(due):
             if count >= _TAKEN_MIN and ways.now_s() - began_s >= self._idle_s:
                 return False
-            ways.redo(mean)
-            self._at = mean.round
-            result.redone += 1
-            result.incomplete += not mean.whole
+            self._take(mean)
         return means.newest >= self._at  # else the state is newer than what was followed
+
+    def _take(self, mean: Mean) -> None:
+        """Take the step of a round again."""
+        self.ways.redo(mean)
+        self._at = mean.round
+        self.result.redone += 1
+        self.result.incomplete += not mean.whole

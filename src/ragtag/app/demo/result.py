@@ -77,7 +77,7 @@ class DemoResult:
 
 
 def round_times(folder: Path, peers: Sequence[int]) -> RoundTimes:
-    """Round times over the given peers' traces, and the share of chunks that were averaged."""
+    """Round times over the given peers' traces, and the share of what others sent that was averaged."""
     ended: dict[int, float] = {}
     stopped: dict[int, list[tuple[float, float]]] = {}
     whole: list[float] = []

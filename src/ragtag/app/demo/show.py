@@ -52,5 +52,6 @@ def _sentence(result: DemoResult) -> str:
 
     return (
         f"Rounds of the survivors, faults included ({times.whole.n:,}): {figures(times.whole)}.\n"
-        f"Averaging alone: {figures(times.averaging)}; {times.arrived:.1%} of the chunks were averaged."
+        f"Averaging alone: {figures(times.averaging)}; "
+        f"{times.arrived:.1%} of what the others sent was averaged."
     )

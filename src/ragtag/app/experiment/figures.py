@@ -17,7 +17,7 @@ from ragtag.core.types import Outcome, PeerId
 class RoundFigures:
     """One round over the peers that did it.
 
-    peers: how many did. arrived: share of chunks averaged; contributors: mean number of peers in a chunk.
+    peers: how many did. arrived: see ``core.arrival``; contributors: mean number of peers in a chunk.
     total_s: median time; slowest_s: the longest. disagreement: variance of a value over the peers, mean over
     values, in units of a step's variance. ended_s: when the last one was done.
     """

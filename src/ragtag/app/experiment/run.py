@@ -17,6 +17,7 @@ from ragtag.app.experiment.setup import METHODS, ExperimentError, Setup
 from ragtag.app.tracefile import trace_files
 from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
+from ragtag.core.arrival import arrived, others_in
 from ragtag.core.types import Average, Floats, Outcome, PeerId
 from ragtag.core.wire import n_chunks
 from ragtag.protocols.node import Channel, Node
@@ -157,14 +158,15 @@ class _Experiment:
 
     def _done(self, peer: PeerId, now_s: float, outcome: Outcome) -> None:
         contributors = float(np.unpackbits(outcome.heard.view(np.uint8)).sum()) / self._chunks
-        arrived = float(outcome.averaged.mean())
+        alone = self._setup.peers > 1 and outcome.stale is None and not others_in(outcome, peer)
+        came = arrived(outcome, peer, alone)
         self._times_s.append(outcome.total_s)
         self._stale.update(outcome.stale or ())
         self._groups = outcome.groups or self._groups
-        self._records.round(peer, now_s, outcome, arrived, contributors, self._world.traffic(peer))
+        self._records.round(peer, now_s, outcome, came, contributors, self._world.traffic(peer))
         if outcome.round >= self._next:
             self._open.setdefault(outcome.round, OpenRound(self._setup.values)).add(
-                now_s, outcome, arrived, contributors
+                now_s, outcome, came, contributors
             )
             self._close(outcome.round - BEHIND_MAX)
         if outcome.round + 1 >= self._setup.rounds:

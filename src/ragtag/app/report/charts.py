@@ -60,7 +60,7 @@ def coherence_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
 
 
 def arrival_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
-    """Share of chunks averaged, mean over peers, in a band from the lowest peer to the highest."""
+    """Share of what the others sent that was averaged: mean over peers, and a band from lowest to highest."""
     t, mean = summary.arrived.points(ALL)
     place = frame(summary, marks, width, 170, rounds=True)
     rows = summary.arrived.means()[:-1]

@@ -45,7 +45,7 @@ def _tiles(summary: Summary) -> str:
     arrived = summary.arrival.mean()
     if arrived is not None:
         lowest = percent(summary.arrival.smallest)
-        tiles.append(("Arrival rate", percent(arrived), f"of chunks averaged; worst round {lowest}"))
+        tiles.append(("Arrival rate", percent(arrived), f"of what the others sent; worst round {lowest}"))
     if times["median"] is not None:
         ratios = [
             f"{name} {seconds(times[name])}"

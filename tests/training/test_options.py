@@ -59,7 +59,7 @@ def test_an_averager_may_be_named(name: str, averager: Method) -> None:
     found, when = averaging_of(name, None)
     assert repr(found) == repr(averager)
     assert when is None
-    assert repr(averager) in repr(asked(method=name).method)
+    assert repr(averager) in repr(asked(method=name)._method)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_averager_may_be_named(name: str, averager: Method) -> None:
 )
 def test_a_schedule_may_be_named(name: str, schedule: object) -> None:
     assert averaging_of(None, name) == (None, schedule)
-    assert asked(schedule=name).method.name
+    assert asked(schedule=name)._method.name
 
 
 def test_every_name_has_been_tried() -> None:
@@ -117,8 +117,8 @@ def test_a_centre_may_stand_as_averager_or_as_schedule() -> None:
     centre = Centre(SoftSync(2))
     for options in ({"method": centre}, {"schedule": centre}, {"schedule": centre, "every": 4}):
         optimizer = asked(**options)
-        assert optimizer.method.name == centre.name
-        assert is_centred(optimizer.method)
+        assert optimizer._method.name == centre.name
+        assert is_centred(optimizer._method)
     with pytest.raises(
         ValueError, match=r"schedule=Centre\(.* is an averager, beside averager=RPS\(\): give one"
     ):

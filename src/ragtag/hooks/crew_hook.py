@@ -104,7 +104,7 @@ class CrewState:
         if models_every < 1:
             raise ValueError(f"models_every is {models_every}: give a number of rounds, 1 or more")
         self._crew, self._transport = crew, crew.transport
-        self._currenthod = averaging_of(averager, None)[0] or RPS(repair=True)
+        self._method = averaging_of(averager, None)[0] or RPS(repair=True)
         self._codec = DENSE[codec] if isinstance(codec, str) else codec
         self._weight, self._deadline_s = weight, deadline_s
         self.name = crew.take_name(name, "gradients")
@@ -182,10 +182,8 @@ class CrewState:
 
     def _open(self) -> Table:
         """Agree with the crew on what is averaged."""
-        table = self._table = Table(
-            self._names.names, self._names.parameters, self._codec, self._currenthod.name
-        )
-        self._transport.configure(self._channel, table.schema, self._currenthod, self._codec)
+        table = self._table = Table(self._names.names, self._names.parameters, self._codec, self._method.name)
+        self._transport.configure(self._channel, table.schema, self._method, self._codec)
         self.behind = self._crew.enter(self._channel)
         return table
 

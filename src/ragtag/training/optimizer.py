@@ -138,8 +138,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         self.name = require_name(name)
         self._transport, self._codec = transport, codec_of(codec, compress)
         method, when = centred(*averaging_of(method, schedule), average, transport.n, inner, every)
-        self._currenthod = RPS() if method is None else method
-        self._mode = mode_of(average, inner, self._currenthod)
+        self._method = RPS() if method is None else method
+        self._mode = mode_of(average, inner, self._method)
         self._align = align_of(align, average)
         self._agreed = align_text(self._align, average == "gradients" and align)
         self._aligner: Aligner | None = None
@@ -147,23 +147,23 @@ class CrewOptimizer(torch.optim.Optimizer):
         """When it averages and whom it waits for, and where its time goes."""
         self._merge: Merge | None = None
         if self.conduct.partial:
-            require_partial(average, self._currenthod)
+            require_partial(average, self._method)
             self._merge = Merge(parameters_of(inner.param_groups))
-        require_centred(self._currenthod, outer is not None or compress is not None)
+        require_centred(self._method, outer is not None or compress is not None)
         self._outer = streaming_of(
-            outer, average, when, every, self.conduct.partial, self._currenthod, compress is not None
+            outer, average, when, every, self.conduct.partial, self._method, compress is not None
         )
         self._outer_steps: OuterSteps | None = None
         self._under_way: Pending | None = None
         self._outer_state: dict[str, Any] | None = None  # loaded before averaging began
         self._weight: Weight = weight_of(weight, samples)
-        self._currenter = (
+        self._meter = (
             None if coherence is None else CoherenceMeter(coherence, parameters_of(inner.param_groups))
         )
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
         self._compress, self._seed, self._on_note = compress, seed, on_note
         if compress is not None:
-            require_compressible(compress, self._currenthod, inner, self.conduct.partial)
+            require_compressible(compress, self._method, inner, self.conduct.partial)
             if model is None and average == "models":
                 raise ValueError("differences are to the model before the first step: give model=...")
         self._on_ready, self._on_step = on_ready, on_step
@@ -219,14 +219,14 @@ class CrewOptimizer(torch.optim.Optimizer):
         if self._whole is None:
             raise RuntimeError("averaging has not begun")
         # what is in no model yet does not count: gradients that wait, updates of a central state
-        since = self._since if self._mode.content == "models" and not is_centred(self._currenthod) else 0
+        since = self._since if self._mode.content == "models" and not is_centred(self._method) else 0
         round_ = -1 if self.outcome is None else self.outcome.round
         return Stand(self._whole.digest(), self._current, since, round_)
 
     def settle(self) -> None:
         """End what is under way: no more local steps will come."""
         self._end()
-        if self._replica is not None and is_centred(self._currenthod) and self._since:
+        if self._replica is not None and is_centred(self._method) and self._since:
             self.average()
 
     def resume_at(self, steps: int, since: int) -> None:
@@ -236,7 +236,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._under_way.wait()
             self._under_way = None
         self._mode.forget()
-        for more in (self._merge, self._outer_steps, self._currenter, self._aligner):
+        for more in (self._merge, self._outer_steps, self._meter, self._aligner):
             if more is not None:
                 more.forget()
         if isinstance(self._replica, SparseReplica):
@@ -312,8 +312,8 @@ class CrewOptimizer(torch.optim.Optimizer):
                 "step (and without model=...), or make a new crew optimizer on every peer"
             )
         self._inner.add_param_group(param_group)
-        if self._currenter is not None:
-            self._currenter = CoherenceMeter(self._currenter.asked, parameters_of(self._inner.param_groups))
+        if self._meter is not None:
+            self._meter = CoherenceMeter(self._meter.asked, parameters_of(self._inner.param_groups))
         if self._watch is not None:
             self._watch.end()
             self._watch = Watch(parameters_of(self._inner.param_groups))
@@ -352,7 +352,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         raise TypeError("a crew's optimizer holds a network; copy or save its state_dict() instead")
 
     def __repr__(self) -> str:
-        return f"CrewOptimizer({self._mode.content} by {self._currenthod.name}, {self._inner!r})"
+        return f"CrewOptimizer({self._mode.content} by {self._method.name}, {self._inner!r})"
 
     # -- Steps
 
@@ -364,14 +364,14 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     def _step(self, closure: Closure | None = None) -> float | None:
         self.conduct.require_in("optimizer.step()")
-        if self._replica is not None and self._steps == 0 and is_centred(self._currenthod):
+        if self._replica is not None and self._steps == 0 and is_centred(self._method):
             self._replica.average(0.0)  # all go on from one state; what one has resumed is in it
         skipped = self._unscale()
         loss = self._mode.local(closure, skipped)
         self._steps += 1
         self._since += 1
-        if self._currenter is not None and not skipped:
-            self.conduct.spent.cohered(self._steps, self._currenter.stepped(self._steps))
+        if self._meter is not None and not skipped:
+            self.conduct.spent.cohered(self._steps, self._meter.stepped(self._steps))
         self.conduct.worked(self._steps)
         delay = self._outer.delay if self._outer is not None else 0
         if self._under_way is not None and self._since >= delay:
@@ -489,7 +489,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     def _configure(self, modules: list[torch.nn.Module]) -> Replica | SparseReplica:
         names = name_parameters(self.param_groups, modules)
         buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
-        require_gradients(self._currenthod, bool(buffers))
+        require_gradients(self._method, bool(buffers))
         content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer.rule}"
         content += self._agreed
         fragments = 1 if self._outer is None else self._outer.fragments
@@ -510,7 +510,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._replica = Replica(
                 self._mode.parts(names, buffers),
                 self._transport,
-                self._currenthod,
+                self._method,
                 self._codec,
                 name=self.name,
                 content=content,

@@ -2,9 +2,10 @@
 
 crew = ragtag.join()
 optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), averager=ragtag.RPS())
-for inputs, targets in crew.split(loader):
-    criterion(model(inputs), targets).backward()
-    optimizer.step(); optimizer.zero_grad()
+for epoch in crew.epochs(10):
+    for inputs, targets in crew.split(loader):
+        criterion(model(inputs), targets).backward()
+        optimizer.step(); optimizer.zero_grad()
 """
 
 from __future__ import annotations

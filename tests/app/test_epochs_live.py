@@ -62,7 +62,6 @@ def test_a_newcomer_begins_in_the_crews_epoch_and_ends_with_it(
         assert newcomer.code() == 0, newcomer.text
         for peer in range(2):
             assert epochs_of(crew, peer) == list(range(6))
-        print(newcomer.text)
         seen = epochs_of(newcomer, 0)
         assert seen[0] in (hold, min(5, hold + 1)), "what was left of the epoch may be claimed"
         assert seen == list(range(seen[0], 6))

@@ -29,7 +29,8 @@ model = nn.Linear(4, 4)
 JOINED = "import ragtag\ncrew = ragtag.join()\n"
 SAID = """
 done = (model(inputs_of).argmax(1) == labels).float().mean()
-print(f"epoch {epoch}, step {crew.step}, right {done:.2f}, rate {optimizer.param_groups[0]['lr']:.2f}", flush=True)
+rate = optimizer.param_groups[0]["lr"]
+print(f"epoch {epoch}, step {crew.step}, right {done:.2f}, rate {rate:.2f}", flush=True)
 """
 
 

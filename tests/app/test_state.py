@@ -150,7 +150,7 @@ def test_who_fetches_the_state_anew_keeps_its_own_residual() -> None:
     donor = keeper(0, optimizers[0])
     from ragtag.training.state import capture
 
-    snapshot = capture(optimizers[0], donor._extra_of(optimizers[0], own=False))
+    snapshot = capture(optimizers[0], donor._extra(own=False))
     keeper(1, optimizers[1])._load(optimizers[1], Snapshot.from_bytes(snapshot.to_bytes()))
     assert np.array_equal(before, replica(optimizers[1]).feedback.residual)
 

@@ -506,7 +506,9 @@ def test_peers_that_have_left_form_a_crew_again_and_again(tmp_path: Path) -> Non
         found = read_run(folder)
         assert found.run is not None
         records = list(found.records())
-        names.append(decode(kept_token(folder)).crew)
+        token = decode(kept_token(folder))
+        assert not token.number  # it is the crew's own, of which invitations can be made
+        names.append(token.crew)
         joined = [r for r in records if isinstance(r, trace.Join)]
         assert sorted((r.peer, r.others) for r in joined) == [(0, 1), (1, 1)], folder
         assert any(r.contributors == 2.0 for r in records if isinstance(r, trace.Round)), folder

@@ -37,7 +37,7 @@ from ragtag.app.membership import (
 )
 from ragtag.app.phases import Phases
 from ragtag.app.state import start_donor
-from ragtag.app.token import ADDRESSES_MAX, Token, TokenError, decode, keep_token
+from ragtag.app.token import ADDRESSES_MAX, Token, TokenError, decode, encode, keep_token
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.core import trace
@@ -123,7 +123,7 @@ def _begin_folder(place: Place, crew: Crew) -> None:
     if place.run_folder is None or place.key is None or crew.rank != min(crew.live):
         return
     try:
-        keep_token(place.run_folder, crew.invitation())
+        keep_token(place.run_folder, encode(crew._token()))
     except OSError as error:  # as for the trace: what is not written stops no run
         _log.warning("no invitation to crew %r could be kept: %s", place.crew, explain(error))
 

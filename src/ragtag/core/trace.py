@@ -217,24 +217,28 @@ class Step(Base, frozen=True, kw_only=True, tag="step", omit_defaults=True):
     """A local step. samples: since the start.
 
     loss: of the batch of this step, or of one shortly before; null: it was not finite; absent: not told.
-    As ``of`` several such records: ``loss`` is the mean of those that were finite, ``not_finite`` says how
-    many were not.
+    As ``of`` several such records: ``loss`` is the mean of the ``finite`` ones; ``not_finite``: how many were
+    not.
     """
 
     step: Count
     samples: Count
     loss: float | msgspec.UnsetType | None = msgspec.UNSET
     of: Some = 1
+    finite: Count | None = None
     not_finite: Count | None = None
+
+    @property
+    def how_often_good(self) -> int:
+        """Of how many finite losses ``loss`` is the mean."""
+        good = isinstance(self.loss, float) and math.isfinite(self.loss)
+        return int(good) if self.finite is None else self.finite
 
     @property
     def how_often_bad(self) -> int:
         """How many of the losses that this stands for were not finite."""
-        if self.not_finite is not None:
-            return self.not_finite
-        if isinstance(self.loss, msgspec.UnsetType):
-            return 0
-        return int(self.loss is None or not math.isfinite(self.loss))
+        bad = self.loss is None or (isinstance(self.loss, float) and not math.isfinite(self.loss))
+        return int(bad) if self.not_finite is None else self.not_finite
 
 
 class Pace(Base, frozen=True, kw_only=True, tag="pace", omit_defaults=True):

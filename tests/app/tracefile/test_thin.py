@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ def records(peer: int, rounds: int) -> Iterator[trace.Known]:
     """A long run of one of three peers."""
     draw = random.Random(peer)
     yield trace.Join(t=0.5, peer=peer)
-    sent = bad = 0
+    sent = 0
     for n in range(rounds):
         t = 1.0 + 0.1 * n
         sent += 4000
@@ -47,8 +48,8 @@ def records(peer: int, rounds: int) -> Iterator[trace.Known]:
             residual_norm=1.0, committed=9, restored=1, dense=n % 7 == 0,
         )  # fmt: skip
         loss = None if draw.random() < 0.01 else 2.0 * math.exp(-n / rounds)
-        bad += loss is None
-        yield trace.Step(t=t, peer=peer, step=n + 1, samples=8 * (n + 1), loss=loss)
+        told = msgspec.UNSET if n % 11 == 3 else loss
+        yield trace.Step(t=t, peer=peer, step=n + 1, samples=8 * (n + 1), loss=told)
         if n % 5 == 0:
             yield trace.Pace(
                 t=t, peer=peer, steps=5, averages=5, compute_s=0.3, average_s=0.2, lost_s=0.01,
@@ -185,4 +186,25 @@ def test_how_rounds_are_brought_together_does_not_matter(
     assert one.how_often_expired == sum(r.expired for r in rounds)
     assert one.total_s == pytest.approx(sum(r.total_s for r in rounds) / len(rounds))
     assert (one.longest, one.lowest) == (float(len(rounds)), 0.5)
+    assert trace.decode(trace.encode(one)) == one
+
+
+LOSSES = st.sampled_from([msgspec.UNSET, None, 1.0, 2.0, 7.0])
+
+
+@given(st.lists(LOSSES, min_size=2, max_size=20), st.data())
+def test_a_loss_that_was_not_told_or_not_finite_has_no_part_in_the_mean(
+    losses: list[float | msgspec.UnsetType | None], data: st.DataObject
+) -> None:
+    left = [trace.Step(t=float(n), step=n, samples=n, loss=loss) for n, loss in enumerate(losses)]
+    while len(left) > 1:
+        at = data.draw(st.integers(0, len(left) - 2))
+        left[at : at + 2] = [thin._steps(left[at], left[at + 1])]
+    (one,) = left
+    finite, bad = [x for x in losses if isinstance(x, float)], losses.count(None)
+    assert (one.of, one.how_often_good, one.how_often_bad) == (len(losses), len(finite), bad)
+    if finite:
+        assert one.loss == pytest.approx(sum(finite) / len(finite))
+    else:
+        assert one.loss == (None if bad else msgspec.UNSET)
     assert trace.decode(trace.encode(one)) == one

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
 from ragtag.app.report.data import ALL, FREEZES, MEMBERSHIP, Item, Peer, Summary
 from ragtag.app.report.replicas import Looks
 from ragtag.app.report.series import Bins
@@ -112,10 +110,9 @@ class Collector:
         if bad:
             peer.batch_losses_bad += bad
             peer.bad_since_t = record.t if peer.bad_since_t is None else peer.bad_since_t
-        loss = None if isinstance(record.loss, msgspec.UnsetType) else record.loss
-        if loss is not None and math.isfinite(loss) and record.of > bad:
+        if isinstance(record.loss, float) and record.how_often_good:
             for key in (record.peer, ALL):
-                self._to.loss.add(key, record.t, loss, record.of - bad)
+                self._to.loss.add(key, record.t, record.loss, record.how_often_good)
 
     def _eval(self, peer: Peer | None, record: trace.Eval) -> None:
         if record.model == "mean":

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from ragtag.core import trace
@@ -101,15 +102,12 @@ def _selections(a: trace.Sparse, b: trace.Sparse) -> trace.Sparse:
 
 
 def _steps(a: trace.Step, b: trace.Step) -> trace.Step:
-    bad = a.how_often_bad + b.how_often_bad
-    both = replace(b, of=a.of + b.of, not_finite=bad)
-    told = [(x.loss, x.of - x.how_often_bad) for x in (a, b) if isinstance(x.loss, float)]
-    if len(told) == 2:
-        (loss_a, good_a), (loss_b, good_b) = told
-        return replace(both, loss=_mean(loss_a, good_a, loss_b, good_b))
+    good, bad = a.how_often_good + b.how_often_good, a.how_often_bad + b.how_often_bad
+    loss: float | msgspec.UnsetType | None = None if bad else msgspec.UNSET
+    told = [(step.loss, step.how_often_good) for step in (a, b) if step.how_often_good]
     if told:
-        return replace(both, loss=told[0][0])
-    return replace(both, loss=None if a.loss is None else b.loss)
+        loss = sum(mean * n for mean, n in told if isinstance(mean, float)) / good
+    return replace(b, of=a.of + b.of, loss=loss, finite=good, not_finite=bad)
 
 
 def _paces(a: trace.Pace, b: trace.Pace) -> trace.Pace:

@@ -215,7 +215,7 @@ def test_outer_momentum_moves_the_anchor_further() -> None:
     compress = plain(ratio=1.0, values="fp32", resync=0)
     moves = []
     for outer in (None, Nesterov(1.0, 0.5)):
-        models, _ = trained(FakeCrew(2), 1, compress=compress, buffers=False, outer=outer)
+        models, _ = trained(FakeCrew(2), 1, compress=compress, buffers=False, outer=outer, every=1)
         moves.append(flat(models[0]) - flat(net()))
     torch.testing.assert_close(moves[1], 1.5 * moves[0], rtol=1e-3, atol=1e-5)
 
@@ -381,7 +381,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match=r"give model="):
         CrewOptimizer(sgd(model), transport, compress=TopK())
     for wrong in (0.01, "topk", True):
-        with pytest.raises(TypeError, match=r"give ragtag\.TopK\(ratio="):
+        with pytest.raises(TypeError, match=r"write compress=ragtag\.TopK\(ratio="):
             CrewOptimizer(sgd(model), transport, compress=wrong, model=model)  # type: ignore[arg-type]
     assert not transport.crew.schemas, "nothing was opened"
     for method in (RPS(), RPS(repair=True), AllReduce()):

@@ -17,7 +17,7 @@ QUEUE_MAX = 4096
 ENDINGS_MAX = 4096
 ENDINGS_APART_MAX = 64
 """End markers that are remembered of a process that has no seat any more: copies of its last ones may still
-come. One takes 300 bytes; of ``ENDINGS_MAX`` each process that had been here would hold more than a megabyte."""
+come. One takes 300 bytes: with ``ENDINGS_MAX`` of them each process that is gone would hold a megabyte."""
 PINGS = 6
 """Requests for an answer at the measured pace; only a longer silence makes them rarer."""
 _U32 = 0xFFFFFFFF

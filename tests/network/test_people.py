@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
 
 from ragtag.core.faults import Faults, Loss, Partition, Window
-from ragtag.core.types import Joined, Left, Noted, Visits
+from ragtag.core.types import Joined, Left, MessageKey, Noted, Visits
 from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent
-from ragtag.network.flow import Flow
+from ragtag.network.flow import ENDINGS_APART_MAX, Flow
 from ragtag.network.inject import Injector
 from ragtag.network.people import APART_MAX, News, People
 from ragtag.protocols.member import Membership
@@ -195,3 +197,34 @@ def test_injected_faults_hold_for_membership(agent: Agent) -> None:
         assert 520 < lost < 680  # 0.3 of 2000, within 4 standard deviations
         known(Faults())
         assert not any(agent.lost(address, 1.0) for _ in range(100))
+
+
+def test_churn_fills_no_memory(agent: Agent) -> None:
+    """Process after process has a seat, averages for long, dies, and another one comes: it levels off."""
+    of, flows = people(agent, inside=())
+
+    def churn(processes: range) -> int:
+        for epoch in processes:
+            who = member(1, name=f"p{epoch}", epoch=epoch)
+            told(of, who)
+            flows[1].inbound.enter(epoch)
+            for number in range(8 * ENDINGS_APART_MAX):
+                flows[1].inbound.new_ending(MessageKey(0, epoch, 0, number), number)
+            told(of, who, Status.ALIVE, Status.DEAD)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = churn(range(1000, 1000 + 20))
+        full = churn(range(2000, 2000 + APART_MAX))
+        after = churn(range(3000, 3000 + APART_MAX))
+    finally:
+        tracemalloc.stop()
+    assert full - before < APART_MAX * ENDINGS_APART_MAX * 600
+    assert after - full < 1 << 20, "there it levels off"
+    assert len(of._apart) <= APART_MAX
+    assert all(len(flow.inbound.endings) <= ENDINGS_APART_MAX for flow in of._apart.values())
+    roster = agent.roster
+    assert len(roster.seats) <= 2 and not roster._claims
+    assert len(flows) == 2

@@ -195,3 +195,75 @@ def test_loss_and_a_newcomer_and_a_death_at_once() -> None:
         crew.world.run(2.0)
         for peer in range(1, 7):
             assert set(range(1, 7)) <= crew.heard(peer, 1.9)[-1], (seed, peer)
+
+
+GHOST = 11
+
+
+@SMOOTH
+@pytest.mark.parametrize("seed", range(2))
+def test_a_place_that_nobody_has_any_more_costs_no_blocks(method: Method, seed: int) -> None:
+    """One claims a place far above the others, is believed, and is gone: each hears of it at its own time."""
+    crew = Crew(4, GHOST - 3, method, seed=seed)
+    draws = np.random.default_rng(seed)
+    crew.let_in(0.3, GHOST, draws.uniform(0, 0.1, 4).tolist())
+    crew.world.run(0.5)
+    assert [node.cut for node in crew.nodes[:4]] == [GHOST + 1] * 4
+    for other, after_s in enumerate(draws.uniform(0, 0.3, 4).tolist()):
+        crew.world.at(0.6 + after_s, other, Left(GHOST))
+    crew.world.run(2.0)
+    assert [(node.cut, node.growth) for node in crew.nodes[:4]] == [(4, 0)] * 4
+    assert [node.n for node in crew.nodes[:4]] == [GHOST + 1] * 4, "places are still known"
+    for peer in range(4):
+        assert all(heard == {0, 1, 2, 3} for heard in crew.heard(peer, 1.2))
+    assert {r.spec.growth for node in crew.nodes[:4] for r in node._lanes[0].rounds.values()} == {0}
+    crew.let_in(2.0, 4, draws.uniform(0, 0.3, 4).tolist())  # the next one takes the lowest free place
+    crew.world.at(2.0, 4, Left(GHOST))
+    crew.nodes[4].resume(0, crew.outcomes[0][-1][1].round)
+    crew.average(2.1, 4)
+    crew.world.run(3.5)
+    assert [node.cut for node in crew.nodes[:5]] == [5] * 5
+    for peer in range(5):
+        assert all(heard == {0, 1, 2, 3, 4} for heard in crew.heard(peer, 2.8))
+
+
+def test_peers_that_have_heard_of_a_death_are_not_made_to_grow_again() -> None:
+    """Another that has not deals as many blocks as before; and a third peer's coming makes all grow."""
+    node = Node(0, 4, 0)
+    node.configure(0, Channel(rps, fp32, 7, probe_s=0.05, rtt_s=0.002))
+    payload = np.zeros((1, 1088), np.uint8)
+
+    def told(growth: int) -> int:
+        key = MessageKey(0, 0, 0, growth << BLOCK_BITS)
+        one = np.ones(1, np.float32), np.full(1, 2, np.uint64)
+        node.step(0.1, Arrived([Run(1, key, 0, 1, payload, *one)]))
+        return node.cut
+
+    node.step(0.0, Joined(7))
+    node.step(0.0, Joined(5))
+    assert node.cut == 8
+    node.step(0.0, Left(7))
+    assert node.cut == 6 and told(4) == 6, "the place of one that is gone"
+    assert told(3) == 7, "of one that this peer has not heard of yet"
+    node.step(0.2, Visits(7))
+    assert told(4) == 8, "somebody else has the place"
+    node.step(0.3, Joined(7))
+    assert node.cut == 8
+
+
+def test_a_peer_in_a_later_place_has_a_block_whoever_goes() -> None:
+    node = Node(6, 8, 0, founded=4)
+    assert node.cut == 8
+    for peer in (7, 5, 4, 0):
+        node.step(0.0, Left(peer))
+    assert node.cut == 7
+
+
+def test_a_visitor_has_no_blocks() -> None:
+    node = Node(4, 9, 0, founded=4)
+    for peer in (5, 6, 7):
+        node.step(0.0, Left(peer))
+    node.step(0.0, Visits(8))
+    assert node.cut == 5
+    node.step(0.0, Left(8))
+    assert node.cut == 5

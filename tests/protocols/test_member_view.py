@@ -13,7 +13,7 @@ from ragtag.protocols.member_core import Core
 from ragtag.protocols.member_pace import Health
 from ragtag.protocols.member_suspicion import Suspicion, confirmations_wanted, shortest_periods
 from ragtag.protocols.member_types import Changed, Failed, Identity, Limits, Remarked, Status, Transmit
-from ragtag.protocols.member_view import View
+from ragtag.protocols.member_view import LEAP_MAX, View
 from ragtag.protocols.member_wire import Record
 
 ME = Identity("me", ("10.0.0.9", 4000), 100, bytes(32))
@@ -270,3 +270,51 @@ def test_a_member_that_listens_where_nothing_can_be_sent_is_not_taken_and_named(
         ("bad address", "p1"), ("bad address", "p2"), ("bad address", "p2"),
     ]  # fmt: skip
     assert told[0].detail.startswith(f"listens where nothing can be sent: '{host}', port ")
+
+
+LAST = (1 << 62) - 1
+"""The highest incarnation that travels."""
+
+
+def of(name: str, incarnation: int, status: Status, epoch: int = 1) -> Record:
+    if status is ALIVE:
+        return Record(name, epoch, incarnation, status, "10.0.0.1", 4000, b"")
+    return Record(name, epoch, incarnation, status, accusers=(7,) if status is SUSPECT else ())
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_an_incarnation_that_nobody_can_refute_is_not_believed(status: Status) -> None:
+    v = view(ENOUGH)
+    v.hear(of("a", 3, ALIVE))
+    v.hear(of("a", LAST, status))
+    assert [(m.incarnation, m.status) for m in v.members()] == [(3, ALIVE)]
+    v.hear(of("stranger", LAST, status))
+    assert v.admit(of("another", LAST, ALIVE)) is None
+    v.hear(of("a", LAST, status, epoch=2))  # another process of the name
+    assert [(m.name, m.epoch) for m in v.members()] == [("a", 1)]
+    assert v.core.counts["unbelievable"] >= 2
+    v.hear(of("a", 4, ALIVE))
+    assert [m.incarnation for m in v.members()] == [4]
+
+
+@pytest.mark.parametrize("status", [ALIVE, SUSPECT, DEAD, LEFT])
+def test_what_is_said_of_this_peer_it_can_always_refute(status: Status) -> None:
+    """Whatever others believe of it they take its word against it: both go by one rule."""
+    v, other = view(ENOUGH), view(ENOUGH)
+    other.mine = replace(other.mine, name="other")
+    other.hear(of("me", 0, ALIVE, ME.epoch))
+    v.hear(of("me", LAST, status, ME.epoch))
+    assert v.mine.incarnation == 0
+    for incarnation in (5, LEAP_MAX, 2 * LEAP_MAX):
+        lie = of("me", incarnation, status, ME.epoch)
+        v.hear(lie)
+        other.hear(lie)
+        assert v.mine.incarnation == incarnation + 1 and v.mine.status is ALIVE
+        other.hear(replace_record(v))
+        if status is not LEFT:
+            assert [(m.incarnation, m.status) for m in other.members()] == [(incarnation + 1, ALIVE)]
+
+
+def replace_record(v: View) -> Record:
+    """What a peer says of itself."""
+    return Record(v.mine.name, v.mine.epoch, v.mine.incarnation, v.mine.status, "10.0.0.1", 4000, b"")

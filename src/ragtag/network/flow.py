@@ -15,6 +15,9 @@ from ragtag.network.udp import Address
 QUEUE_MAX = 4096
 """Messages that wait for one peer; beyond, the oldest is dropped (its deadline is the nearest)."""
 ENDINGS_MAX = 4096
+ENDINGS_APART_MAX = 64
+"""End markers that are remembered of a process that has no seat any more: copies of its last ones may still
+come. One takes 300 bytes: with ``ENDINGS_MAX`` of them each process that is gone would hold a megabyte."""
 PINGS = 6
 """Requests for an answer at the measured pace; only a longer silence makes them rarer."""
 _U32 = 0xFFFFFFFF
@@ -175,6 +178,13 @@ class Flow:
         """Nothing that waits is sent any more; what is known of the peer is kept."""
         self.queue.clear()
         self.endings.clear()
+
+    def retire(self) -> None:
+        """Nothing goes to this process or comes from it for now, and maybe never again: keep its counts."""
+        self.clear()
+        endings = self.inbound.endings
+        kept = list(endings)[-ENDINGS_APART_MAX:]
+        self.inbound.endings = OrderedDict.fromkeys(kept)  # a dict that only shrinks gives no memory back
 
     def unwrap(self, low: int) -> int:
         """The full number of a datagram of ours from its low 32 bits."""

@@ -133,7 +133,7 @@ class People:
     def _set_apart(self, flow: Flow) -> None:
         """Keep what was counted of a process whose seat is another's now."""
         process = flow.process if flow.process is not None else flow.inbound.epoch
-        flow.clear()
+        flow.retire()
         self._apart[flow.peer, process] = flow
         while len(self._apart) > APART_MAX:
             self._apart.popitem(last=False)

@@ -131,6 +131,12 @@ class Lane:
         machine = self.rounds.get(number)
         return machine is not None and machine.spec.growth < growth
 
+    def recut(self, growth: int) -> None:
+        """Rounds to come, of which something has been taken in already, were begun by another cut."""
+        ahead = [r for r in self.rounds if r > self.done and r != self.active]
+        for number in [r for r in ahead if self.rounds[r].spec.growth > growth]:
+            del self.rounds[number]
+
     def end(self, outcome: Outcome) -> None:
         """The round under way is over."""
         self.done, self.active = outcome.round, None

@@ -21,6 +21,11 @@ from ragtag.protocols.member_suspicion import Suspicion, confirmations_wanted, s
 from ragtag.protocols.member_types import Address, Changed, Failed, Member, Status
 from ragtag.protocols.member_wire import Challenge, Record, packed, record_of
 
+LEAP_MAX = 1 << 32
+"""No incarnation is believed that lies so far above the one that is known: a member raises its own, once for
+each refutation or news, which takes it more than a century. Who accuses it of a made-up one leaves it numbers
+to refute with: in an accusation of the last number there is (2**62 - 1) nobody could speak for itself."""
+
 
 class View:
     """The table of members, bounded; and the rumours that are still hot."""
@@ -64,9 +69,12 @@ class View:
     def hear(self, record: Record, teller: Entry | None = None) -> None:
         """Merge what somebody believes; of a ``teller``, unknown names are taken no faster than is usual."""
         if record.name == self.mine.name:
-            self._about_me(record)
+            if self._believable(record, self.mine):
+                self._about_me(record)
             return
         entry = self.entries.get(record.name)
+        if not self._believable(record, None if entry is None else entry.member):
+            return
         if entry is None:
             if record.status == Status.ALIVE:
                 self._hear_of_stranger(record, teller)
@@ -90,13 +98,21 @@ class View:
         else:
             self._become(entry, replace(member, incarnation=record.incarnation, status=Status.LEFT))
 
+    def _believable(self, record: Record, known: Member | None) -> bool:
+        """Whether a member can have come so far; of a process that is new it is counted from 0."""
+        same = known is not None and known.epoch == record.epoch
+        if record.incarnation <= LEAP_MAX + (known.incarnation if known is not None and same else 0):
+            return True
+        self.core.counts["unbelievable"] += 1
+        return False
+
     def admit(self, record: Record) -> Entry | None:
         """Take in a process that has introduced itself; ``None``: there is no room for it."""
         entry = self.entries.get(record.name)
-        if entry is None:
-            self._add(record)
-        else:
+        if entry is not None:
             self.hear(record)
+        elif self._believable(record, None):
+            self._add(record)
         return self.find(record.name, record.epoch)
 
     def _hear_of_stranger(self, record: Record, teller: Entry | None) -> None:
@@ -178,6 +194,9 @@ class View:
         self._speak_up = record.epoch == mine.epoch and record.status != Status.ALIVE
         if record.status == Status.ALIVE:
             self.outlived(record.epoch, (record.host, record.port))
+            mine_own = record.epoch == mine.epoch and mine.status is Status.ALIVE
+            if mine_own and record.incarnation > mine.incarnation:
+                self.renew(incarnation=record.incarnation + 1)  # this peer has not said that
         elif self._speak_up and mine.status is Status.ALIVE and record.incarnation >= mine.incarnation:
             self.health.worse()
             self.core.remark("refuted", mine.name, f"believed {Status(record.status).name.lower()}")

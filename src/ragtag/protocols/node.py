@@ -176,12 +176,13 @@ class Node(Rounds):
             if event.peer >= self.room:
                 why = f"seat {event.peer}, and this crew averages at most {self.room}; {LARGER_CREWS}"
                 return [Noted("refused", event.peer, why)]
-            self._grow(event.peer + 1)
+            self._came(event.peer)
             self._meetings.tell(now_s, event)
             effects = self._presence.joined(event.peer) + self._tell_crowds(now_s, event)
             return effects + self.board.step(now_s, event)
         if isinstance(event, Visits):
             self._presence.visit(event.peer)
+            self._comes(event.peer)
             return self._meetings.tell(now_s, event)
         if isinstance(event, Left):
             return self._leave(now_s, event)
@@ -259,7 +260,7 @@ class Node(Rounds):
         machine = lane.rounds.get(number)
         if machine is None and self.n > PEERS_MAX:
             return []  # a probe from before the crew grew so large
-        growth = self.n - self.founded if machine is None else machine.spec.growth
+        growth = self.growth if machine is None else machine.spec.growth
         for run in event.runs:
             if run.key.block >> BLOCK_BITS != growth:
                 return self._deliver_apart(now_s, channel, number, event)
@@ -284,6 +285,7 @@ class Node(Rounds):
         if event.peer in self.gone:
             return []
         self._presence.leave(event.peer)
+        self._went(event.peer)
         self._rtt_s.pop(event.peer, None)
         effects: list[Effect] = [Noted("left", event.peer), *self.board.step(now_s, event)]
         for number, lane in self._lanes.items():

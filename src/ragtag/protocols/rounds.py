@@ -48,6 +48,10 @@ class Rounds:
 
     def __init__(self, me: PeerId, n: int, seed: int, founded: int) -> None:
         self.me, self.n, self.founded, self._seed = me, n, founded, seed
+        self.cut = n
+        """A vector is cut into so many blocks: one for each place up to the highest of a living peer."""
+        self._newer_places = set(range(founded, n))  # that somebody has, of those beyond the founders'
+        self._departed: set[PeerId] = set()  # had such a place, and is gone
         self._lanes: dict[int, Lane] = {}
         self._presence = Presence(me, n)
         self._rtt_s: dict[PeerId, float] = {}
@@ -137,16 +141,16 @@ class Rounds:
         def make() -> Round:
             setting = Setting(
                 me=self.me,
-                n=self.n,
+                n=self.cut,
                 seed=self._seed,
                 channel=channel,
                 round=number,
                 live=self.live - lane.aside or self.live,
-                present=frozenset(range(self.n)) - self.gone,
+                present=frozenset(range(self.cut)) - self.gone,
                 n_chunks=lane.channel.n_chunks,
                 codec=lane.channel.codec,
                 repair_s=max(self._rtt_s.values(), default=lane.channel.rtt_s),
-                growth=self.n - self.founded,
+                growth=self.growth,
                 scratch=lane.spare.pop() if lane.spare else None,
                 earlier=tuple(lane.rounds[r] for r in sorted(lane.rounds) if r < number),
             )
@@ -219,15 +223,18 @@ class Rounds:
 
         Their chunks mean other values here, so this round goes on without them; whoever knows of fewer
         newcomers goes by the larger number from its next round on, so that one round is spoilt at most.
+        Whoever knows that the peer in the last place is gone goes by the smaller number, and the others do
+        once they have heard of it, too.
         """
         lane = self._lanes[channel]
         growths = {id(run): run.key.block >> BLOCK_BITS for run in event.runs}
         believed = [g for g in growths.values() if self.founded + g <= PEERS_MAX]
-        self._grow(self.founded + max(believed, default=0))
-        if number != lane.active and number > lane.done and lane.grown(number, self.n - self.founded):
+        news = [g for g in believed if self.founded + g - 1 not in self._departed]
+        self._grow(self.founded + max(news, default=0))
+        if number != lane.active and number > lane.done and lane.grown(number, self.growth):
             del lane.rounds[number]  # early runs of those that knew of fewer; none of them is waited for more
         machine = lane.rounds.get(number)
-        growth = self.n - self.founded if machine is None else machine.spec.growth
+        growth = self.growth if machine is None else machine.spec.growth
         alike = [run for run in event.runs if growths[id(run)] == growth]
         apart = [run.peer for run in event.runs if growths[id(run)] in believed and run not in alike]
         effects: list[Effect] = []
@@ -238,10 +245,37 @@ class Rounds:
         return effects + (self._deliver_alike(now_s, lane, number, Arrived(alike)) if alike else [])
 
     def _grow(self, n: int) -> None:
-        """The crew has ``n`` places at least."""
+        """The crew has ``n`` places at least, and deals as many blocks."""
+        self.cut = max(self.cut, n)
         if n > self.n:
             self.n = n
             self._presence.grow(n)
+
+    def _came(self, peer: PeerId) -> None:
+        """A peer takes part, maybe in a place beyond the founders'."""
+        self._departed.discard(peer)
+        if peer >= self.founded:
+            self._newer_places.add(peer)
+        self._grow(peer + 1)
+
+    def _comes(self, peer: PeerId) -> None:
+        """A peer is on its way in, and has no blocks until it takes part."""
+        self._went(peer)
+        self._departed.discard(peer)
+
+    def _went(self, peer: PeerId) -> None:
+        """A peer is gone: of the last places, those that nobody has any more get no blocks."""
+        self._newer_places.discard(peer)
+        if peer >= self.founded:
+            self._departed.add(peer)
+        self.cut = min(self.cut, max({self.founded, self.me + 1, *(p + 1 for p in self._newer_places)}))
+        for lane in self._lanes.values():
+            lane.recut(self.growth)
+
+    @property
+    def growth(self) -> int:
+        """How many more blocks a vector is cut into than when the crew was founded."""
+        return self.cut - self.founded
 
     def _see_ahead(self, now_s: float, lane: Lane, number: int, peers: list[PeerId]) -> list[Effect]:
         """Peers are in this round: whether that is far enough ahead of the one under way here."""

@@ -144,3 +144,36 @@ def test_another_model_in_a_second_optimizer_is_named(tmp_path: Path) -> None:
         crew.optimizer(torch.optim.SGD(two.parameters(), lr=0.1), model=two)
         with pytest.raises(ValueError, match="optimizer 'model 2': "):
             crew.resume(tmp_path)
+
+
+RESUMES = """
+import os, torch, ragtag
+torch.set_num_threads(1)
+with ragtag.join(deadline_s=60.0) as crew:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(10, 10)
+    optimizer = crew.optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
+    found = crew.resume(f"disk-{crew.rank}")
+    moments = [int(of["step"]) for of in optimizer.state.values()]
+    print("resumes", None if found is None else found.step, moments, optimizer.progress[0], model.weight.sum().item())
+    for step in range(5 + 3 * (found is not None)):
+        optimizer.zero_grad()
+        model(torch.randn(4, 10)).square().mean().backward()
+        optimizer.step()
+    crew.save(f"disk-{crew.rank}")
+"""
+
+
+def test_peers_whose_disks_differ_go_on_from_the_newest(place: Place) -> None:
+    """A machine was replaced: its weights, never trained, were averaged with the others'."""
+    (place.folder / "train.py").write_text(RESUMES)
+    first = place.command("first", "run", "-n", "2", "train.py")
+    assert first.code() == 0, first.text
+    for lost in (place.folder / "disk-0").iterdir():
+        lost.unlink()
+    again = place.command("again", "run", "-n", "2", "train.py")
+    assert again.code() == 0, again.text
+    said = [next(line for line in again.lines(peer) if line.startswith("resumes")) for peer in (0, 1)]
+    assert said[0] == said[1]
+    assert said[0].startswith("resumes 5 [5, 5] 5 ")
+    assert "folder has no checkpoint; it takes the state that peer 1 resumes, of step 5" in again.text

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from ragtag.app.catching_up import catch_up, come_abreast, fall_behind, in_step
 from ragtag.app.disk import Spare
 from ragtag.app.environment import Place
-from ragtag.app.finish import Averaged, begin_alike, finish
+from ragtag.app.finish import NOTHING, Averaged, begin_alike, finish, tell_progress
 from ragtag.app.logbook import Logbook
 from ragtag.app.membership import Entrance
 from ragtag.app.phases import Phases
@@ -32,7 +32,7 @@ from ragtag.app.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.codecs.base import Codec
 from ragtag.core import trace
 from ragtag.core.channels import channel_of, require_name
-from ragtag.core.errors import HasLeft
+from ragtag.core.errors import Error, HasLeft
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
@@ -63,6 +63,10 @@ from ragtag.training.whole import Finished, Stand, digest_of
 _log = logging.getLogger("ragtag")
 LEAVE_S = 5.0
 """How long leaving may take."""
+
+
+class StateMissing(Error, RuntimeError):
+    """This peer has an older state than its crew, whose state did not come; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ class Crew(Logbook):
         self._keeper.data = self._epochs
         self._splits_made = 0
         self._entered: list[int] = []
+        self._resumed = 0
         self._averaged: list[Averaged] = []
         self._finished: Finished | None = None
         self._began_s = time.monotonic()
@@ -445,15 +450,55 @@ class Crew(Logbook):
         """Load the newest whole checkpoint of any peer from a folder, to be called before the first step.
 
         ``None``: there is none, or this peer came late and has the crew's state already, which is newer.
-        Damaged checkpoints are named in the log, the trace and the result, and passed over.
+        All peers call it. Where their folders differ those that find less take the state of one that found
+        the newest. Damaged checkpoints are named in the log, the trace and the result, and passed over.
 
         Raises:
             ValueError: it is of another model or optimizer, naming the first difference; nothing has changed.
             ragtag.training.checkpoint.NoWholeCheckpoint: all are damaged.
+            StateMissing: another peer's checkpoint is newer, and its state did not come.
         """
-        if isinstance(self._transport, DriverTransport) and self._transport.late:
+        transport = self._transport
+        if not isinstance(transport, DriverTransport):
+            return self._keeper.resume(Path(folder))
+        if transport.late:
             return None
-        return self._keeper.resume(Path(folder))
+        found = self._keeper.resume(Path(folder))
+        with self._phases.of("state"):
+            return self._resume_newest(transport, found, str(folder))
+
+    def _resume_newest(self, transport: DriverTransport, found: Found | None, folder: str) -> Found | None:
+        """Peers whose folders differ go on from the newest checkpoint that one of them has."""
+        meeting = f"resume/{self._resumed}"
+        self._resumed += 1
+        mine = NOTHING if found is None else found.progress
+        progress = tell_progress(transport, meeting, mine)
+        furthest = max(progress.values())
+        if all(each == furthest for each in progress.values()):
+            return found
+        if mine == furthest:
+            transport.meet(f"{meeting}/taken", b"", transport.deadline_s, self._keeper.offer_now)
+            return found
+        holders = sorted(peer for peer, each in progress.items() if each == furthest)
+        _log.warning(
+            "this peer's %s; it takes the state that peer %d resumes, of step %d",
+            *("folder has no checkpoint" if found is None else f"checkpoint is of step {found.step}",),
+            *(holders[0], furthest.step),
+        )
+        driver, key = self._driver, self._place.key
+        seats = {} if driver is None else driver.answering()
+        donors = {peer: seats[peer] for peer in holders if peer in seats}
+        came = None if key is None else self._keeper.fetch(key, donors, transport.deadline_s)
+        transport.meet(f"{meeting}/taken", b"", transport.deadline_s)
+        taken = self._keeper.loaded
+        if came is None or taken is None:
+            raise StateMissing(
+                f"peer {holders[0]} resumes step {furthest.step}, which is newer than what {folder} has here, "
+                "and its state did not come: start this peer again, by `ragtag join`, or copy that checkpoint"
+            )
+        self._keeper.round = -1  # of a run that has made no average yet
+        where = Path(folder) / f"peer {holders[0]}"
+        return Found(where, holders[0], taken.step, max(0, furthest.rounds), furthest, taken, ())
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs of the crew, 0 to n - 1, until it has done them.

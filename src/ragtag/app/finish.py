@@ -19,8 +19,11 @@ from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.training.deck import LEASE_S
+from ragtag.training.snapshot import Progress
 from ragtag.training.whole import Finished, Stand, Stands, Whole, alike, is_current, joined_digest, source_of
 
+NOTHING = Progress(-1, -1)
+"""How far a peer has come that resumes no checkpoint."""
 TRIES = 3
 """So often peers take one peer's values; a chunk that is lost in spite of repair leaves them different."""
 LEASES = 4.0
@@ -77,6 +80,17 @@ def begin_alike(transport: Transport, what: Averaged, mine: Stand, deadline_s: f
         *(_peers(others), "takes" if len(others) == 1 else "take", lowest),
     )
     _make_alike(transport, [what], f"begin/{what.name}", told, min, deadline_s)
+
+
+def tell_progress(transport: DriverTransport, meeting: str, mine: Progress) -> dict[PeerId, Progress]:
+    """How far each peer has come, by the checkpoint that it resumes, this one included."""
+    told = {transport.me: mine}
+    for peer, blob in transport.meet(meeting, msgspec.msgpack.encode(mine), transport.deadline_s).items():
+        try:
+            told[peer] = msgspec.msgpack.decode(blob, type=Progress)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            _log.warning("what peer %d tells of its checkpoint cannot be read: %s", peer, error)
+    return told
 
 
 def finish(

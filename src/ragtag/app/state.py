@@ -156,6 +156,11 @@ class Keeper:
         blob = snapshot.to_bytes()
         shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
 
+    def offer_now(self) -> None:
+        """Between rounds: leave a snapshot for whoever waits for one."""
+        if self._shelf is not None:
+            self.offer(self._shelf.round + 1)
+
     # -- Taking
 
     def fetch(self, key: bytes, seats: Mapping[PeerId, Holder], deadline_s: float) -> int | None:
@@ -219,6 +224,11 @@ class Keeper:
                 return None
 
         return ask
+
+    @property
+    def loaded(self) -> Snapshot | None:
+        """The last state that was put in place here, from a disk or from others."""
+        return self._pending
 
     def put(self, state: State) -> bool:
         """Put the crew's state in place; ``False``: it does not fit: a note says why."""

@@ -96,8 +96,13 @@ class Ready:
         return self.outcome
 
 
-def await_meeting(driver: Driver, meeting: concurrent.futures.Future[Met], deadline_s: float) -> Met:
-    """What a meeting came to.
+def await_meeting(
+    driver: Driver,
+    meeting: concurrent.futures.Future[Met],
+    deadline_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Met:
+    """What a meeting came to. meanwhile: called now and then until it is over.
 
     Raises:
         SeatLost: another peer has this one's number, so nobody answers it.
@@ -107,6 +112,7 @@ def await_meeting(driver: Driver, meeting: concurrent.futures.Future[Met], deadl
         try:
             return meeting.result(timeout=min(_SEAT_LOOK_S, max(0.0, until_s - driver.now_s())))
         except TimeoutError:
+            meanwhile()
             if driver.lost_seat:
                 raise SeatLost(driver.lost_seat) from None
             if not meeting.done() and driver.now_s() >= until_s:
@@ -173,7 +179,9 @@ class SoloTransport:
         """Nobody else begins rounds."""
         return -1
 
-    def meet(self, name: str, blob: bytes, deadline_s: float) -> dict[PeerId, bytes]:
+    def meet(
+        self, name: str, blob: bytes, deadline_s: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[PeerId, bytes]:
         """There is nobody to meet."""
         return {}
 
@@ -344,16 +352,19 @@ class DriverTransport:
         """The newest round of a channel that anything has come of; -1: none."""
         return self._driver.node.heard_of(channel) if channel in self._opened else -1
 
-    def meet(self, name: str, blob: bytes, deadline_s: float) -> dict[PeerId, bytes]:
+    def meet(
+        self, name: str, blob: bytes, deadline_s: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[PeerId, bytes]:
         """Tell the others a blob and hear theirs, at most 1 MiB each: a meeting that all hold under one name.
 
-        It ends when all that are there have told theirs, or have left, or after ``deadline_s``.
+        It ends when all that are there have told theirs, or have left, or after ``deadline_s``. meanwhile:
+        called now and then until that.
         """
         if self._driver.lost_seat:
             return {}
         meeting = self._driver.meet(name_hash(f"meeting/{name}"), blob, deadline_s)
         try:
-            return await_meeting(self._driver, meeting, 2 * deadline_s).blobs
+            return await_meeting(self._driver, meeting, 2 * deadline_s, meanwhile).blobs
         except SeatLost:
             return {}
 

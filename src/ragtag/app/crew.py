@@ -504,8 +504,10 @@ class Crew(Logbook):
         """Yield the epochs of the crew, 0 to n - 1, until it has done them.
 
         A peer that comes late begins with the epoch that the crew is in, one that was away goes on with it,
-        and a crew that resumes begins with its checkpoint's. It ends for all peers when one has done the last
-        epoch. Going through ``crew.split(loader)`` once in each is what an epoch consists of; with no split,
+        and a crew that resumes begins with its checkpoint's. (A newcomer that averages gradients takes part,
+        and hears of the epoch, with its first average: until then it counts from 0.) It ends for all peers
+        when one has done the last epoch. Going through ``crew.split(loader)`` once in each is what an epoch
+        consists of; with no split,
         or with shards, the peer that is ahead counts for all. In a crew of more than 64, every 64 peers count
         their own. Raises ValueError: n is no number of epochs; HasLeft: this peer has left.
         """

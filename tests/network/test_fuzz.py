@@ -134,13 +134,17 @@ class Gun:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.shots = dict.fromkeys(crew.drivers, 0)
 
-    def fire(self, peer: int, datagrams: list[bytes]) -> None:
-        """Send, and wait until the peer's driver has taken it all in, so that no buffer overflows."""
+    def fire(self, peer: int, datagrams: list[bytes], spoofed: int | None = None) -> None:
+        """Send, and wait until the peer's driver has taken it all in, so that no buffer overflows.
+
+        spoofed: in another peer's name and from its address, as on a path that lets one lie about that.
+        """
+        sock = self.sock if spoofed is None else self.crew.endpoints[spoofed].sock
         driver, address = self.crew.drivers[peer], self.crew.addresses[peer]
         for at in range(0, len(datagrams), 64):
             batch = [*datagrams[at : at + 64], b"a mark"]  # malformed: when it is counted, all has come
             for data in batch:
-                self.sock.sendto(data, address)
+                sock.sendto(data, address)
             self.shots[peer] += len(batch)
             self.wait(driver, peer)
 
@@ -235,7 +239,8 @@ def test_replays_of_a_former_process_change_nothing(method: Method) -> None:
         gun = MarkingGun(crew)
         for round_ in range(6):
             for peer in crew.drivers:
-                gun.fire(peer, stale(crew, peer, round_, round_) + stale(crew, peer, round_, round_ + 1))
+                shots = stale(crew, peer, round_, round_) + stale(crew, peer, round_, round_ + 1)
+                gun.fire(peer, shots, (peer + 1) % 3)
             for outcome in crew.average(round_=round_).values():
                 assert (outcome.heard == 0b111).all()
                 assert (outcome.weight == 3.0).all()
@@ -261,7 +266,8 @@ def test_a_forger_who_knows_the_crew_crashes_nobody(method: Method) -> None:
                 epoch = crew.drivers[(peer + 1) % 3]._framer.epoch
                 source = Source(SEED, 10 * index + peer, crew.name, dest=peer, epoch=epoch)
                 table = source.absurd(128)
-                gun.fire(peer, [row.tobytes() for row in table] + shorts_of(source.absurd(128), crew.name))
+                shots = [row.tobytes() for row in table] + shorts_of(source.absurd(128), crew.name)
+                gun.fire(peer, shots, (peer + 1) % 3)
                 assert driver.alive
             for outcome in crew.average(round_=index + 1, deadline_s=0.2).values():
                 assert outcome.total_s < PATIENCE_S / 2
@@ -289,11 +295,56 @@ def test_a_round_far_ahead_is_not_believed() -> None:
             run = Run(0, MessageKey(0, round_, 0, 0), 0, 15, np.zeros((1, CHUNK_BYTES), np.uint8), ones, none)
             seq = crew.drivers[1]._flows[0].pacer.sent
             rows = forger.data(run, np.arange(1), np.array([seq], np.uint64), 0)
-            gun.fire(0, [rows[0].tobytes(), forger.short(Kind.END, 0, key=run.key, total=15, seq=seq)])
+            gun.fire(0, [rows[0].tobytes(), forger.short(Kind.END, 0, key=run.key, total=15, seq=seq)], 1)
         for round_ in (1, 2):
             for outcome in crew.average(round_=round_).values():
                 assert outcome.round == round_
                 assert (outcome.heard == 0b11).all()
+
+
+def test_who_knows_all_but_the_address_changes_nothing() -> None:
+    """Good-byes, numbers far ahead, values and rounds in the name of peers, as they would send them."""
+    with Crew(3, 60) as crew:
+        crew.meet()
+        crew.average()
+        gun = MarkingGun(crew)
+        ones, all_ = np.ones(20, np.float32), np.full(20, 0b111, np.uint64)
+        for dest in range(3):
+            for sender in {0, 1, 2} - {dest}:
+                forger = Framer(Identity(crew.name, sender), crew.drivers[sender]._framer.epoch)
+                forger.schemas = {0: 7}
+                shots = [forger.short(Kind.BYE, dest)] * 12
+                shots += [forger.short(Kind.PING, dest, seq=(1 << 30) + i) for i in range(12)]
+                for round_, block, stage in ((1, 0, 0), (1, 1, 1), (1000, 0, 0), (1, 61 << 6, 0)):
+                    key = MessageKey(0, round_, stage, block)
+                    run = Run(dest, key, 0, 20, np.full((20, CHUNK_BYTES), 64, np.uint8), ones, all_)
+                    seqs = np.arange(1, 21, dtype=np.uint64) + crew.drivers[sender]._flows[dest].pacer.sent
+                    shots += [row.tobytes() for row in forger.data(run, np.arange(20), seqs, 0, True)]
+                gun.fire(dest, shots)
+        for round_ in (1, 2):
+            for outcome in crew.average(round_=round_).values():
+                assert outcome.round == round_ and not outcome.expired
+                assert (outcome.heard == 0b111).all()
+                np.testing.assert_allclose(outcome.mean, mean_of(60, range(3), round_), rtol=1e-5, atol=1e-6)
+        for peer, driver in crew.drivers.items():
+            assert driver.node.n == 3 and driver.node.gone == frozenset()
+            assert driver._framer.refused.elsewhere == 2 * (12 + 12 + 4 * 20)
+            assert {note.what for _, note in crew.notes[peer]} == {"from elsewhere"}
+            assert len(crew.notes[peer]) == 2  # once for each of the others
+
+
+def test_numbers_far_ahead_are_not_believed_even_from_a_peers_own_address() -> None:
+    with Crew(3, 60) as crew:
+        crew.meet()
+        crew.average()
+        gun = MarkingGun(crew)
+        for dest in range(3):
+            sender = (dest + 1) % 3
+            forger = Framer(Identity(crew.name, sender), crew.drivers[sender]._framer.epoch)
+            gun.fire(dest, [forger.short(Kind.PING, dest, seq=(1 << 30) + i) for i in range(12)], sender)
+            assert crew.drivers[dest]._framer.refused.leaps == 12
+        for outcome in crew.average(round_=1).values():
+            assert not outcome.expired and (outcome.heard == 0b111).all()
 
 
 def test_a_flood_does_not_keep_a_round_from_ending() -> None:

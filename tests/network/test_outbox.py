@@ -18,6 +18,9 @@ from ragtag.protocols.node import Node
 OLD, NEW = 7, 8
 
 
+OTHER: Address = ("127.0.0.1", 9)
+
+
 class Wire:
     """An endpoint that keeps what is sent, and gives what it is told to."""
 
@@ -37,7 +40,8 @@ class Wire:
 
     def receive(self) -> Received:
         rows, self.next = self.next, []
-        return Received(np.concatenate([np.zeros((0, 1152), np.uint8), *rows]), [], 0, True)
+        table = np.concatenate([np.zeros((0, 1152), np.uint8), *rows])
+        return Received(table, [], 0, True, [(len(table), OTHER)] if rows else [])
 
 
 class Peer:
@@ -46,7 +50,7 @@ class Peer:
     def __init__(self, me: int) -> None:
         self.wire, self.framer = Wire(), Framer(Identity("otters", me), 5)
         self.framer.schemas[0] = OLD
-        self.flow = Flow(1 - me, ("127.0.0.1", 9))
+        self.flow = Flow(1 - me, OTHER)
         flows = {1 - me: self.flow}
         self.outbox = Outbox(self.wire, self.framer, Injector(Faults(), 1, me), flows)  # type: ignore[arg-type]
         self.inbox = Inbox(self.wire, self.framer, flows, self.outbox, Node(me, 2, 1))  # type: ignore[arg-type]

@@ -10,9 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, Send, Tell, Visits
+from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, Send, Tell, Timer, Visits
 from ragtag.protocols.district import partners
-from ragtag.protocols.meet import BLOB_MAX, PATIENCE, TELL, from_rows, to_rows
+from ragtag.protocols.meet import (
+    BLOB_MAX,
+    EXCHANGES_MAX,
+    MEET,
+    PATIENCE,
+    TELL,
+    Exchange,
+    Meetings,
+    from_rows,
+    to_rows,
+)
 from ragtag.protocols.node import Node
 
 LATENCY_S = 0.01
@@ -291,3 +301,16 @@ def test_a_blob_of_any_size_comes_back(size: int) -> None:
 def test_more_than_can_be_told_is_refused() -> None:
     with pytest.raises(ValueError, match=f"at most {BLOB_MAX}"):
         to_rows(bytes(BLOB_MAX + 1))
+
+
+def test_a_meeting_that_was_held_outlives_any_number_that_others_make_up() -> None:
+    """A newcomer is answered in it, however many meetings a forger has told of since."""
+    meetings = Meetings()
+    held = meetings.of(0, lambda: Exchange(frozenset({1, 2}), 0))
+    held.step(0.0, Tell(0, b"mine", 9.0))
+    held.step(9.0, Expired(Timer(MEET, 0, "deadline")))
+    assert held.over
+    for number in range(1, 4 * EXCHANGES_MAX):
+        meetings.of(number, lambda number=number: Exchange(frozenset({1, 2}), number))  # type: ignore[misc]
+        assert len(meetings._exchanges) <= EXCHANGES_MAX
+    assert meetings.of(0, lambda: Exchange(frozenset({1, 2}), 0)) is held

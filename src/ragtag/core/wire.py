@@ -25,7 +25,8 @@ numpy reads and writes in place. All integers are little-endian.
 | 56 | u32 | stamp | sender's clock in microseconds, echoed by ACK |
 | 60 | u32 | epoch | when the sending process started, in tenths of a second |
 
-The tag finds corruption and strays. It is no signature: whoever knows the crew's name can forge it.
+The tag finds corruption and strays. It is no signature: whoever knows the crew's name can forge it. So a
+receiver takes a datagram only from its sender's address; a good-bye counts only where there is no membership.
 """
 
 from __future__ import annotations

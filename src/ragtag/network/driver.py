@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ragtag.core.types import (
-    PEERS_MAX,
     Average,
     Left,
     Measured,
@@ -282,9 +281,9 @@ class Driver(Engine):
                 return
             agent = None if self._people is None else self._people.agent
             if not said:
-                if agent is None or len(self._flows) < PEERS_MAX:  # else membership alone tells so many
+                if agent is None:
                     self._outbox.bye(now_s, _BYES)
-                if agent is not None:
+                else:
                     agent.leave(now_s)
             said = True
             if self._injector.held.heap and now_s < until_s:

@@ -194,6 +194,9 @@ class Engine:
 
     def _receive(self, now_s: float) -> bool:
         taken = self._inbox.receive(now_s)
+        for note in self._inbox.notes:
+            self._apply(now_s, note)
+        self._inbox.notes.clear()
         for event in taken.people:
             self._step(now_s, event)
         for at_s, ending in taken.later:
@@ -212,6 +215,9 @@ class Engine:
                 self._apply(now_s, news)
             else:
                 self._step(now_s, news)
+        if self._people.moved:
+            self._people.moved = False
+            self._inbox.reindex()
         if self._people.lost_seat:  # who lost its seat takes no part
             for number in list(self._heard):
                 self._tell_waiting(number, False)

@@ -18,6 +18,9 @@ ENDINGS_MAX = 4096
 ENDINGS_APART_MAX = 64
 """End markers that are remembered of a process that has no seat any more: copies of its last ones may still
 come. One takes 300 bytes: with ``ENDINGS_MAX`` of them each process that is gone would hold a megabyte."""
+LEAP_MAX = 1 << 20
+"""Datagrams that may be missing in a row, a gigabyte: a sender has a window of a few thousand on the way, and
+the marks of the messages in it. What is further ahead, or as far behind, is made up."""
 PINGS = 6
 """Requests for an answer at the measured pace; only a longer silence makes them rarer."""
 _U32 = 0xFFFFFFFF
@@ -107,6 +110,10 @@ class Inbound:
             self.unordered = True
             self.reorder_s = max(self.reorder_s, now_s - self.advanced_s)
 
+    def leaps(self, seq: int) -> bool:
+        """Whether a number is further ahead than a sender can be that has had no answer for long."""
+        return LEAP_MAX < (seq - self.highest & _U32) < _U32 - LEAP_MAX
+
     @property
     def whole(self) -> bool:
         """Whether all up to the highest have certainly come.
@@ -129,7 +136,8 @@ class Flow:
     """All that concerns one peer.
 
     process: the epoch that its datagrams must carry, where membership has told (``None``: not yet). mute: it
-    is gone for now; nothing is sent to it, and what is known of it is kept.
+    is gone for now; nothing is sent to it, and what is known of it is kept. doubted: it has been noted that
+    datagrams in its name come from elsewhere.
     """
 
     def __init__(self, peer: PeerId, address: Address) -> None:
@@ -143,6 +151,7 @@ class Flow:
         self.ping_s = 0.0
         self.pings = 0
         self.dropped_late = 0
+        self.doubted = False
         self._asked = 0
 
     def hear(self, now_s: float) -> None:

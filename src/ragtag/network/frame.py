@@ -63,19 +63,26 @@ class Short:
 
 @dataclass(slots=True)
 class Refused:
-    """Datagrams that were not accepted, by reason; ``versions`` and ``schemas`` name who sent what."""
+    """Datagrams that were not accepted, by reason; ``schemas`` names who sent what.
+
+    elsewhere: in the name of a peer, from another address than its own. leaps: of numbers that it cannot have
+    come to.
+    """
 
     malformed: int = 0
     foreign: int = 0
     corrupt: int = 0
     schema: int = 0
     version: int = 0
+    elsewhere: int = 0
+    leaps: int = 0
     schemas: dict[PeerId, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.malformed + self.foreign + self.corrupt + self.schema + self.version
+        other = self.elsewhere + self.leaps
+        return self.malformed + self.foreign + self.corrupt + self.schema + self.version + other
 
 
 class Framer:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ragtag.core.types import Bytes, Joined, Left, PeerId, Run
-from ragtag.core.wire import Kind
+import numpy as np
+
+from ragtag.core.address import Address
+from ragtag.core.types import Bytes, Joined, Left, Noted, PeerId, Run
+from ragtag.core.wire import HEADER, Kind
 from ragtag.network.flow import Flow
 from ragtag.network.frame import Framer, Short
 from ragtag.network.outbox import Outbox
-from ragtag.network.udp import Endpoint
+from ragtag.network.udp import Endpoint, Received
 from ragtag.protocols.node import Node
+
+_SENDER = HEADER.fields["sender"][1] // 2 if HEADER.fields is not None else 0
+"""The column of the sender, where a datagram is a row of 16-bit numbers."""
+_NOBODY = 1 << 16
+"""No peer's number."""
 
 
 @dataclass(slots=True)
@@ -42,19 +50,28 @@ class Inbox:
         self._endpoint, self._framer, self._flows = endpoint, framer, flows
         self._outbox, self._node, self._members = outbox, node, members
         self.received = 0
+        self.notes: list[Noted] = []
+        """What is to be told of; whoever tells it clears it."""
         self._heard: dict[PeerId, Flow] = {}  # in this pass: others need no answer
+        self._peer_at: dict[Address, PeerId] = {}
+        self.reindex()
 
     def receive(self, now_s: float) -> Taken:
         """Take what has come, and answer it. Arrived payloads are valid until the next call."""
         got = self._endpoint.receive()
         self._framer.refused.malformed += got.malformed
         taken = Taken([], [], [], got.drained)
-        if len(got.table):
-            self._take_data(now_s, got.table, taken)
-        for data in got.short:
+        if got.sources:
+            self._take_data(now_s, got, taken)
+        for data, source in zip(got.short, got.short_sources, strict=True):
             short = self._framer.parse_short(data)
-            if short is not None:
+            if short is None:
+                continue
+            if self._peer_at.get(source) == short.sender:
                 self._take_short(now_s, short, taken)
+            else:
+                self._framer.refused.elsewhere += 1
+                self._note_elsewhere(short.sender, source)
         for flow in self._heard.values():
             inbound = flow.inbound
             if inbound.asked or inbound.unanswered >= self._outbox.granted // 4:
@@ -62,8 +79,47 @@ class Inbox:
         self._heard.clear()
         return taken
 
-    def _take_data(self, now_s: float, table: Bytes, taken: Taken) -> None:
-        rows, headers = self._framer.parse(table)
+    def reindex(self) -> None:
+        """Peers have come, or moved: whose datagrams come from which address."""
+        self._peer_at = {flow.address: peer for peer, flow in self._flows.items()}
+
+    def _of_their_senders(self, got: Received) -> Bytes:
+        """The rows that come from the address of the peer that they claim to be of.
+
+        Of the others, those that are the crew's are counted and noted: whoever knows its name can make them.
+        """
+        at = [self._peer_at.get(source, _NOBODY) for _, source in got.sources]
+        senders = got.table.view("<u2")[:, _SENDER]
+        came = at[0] if len(at) == 1 else np.repeat(at, np.diff([end for end, _ in got.sources], prepend=0))
+        true = senders == came
+        if true.all():
+            return got.table
+        _, headers = self._framer.parse(got.table[~true])
+        self._framer.refused.elsewhere += len(headers)
+        if len(headers):
+            row = int(np.flatnonzero(~true & (senders == headers["sender"][0]))[0])
+            source = next(source for end, source in got.sources if row < end)
+            self._note_elsewhere(int(headers["sender"][0]), source)
+        rows: Bytes = got.table[true]
+        return rows
+
+    def _note_elsewhere(self, peer: PeerId, source: Address) -> None:
+        """Once per peer: behind a router that translates addresses nobody would know why it is not heard."""
+        flow = self._flows.get(peer)
+        if flow is None or flow.doubted:
+            return
+        flow.doubted = True
+        (host, port), (own, own_port) = source, flow.address
+        self.notes.append(
+            Noted(
+                "from elsewhere",
+                peer,
+                f"datagrams in its name come from {host}:{port}, not {own}:{own_port}: they are not taken",
+            )
+        )
+
+    def _take_data(self, now_s: float, got: Received, taken: Taken) -> None:
+        rows, headers = self._framer.parse(self._of_their_senders(got))
         self.received += len(rows)
         seqs, stamps = headers["seq"], headers["stamp"]
         found: list[tuple[Run | None, PeerId, int, int, int, bool]] = [
@@ -76,6 +132,9 @@ class Inbox:
             if flow is None or not self._enter(now_s, flow, epoch, taken):
                 continue
             last_seq = int(seqs[b - 1])
+            if flow.inbound.leaps(last_seq):
+                self._framer.refused.leaps += b - a
+                continue
             flow.inbound.count(now_s, int(seqs[a]), last_seq, b - a, int(stamps[b - 1]))
             flow.inbound.asked |= asks
             if run is not None:
@@ -100,6 +159,9 @@ class Inbox:
         if flow is None or not self._enter(now_s, flow, short.epoch, taken):
             return
         if short.kind in (Kind.END, Kind.PING):
+            if flow.inbound.leaps(short.seq):
+                self._framer.refused.leaps += 1
+                return
             flow.inbound.count(now_s, short.seq, short.seq, 1, short.stamp)
             flow.inbound.asked = True
         if short.kind == Kind.ACK:
@@ -108,7 +170,7 @@ class Inbox:
             self._end_message(now_s, flow, short, taken)
         elif short.kind == Kind.END_ACK:
             flow.endings.pop(short.chunk, None)
-        elif short.kind == Kind.BYE and short.sender not in self._node.gone:
+        elif short.kind == Kind.BYE and not self._members and short.sender not in self._node.gone:
             taken.people.append(Left(short.sender))
 
     def _take_ack(self, now_s: float, flow: Flow, short: Short) -> None:

@@ -26,7 +26,8 @@ class People:
 
     inside: whom the node takes for peers that average, from the beginning: not those on their way in.
     expected_until_s: by when they are members at the latest; who is not by then is left out until it comes.
-    lost_seat: why this peer may average no more (empty: it may).
+    lost_seat: why this peer may average no more (empty: it may). moved: whether anybody is reached elsewhere
+    than before; whoever goes by addresses resets it.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class People:
         self._inside, self._expected_until_s = set(inside), expected_until_s
         self._known: set[PeerId] = set()
         self._apart: OrderedDict[tuple[PeerId, int], Flow] = OrderedDict()
-        self.lost_seat = ""
+        self.lost_seat, self.moved = "", False
         agent.lost = self._lost
 
     @property
@@ -128,7 +129,8 @@ class People:
             self._inside.discard(reach.peer)
             flow = self._apart.pop((reach.peer, reach.epoch), None) or Flow(reach.peer, reach.address)
             self._flows[reach.peer] = flow
-        flow.process, flow.address = reach.epoch, reach.address
+        flow.process, flow.address, flow.doubted = reach.epoch, reach.address, False
+        self.moved = True
 
     def _set_apart(self, flow: Flow) -> None:
         """Keep what was counted of a process whose seat is another's now."""

@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -90,13 +90,16 @@ class Received:
 
     table: uint8 ``[k, 1152]``, full datagrams in order of arrival; a view of the socket's own buffer,
     valid until the next pass. short: header-only datagrams. malformed: datagrams of any other size.
-    drained: nothing was left to read.
+    drained: nothing was left to read. sources: who sent which rows: the row after its last one, and an
+    address; short_sources: who sent each of ``short``.
     """
 
     table: Bytes
     short: list[bytes]
     malformed: int
     drained: bool
+    sources: list[tuple[int, Address]] = field(default_factory=list)
+    short_sources: list[Address] = field(default_factory=list)
 
 
 class Endpoint:
@@ -190,6 +193,7 @@ class Endpoint:
     def receive(self) -> Received:
         """Take what has come, at most ``SLAB_TRAINS``, without waiting."""
         rows, malformed, short = 0, 0, list[bytes]()
+        sources, short_sources = list[tuple[int, Address]](), list[Address]()
         drained = False
         calls = 0
         while rows < SLAB_ROWS and calls < 512:
@@ -197,7 +201,7 @@ class Endpoint:
             at = rows * DATAGRAM_BYTES
             room = self._view[at : at + _RECV_BYTES]
             try:
-                n, control, _, _ = self.sock.recvmsg_into([room], 32)
+                n, control, _, source = self.sock.recvmsg_into([room], 32)
             except BlockingIOError:
                 drained = True
                 break
@@ -217,13 +221,16 @@ class Endpoint:
                 elif rest:
                     malformed += 1
                 rows += full
+                sources.append((rows, source[:2]))  # what the kernel has coalesced is of one flow
             elif size == HEADER_BYTES:
                 short += [bytes(room[i : i + size]) for i in range(0, n - size + 1, size)]
                 malformed += n % size != 0
             else:
                 malformed += max(1, -(-n // size)) if size else 1
+            if len(short) > len(short_sources):
+                short_sources += [source[:2]] * (len(short) - len(short_sources))
         table = self._slab[: rows * DATAGRAM_BYTES].reshape(rows, DATAGRAM_BYTES)
-        return Received(table, short, malformed, drained)
+        return Received(table, short, malformed, drained, sources, short_sources)
 
     def _grow_buffers(self) -> None:
         """Ask for large buffers; the kernel's limit (net.core.rmem_max) decides, root may pass it."""

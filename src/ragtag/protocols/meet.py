@@ -97,6 +97,11 @@ class Exchange:
         """Whether this peer waits for its end."""
         return self._tell is not None and not self.over
 
+    @property
+    def held(self) -> bool:
+        """Whether this peer has told its own in it."""
+        return self._tell is not None
+
     def without(self, absent: frozenset[PeerId]) -> None:
         """Wait for none of these; what they tell all the same, in time, counts."""
         self._expected -= absent
@@ -213,7 +218,10 @@ class Exchange:
 
 
 class Meetings:
-    """All exchanges of a peer, bounded: the oldest that nobody waits for is forgotten first."""
+    """All exchanges of a peer, bounded. One that this peer holds goes last: newcomers are answered in it.
+
+    Of those that only others have told of, the highest number goes first: theirs are counted from 0 on.
+    """
 
     def __init__(self) -> None:
         self._exchanges: dict[int, Exchange] = {}
@@ -223,8 +231,9 @@ class Meetings:
         exchange = self._exchanges.get(number)
         if exchange is None:
             if len(self._exchanges) >= EXCHANGES_MAX:
+                heard_of = [other for other, known in self._exchanges.items() if not known.held]
                 idle = [other for other, known in self._exchanges.items() if not known.under_way]
-                del self._exchanges[min(idle or self._exchanges)]
+                del self._exchanges[max(heard_of) if heard_of else min(idle or self._exchanges)]
             exchange = self._exchanges[number] = make()
         return exchange
 

@@ -117,10 +117,10 @@ class Framer:
             raise ValueError(
                 "two channels cannot be told apart by their hashes: give one of them another name"
             )
-        self._named.pop(self.schemas.get(channel, 0), None)
-        self.schemas[channel] = schema
         if channel >= NAMED:
+            self._named.pop(self.schemas.get(channel, 0), None)
             self._named[schema] = channel
+        self.schemas[channel] = schema
 
     def _channel(self, byte: int, schema: int) -> int:
         """The channel that a header names; of a named one that is not open here: a number that none has."""

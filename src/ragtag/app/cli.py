@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ragtag import __version__
 from ragtag.app.commands import look, options, start
-from ragtag.app.commands.common import examples, plain_errors, print_json, progress, settings
+from ragtag.app.commands.common import RUN_CODES, examples, plain_errors, print_json, progress, settings
 from ragtag.app.commands.joining import JoinCommand
 from ragtag.app.commands.probe import probe
 from ragtag.app.commands.simulate import simulate
@@ -52,6 +52,8 @@ app.command(
         "ragtag run -n 4 -m my_package.train",
         "ragtag run -n 6 --faults loss=0.1,freeze=3@10+4,kill=5@20 train.py",
         "ragtag run -n 6 --on-error stop --json train.py",
+        "ragtag run -n 6 --restarts 3 --min-peers 4 train.py",
+        codes=RUN_CODES,
     ),
 )(start.run)
 app.command(
@@ -66,6 +68,7 @@ app.command(
         "ragtag join token.txt train.py --lr 0.1",
         "ssh otter ragtag invite runs/train-20260101-120000 | ragtag join - train.py",
         "ragtag join -n 2 token.txt -m my_package.train",
+        codes=RUN_CODES,
     ),
 )(start.join)
 app.command(

@@ -60,8 +60,9 @@ def greet(place: Place, driver: Driver, deadline_s: float, late: bool = False) -
         if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
             raise JoinError(message)
         _log.warning("%s", message)
-    if node.n == 1:
-        return 0  # the first one: there is nobody yet
+    begins = node.n == 1 or (place.token is not None and not late)
+    if begins and set(range(node.n)) <= {node.me} | node.gone:
+        return 0  # the first one: there is nobody yet, or only those that take part later
     if not met.blobs:
         raise JoinError(
             f"none of the other {node.n - 1} peers of crew {place.crew!r} answered within "

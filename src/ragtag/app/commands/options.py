@@ -117,9 +117,13 @@ Restarts = Annotated[
         "--restarts",
         min=0,
         metavar="N",
-        help="How often Ray starts a lost peer again.",
-        show_default="10",
+        help="How often a lost peer is started again: in all; with --on ray, each.",
+        show_default="0; on Ray 10",
     ),
+]
+MinPeers = Annotated[
+    int,
+    typer.Option("--min-peers", min=1, metavar="N", help="So many must finish for exit code 0."),
 ]
 WorkingDir = Annotated[
     Path | None,

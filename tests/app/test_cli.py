@@ -17,7 +17,7 @@ from ragtag.app.folders import new_run_folder
 from ragtag.app.simulate_view import VALUES_MAX, count
 from ragtag.app.tracefile import read_run
 from ragtag.recipes.base import Report, row
-from tests.app.command import error_of, invoke, runner
+from tests.app.command import AVERAGES, error_of, invoke, runner
 
 SRC = Path(__file__).parents[2] / "src"
 COMMANDS = ("demo", "run", "simulate", "reproduce", "probe", "report", "watch")
@@ -123,14 +123,6 @@ def test_an_unexpected_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatc
 
 
 # -- Run
-
-
-AVERAGES = """
-import os, sys
-for told in ("joined 0", "ready", "averaged"):
-    os.write(int(os.environ["RAGTAG_READY_FD"]), f"{os.environ['RAGTAG_RANK']} {told}\\n".encode())
-"""
-"""What a peer tells its launcher that joins and averages."""
 
 
 def test_run_starts_peers_and_prefixes_their_lines(here: Path) -> None:

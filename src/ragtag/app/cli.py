@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -38,10 +39,12 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors, whole.")] = False,
 ) -> None:
     """Train one PyTorch model on a ragtag crowd of machines: some slow, some gone, some losing packets."""
     settings["debug"] = debug
+    if debug:
+        os.environ["RAGTAG_TRACEBACK"] = "1"  # of peers' scripts, too
 
 
 app.command(epilog=examples("ragtag demo", "ragtag demo --json"))(start.demo)

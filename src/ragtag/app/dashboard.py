@@ -15,6 +15,7 @@ from rich.text import Text
 from ragtag.app.peers import STATES, Peers, plain
 from ragtag.app.report.axes import clock, seconds
 from ragtag.app.report.html import bytes_text
+from ragtag.app.words import counted
 from ragtag.core import trace
 
 WIDE = 112
@@ -87,7 +88,7 @@ class Dashboard:
 
     def _head(self, width: int) -> RenderableType:
         title = Text(self.title or "Ragtag", style="bold", no_wrap=True, overflow="ellipsis")
-        facts = [f"{len(self.peers.rows)} peers", clock(round(self.peers.now_s, 1))]
+        facts = [counted(len(self.peers.rows), "peer"), clock(round(self.peers.now_s, 1))]
         if self.peers.run is not None and self.peers.run.method:
             facts.insert(0, plain(self.peers.run.method))
         if (accuracy := self.peers.accuracy) is not None:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ragtag.app.environment import Reached
 from ragtag.app.launch_events import Ended, Event, Injected, LaunchResult, Line, Ready, Said, Seated
+from ragtag.app.tracebacks import shortened
 from ragtag.app.words import counted, these_peers
 from ragtag.core.types import PeerId
 
@@ -64,7 +65,9 @@ class RunView:
         self._print(self._err, end.peer, Text(said, style="bold red"))
         if end.error and end.same_as is None and not end.shown:
             title = f"peer {end.peer}"
-            self._err.print(Panel(_plain(end.error), title=title, title_align="left", border_style="red"))
+            self._err.print(
+                Panel(_plain(shortened(end.error)), title=title, title_align="left", border_style="red")
+            )
             if self._on_error == "continue":
                 self._err.print(Text("ragtag: the others go on; --on-error stop ends them", style="dim"))
 

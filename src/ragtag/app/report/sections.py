@@ -6,10 +6,12 @@ import datetime
 from collections.abc import Sequence
 from html import escape
 
+from ragtag.app.noted import UNTOLD, WORDS
 from ragtag.app.report.axes import Mark, clock, percent, seconds
 from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Item, Summary
 from ragtag.app.report.figures import round_times
 from ragtag.app.report.html import NONE, bytes_text, cell, table
+from ragtag.app.words import counted, these_peers
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -17,7 +19,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 def header(summary: Summary) -> str:
     """What was run, and what it came to."""
     run, count = summary.run, len(summary.peers)
-    facts = [f"{count} peers" if count != 1 else "1 peer"]
+    facts = [counted(count, "peer")]
     if run is not None:
         method = [f"method {run.method}"] if run.method else []
         facts = [f"{run.world} run", *method, *facts, f"seed {run.seed}"]
@@ -69,8 +71,7 @@ def _tiles(summary: Summary) -> str:
 
 def _peers(numbers: Sequence[int]) -> str:
     """Which peers, in words."""
-    named = ", ".join(map(str, numbers))
-    return f"peer{'s' if len(numbers) > 1 else ''} {named}" if numbers else "none"
+    return these_peers(numbers) if numbers else "none"
 
 
 def _ratio(value: float) -> str:
@@ -156,7 +157,7 @@ def peers(summary: Summary) -> str:
 
 def events(summary: Summary) -> str:
     """Notes and errors, and losses that were not finite."""
-    rows = [_event(item) for item in summary.items if item.error or item.what not in MEMBERSHIP]
+    rows = [_event(item) for item in summary.items if item.error or item.what not in MEMBERSHIP | UNTOLD]
     for p in summary.peers.values():
         if p.batch_losses_bad and p.bad_since_t is not None:
             what = f"{p.batch_losses_bad:,} training losses were not finite, the first here"
@@ -177,8 +178,8 @@ def _event(item: Item) -> str:
     by = sorted(peer for peer in item.by if peer >= 0 and peer != item.about)
     seen = ""
     if by and not item.error:
-        seen = f" (seen by peer {by[0]})" if len(by) == 1 else f" (seen by {len(by)} peers)"
-    what = escape(item.what)
+        seen = f" (seen by {these_peers(by) if len(by) <= 12 else counted(len(by), 'peer')})"
+    what = escape(item.what if item.error else WORDS.get(item.what, item.what))
     if item.error:
         detail = f"<pre>{escape(item.detail)}</pre>" if item.detail else ""
         text = f'<td><details><summary class="bad">error: {what}</summary>{detail}</details></td>'

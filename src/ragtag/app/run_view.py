@@ -14,9 +14,11 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
+from ragtag.app.alike import Final, alike
 from ragtag.app.environment import Reached
 from ragtag.app.launch_events import Ended, Event, Injected, LaunchResult, Line, Ready, Said, Seated
 from ragtag.app.tracebacks import shortened
+from ragtag.app.tracefile import last_leaves
 from ragtag.app.words import counted, these_peers
 from ragtag.core.types import PeerId
 
@@ -119,6 +121,12 @@ def _why_lost(end: Ended) -> str:
         return "killed, as --faults says"
     hint = "; by whom is not known: is the machine out of memory?" if end.status == -signal.SIGKILL else ""
     return end.how + hint
+
+
+def models(folder: Path) -> str:
+    """Whether the peers that ended well hold the same model, as their traces say; "": they do not say."""
+    ended = {peer: leave for peer, leave in last_leaves(folder).items() if not leave.failed}
+    return alike({peer: Final(leave.digest, leave.round) for peer, leave in ended.items()})
 
 
 def _have_joined(peers: Sequence[PeerId]) -> str:

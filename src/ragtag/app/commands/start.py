@@ -172,7 +172,7 @@ def _launch(
     """What ``run`` and ``join`` share. placement: on Ray. restarts: on this machine."""
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
-    from ragtag.app.run_view import RunView, result_json, summary, watching
+    from ragtag.app.run_view import RunView, models, result_json, summary, watching
     from ragtag.app.spared import SparedConsole
     from ragtag.core.faultspec import parse_faults
 
@@ -203,10 +203,12 @@ def _launch(
             min_peers=min_peers,
         )
     if as_json:
-        print_json(result_json(result))
+        print_json(result_json(result) | {"models": models(folder) or None})
     else:
         for line in summary(result):
             err.print(line, soft_wrap=True)
+        if said := models(folder):
+            err.print(said, soft_wrap=True)
         told = f"trace in {escape(str(folder))}; [cyan]ragtag report {escape(str(folder))}[/cyan]"
         err.print(told, soft_wrap=True)
     out.close()

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Sequence
 from html import escape
 
+from ragtag.app.alike import Final, alike
 from ragtag.app.noted import UNTOLD, WORDS
 from ragtag.app.report.axes import Mark, clock, percent, seconds
 from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Item, Summary
@@ -32,7 +33,10 @@ def header(summary: Summary) -> str:
     state = (
         "" if summary.finished else '<p class="bad">This run has not ended as planned (or goes on still).</p>'
     )
-    return f"<h1>{escape(title)}</h1><p class='sub'>{escape(' · '.join(facts))}</p>{state}{_tiles(summary)}"
+    said = alike({p.number: Final(p.digest, p.last_round) for p in summary.peers.values() if p.left})
+    models = f"<p class='sub'>{escape(said[:1].upper() + said[1:])}.</p>" if said else ""
+    about = f"<h1>{escape(title)}</h1><p class='sub'>{escape(' · '.join(facts))}</p>"
+    return about + models + state + _tiles(summary)
 
 
 def _tiles(summary: Summary) -> str:

@@ -43,12 +43,6 @@ Peers = Annotated[
         help=f"How many peers; more than {DIRECT_MAX} average in groups.",
     ),
 ]
-PeersDirect = Annotated[
-    int,
-    typer.Option(
-        "--peers", "-n", min=1, max=DIRECT_MAX, metavar="N", help=f"How many peers, 1 to {DIRECT_MAX}."
-    ),
-]
 RunFolder = Annotated[
     Path | None,
     typer.Option(
@@ -175,8 +169,8 @@ MethodName = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="rps, rps+repair, allreduce, ring; or at a central state backup=1, softsync=2, asynchronous, "
-        "grouping.",
+        help="rps, rps+repair, allreduce, ring; in groups moshpit=8, random-groups=8; at a central state "
+        "backup=1, softsync=2, asynchronous, grouping.",
     ),
 ]
 Size = Annotated[

@@ -128,31 +128,27 @@ def faults(summary: Summary, marks: Sequence[Mark]) -> str:
 
 
 def peers(summary: Summary) -> str:
-    """The table of peers."""
+    """The table of peers; a column in which no peer has anything is left out."""
+    every = list(summary.peers.values())
+    medians = [p.round_s.quantile(0.5) for p in every]
+    columns: list[tuple[str, list[str | None]]] = [
+        ("Rounds", [f"{p.rounds:,}" for p in every]),
+        ("Median round", [None if median is None else seconds(median) for median in medians]),
+        ("Arrived", [percent(p.arrived / p.rounds) if p.rounds else None for p in every]),
+        ("Missed by others", [f"{p.missed:,}" for p in every]),
+        ("Steps", [f"{p.steps:,}" if p.steps else None for p in every]),
+        ("Samples", [f"{p.samples:,}" if p.samples else None for p in every]),
+        ("Sent", [bytes_text(p.bytes_sent) for p in every]),
+        ("Received", [bytes_text(p.bytes_received) for p in every]),
+        ("Test loss", [None if p.loss is None else f"{p.loss:.3g}" for p in every]),
+        ("Accuracy", [None if p.accuracy is None else percent(p.accuracy) for p in every]),
+    ]
+    columns = [column for column in columns if any(value is not None for value in column[1])]
     rows = []
-    for p in summary.peers.values():
-        style = "bad" if p.state in LOST else ""
-        arrived = percent(p.arrived / p.rounds) if p.rounds else None
-        median = p.round_s.quantile(0.5)
-        accuracy = None if p.accuracy is None else percent(p.accuracy)
-        loss = None if p.loss is None else f"{p.loss:.3g}"
-        rows.append(
-            cell(p.number, "n")
-            + cell(p.state, f"nw {style}")
-            + cell(f"{p.rounds:,}", "n")
-            + cell(None if median is None else seconds(median), "n")
-            + cell(arrived, "n")
-            + cell(f"{p.missed:,}", "n")
-            + cell(f"{p.steps:,}", "n")
-            + cell(f"{p.samples:,}", "n")
-            + cell(bytes_text(p.bytes_sent), "n")
-            + cell(bytes_text(p.bytes_received), "n")
-            + cell(loss, "n")
-            + cell(accuracy, "n")
-        )
-    names = ["State", "Rounds", "Median round", "Arrived", "Missed by others", "Steps", "Samples"]
-    names += ["Sent", "Received", "Test loss", "Accuracy"]
-    heads = [("Peer", "n"), (names[0], ""), *((name, "n") for name in names[1:])]
+    for at, p in enumerate(every):
+        who = cell(p.number, "n") + cell(p.state, f"nw {'bad' if p.state in LOST else ''}")
+        rows.append(who + "".join(cell(values[at], "n") for _, values in columns))
+    heads = [("Peer", "n"), ("State", ""), *((name, "n") for name, _ in columns)]
     away = any(p.last_t is None and p.told for p in summary.peers.values())
     cap = "Peers without figures joined from elsewhere: their traces are there."
     where = f"<p class='cap'>{cap}</p>" if away else ""

@@ -99,7 +99,7 @@ def test_an_error_is_one_line_and_exit_code_2(here: Path, args: list[str], said:
     assert not (here / "runs").exists()  # no empty folder is left
 
 
-@pytest.mark.parametrize("args", [["run"], ["run", "-n", "0", "x.py"], ["simulate", "-n", "65"], ["fly"]])
+@pytest.mark.parametrize("args", [["run"], ["run", "-n", "0", "x.py"], ["simulate", "-n", "1025"], ["fly"]])
 def test_wrong_usage_is_explained(args: list[str]) -> None:
     result = invoke(*args)
     assert (result.code, result.out) == (2, "")

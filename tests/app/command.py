@@ -10,6 +10,12 @@ from typer.testing import CliRunner
 from ragtag.app import cli
 
 runner = CliRunner()
+AVERAGES = """
+import os, sys
+for told in ("joined 0", "ready", "averaged"):
+    os.write(int(os.environ["RAGTAG_READY_FD"]), f"{os.environ['RAGTAG_RANK']} {told}\\n".encode())
+"""
+"""What a peer tells its launcher that joins and averages."""
 
 
 def invoke(*args: str | Path) -> SimpleNamespace:

@@ -17,7 +17,7 @@ from ragtag.app.folders import new_run_folder
 from ragtag.app.simulate_view import VALUES_MAX, count
 from ragtag.app.tracefile import read_run
 from ragtag.recipes.base import Report, row
-from tests.app.command import error_of, invoke, runner
+from tests.app.command import AVERAGES, error_of, invoke, runner
 
 SRC = Path(__file__).parents[2] / "src"
 COMMANDS = ("demo", "run", "simulate", "reproduce", "probe", "report", "watch")
@@ -49,6 +49,13 @@ def test_the_help_names_every_command() -> None:
     for args in ((), ("--help",)):
         shown = invoke(*args)
         assert all(re.search(rf"\b{command}\b", shown.out + shown.err) for command in COMMANDS)
+
+
+def test_python_m_ragtag_is_the_command() -> None:
+    env = dict(os.environ) | {"PYTHONPATH": str(SRC)}
+    asked = [sys.executable, "-m", "ragtag", "--version"]
+    shown = subprocess.run(asked, env=env, capture_output=True, timeout=60, check=True)
+    assert shown.stdout.decode() == f"ragtag {__version__}\n"
 
 
 def test_the_command_starts_without_what_is_heavy() -> None:
@@ -92,7 +99,7 @@ def test_an_error_is_one_line_and_exit_code_2(here: Path, args: list[str], said:
     assert not (here / "runs").exists()  # no empty folder is left
 
 
-@pytest.mark.parametrize("args", [["run"], ["run", "-n", "0", "x.py"], ["simulate", "-n", "65"], ["fly"]])
+@pytest.mark.parametrize("args", [["run"], ["run", "-n", "0", "x.py"], ["simulate", "-n", "1025"], ["fly"]])
 def test_wrong_usage_is_explained(args: list[str]) -> None:
     result = invoke(*args)
     assert (result.code, result.out) == (2, "")
@@ -120,9 +127,10 @@ def test_an_unexpected_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatc
 
 def test_run_starts_peers_and_prefixes_their_lines(here: Path) -> None:
     script = here / "hello.py"
-    script.write_text("import os, sys; print('hello', os.environ['RAGTAG_RANK'], sys.argv[1:])")
+    script.write_text(AVERAGES + "print('hello', os.environ['RAGTAG_RANK'], sys.argv[1:])")
     result = invoke("run", "-n", "2", script, "--lr", "0.1", "--json", "-n", "9")
     assert result.code == 0
+    assert "2 finished" in result.err
     args = "['--lr', '0.1', '--json', '-n', '9']"  # what follows the script is the script's
     assert sorted(result.out.splitlines()) == [f"[{peer}] hello {peer} {args}" for peer in (0, 1)]
     (folder,) = (here / "runs").iterdir()
@@ -141,6 +149,37 @@ def test_run_prints_json_alone_on_standard_output(here: Path) -> None:
     assert [(p["peer"], p["status"], p["failed"]) for p in told["peers"]] == [(0, 0, False), (1, 1, True)]
     assert told["peers"][1]["error"].endswith("ValueError: no")
     assert "[0] noise" in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "peers 0 to 2 never called ragtag.join()"),
+        (
+            "import os; os.write(int(os.environ['RAGTAG_READY_FD']), b'%s joined 0\\n' % "
+            "os.environ['RAGTAG_RANK'].encode())",
+            "peers 0 to 2 joined and never averaged a round: call optimizer.step() of crew.optimizer(...)",
+        ),
+    ],
+)
+def test_run_says_what_peers_that_averaged_nothing_did_not_do(here: Path, text: str, said: str) -> None:
+    script = here / "idle.py"
+    script.write_text(text)
+    result = invoke("run", "-n", "3", script)
+    assert result.code == 1
+    assert "3 averaged nothing" in result.err and said in result.err
+    assert "no peer finished, and one must" in result.err
+
+
+def test_run_says_who_was_lost_and_ends_well_with_the_others(here: Path) -> None:
+    script = here / "dies.py"
+    script.write_text(AVERAGES + "if os.environ['RAGTAG_RANK'] == '1': os.kill(os.getpid(), 11)")
+    result = invoke("run", "-n", "3", script)
+    assert result.code == 0
+    assert "2 finished, 1 lost" in result.err and "peer 1 was lost: ended by SIGSEGV" in result.err
+    result = invoke("run", "-n", "3", "--min-peers", "3", script)
+    assert result.code == 1
+    assert "2 peers finished, and 3 must (--min-peers)" in result.err
 
 
 def test_run_shows_a_shared_error_once(here: Path) -> None:
@@ -165,7 +204,7 @@ def test_run_stops_the_others_when_asked(here: Path) -> None:
 
 def test_run_watches_while_peers_run(here: Path) -> None:
     script = here / "hello.py"
-    script.write_text("print('hello')")
+    script.write_text(AVERAGES)
     result = invoke("run", "-n", "2", "--watch", script)
     assert result.code == 0
     assert "2 waiting" in result.out  # without a terminal the table is a line

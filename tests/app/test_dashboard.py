@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from ragtag.app.dashboard import Dashboard
+from ragtag.app.report import build_report
+from ragtag.app.tracefile import TraceWriter
 from ragtag.core import trace
 from tests.app.synthetic import Story
 from tests.app.watching import fed, shown, step
@@ -80,3 +83,40 @@ def test_a_loss_that_is_not_finite_is_seen() -> None:
     dashboard = Dashboard(1)
     dashboard.feed(trace.Step(t=0.0, peer=0, step=1, samples=8, loss=None))
     assert "nan" in shown(dashboard, 80)
+
+
+def rounds_only(n: int) -> list[trace.Record]:
+    """What peers write that use the optimizer alone: no loss, no accuracy."""
+    took = {"scatter_s": 0.1, "gather_s": 0.1, "total_s": 0.2}
+    records: list[trace.Record] = [trace.Join(t=0.0, peer=peer) for peer in range(n)]
+    for number in range(3):
+        t = 1.0 + number
+        records += [trace.Round(t=t, peer=p, round=number, arrived=1.0, **took) for p in range(n)]
+    return records
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_columns_with_nothing_to_show_are_not_there(width: int) -> None:
+    dashboard = Dashboard(2)
+    for record in rounds_only(2):
+        dashboard.feed(record)
+    table = shown(dashboard, width)
+    assert "Round" in table and "Loss" not in table and "Acc" not in table
+    dashboard.feed(step(9.0, 0, loss=0.5))
+    assert "Loss" in shown(dashboard, width) and "0.500" in shown(dashboard, width)
+
+
+def test_one_peer_is_one_peer() -> None:
+    assert "1 peer " in shown(Dashboard(1), 80) and "2 peers " in shown(Dashboard(2), 80)
+
+
+def test_the_reports_table_leaves_out_columns_with_nothing_to_show(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "crew.jsonl") as writer:
+        writer.write(trace.Run(t=0.0, world="live", name="x", seed=0, peers=2, method="rps"))
+        for record in rounds_only(2):
+            writer.write(record)
+    page = build_report(tmp_path).read_text()
+    table = page[page.index("<h2>Peers</h2>") :]
+    table = table[: table.index("</table>")]
+    assert "Rounds" in table and "Missed by others" in table
+    assert not [name for name in ("Steps", "Samples", "Test loss", "Accuracy") if name in table]

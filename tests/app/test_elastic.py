@@ -221,6 +221,17 @@ def test_the_first_to_join_begins_a_crew_and_a_second_joins_it(place: Place) -> 
 
 
 @pytest.mark.slow
+def test_all_that_join_a_new_token_at_once_are_one_crew(place: Place) -> None:
+    """Once the first took the others' knocks for those of a crew that was there, and all failed."""
+    token = new_invitation("127.0.0.1", "otters").text
+    peers = [place.join(token, f"peer-{i}") for i in range(3)]
+    for peer in peers:
+        peer.says("heard 0b111 live [0, 1, 2]")
+    place.end()
+    assert [peer.code() for peer in peers] == [0] * 3, peers[0].text
+
+
+@pytest.mark.slow
 def test_several_that_come_at_once_average_with_each_other(place: Place) -> None:
     """Each knew the others while they were on their way in; once averaged only with the first one."""
     token = new_invitation("127.0.0.1", "otters").text

@@ -28,7 +28,8 @@ def test_a_run_from_its_start_to_its_end() -> None:
     assert states(end.peers) == ["done"] * 4 + ["gone", "done"]
     assert end.over and end.peers.progress == 1.0
     said = [text for _, text in end.peers.events]
-    assert said[:4] == ["loss: 10% of datagrams", "peer 2 is frozen", "peer 2 is back", "peer 4 is gone"]
+    back = "peer 2 did not answer for 6 s, and is back"
+    assert said[:4] == ["loss: 10% of datagrams", "peer 2 is frozen", back, "peer 4 is gone"]
 
 
 def test_what_a_row_holds() -> None:
@@ -50,7 +51,10 @@ def test_most_of_the_others_must_find_a_peer_silent() -> None:
     assert peers.state(3) == "silent"
     peers.feed(trace.Note(t=2.0, peer=0, what="heard again", other=3))
     assert peers.state(3) == "training"
-    assert [text for _, text in peers.events] == ["peer 3 is silent", "peer 3 is back"]
+    assert [text for _, text in peers.events] == [
+        "peer 3 does not answer",
+        "peer 3 did not answer for 1 s, and is back",
+    ]
 
 
 def test_a_freeze_without_an_end_ends_when_the_peer_is_heard() -> None:
@@ -161,7 +165,7 @@ def test_a_newcomer_whose_trace_is_elsewhere_has_a_row_and_is_told_of_once() -> 
             peers.feed(note(t + 0.1 * by, what, 3, by))
         assert peers.state(3) == {"comes": "waiting", "takes part": "training", "has left": "gone"}[what]
     said = [text for _, text in peers.events if "peer 3" in text]
-    assert said == ["peer 3 comes", "peer 3 takes part", "peer 3 has left"]
+    assert said == ["peer 3 is on its way in", "peer 3 takes part", "peer 3 has left"]
 
 
 def test_one_declared_dead_is_gone_until_it_is_back_or_its_seat_is_taken() -> None:
@@ -174,3 +178,69 @@ def test_one_declared_dead_is_gone_until_it_is_back_or_its_seat_is_taken() -> No
         assert peers.state(1) == "gone"
         peers.feed(note(peers.now_s + 5.0, back, 1))
         assert peers.state(1) == "training"
+
+
+def crew_of(n: int) -> Peers:
+    peers = Peers(n)
+    for peer in range(n):
+        peers.feed(trace.Join(t=0.0, peer=peer))
+    return peers
+
+
+def test_a_process_that_stands_still_is_told_of_in_words_and_for_how_long() -> None:
+    """As a run's peers note it of one that was stopped for two seconds."""
+    peers = crew_of(3)
+    for t, by, what, other in (
+        (8.0, 0, "silent", 1),
+        (8.1, 2, "silent", 1),
+        (9.0, 0, "declared dead", 1),
+        (9.4, 2, "declared dead", 1),
+        (10.1, 0, "refuted", 0),
+        (10.2, 0, "healed", 1),
+        (10.2, 0, "back", 1),
+        (10.2, 0, "heard again", 1),
+        (10.3, 2, "back", 1),
+        (10.4, 2, "heard again", 1),
+    ):
+        peers.feed(trace.Note(t=t, peer=by, what=what, other=other, detail="peer-1 believed suspect"))
+    assert [text for _, text in peers.events] == [
+        "peer 1 does not answer",
+        "peer 1 is taken for dead: nobody hears of it any more",
+        "peer 1 did not answer for 2.2 s, and is back",
+    ]
+    assert peers.state(1) == "training"
+
+
+def test_a_peer_whose_process_has_ended_is_lost_and_told_of_once() -> None:
+    peers = crew_of(3)
+    peers.feed(trace.Note(t=5.0, peer=1, what="lost", detail="ended by SIGKILL"))
+    peers.feed(trace.Note(t=5.2, peer=0, what="silent", other=1))
+    peers.feed(trace.Note(t=6.0, peer=0, what="declared dead", other=1, detail="peer-1"))
+    assert peers.state(1) == "gone"
+    assert [text for _, text in peers.events] == ["peer 1 is lost: ended by SIGKILL"]
+    peers.feed(trace.Join(t=9.0, peer=1))
+    assert peers.state(1) == "training"
+
+
+def test_a_peer_that_a_fault_freezes_is_told_of_once_though_it_is_taken_for_dead() -> None:
+    peers = crew_of(3)
+    peers.feed(trace.Fault(t=5.0, peer=1, name="freeze", until_t=7.0))
+    for by in (0, 2):
+        peers.feed(trace.Note(t=5.2, peer=by, what="silent", other=1))
+        peers.feed(trace.Note(t=6.0, peer=by, what="declared dead", other=1, detail="peer-1"))
+    assert peers.state(1) == "frozen"
+    peers.feed(trace.Note(t=7.2, peer=0, what="back", other=1, detail="peer-1"))
+    assert [text for _, text in peers.events] == [
+        "peer 1 is frozen",
+        "peer 1 did not answer for 2 s, and is back",
+    ]
+
+
+def test_what_has_no_words_of_its_own_stands_as_it_is() -> None:
+    peers = crew_of(2)
+    peers.feed(trace.Note(t=5.0, peer=1, what="skipped", other=1, detail="12 rounds, to 29"))
+    peers.feed(trace.Note(t=5.0, peer=0, what="by-pass", other=0, detail="it is faster"))
+    assert [text for _, text in peers.events] == [
+        "peer 1 went on with a later round: 12 rounds, to 29",
+        "peer 0 by-pass: it is faster",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from ragtag import __version__
 from ragtag.app.commands import look, options, start
-from ragtag.app.commands.common import examples, plain_errors, print_json, progress, settings
+from ragtag.app.commands.common import RUN_CODES, examples, plain_errors, print_json, progress, settings
 from ragtag.app.commands.joining import JoinCommand
 from ragtag.app.commands.probe import probe
 from ragtag.app.commands.simulate import simulate
@@ -38,10 +39,12 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors, whole.")] = False,
 ) -> None:
     """Train one PyTorch model on a ragtag crowd of machines: some slow, some gone, some losing packets."""
     settings["debug"] = debug
+    if debug:
+        os.environ["RAGTAG_TRACEBACK"] = "1"  # of peers' scripts, too
 
 
 app.command(epilog=examples("ragtag demo", "ragtag demo --json"))(start.demo)
@@ -52,6 +55,8 @@ app.command(
         "ragtag run -n 4 -m my_package.train",
         "ragtag run -n 6 --faults loss=0.1,freeze=3@10+4,kill=5@20 train.py",
         "ragtag run -n 6 --on-error stop --json train.py",
+        "ragtag run -n 6 --restarts 3 --min-peers 4 train.py",
+        codes=RUN_CODES,
     ),
 )(start.run)
 app.command(
@@ -66,6 +71,7 @@ app.command(
         "ragtag join token.txt train.py --lr 0.1",
         "ssh otter ragtag invite runs/train-20260101-120000 | ragtag join - train.py",
         "ragtag join -n 2 token.txt -m my_package.train",
+        codes=RUN_CODES,
     ),
 )(start.join)
 app.command(

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from ragtag.app.catching_up import catch_up, come_abreast, fall_behind, in_step
 from ragtag.app.disk import Spare
-from ragtag.app.environment import Place
+from ragtag.app.environment import Announcer, Place, Reached
 from ragtag.app.finish import NOTHING, Averaged, begin_alike, finish, tell_progress
 from ragtag.app.logbook import Logbook
 from ragtag.app.membership import Entrance
@@ -104,8 +104,11 @@ class Crew(Logbook):
         shelf: Shelf | None = None,
         again: Again | None = None,
         phases: Phases | None = None,
+        announcer: Announcer | None = None,
     ) -> None:
         super().__init__(place, driver, writer, origin_s)
+        self._announcer = announcer or Announcer(place.rank, None)
+        self._has_averaged = False
         self._phases = phases or Phases()
         self._phases.to(self._record_phase)
         self._comes_since_s: float | None = None
@@ -584,6 +587,9 @@ class Crew(Logbook):
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
         self._write_round(outcome)
+        if not self._has_averaged:
+            self._has_averaged = True
+            self._announcer.tell(Reached.AVERAGED)
         self._keep_invitation()
         if self._driver is not None and self._driver.lost_seat:
             self._join_anew(self._driver, self._driver.lost_seat)
@@ -604,6 +610,7 @@ class Crew(Logbook):
         self._writer = entered.writer
         self._keeper.moved(entered.place.rank, entered.shelf)
         self.record_join(entered.met)
+        self._announcer.tell(Reached.JOINED, entered.place.rank)
         transport.moved(entered.driver, entered.entrance)
         for split in self._splits.values():
             split.moved(entered.place.rank)

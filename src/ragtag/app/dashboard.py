@@ -15,11 +15,27 @@ from rich.text import Text
 from ragtag.app.peers import STATES, Peers, plain
 from ragtag.app.report.axes import clock, seconds
 from ragtag.app.report.html import bytes_text
+from ragtag.app.words import counted
 from ragtag.core import trace
 
 WIDE = 112
 """From this many columns on, the table has its less important columns too."""
 EVENTS_SHOWN = 3
+_COLUMNS = (
+    ("Peer", "#"),
+    ("State", "State"),
+    ("Step", "Step"),
+    ("Loss", "Loss"),
+    ("Accuracy", "Acc."),
+    ("Round", "Round"),
+    ("Round time", "Time"),
+    ("last", "last"),
+    ("Arrived", "Arr."),
+    ("Missed", "Miss"),
+    ("Sent", "Sent"),
+    ("Received", "Recv."),
+)
+"""Each column's head, in a wide terminal and in a narrow one."""
 STYLES = {
     "waiting": "dim",
     "training": "",
@@ -87,7 +103,7 @@ class Dashboard:
 
     def _head(self, width: int) -> RenderableType:
         title = Text(self.title or "Ragtag", style="bold", no_wrap=True, overflow="ellipsis")
-        facts = [f"{len(self.peers.rows)} peers", clock(round(self.peers.now_s, 1))]
+        facts = [counted(len(self.peers.rows), "peer"), clock(round(self.peers.now_s, 1))]
         if self.peers.run is not None and self.peers.run.method:
             facts.insert(0, plain(self.peers.run.method))
         if (accuracy := self.peers.accuracy) is not None:
@@ -114,15 +130,16 @@ class Dashboard:
     def _table(self, width: int, rows_most: int) -> RenderableType:
         wide = width >= WIDE
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1) if wide else (0, 0), pad_edge=False)
-        heads = ["Peer" if wide else "#", "State", "Step", "Loss", "Accuracy" if wide else "Acc.", "Round"]
-        heads += [
-            "Round time" if wide else "Time",
-            "last",
-            "Arrived" if wide else "Arr.",
-            "Missed" if wide else "Miss",
-            "Sent",
+        of = self.peers.rows.values()
+        idle = {  # what no peer has anything of is not shown
+            "Step": not any(row.steps_done for row in of),
+            "Loss": not any(row.losses or row.loss_bad for row in of),
+            "Accuracy": all(row.accuracy is None for row in of),
+        }
+        columns = [
+            k for k, (name, _) in enumerate(_COLUMNS) if not idle.get(name) and (wide or name != "Received")
         ]
-        heads += ["Received"] if wide else []
+        heads = [_COLUMNS[k][0 if wide else 1] for k in columns]
         for head in heads:
             left = head in ("Peer", "#", "State")
             table.add_column(head, justify="left" if left else "right", no_wrap=True)
@@ -131,12 +148,13 @@ class Dashboard:
             ranked = sorted(peers, key=lambda p: (STATES.index(self.peers.state(p)), p))
             peers = sorted(ranked[: rows_most - 1])
         for peer in peers:
-            table.add_row(*self._cells(peer, wide))
+            cells = self._cells(peer)
+            table.add_row(*(cells[k] for k in columns))
         if len(peers) < len(self.peers.rows):
             table.add_row("...", Text(f"{len(self.peers.rows) - len(peers)} more", style="dim"))
         return table
 
-    def _cells(self, peer: int, wide: bool) -> list[RenderableType]:
+    def _cells(self, peer: int) -> list[RenderableType]:
         row, state = self.peers.rows[peer], self.peers.state(peer)
         loss = Text("nan", style="bold red") if row.loss_bad else Text(_mean(row.losses, "{:.3f}"))
         median = statistics.median(row.round_s) if row.round_s else None
@@ -152,9 +170,8 @@ class Dashboard:
             _mean(row.arrived, "{:.1%}"),
             f"{row.missed:,}",
             bytes_text(row.sent),
+            bytes_text(row.received),
         ]
-        if wide:
-            cells.append(bytes_text(row.received))
         dim = "dim" if state in ("gone", "waiting") else ""
         return [cell if isinstance(cell, Text) else Text(str(cell), style=dim) for cell in cells]
 

@@ -60,11 +60,18 @@ def greet(place: Place, driver: Driver, deadline_s: float, late: bool = False) -
         if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
             raise JoinError(message)
         _log.warning("%s", message)
-    if node.n == 1:
-        return 0  # the first one: there is nobody yet
+    begins = node.n == 1 or (place.token is not None and not late)
+    if begins and set(range(node.n)) <= {node.me} | node.gone:
+        return 0  # the first one: there is nobody yet, or only those that take part later
     if not met.blobs:
+        of = f"of crew {place.crew!r}"
+        nobody = (
+            f"the other peer {of} did not answer"
+            if node.n == 2
+            else (f"none of the other {node.n - 1} peers {of} answered")
+        )
         raise JoinError(
-            f"none of the other {node.n - 1} peers of crew {place.crew!r} answered within "
+            f"{nobody} within "
             f"{deadline_s:g} s; are they started, with the same crew name, and does the firewall let UDP "
             "through?"
         )

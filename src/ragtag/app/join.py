@@ -17,8 +17,9 @@ from ragtag.app.crew import Again, Crew, Entered
 from ragtag.app.disk import explain
 from ragtag.app.environment import (
     Address,
+    Announcer,
     Place,
-    announce_ready,
+    Reached,
     exchange_addresses,
     place_from_environment,
     reachable_host,
@@ -141,9 +142,11 @@ def join_as(place: Place | None, deadline_s: float) -> Crew:
         return _accept(place, place.token, origin_s, deadline_s)
     writer = TraceWriter(place.run_folder / peer_file(place.rank)) if place.run_folder is not None else None
     if place.size == 1:
-        crew = Crew(place, SoloTransport(place.seed), None, writer, origin_s)
+        announcer = Announcer(place.rank, place.ready_fd)
+        crew = Crew(place, SoloTransport(place.seed), None, writer, origin_s, announcer=announcer)
         crew.record(trace.Join(t=crew.now_s(), peer=0))
-        announce_ready(place)
+        announcer.tell(Reached.JOINED, place.rank)
+        announcer.tell(Reached.READY)
         return crew
     with ExitStack() as undo:
         if writer is not None:
@@ -215,7 +218,7 @@ def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance
     """
     place = way.place
     try:
-        ways = member_socket(token)
+        ways = member_socket(token, place.member_fd)
         undo.callback(ways[0].close)
         host = ways[1][0]
         endpoint = Endpoint((host, 0))
@@ -332,9 +335,13 @@ def _start(
 
 def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Crew:
     place = way.place
-    ready = place if way.number is None else replace(place, rank=way.number)
+    announcer = Announcer(place.rank if way.number is None else way.number, place.ready_fd)
     transport = DriverTransport(
-        driver, way.deadline_s, on_ready=partial(announce_ready, ready), entrance=entrance, phases=way.phases
+        driver,
+        way.deadline_s,
+        on_ready=partial(announcer.tell, Reached.READY),
+        entrance=entrance,
+        phases=way.phases,
     )
     crew = Crew(
         place,
@@ -346,11 +353,13 @@ def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Cre
         shelf=way.shelf,
         again=None if entrance is None else _again(way),
         phases=way.phases,
+        announcer=announcer,
     )
     way.crews.append(crew)
     for note in way.early:
         crew.note(note)
     crew.record_join(met)
+    announcer.tell(Reached.JOINED, place.rank)
     return crew
 
 

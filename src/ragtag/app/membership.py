@@ -152,8 +152,8 @@ Ways = tuple[socket.socket, Address, list[Address]]
 """A socket for membership, the address that others reach it at, and whom a newcomer asks."""
 
 
-def member_socket(token: Token) -> Ways:
-    """What a newcomer enters through.
+def member_socket(token: Token, fd: int | None = None) -> Ways:
+    """What a newcomer enters through. fd: a socket that its launcher has bound for it.
 
     The address of a token that begins a crew is taken where it is this machine's and free: the first one to
     join listens where the others ask.
@@ -161,6 +161,10 @@ def member_socket(token: Token) -> Ways:
     Raises:
         NotLetIn: no way leads from this machine to the crew.
     """
+    if fd is not None:
+        sock = _socket(fd, None)
+        own = sock.getsockname()[:2]
+        return sock, own, [other for other in token.addresses if other != own]
     for address in token.addresses if token.begins else ():
         try:
             sock = _socket(None, address)
@@ -217,16 +221,21 @@ def invited(
 ) -> Entrance:
     """Enter a crew by its (resolved) token, and take a seat. The socket of ``ways`` is closed with the agent.
 
+    The peer that listens where the token says begins the crew, unless it finds one that averages. Others may
+    come in together with it: they wait until it does.
+
     Raises:
-        NotLetIn: nobody answered, the name is taken, another crew or version answered, no seat is free.
+        NotLetIn: nobody answered, the name is taken, another crew or version answered, no seat is free, or
+            nobody begins.
     """
     sock, address, entries = ways
+    begins = not entries
     host = address[0]
     card = Card(VERSION, NO_SEAT, 0, _epoch(), False, host, data_port, state_port, 1, place.seed)
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
     agent = _agent(name, address, token.key, card, sock)
     try:
-        if not entries:
+        if begins:
             entries = agent.listen(LISTEN_S)  # the crew may have outlived the one that began it
         agent.join(agent.now_s(), entries, deadline_s)
         if not entries:
@@ -238,17 +247,28 @@ def invited(
         with phases.of("let in"):
             _get_in(agent, token, deadline_s)
         with phases.of("seat"):
-            return _take_seat(agent, card, until_s, deadline_s)
+            card = _take_seat(agent, card, until_s, deadline_s)
+        if not begins:
+            _await_beginner(agent, until_s)
+        elif not _averaging(agent):
+            return _found(agent, card)
+        return Entrance(agent, card, True, _addresses(agent))
     except BaseException:
         agent.close()
         raise
 
 
 def _found(agent: Agent, card: Card) -> Entrance:
-    """The first one: the crew begins here."""
-    card = msgspec.structs.replace(card, seat=0, averaging=True)
+    """The first one: the crew begins here. Whoever is in besides has come to take part later."""
+    card = msgspec.structs.replace(card, seat=max(0, card.seat), averaging=True)
     agent.describe(agent.now_s(), card)
-    return Entrance(agent, card, False, {})
+    return Entrance(agent, card, False, _addresses(agent))
+
+
+def _addresses(agent: Agent) -> dict[PeerId, Address]:
+    """Where the others take data, by seat."""
+    seats = agent.roster.seats
+    return {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
 
 
 def _get_in(agent: Agent, token: Token, deadline_s: float) -> None:
@@ -261,7 +281,22 @@ def _get_in(agent: Agent, token: Token, deadline_s: float) -> None:
         raise NotLetIn(agent.failure or f"no member let this peer in within {deadline_s:g} s")
 
 
-def _take_seat(agent: Agent, card: Card, until_s: float, deadline_s: float) -> Entrance:
+def _averaging(agent: Agent) -> bool:
+    return any(holder.live and holder.card.averaging for holder in agent.roster.seats.values())
+
+
+def _await_beginner(agent: Agent, until_s: float) -> None:
+    _turn(agent, lambda: _averaging(agent), until_s - agent.now_s())
+    if not _averaging(agent):
+        raise NotLetIn(
+            agent.failure
+            or "none of those that let this peer in averages; start the peer that begins the crew, on the "
+            "machine that the token names"
+        )
+
+
+def _take_seat(agent: Agent, card: Card, until_s: float, deadline_s: float) -> Card:
+    """A card with a seat of its own."""
     machine, roster = agent.machine, agent.roster
     seating = Seating(roster, card, agent.now_s(), machine.period_s)
     while not seating.settled:
@@ -283,10 +318,7 @@ def _take_seat(agent: Agent, card: Card, until_s: float, deadline_s: float) -> E
             lambda: bool(roster.contested()) if seating.claimed else machine.whole,
             seating.until_s - now_s,
         )
-    seats = roster.seats
-    known = {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
-    late = any(h.live and h.card.averaging for h in seats.values())
-    return Entrance(agent, seating.card, late, known)
+    return seating.card
 
 
 def _turn(agent: Agent, done: Callable[[], bool], for_s: float) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from ragtag.app.output import Lines, Tracebacks
 from ragtag.app.relay import Relay
+from ragtag.app.tracebacks import shortened
 from ragtag.core.types import PeerId
 
 KILL_S = 10.0
@@ -131,8 +132,9 @@ class PeerProcess:
 
     def release(self, now_s: float) -> None:
         """Show the traceback that has been held back long enough."""
-        for text in self.tracebacks.due(now_s):
-            self._show(text, True)
+        if held := self.tracebacks.due(now_s):
+            for text in shortened("\n".join(held)).splitlines():
+                self._show(text, True)
 
     def drain(self) -> None:
         """Read what an ended process has left in its pipes; a daemon of its own may hold them open."""

@@ -7,7 +7,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from ragtag.app.report.axes import fault_text
+from ragtag.app.noted import UNTOLD, in_words
+from ragtag.app.report.axes import fault_text, seconds
 from ragtag.app.report.data import FREEZES, KILLS
 from ragtag.core import trace
 
@@ -16,16 +17,11 @@ RECENT = 50
 STATES = ("failed", "gone", "frozen", "silent", "waiting", "training", "done")
 """From the one that wants most attention to the one that wants least."""
 
-_MEMBERSHIP = {
-    "comes": "comes",
-    "takes part": "takes part",
-    "has left": "has left",
-    "declared dead": "is declared dead",
-    "back": "is back: it was out of reach",
-}
+_MEMBERSHIP = frozenset({"comes", "takes part", "has left", "declared dead", "back", "healed"})
 _OF_REPLICAS = frozenset({"replicas differ", "replicas alike"})
 _NO_NEWS = {("frozen", "silent"), ("gone", "done")}
 """Changes of state that go without saying."""
+_BECOMES = {"silent": in_words("silent"), "failed": "has failed"}
 
 
 @dataclass(slots=True)
@@ -39,6 +35,8 @@ class Row:
     told: str = ""
     told_t: float = -math.inf
     frozen_until: float | None = None
+    away_t: float | None = None
+    """Since when the others do not hear it, while that lasts."""
     silent_to: set[int] = field(default_factory=set)
     step: int = 0
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=10))
@@ -227,26 +225,40 @@ class Peers:
 
     def _note(self, note: trace.Note) -> None:
         other = self.row(note.other) if note.other >= 0 else None
+        if note.what in UNTOLD:
+            return
         if other is not None and note.what == "silent":
             other.silent_to.add(note.peer)
+            other.away_t = note.t if other.away_t is None else other.away_t
             self._notice(note.other)
         elif other is not None and note.what == "heard again":
             other.silent_to.discard(note.peer)
             if other.frozen_until == math.inf:
                 other.frozen_until = None
             self._notice(note.other)
+            if not other.silent_to and not other.gone:
+                other.away_t = None
         elif other is not None and note.what == "left":
             self._left(note.other)
         elif other is not None and note.what in _MEMBERSHIP:
             self._moved(note, other)
+        elif note.what == "lost" and note.peer >= 0:
+            self._lost(note)
         elif note.what in _OF_REPLICAS:
             told = any(t > note.t - 2.0 and said.startswith(note.what) for t, said in self.events)
             if not told:  # all peers see the same
                 self._say(note.t, f"{note.what}: {note.detail}")
+        elif other is not None and note.other != note.peer:
+            self._say(note.t, f"peer {note.other} {in_words(note.what, note.detail)}")
         else:
-            detail = f": {note.detail}" if note.detail else ""
-            about = f" ({_who(note.other)})" if note.other >= 0 and note.other != note.peer else ""
-            self._say(note.t, f"{_who(note.peer)}: {note.what}{detail}{about}")
+            self._say(note.t, f"{_who(note.peer)} {in_words(note.what, note.detail)}")
+
+    def _lost(self, note: trace.Note) -> None:
+        """Its launcher has seen its process end."""
+        row = self.row(note.peer)
+        row.gone, row.shown_state = True, "gone"
+        self._up.discard(note.peer)
+        self._say(note.t, f"peer {note.peer} {in_words('lost', note.detail)}")
 
     def _moved(self, note: trace.Note, row: Row) -> None:
         """Who came or went; several say the same, and a seat's next holder may come from elsewhere."""
@@ -255,20 +267,34 @@ class Peers:
         row.told_t = note.t
         if note.what in ("has left", "declared dead"):
             if not (row.left or row.gone or row.failed_t is not None):
+                dead = note.what == "declared dead"
+                row.away_t = (row.away_t or note.t) if dead else None
+                if dead and self.state(note.other) == "frozen":
+                    return  # which says more
                 row.gone, row.shown_state = True, "gone"
                 self._up.discard(note.other)
-                self._say(note.t, f"peer {note.other} {_MEMBERSHIP[note.what]}")
+                self._say(note.t, f"peer {note.other} {in_words(note.what)}")
             return
         averages = note.what != "comes"
         if self.state(note.other) == "training" or (row.told == note.what and not averages):
             return
         row.told = note.what
         if averages:
+            away = self._away(row)
             row.joined, row.gone, row.left, row.failed_t = True, False, False, None
             row.silent_to.clear()
             row.shown_state = "training"
             self._up.add(note.other)
-        self._say(note.t, f"peer {note.other} {_MEMBERSHIP[note.what]}")
+            if note.what in ("back", "healed"):
+                row.frozen_until = None
+                self._say(note.t, f"peer {note.other} {away}is back")
+                return
+        self._say(note.t, f"peer {note.other} {in_words(note.what)}")
+
+    def _away(self, row: Row) -> str:
+        """For how long nobody has heard a peer that is heard again now, in words."""
+        since_t, row.away_t = row.away_t, None
+        return "" if since_t is None else f"did not answer for {seconds(self.now_s - since_t)}, and "
 
     def _left(self, peer: int) -> None:
         """Others were told that a peer leaves; its own record may be read a moment later, or not at all."""
@@ -298,9 +324,9 @@ class Peers:
         if state == row.shown_state:
             return
         if state == "training" and row.shown_state in ("silent", "frozen", "gone", "failed"):
-            self._say(self.now_s, f"peer {peer} is back")
+            self._say(self.now_s, f"peer {peer} {self._away(row)}is back")
         elif state not in ("training", "waiting") and (row.shown_state, state) not in _NO_NEWS:
-            self._say(self.now_s, f"peer {peer} is {state}")
+            self._say(self.now_s, f"peer {peer} {_BECOMES.get(state, f'is {state}')}")
         row.shown_state = state
 
     def _say(self, t: float, text: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
-from ragtag.app.launch_events import Ended, Event, Injected, LaunchResult, Line, Ready, Said
+from ragtag.app.alike import Final, alike
+from ragtag.app.environment import Reached
+from ragtag.app.launch_events import Ended, Event, Injected, LaunchResult, Line, Ready, Said, Seated
+from ragtag.app.tracebacks import shortened
+from ragtag.app.tracefile import last_leaves
+from ragtag.app.words import counted, these_peers
 from ragtag.core.types import PeerId
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
@@ -34,17 +40,23 @@ class RunView:
             self._ended(event)
         elif isinstance(event, Said):
             self._err.print(Text(f"ragtag: {event.text}", style="dim"), soft_wrap=True)
+        elif isinstance(event, Seated):
+            if event.seat != event.peer:  # what the crew says of it names it so
+                said = f"peer {event.peer} of this launcher is peer {event.seat} of its crew"
+                self._err.print(Text(f"ragtag: {said}", style="dim"), soft_wrap=True)
         elif self._watched:
             return
         elif isinstance(event, Ready):
-            self._err.print(Text(f"ragtag: {len(event.peers)} peers have joined", style="dim"))
+            self._err.print(Text(f"ragtag: {_have_joined(event.peers)}", style="dim"))
         elif isinstance(event, Injected):
             self._err.print(Text(f"ragtag: fault {event.record.detail}", style="yellow"))
 
     def _ended(self, end: Ended) -> None:
+        if end.lost:
+            if not (end.by == "fault" and self._watched):
+                self._print(self._err, end.peer, Text(f"lost: {_why_lost(end)}", style="yellow"))
+            return
         if not end.failed:
-            if end.by == "fault" and not self._watched:
-                self._print(self._err, end.peer, Text("killed, as the faults say", style="yellow"))
             return
         if end.same_as is not None:
             said = f"failed with the same error as peer {end.same_as}"
@@ -55,7 +67,9 @@ class RunView:
         self._print(self._err, end.peer, Text(said, style="bold red"))
         if end.error and end.same_as is None and not end.shown:
             title = f"peer {end.peer}"
-            self._err.print(Panel(_plain(end.error), title=title, title_align="left", border_style="red"))
+            self._err.print(
+                Panel(_plain(shortened(end.error)), title=title, title_align="left", border_style="red")
+            )
             if self._on_error == "continue":
                 self._err.print(Text("ragtag: the others go on; --on-error stop ends them", style="dim"))
 
@@ -64,17 +78,59 @@ class RunView:
         console.print(prefix + text, soft_wrap=True)
 
 
-def summary(result: LaunchResult) -> str:
-    """How a run ended, in one line of markup."""
+def summary(result: LaunchResult) -> list[str]:
+    """How a run ended, in lines of markup: how many finished, then who did not and why, as far as it is
+    the run's business and not the script's own error, which has been shown.
+    """
     ends = result.ends
+    idle = [end for end in ends if end.status == 0 and not end.finished]
     counts = {
-        "done": sum(end.status == 0 for end in ends),
-        "killed by a fault": sum(end.by == "fault" for end in ends),
-        "ended early": sum(end.by == "launcher" for end in ends),
+        "finished": len(result.finished),
+        "averaged nothing": len(idle),
+        "lost": sum(end.lost for end in ends),
+        "ended early": sum(end.by == "launcher" and end.status != 0 for end in ends),
         "[bold red]failed[/bold red]": len(result.failed),
     }
-    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{len(ends)} peers, {result.wall_s:.1f} s: {said}"
+    said = [f"{count} {what}" for what, count in counts.items() if count]
+    said += [f"{counted(result.restarts, 'restart')}"] if result.restarts else []
+    lines = [f"{counted(len(ends), 'peer')}, {result.wall_s:.1f} s: {', '.join(said)}"]
+    lines += [f"[yellow]peer {end.peer} was lost: {_why_lost(end)}[/yellow]" for end in ends if end.lost]
+    for reached, what in _IDLE.items():
+        who = [end.peer for end in idle if end.reached is reached]
+        lines += [f"[yellow]{these_peers(who)} {what}[/yellow]"] if who else []
+    few = len(result.finished) < result.min_peers
+    if few and not (result.signal or result.stopped or result.failed):
+        enough = "one must" if result.min_peers == 1 else f"{result.min_peers} must (--min-peers)"
+        came = counted(len(result.finished), "peer") if result.finished else "no peer"
+        lines.append(f"[bold red]{came} finished, and {enough}[/bold red]")
+    return lines
+
+
+_NEVER = "joined and never averaged a round: call optimizer.step() of crew.optimizer(...)"
+_IDLE = {
+    Reached.STARTED: "never called ragtag.join()",
+    Reached.JOINED: _NEVER,
+    Reached.READY: _NEVER,
+}
+"""What a peer did that came to its end without averaging, by how far it came."""
+
+
+def _why_lost(end: Ended) -> str:
+    """What has ended a peer other than its script, or its launcher."""
+    if end.by == "fault":
+        return "killed, as --faults says"
+    hint = "; by whom is not known: is the machine out of memory?" if end.status == -signal.SIGKILL else ""
+    return end.how + hint
+
+
+def models(folder: Path) -> str:
+    """Whether the peers that ended well hold the same model, as their traces say; "": they do not say."""
+    ended = {peer: leave for peer, leave in last_leaves(folder).items() if not leave.failed}
+    return alike({peer: Final(leave.digest, leave.round) for peer, leave in ended.items()})
+
+
+def _have_joined(peers: Sequence[PeerId]) -> str:
+    return f"{counted(len(peers), 'peer')} {'has' if len(peers) == 1 else 'have'} joined"
 
 
 def result_json(result: LaunchResult) -> dict[str, Any]:
@@ -84,11 +140,14 @@ def result_json(result: LaunchResult) -> dict[str, Any]:
         "run_folder": None if result.run_folder is None else str(result.run_folder),
         "wall_s": result.wall_s,
         "signal": result.signal or None,
+        "restarts": result.restarts,
         "peers": [
             {
                 "peer": end.peer,
                 "status": end.status,
                 "ended_by": end.by,
+                "finished": end.finished,
+                "lost": end.lost,
                 "failed": end.failed,
                 "error": end.error or None,
             }

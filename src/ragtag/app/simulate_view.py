@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ragtag.app.experiment import ExperimentError, Result, RoundFigures, Setup, simulate
+from ragtag.app.words import counted
 from ragtag.core.faultspec import format_faults
 
 ROWS_MAX = 20
@@ -68,8 +69,8 @@ def show(result: Result, console: Console) -> None:
         f"longest {longest_s * 1e3:.1f} ms"
     )
     console.print(
-        f"{len(result.live)} of {setup.peers} peers alive, {result.bytes_sent / 1e6:,.1f} MB sent, "
-        f"{result.datagrams_lost:,} datagrams lost"
+        f"{len(result.live)} of {counted(setup.peers, 'peer')} alive, "
+        f"{result.bytes_sent / 1e6:,.1f} MB sent, {counted(result.datagrams_lost, 'datagram')} lost"
     )
     console.print(
         f"{result.virtual_s:.2f} s of virtual time in {result.wall_s:.2f} s, {result.events:,} events, "
@@ -98,7 +99,7 @@ def _at_the_centre(result: Result) -> list[str]:
 
 def _table(result: Result) -> Table:
     setup = result.setup
-    title = f"{setup.method}, {setup.peers} peers, {setup.values:,} values"
+    title = f"{setup.method}, {counted(setup.peers, 'peer')}, {counted(setup.values, 'value')}"
     if faults := format_faults(setup.faults):
         title += f", {faults}"
     table = Table(title=title, title_justify="left", header_style="bold")

@@ -256,7 +256,7 @@ class CentreNode:
         effects: list[Effect] = []
         was = self.owners.heard(run.peer)
         if was >= GONE_AFTER:
-            effects.append(Noted("owner heard again", run.peer, f"after {was} silent turns"))
+            effects.append(Noted("owner heard again", run.peer, f"after {was} silent turn{'s' * (was > 1)}"))
         if self._turn is not None:
             self._turn.came.add(run.peer)
         block, stage = wire.block_of(key), key.stage & ~NACK
@@ -358,7 +358,13 @@ class CentreNode:
             for peer in sorted(missed - turn.came):
                 if self.owners.silent(peer) == 1:
                     blocks = sum(owner == peer for owner in turn.open.values())
-                    effects.append(Noted("owner silent", peer, f"{blocks} blocks keep own values"))
+                    effects.append(
+                        Noted(
+                            "owner silent",
+                            peer,
+                            f"{blocks} block{'s keep' if blocks > 1 else ' keeps'} own values",
+                        )
+                    )
         elif turn.owners:
             self._took.completed(now_s - turn.started_s)
         self.keeper.copies.took(turn.mean, turn.got, turn.versions)

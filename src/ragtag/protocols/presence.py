@@ -102,7 +102,7 @@ class Presence:
         if not was:
             return []
         self._changes += 1
-        return [Noted("heard again", peer, f"after {was} silent rounds")]
+        return [Noted("heard again", peer, f"after {was} silent round{'s' * (was > 1)}")]
 
     def vouched(self, peers: Iterable[PeerId]) -> list[Effect]:
         """Owners of blocks have heard these peers, and this one is owed nothing that would tell."""
@@ -112,7 +112,9 @@ class Presence:
             if was and peer not in self._left:
                 self._silent[peer] = 0
                 self._changes += 1
-                effects.append(Noted("heard again", peer, f"by others, after {was} silent rounds"))
+                effects.append(
+                    Noted("heard again", peer, f"by others, after {was} silent round{'s' * (was > 1)}")
+                )
         return effects
 
     def miss(self, peers: Iterable[PeerId]) -> list[Effect]:

@@ -89,7 +89,7 @@ class Rounds:
         lane.taking = max(0, lane.taking - 1)
         effects: list[Effect] = []
         if skipped > 0 and not new and self.me not in ask.aside:
-            effects.append(Noted("skipped", self.me, f"{skipped} rounds, to {number}"))
+            effects.append(Noted("skipped", self.me, f"{skipped} round{'s' * (skipped > 1)}, to {number}"))
         waiting = self._presence.waiting - ask.aside
         part = lane.channel.part(number)
         values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)

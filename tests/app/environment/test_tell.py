@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.app.environment import (
+    Announcement,
+    Announcer,
     Place,
+    Reached,
     Rendezvous,
-    announce_ready,
     exchange_addresses,
     place_from_environment,
     reachable_host,
@@ -46,38 +48,39 @@ def test_a_peer_is_reached_where_its_launcher_has_told_the_others() -> None:
     assert reachable_host(KNOWN) == "::1"
 
 
-def test_the_launcher_is_told_that_a_peer_has_joined() -> None:
+def test_the_launcher_is_told_how_far_a_peer_is() -> None:
     read, write = os.pipe()
     try:
-        announce_ready(Place(3, 4, "c", ready_fd=write))
-        assert os.read(read, 100) == b"3\n"
+        announcer = Announcer(3, write)
+        announcer.tell(Reached.JOINED, 5)
+        announcer.tell(Reached.READY, "rps+repair")
+        announcer.tell(Reached.READY)
+        Announcer(0, write).tell(Reached.AVERAGED)
+        assert read_announcements(os.read(read, 200)) == [
+            Announcement(3, Reached.JOINED, "5"),
+            Announcement(3, Reached.READY, "rps+repair"),
+            Announcement(3, Reached.READY),
+            Announcement(0, Reached.AVERAGED),
+        ]
     finally:
         os.close(read)
         os.close(write)
-    announce_ready(Place(0, 1, "c"))  # no launcher: nothing to tell
+    Announcer(0, None).tell(Reached.READY)  # no launcher: nothing to tell
 
 
-def test_the_launcher_is_told_by_what_a_peer_averages() -> None:
-    read, write = os.pipe()
-    try:
-        announce_ready(Place(3, 4, "c", ready_fd=write), "rps+repair")
-        announce_ready(Place(0, 4, "c", ready_fd=write), "ring")
-        assert read_announcements(os.read(read, 100)) == [(3, "rps+repair"), (0, "ring")]
-    finally:
-        os.close(read)
-        os.close(write)
-
-
-@pytest.mark.parametrize("data", [b"", b"\n\n", b"x\n", b"-1\n", b"12345\n", b"1 \x1b[2J\n", b"\xb2\n"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\n\n", b"x\n", b"7\n", b"-1 ready\n", b"12345 ready\n", b"1 ready \x1b[2J\n", b"1 asleep\n"],
+)
 def test_what_is_no_announcement_is_left_out(data: bytes) -> None:
-    assert read_announcements(data + b"7\n") == [(7, "")]
+    assert read_announcements(data + b"7 ready\n") == [Announcement(7, Reached.READY)]
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_announcements_or_left_out(data: bytes) -> None:
-    for number, method in read_announcements(data):
-        assert 0 <= number < 10_000
-        assert len(method) <= 40
+    for told in read_announcements(data):
+        assert 0 <= told.number < 10_000
+        assert len(told.detail) <= 40
 
 
 EXCHANGE = """

@@ -125,7 +125,7 @@ def test_a_crew_of_one_averages_with_itself() -> None:
         ({"method": "backup=4", "peers": 4}, "leaves none to wait for"),
         ({"method": "grouping=0"}, "groups_max is 0"),
         ({"method": "grouping", "check": True}, "leave it out"),
-        ({"peers": 65}, "65 peers: one crew averages 1 to 64"),
+        ({"peers": 65}, "65 peers: rps averages 1 to 64"),
         ({"values": 0}, "values is 0; it must be 1 or more"),
         ({"rounds": -1}, "rounds is -1"),
         ({"compute_s": -1.0}, "compute takes -1.0 s"),
@@ -173,3 +173,28 @@ def test_rounds_of_all_have_no_staleness() -> None:
     result = simulate(SMALL)
     assert (result.staleness, result.turns, result.groups) == (None, None, ())
     assert _at_the_centre(result) == []
+
+
+@pytest.mark.parametrize("method", ["moshpit=4", "random-groups=4", "moshpit"])
+@pytest.mark.parametrize("faults", ["", "kill=3@0.5,loss=0.02"])
+def test_groups_average_without_delay_and_with_deaths(method: str, faults: str) -> None:
+    """With no delay at all a repair was asked for and answered for ever at one virtual time."""
+    setup = Setup(peers=16, values=10_000, rounds=12, method=method, faults=parse_faults(faults))
+    result = simulate(setup)
+    assert result.rounds[-1].round >= 11  # a peer that is late may go on with a later one
+    assert result.live == tuple(p for p in range(16) if not faults or p != 3)
+    assert 1.5 < max(figures.contributors for figures in result.rounds) <= 8.0
+    assert simulate(setup).digest == result.digest
+
+
+def test_more_peers_than_average_directly_average_in_groups() -> None:
+    result = simulate(Setup(peers=100, values=100, rounds=3, method="moshpit=8"))
+    assert len(result.live) == 100
+    with pytest.raises(ExperimentError, match="100 peers: rps averages 1 to 64; more average in groups"):
+        Setup(peers=100)
+
+
+@pytest.mark.parametrize("method", ["moshpit=1", "moshpit=65", "random-groups=x", "moshpit="])
+def test_groups_of_no_size_are_refused(method: str) -> None:
+    with pytest.raises(ExperimentError, match="groups have 2 to 64 peers: write"):
+        Setup(method=method)

@@ -14,8 +14,14 @@ PATIENCE_S = 30.0
 JOIN = """
 import os, sys, time
 me, n = int(os.environ["RAGTAG_RANK"]), int(os.environ["RAGTAG_SIZE"])
+def tell(*words):
+    os.write(int(os.environ["RAGTAG_READY_FD"]), (" ".join([str(me), *map(str, words)]) + chr(10)).encode())
 def join():
-    os.write(int(os.environ["RAGTAG_READY_FD"]), b"%d\\n" % me)
+    tell("joined", me)
+    tell("ready")
+def average():
+    join()
+    tell("averaged")
 """
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ragtag.app.launch_events import Injected, Line, Ready, Said
+from ragtag.app.environment import Reached
+from ragtag.app.launch_events import Ended, Injected, Line, Ready, Said, Seated
 from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -38,6 +39,7 @@ def test_a_line_of_a_megabyte_is_cut_and_comes_whole(script: Path) -> None:
 RAISES = """
 if me != 1:
     raise ValueError("no such thing as a free lunch")
+average()
 print("lunch")
 """
 
@@ -47,7 +49,7 @@ def test_the_same_error_of_several_peers_comes_once_and_the_others_go_on(
 ) -> None:
     result, events = run(script, RAISES, 3, run_folder=tmp_path / "run")
     failed = [end for end in ends(events) if end.failed]
-    assert (result.exit_code, result.failed) == (1, (0, 2))
+    assert (result.exit_code, result.failed, result.finished) == (1, (0, 2), (1,))
     assert sorted(end.peer for end in failed) == [0, 2]
     assert failed[0].error.splitlines()[-1] == "ValueError: no such thing as a free lunch"
     assert failed[0].same_as is None
@@ -89,7 +91,7 @@ def test_a_traceback_that_a_peer_survives_is_passed_on(script: Path) -> None:
     result, events = run(
         script, "import logging\ntry: 1/0\nexcept ZeroDivisionError: logging.exception('x')", 1
     )
-    assert result.exit_code == 0
+    assert result.failed == ()
     assert lines(events, 0, error=True)[-1] == "ZeroDivisionError: division by zero"
 
 
@@ -122,7 +124,7 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
 def test_a_peer_is_frozen_and_one_killed_once_all_have_joined(script: Path, tmp_path: Path) -> None:
     text = """
-join()
+average()
 if me == 0:
     before = time.monotonic()
     longest, until = 0.0, before + 20
@@ -153,8 +155,9 @@ def test_the_run_record_comes_again_once_a_peer_says_by_what_it_averages(
     script: Path, tmp_path: Path
 ) -> None:
     text = """
-from ragtag.app.environment import announce_ready, place_from_environment
-announce_ready(place_from_environment(), "ring")
+from ragtag.app.environment import Announcer, Reached, place_from_environment
+place = place_from_environment()
+Announcer(place.rank, place.ready_fd).tell(Reached.READY, "ring")
 """
     _, events = run(script, text, 2, run_folder=tmp_path / "run", env={"PYTHONPATH": str(SRC)}, seed=4)
     assert not [e for e in events if isinstance(e, Line)]
@@ -179,7 +182,7 @@ def test_a_method_that_is_given_stands_and_one_peer_averages_with_nobody(
 
 def test_without_a_crew_no_fault_is_injected_and_it_is_said(script: Path) -> None:
     result, events = run(script, "", 2, faults=parse_faults("kill=0@0"))
-    assert result.exit_code == 0
+    assert result.failed == ()
     assert [e.text for e in events if isinstance(e, Said)][-1].startswith("no fault was injected")
 
 
@@ -189,3 +192,130 @@ def test_peers_that_ended_before_the_others_joined_are_not_waited_for(script: Pa
     )
     assert result.ends[1].by == "fault"
     assert [e.peers for e in events if isinstance(e, Ready)] == [(1,)]
+
+
+# -- Who finished, who is lost, who is started again
+
+
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [("", Reached.STARTED), ("tell('joined', me)", Reached.JOINED), ("join()", Reached.READY)],
+)
+def test_peers_that_average_nothing_have_not_finished(script: Path, text: str, reached: Reached) -> None:
+    result, _ = run(script, text, 2)
+    assert [(end.status, end.reached, end.finished) for end in result.ends] == [(0, reached, False)] * 2
+    assert result.exit_code == 1
+
+
+def test_one_peer_alone_that_averages_with_itself_has_finished(script: Path) -> None:
+    assert run(script, "average()", 1)[0].exit_code == 0
+
+
+DIES = """
+average()
+if me == 1:
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(("min_peers", "code"), [(1, 0), (2, 0), (3, 1)])
+def test_a_lost_peer_is_no_failure_where_enough_finish(
+    script: Path, tmp_path: Path, min_peers: int, code: int
+) -> None:
+    result, _ = run(script, DIES, 3, min_peers=min_peers, run_folder=tmp_path / "run")
+    assert (result.exit_code, result.failed, result.finished) == (code, (), (0, 2))
+    assert [end.lost for end in result.ends] == [False, True, False]
+    records = list(read_run(tmp_path / "run").records())
+    assert [(r.peer, r.what, r.detail) for r in records if isinstance(r, trace.Note)] == [
+        (1, "lost", "ended by SIGKILL")
+    ]
+    assert not [r for r in records if isinstance(r, trace.Error)]
+
+
+def test_a_script_that_fails_makes_the_run_fail_however_many_finish(script: Path) -> None:
+    result, _ = run(script, "average()\nif me == 1: sys.exit(3)", 3)
+    assert (result.exit_code, result.failed, result.finished) == (1, (1,), (0, 2))
+
+
+def test_on_error_stop_ends_the_others_of_a_lost_peer_and_the_run_has_failed(script: Path) -> None:
+    result, events = run(
+        script, "average()\nif me == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)", 2, on_error="stop"
+    )
+    assert (result.exit_code, result.stopped, result.ends[0].by) == (1, True, "launcher")
+    assert "peer 1 is lost: ending the other 1" in [e.text for e in events if isinstance(e, Said)]
+
+
+AGAIN = """
+from pathlib import Path
+place = {name: os.environ.get("RAGTAG_" + name) for name in ("TOKEN", "MEMBERS", "NAME")}
+print("newcomer" if place["TOKEN"] else "founder", place["NAME"], flush=True)
+lives = Path(sys.argv[0]).with_name(f"lives-{me}")
+life = len(lives.read_text()) + 1 if lives.exists() else 1
+lives.write_text("x" * life)
+"""
+
+
+def test_a_lost_peer_is_started_again_as_a_newcomer_so_many_times_in_all(script: Path) -> None:
+    text = AGAIN + "average()\nif me == 1: os.kill(os.getpid(), 9)"
+    result, events = run(script, text, 2, restarts=2)
+    assert lines(events, 0) == ["founder None"]
+    assert lines(events, 1) == ["founder None", "newcomer peer-1-2", "newcomer peer-1-3"]
+    said = [e.text for e in events if isinstance(e, Said) if "started again" in e.text]
+    assert said == [f"peer 1 is lost (ended by SIGKILL) and started again ({k} of 2)" for k in (1, 2)]
+    assert [e.peer for e in events if isinstance(e, Ended)] in ([0, 1], [1, 0])  # each ends once
+    assert (result.restarts, result.finished, result.ends[1].lost, result.exit_code) == (2, (0,), True, 0)
+
+
+def test_a_peer_that_a_fault_kills_is_started_again_too_and_may_finish(script: Path) -> None:
+    text = AGAIN + "average()\nif me == 1 and life == 1: time.sleep(60)"
+    result, _ = run(script, text, 2, restarts=1, faults=parse_faults("kill=1@0"))
+    assert (result.restarts, result.finished, result.exit_code) == (1, (0, 1), 0)
+
+
+def test_a_peer_that_is_lost_before_it_joined_takes_its_first_place_again(script: Path) -> None:
+    text = AGAIN + "if life == 1: os.kill(os.getpid(), 9)\naverage()"
+    result, events = run(script, text, 2, restarts=2)
+    assert lines(events, 0) == lines(events, 1) == ["founder None"] * 2
+    assert (result.restarts, result.finished) == (2, (0, 1))
+
+
+def test_a_peer_alone_is_started_again_in_its_place(script: Path) -> None:
+    result, events = run(script, AGAIN + "average()\nif life == 1: os.kill(os.getpid(), 9)", 1, restarts=1)
+    assert (lines(events, 0), result.finished) == (["founder None"] * 2, (0,))
+
+
+def test_a_script_that_fails_is_not_started_again(script: Path) -> None:
+    result, _ = run(script, "average()\nsys.exit(2)", 1, restarts=3)
+    assert (result.restarts, result.exit_code) == (0, 1)
+
+
+def test_where_all_are_lost_one_begins_the_crew_anew_and_the_others_enter_through_it(script: Path) -> None:
+    text = (
+        AGAIN
+        + """
+from ragtag.app.token import decode
+if life == 2:
+    print(sorted(port for _, port in decode(place["TOKEN"]).addresses))
+elif me == 1:
+    average()
+    os.kill(os.getpid(), 9)
+else:
+    average()
+    until = time.monotonic() + 20
+    while not Path(sys.argv[0]).with_name("lives-1").read_text() == "xx" and time.monotonic() < until:
+        time.sleep(0.01)  # the other is a newcomer by now
+    os.kill(os.getpid(), 9)
+"""
+    )
+    env = {"PYTHONPATH": str(SRC)}
+    _, events = run(script, text, 2, restarts=2, env=env)
+    (through_0,), (through_1,) = ([lines(events, peer)[-1]] for peer in (1, 0))
+    assert lines(events, 0)[0] == "founder None"
+    assert through_0.startswith("[") and through_1.startswith("[")
+    # peer 1 was invited by peer 0; peer 0, of which nobody was left, by itself: at the same address
+    assert through_0 == through_1
+
+
+def test_the_number_in_the_crew_is_told_whenever_it_changes(script: Path) -> None:
+    _, events = run(script, "tell('joined', 4)\ntell('averaged')\ntell('joined', 9)", 1)
+    assert [(e.peer, e.seat) for e in events if isinstance(e, Seated)] == [(0, 4), (0, 9)]

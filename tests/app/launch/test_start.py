@@ -40,7 +40,7 @@ print(place.crew, place.seed, place.faults.loss.p, sock.recv(100).decode(), sys.
     faults = parse_faults("loss=0.25,freeze=0@90+4,kill=1@95,slow=0x2@90+1")
     argv = [str(script), "--lr", "0.1"]
     result = launch(2, argv, seed=5, faults=faults, env=env, crew="otters", on_event=events.append)
-    assert result.exit_code == 0, events
+    assert result.failed == (), events
     assert lines(events, 0) == ["otters 5 0.25 from 1 ['--lr', '0.1']"]
     assert lines(events, 1) == ["otters 5 0.25 from 0 ['--lr', '0.1']"]
 
@@ -52,7 +52,7 @@ def test_more_peers_are_started_than_average_directly(script: Path) -> None:
     )
     events: list[Event] = []
     result = launch(66, [str(script)], on_event=events.append)
-    assert result.exit_code == 0
+    assert result.failed == ()
     assert [lines(events, peer) for peer in range(66)] == [[f"{peer} 66 66"] for peer in range(66)]
 
 
@@ -65,7 +65,7 @@ def test_so_many_peers_that_the_system_forbids_their_files_are_refused(
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
     with pytest.raises(LaunchError, match="so many peers need 1328 open files here, 1000 are allowed"):
         launch(200, [str(script)])
-    assert launch(50, [str(script)]).exit_code == 0
+    assert launch(50, [str(script)]).failed == ()
     assert asked == [(428, 1000)]
 
 
@@ -112,7 +112,7 @@ def test_a_module_runs_too(tmp_path: Path) -> None:
     (tmp_path / "someones_module.py").write_text("import sys; print(sys.argv[1:])")
     events: list[Event] = []
     argv = ["-m", "someones_module", "-x"]
-    assert launch(1, argv, env={"PYTHONPATH": str(tmp_path)}, on_event=events.append).exit_code == 0
+    assert launch(1, argv, env={"PYTHONPATH": str(tmp_path)}, on_event=events.append).failed == ()
     assert lines(events, 0) == ["['-x']"]
 
 
@@ -130,6 +130,9 @@ def test_what_cannot_be_started_is_refused(tmp_path: Path) -> None:
             launch(n, [str(script)])
     with pytest.raises(LaunchError, match="names peer 2, but the 2 peers"):
         launch(2, [str(script)], faults=parse_faults("kill=2@1"))
+    for min_peers in (0, 3):
+        with pytest.raises(LaunchError, match=f"--min-peers {min_peers}: of 2 peers 1 to 2 can finish"):
+            launch(2, [str(script)], min_peers=min_peers)
     (tmp_path / "crew.jsonl").write_text("")
     with pytest.raises(LaunchError, match="holds the trace of a run already"):
         launch(2, [str(script)], run_folder=tmp_path)

@@ -28,7 +28,7 @@ def as_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_of_ray_need_ray(script: Path) -> None:
-    for option in (("--cpus-per-peer", "2"), ("--gpus-per-peer", "1"), ("--restarts", "1")):
+    for option in (("--cpus-per-peer", "2"), ("--gpus-per-peer", "1")):
         result = invoke("run", *option, script)
         assert result.code == 2
         assert error_of(result) == f"error: {option[0]} is for peers on a Ray cluster: add --on ray"

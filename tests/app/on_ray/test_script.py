@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ragtag.app.environment import Reached
 from ragtag.app.on_ray import script as module
 from ragtag.app.on_ray.script import News, Script
 
@@ -24,7 +25,7 @@ def followed(script: Script) -> News:
         whole.lines += news.lines
         whole.dropped += news.dropped
         whole.trace += news.trace
-        whole.joined = news.joined if news.joined is not None else whole.joined
+        whole.told += news.told
         whole.end = news.end
     return whole
 
@@ -71,8 +72,9 @@ def test_a_signal_ends_it(tmp_path: Path) -> None:
 
 
 def test_that_it_has_joined_is_passed_on(tmp_path: Path) -> None:
-    text = "import os\nos.write(int(os.environ['RAGTAG_READY_FD']), b'0 rps\\n')\n"
-    assert followed(started(tmp_path, text)).joined == "rps"
+    text = "import os\nos.write(int(os.environ['RAGTAG_READY_FD']), b'0 ready rps\\n0 averaged\\n')\n"
+    told = [(each.reached, each.detail) for each in followed(started(tmp_path, text)).told]
+    assert told == [(Reached.READY, "rps"), (Reached.AVERAGED, "")]
 
 
 def test_whole_lines_of_its_trace_are_passed_on_and_the_folder_goes(

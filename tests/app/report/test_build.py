@@ -89,7 +89,7 @@ def test_what_the_page_says(page: str) -> None:
     text = Page(page).text
     for words in ("ragtag demo --seed 7", "learning rate", "38,282 parameters", "pass", "FAIL", "killed"):
         assert words in text
-    assert "silent (seen by 5 peers)" in text  # one line, not five
+    assert "does not answer (seen by peers 0, 1 and 3 to 5)" in text  # one line, not five
     assert "virtual" not in text
     lost = re.search(r'Peers lost</div><div class="v">([^<]*)</div><div class="d">([^<]*)</div>', page)
     assert lost and lost.groups() == ("1", "peer 4; frozen for a while: peer 2")

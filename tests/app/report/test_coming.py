@@ -32,7 +32,7 @@ def test_newcomers_are_in_the_table_and_in_a_list_of_their_own(tmp_path: Path) -
     )
     assert summary.peers[2].state == "dead"
     html = coming.section(summary)
-    for said in ("comes", "takes part", "declared dead", "0, 1", "&lt;b&gt;name-2"):
+    for said in ("is on its way in", "takes part", "is taken for dead", "0, 1", "&lt;b&gt;name-2"):
         assert said in html
     assert "partition" not in html and "<b>" not in html
     assert "declared dead" not in sections.events(summary)
@@ -42,7 +42,8 @@ def test_newcomers_are_in_the_table_and_in_a_list_of_their_own(tmp_path: Path) -
 def test_a_partition_that_healed_is_said_in_words(tmp_path: Path) -> None:
     notes = [(5.0, "declared dead", 1), (9.0, "healed", 1), (9.0, "back", 1)]
     html = coming.section(summarise(read_run(run(tmp_path, notes))))
-    assert "A partition healed: peer 1 had been declared dead, was out of reach, and is back" in html
+    assert "Peer 1 did not answer for a while, was taken for dead, and is back" in html
+    assert html.count(">is back<") == 1  # which two notes say
 
 
 def test_where_nobody_came_or_went_there_is_no_such_section(tmp_path: Path) -> None:

@@ -23,13 +23,19 @@ _EXIT_CODES = """[bold]Exit codes[/bold]
 2    wrong usage
 130  interrupted"""
 
+RUN_CODES = """[bold]Exit codes[/bold]
+0    enough peers finished (--min-peers; one) and no script failed
+1    fewer finished, a script failed, or an error
+2    wrong usage
+130  interrupted (128 and the signal's number)"""
+
 settings = {"debug": False}
 
 
-def examples(*lines: str) -> str:
+def examples(*lines: str, codes: str = _EXIT_CODES) -> str:
     """An epilog: one example a line, and what the exit codes mean."""
     shown = [f"[dim]$[/dim] [cyan]{escape(line)}[/cyan]" for line in lines]
-    return "\n".join(["[bold]Examples[/bold]", *shown]) + f"\n\n{_EXIT_CODES}"
+    return "\n".join(["[bold]Examples[/bold]", *shown]) + f"\n\n{codes}"
 
 
 def plain_errors(command: Callable[P, None]) -> Callable[P, None]:

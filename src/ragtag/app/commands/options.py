@@ -43,12 +43,6 @@ Peers = Annotated[
         help=f"How many peers; more than {DIRECT_MAX} average in groups.",
     ),
 ]
-PeersDirect = Annotated[
-    int,
-    typer.Option(
-        "--peers", "-n", min=1, max=DIRECT_MAX, metavar="N", help=f"How many peers, 1 to {DIRECT_MAX}."
-    ),
-]
 RunFolder = Annotated[
     Path | None,
     typer.Option(
@@ -117,9 +111,13 @@ Restarts = Annotated[
         "--restarts",
         min=0,
         metavar="N",
-        help="How often Ray starts a lost peer again.",
-        show_default="10",
+        help="How often a lost peer is started again: in all; with --on ray, each.",
+        show_default="0; on Ray 10",
     ),
+]
+MinPeers = Annotated[
+    int,
+    typer.Option("--min-peers", min=1, metavar="N", help="So many must finish for exit code 0."),
 ]
 WorkingDir = Annotated[
     Path | None,
@@ -171,8 +169,8 @@ MethodName = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="rps, rps+repair, allreduce, ring; or at a central state backup=1, softsync=2, asynchronous, "
-        "grouping.",
+        help="rps, rps+repair, allreduce, ring; in groups moshpit=8, random-groups=8; at a central state "
+        "backup=1, softsync=2, asynchronous, grouping.",
     ),
 ]
 Size = Annotated[

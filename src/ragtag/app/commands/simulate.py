@@ -10,7 +10,7 @@ from ragtag.app.commands.common import plain_errors, print_json
 
 @plain_errors
 def simulate(
-    peers: options.PeersDirect = 16,
+    peers: options.Peers = 16,
     method: options.MethodName = "rps",
     size: options.Size = "100k",
     rounds: options.Rounds = 20,

@@ -61,6 +61,7 @@ def run(
     gpus_per_peer: options.GpusPerPeer = None,
     restarts: options.Restarts = None,
     working_dir: options.WorkingDir = None,
+    min_peers: options.MinPeers = 1,
 ) -> None:
     """Start N peers of a script, on this machine or on a Ray cluster.
 
@@ -68,12 +69,18 @@ def run(
     peer prints comes with its number; an error that several peers share is
     shown once. Others can join while it runs: [bold]ragtag invite[/bold] prints
     what they need.
+
+    A peer has finished when its script came to its end and averaged. A peer
+    is lost when a signal or a fault ended it: the others go on, and the run
+    is well as long as enough of them finish. A script that ends with an
+    error of its own is never well.
     """
     argv = [*(["-m"] if module else []), script, *(args or [])]
     _launch(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, seed, run_folder, watch,
         as_json, listen, None,
         _placement(on, listen, cpus_per_peer, gpus_per_peer, restarts, working_dir),
+        min_peers, restarts if on is None else None,
     )  # fmt: skip
 
 
@@ -159,26 +166,28 @@ def _launch(
     listen: str,
     token: str | None,
     placement: Placement | None = None,
+    min_peers: int = 1,
+    restarts: int | None = None,
 ) -> None:
-    """What ``run`` and ``join`` share. placement: on Ray."""
+    """What ``run`` and ``join`` share. placement: on Ray. restarts: on this machine."""
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
-    from ragtag.app.run_view import RunView, result_json, summary, watching
+    from ragtag.app.run_view import RunView, models, result_json, summary, watching
     from ragtag.app.spared import SparedConsole
     from ragtag.core.faultspec import parse_faults
 
     parsed = parse_faults(faults)
     if placement is not None:
-        check_on_ray(peers, argv, placement, parsed)
-    else:
-        check_launch(peers, argv, parsed)  # before a folder is made
+        check_on_ray(peers, argv, placement, parsed, min_peers)
+    else:  # before a folder is made
+        check_launch(peers, argv, parsed, min_peers=min_peers, restarts=restarts or 0)
     out = SparedConsole(stderr=as_json, highlight=False)
     err = out if out.is_terminal else SparedConsole(stderr=True, highlight=False)
     folder = _folder(run_folder, name)
     live = out.is_terminal if watch is None else watch
     view = RunView(out, err, watched=live, on_error=on_error)
     start = (
-        partial(launch, host=listen or "127.0.0.1", token=token)
+        partial(launch, host=listen or "127.0.0.1", token=token, restarts=restarts or 0)
         if placement is None
         else partial(launch_on_ray, placement=placement)
     )
@@ -191,12 +200,17 @@ def _launch(
             faults=parsed,
             on_error=on_error,
             on_event=view.show,
+            min_peers=min_peers,
         )
     if as_json:
-        print_json(result_json(result))
+        print_json(result_json(result) | {"models": models(folder) or None})
     else:
-        err.print(summary(result))
-        err.print(f"trace in {escape(str(folder))}; [cyan]ragtag report {escape(str(folder))}[/cyan]")
+        for line in summary(result):
+            err.print(line, soft_wrap=True)
+        if said := models(folder):
+            err.print(said, soft_wrap=True)
+        told = f"trace in {escape(str(folder))}; [cyan]ragtag report {escape(str(folder))}[/cyan]"
+        err.print(told, soft_wrap=True)
     out.close()
     err.close()
     raise typer.Exit(result.exit_code)
@@ -214,7 +228,6 @@ def _placement(
     given = {
         "cpus_per_peer": cpus,
         "gpus_per_peer": gpus,
-        "restarts": restarts,
         "working_dir": working_dir,
     }
     given = {name: value for name, value in given.items() if value is not None}
@@ -226,6 +239,8 @@ def _placement(
         raise ValueError("--listen is for peers on this machine; on Ray each listens at its node's address")
     from ragtag.app.on_ray.launch import Placement
 
+    if restarts is not None:
+        given["restarts"] = restarts
     return Placement(**given)  # type: ignore[arg-type]
 
 

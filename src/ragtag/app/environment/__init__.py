@@ -7,15 +7,24 @@ store is, through which the peers tell each other their addresses.
 from ragtag.app.environment.addresses import Address, format_address, looked_up, parse_address
 from ragtag.app.environment.place import VARIABLES, Place, PlaceError, Rendezvous
 from ragtag.app.environment.read import place_from_environment
-from ragtag.app.environment.tell import announce_ready, exchange_addresses, reachable_host, read_announcements
+from ragtag.app.environment.tell import (
+    Announcement,
+    Announcer,
+    Reached,
+    exchange_addresses,
+    reachable_host,
+    read_announcements,
+)
 
 __all__ = [
     "VARIABLES",
     "Address",
+    "Announcement",
+    "Announcer",
     "Place",
     "PlaceError",
     "Rendezvous",
-    "announce_ready",
+    "Reached",
     "exchange_addresses",
     "format_address",
     "looked_up",

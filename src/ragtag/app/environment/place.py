@@ -46,7 +46,7 @@ class Place:
     traces count from one moment; ``None``: count from when this peer joins.
     peers: everyone's address by number; ``None``: not known yet (``exchange_addresses`` tells).
     socket_fd: a bound UDP socket that this process inherited. ready_fd: a pipe on which the launcher waits
-    to hear that this peer has joined (``announce_ready``). rendezvous: torchrun's store.
+    to hear how far this peer is (``Announcer``). rendezvous: torchrun's store.
     one_machine: whether all peers run on this machine.
     key: the crew's, 32 bytes; ``None``: no membership, peers do not change. members: where everyone's
     membership listens, by number. member_fd: a socket for it that this process inherited.

@@ -12,6 +12,7 @@ from pathlib import Path
 from ragtag.app.experiment.setup import Setup
 from ragtag.app.process_faults import fault_records
 from ragtag.app.tracefile import TraceWriter, peer_file
+from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.faultspec import format_faults
 from ragtag.core.types import Noted, Outcome, PeerId
@@ -117,7 +118,7 @@ def _run_record(setup: Setup, command: str) -> trace.Run:
     return trace.Run(
         t=0.0,
         world="simulated",
-        name=f"{setup.method}, {setup.peers} peers",
+        name=f"{setup.method}, {counted(setup.peers, 'peer')}",
         seed=setup.seed,
         peers=setup.peers,
         method=setup.method,

@@ -13,24 +13,24 @@ import numpy as np
 
 from ragtag.app.experiment.figures import OpenRound, Result, RoundFigures, Staleness
 from ragtag.app.experiment.records import Records
-from ragtag.app.experiment.setup import METHODS, ExperimentError, Setup
+from ragtag.app.experiment.setup import FLOOR_S, ExperimentError, Setup
 from ragtag.app.tracefile import trace_files
 from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.arrival import arrived, others_in
-from ragtag.core.types import Average, Floats, Outcome, PeerId
+from ragtag.core.types import Average, Floats, Left, Outcome, PeerId
 from ragtag.core.wire import n_chunks
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import OVERHEAD_BYTES
 from ragtag.simulation.progress import demand_progress
+from ragtag.simulation.trial import DECLARED
 from ragtag.simulation.world import World
 
 BEHIND_MAX = 16
 """Rounds that are kept open for peers that are behind; who comes later is left out of a round's figures."""
 
 _CHANNEL = 0
-_FLOOR_S = 1e-4
 
 
 def simulate(
@@ -68,7 +68,7 @@ class _Experiment:
         self._next = 0
         self._gone: set[PeerId] = set()
         self._times_s: list[float] = []
-        self._centred = setup.method not in METHODS
+        self._centred = setup.centred
         self._over = False
         self._stale: Counter[int] = Counter()
         self._groups: tuple[tuple[PeerId, ...], ...] = ()
@@ -77,12 +77,13 @@ class _Experiment:
             node.configure(_CHANNEL, self._channel())
         self._world = World(
             nodes,
-            setup.faults,
+            setup.line,
             setup.seed,
             check=setup.check,
             on_done=self._done,
             on_note=records.note,
             replay=command,
+            grouped=(_CHANNEL,) if setup.in_groups else (),
         )
 
     def run(self, run_folder: Path | None) -> Result:
@@ -93,6 +94,9 @@ class _Experiment:
                 world.at(0.0, peer, Average(_CHANNEL, zeros, 0.0))
             else:
                 self._compute(peer, 0.0, zeros)
+            for crash in setup.faults.crashes if setup.in_groups else ():
+                if crash.peer != peer:  # groups go by who is a member: others learn of a death by and by
+                    world.at(crash.at_s + DECLARED * max(setup.compute_s, FLOOR_S), peer, Left(crash.peer))
         world.run()
         self._close(setup.rounds)
         result = self._result(world.now_s, time.perf_counter() - began_s, run_folder)
@@ -131,11 +135,11 @@ class _Experiment:
     def _channel(self) -> Channel:
         """What a real crew would have measured before its first round."""
         setup, faults = self._setup, self._setup.faults
-        rtt_s = max(2 * (faults.latency_s + faults.jitter_s), _FLOOR_S)
+        rtt_s = max(2 * (faults.latency_s + faults.jitter_s), FLOOR_S)
         stage_bytes = self._chunks * (fp32.elements * 4 + OVERHEAD_BYTES)
         spread_s = 4 * setup.compute_sigma * setup.compute_s
         probe_s = rtt_s + stage_bytes / faults.rate_bytes_per_s + spread_s
-        return Channel(setup.channel_method, fp32, self._chunks, probe_s, rtt_s, floor_s=_FLOOR_S)
+        return Channel(setup.channel_method, fp32, self._chunks, probe_s, rtt_s, floor_s=FLOOR_S)
 
     # -- One peer
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from ragtag.app.experiment.centres import CENTRES, method_of, schedule_of
 from ragtag.core.errors import Error
@@ -10,10 +11,16 @@ from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.groups import moshpit, random_groups
 from ragtag.protocols.method import Method
 from ragtag.protocols.rps import rps, rps_repair
 
 METHODS: dict[str, Method] = {method.name: method for method in (rps, rps_repair, direct, ring)}
+GROUPS: dict[str, Callable[[int], Method]] = {"moshpit": moshpit, "random-groups": random_groups}
+"""Averagers in groups, each of at most so many peers; written ``moshpit``, or ``moshpit=4``."""
+GROUP = 8
+FLOOR_S = 1e-4
+"""The shortest round trip."""
 
 
 class ExperimentError(Error, ValueError):
@@ -28,9 +35,11 @@ class Setup:
     step's mean time; compute_sigma: of its logarithm, drawn per peer and step. check: hold the simulator's
     invariants meanwhile, and at the end heal the network and demand that all hear all again.
 
-    method: of ``METHODS``, or a schedule of a central state (``centres.CENTRES``), as ``softsync=2``. Then
-    a round is a peer's own turn, of which the first only takes the state, and the run ends as soon as one
-    peer has done its last: disagreement is between peers after as many turns, at different times.
+    method: of ``METHODS`` or ``GROUPS``, or a schedule of a central state (``centres.CENTRES``), as
+    ``softsync=2``. Then a round is a peer's own turn, of which the first only takes the state, and the run
+    ends as soon as one peer has done its last: disagreement is between peers after as many turns, at
+    different times. In groups a line without delay takes ``FLOOR_S`` there and back: who is asked again for
+    what is missing would answer in no time, for ever.
     """
 
     peers: int = 16
@@ -44,8 +53,6 @@ class Setup:
     check: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.peers <= PEERS_MAX:
-            raise ExperimentError(f"{self.peers} peers: one crew averages 1 to {PEERS_MAX} peers directly")
         for name in ("values", "rounds"):
             if getattr(self, name) < 1:
                 raise ExperimentError(f"{name} is {getattr(self, name)}; it must be 1 or more")
@@ -58,10 +65,15 @@ class Setup:
             check_peers(self.faults, self.peers)
         except ValueError as error:
             raise ExperimentError(str(error)) from None
-        if not centred and self.method not in METHODS:
-            there = ", ".join([*METHODS, *CENTRES])
+        averager = averager_of(self.method)
+        if not centred and averager is None:
+            there = ", ".join([*METHODS, *(f"{name}={GROUP}" for name in GROUPS), *CENTRES])
             raise ExperimentError(f"no method is called {self.method!r}; there are {there}")
-        if centred and self.check:
+        most = PEERS_MAX if averager is None else averager.seats_max
+        if not 1 <= self.peers <= most:
+            more = "" if most > PEERS_MAX else f"; more average in groups: --method moshpit={GROUP}"
+            raise ExperimentError(f"{self.peers} peers: {self.method} averages 1 to {most}{more}")
+        if (centred or (averager is not None and averager.crowd is not None)) and self.check:
             raise ExperimentError(
                 f"check demands a round that hears all in the end; {self.method} has none: leave it out"
             )
@@ -70,4 +82,38 @@ class Setup:
     def channel_method(self) -> Method:
         """What averages."""
         schedule = schedule_of(self.method, self.peers)
-        return METHODS[self.method] if schedule is None else method_of(schedule)
+        averager = averager_of(self.method) if schedule is None else method_of(schedule)
+        assert averager is not None  # or no such setup could be made
+        return averager
+
+    @property
+    def line(self) -> Faults:
+        """The faults of the world that this runs in."""
+        if self.in_groups and not self.faults.latency_s:
+            return replace(self.faults, latency_s=FLOOR_S / 2)
+        return self.faults
+
+    @property
+    def centred(self) -> bool:
+        """Whether it is a schedule of a central state."""
+        return schedule_of(self.method, self.peers) is not None
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether peers average in groups."""
+        return not self.centred and self.channel_method.crowd is not None
+
+
+def averager_of(name: str) -> Method | None:
+    """The averager of this name; ``None``: there is none.
+
+    Raises:
+        ExperimentError: its groups have no size that groups can have.
+    """
+    kind, equals, size = name.partition("=")
+    if kind not in GROUPS:
+        return METHODS.get(name)
+    try:
+        return GROUPS[kind](int(size) if equals else GROUP)
+    except ValueError:
+        raise ExperimentError(f"{name}: groups have 2 to {PEERS_MAX} peers: write {kind}={GROUP}") from None

@@ -12,17 +12,29 @@ import selectors
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import msgspec
 
 from ragtag.app.disk import Spare
-from ragtag.app.environment import read_announcements
+from ragtag.app.environment import Announcement, Place, Reached, read_announcements
 from ragtag.app.guard import Guard
 from ragtag.app.launch.ending import Ending
 from ragtag.app.launch.setup import Setup
-from ragtag.app.launch_events import Ended, EndedBy, Event, Injected, LaunchResult, Line, Ready, Said, Started
+from ragtag.app.launch_events import (
+    Ended,
+    EndedBy,
+    Event,
+    Injected,
+    LaunchResult,
+    Line,
+    Ready,
+    Said,
+    Seated,
+    Started,
+)
 from ragtag.app.output import SeenErrors, interrupted, last_line
 from ragtag.app.peer_process import KILL_S, READ_BYTES, PeerProcess, Stream
 from ragtag.app.process_faults import Act, ProcessFaults
@@ -30,6 +42,7 @@ from ragtag.app.relay import Relay
 from ragtag.app.signals import Signals
 from ragtag.app.token import keep_token
 from ragtag.app.tracefile import CREW_FILE, TraceWriter
+from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 from ragtag.core.types import PeerId
@@ -52,9 +65,13 @@ class Launch:
     ) -> None:
         self._setup, self._tell = setup, on_event
         self._started_s = time.monotonic()
-        self._peers: list[PeerProcess] = []
+        self._peers: dict[PeerId, PeerProcess] = {}
         self._ends: dict[PeerId, Ended] = {}
-        self._ready: set[PeerId] = set()
+        self._reached: dict[PeerId, Reached] = {}
+        self._lives: Counter[PeerId] = Counter()
+        self._newcomers: set[PeerId] = set()
+        self._beginner: PeerId | None = None
+        self._stopped = False
         self._injector: ProcessFaults | None = None
         self._seen = SeenErrors()
         self._ending: Ending | None = None
@@ -67,6 +84,7 @@ class Launch:
         self._ready_read, self._ready_write = os.pipe()
         stack.callback(os.close, self._ready_read)
         stack.callback(os.close, self._ready_write)
+        os.set_blocking(self._ready_read, False)
         self._selector.register(self._ready_read, selectors.EVENT_READ, "ready")
         self._trace: TraceWriter | None = None
         self._record = setup.run_record(run)
@@ -94,27 +112,71 @@ class Launch:
             self._say("no fault was injected: their times count from when all peers have joined the crew")
         self._write(trace.Leave(t=self._now_t()))
         ends = tuple(end for _, end in sorted(self._ends.items()))
-        return LaunchResult(ends, self._setup.run_folder, self._now_t(), self._interrupted)
+        return LaunchResult(
+            ends,
+            self._setup.run_folder,
+            self._now_t(),
+            self._interrupted,
+            self._stopped,
+            self._setup.min_peers,
+            self._restarts,
+        )
 
     # -- Starting
 
     def _start(self) -> None:
-        base = self._setup.environment(self._say)
-        for place in self._setup.places(self._sockets, self._member_sockets, self._ready_write):
-            sockets = self._sockets[place.rank], self._member_sockets[place.rank]
-            fds = (*(sock.fileno() for sock in sockets), self._ready_write)
-            self._start_one(place.rank, base | place.variables(), fds)
+        self._environment = self._setup.environment(self._say)
+        self._places = list(self._setup.places(self._sockets, self._member_sockets, self._ready_write))
+        for place in self._places:
+            self._start_one(place)
 
-    def _start_one(self, number: PeerId, env: dict[str, str], fds: tuple[int, ...]) -> None:
+    def _start_one(self, place: Place) -> None:
+        number = place.rank
+
         def show(text: str, error: bool) -> None:
             self._tell(Line(number, text, error))
 
+        fds = (self._sockets[number].fileno(), self._member_sockets[number].fileno(), self._ready_write)
+        env = self._environment | place.variables()
         peer = PeerProcess(
             number, self._setup.argv, env, fds, self._selector, show, self._relay, self._streams
         )
         self._guard.watch(peer.pid)
-        self._peers.append(peer)
+        self._peers[number] = peer
+        self._lives[number] += 1
+        self._reached[number] = Reached.STARTED
         self._tell(Started(number, peer.pid))
+
+    @property
+    def _restarts(self) -> int:
+        """How often a peer was started again so far."""
+        return self._lives.total() - len(self._lives)
+
+    def _start_again(self, lost: Ended) -> None:
+        """Start a lost peer anew: in its first place where it had not joined yet, else as a newcomer."""
+        number = lost.peer
+        so_far = f"{self._restarts + 1} of {self._setup.restarts}"
+        self._say(f"peer {number} is lost ({lost.how}) and started again ({so_far})")
+        first = self._places[number]
+        invitable = first.key is not None  # else it is the only peer, or was invited itself
+        if not invitable or (lost.reached < Reached.JOINED and number not in self._newcomers):
+            self._start_one(first)
+            return
+        self._newcomers.add(number)
+        self._start_one(self._place_of_newcomer(number))
+
+    def _place_of_newcomer(self, number: PeerId) -> Place:
+        """It is invited by those that are in the crew; where none is left, it begins the crew anew, or enters
+        through the one that does. It listens where it did before: what earlier newcomers know holds good.
+        """
+        others = [peer.number for peer in self._running() if peer.number != number]
+        hosts = [peer for peer in others if self._reached[peer] >= Reached.JOINED]
+        if not hosts and self._beginner not in others:
+            self._beginner = number
+        hosts = hosts or [peer for peer in others if peer == self._beginner]
+        sock, life = self._member_sockets[number], self._lives[number] + 1
+        through = [self._member_sockets[peer] for peer in hosts] or [sock]
+        return self._setup.place_of_newcomer(number, life, sock, through, self._ready_write)
 
     # -- One turn of the loop
 
@@ -129,7 +191,7 @@ class Launch:
                 self._read_ready()
         for number in self._signals.take():
             self._interrupted = self._interrupted or number
-            self._stop(f"{signal.Signals(number).name}: ending {len(self._running())} peers")
+            self._stop(f"{signal.Signals(number).name}: ending {counted(len(self._running()), 'peer')}")
         now_s = time.monotonic()
         self._kept = self._kept or self._spare.write(self._keep_invitation)
         if self._ending is not None:
@@ -155,15 +217,22 @@ class Launch:
         return min(at_s for at_s in due_s if at_s is not None)
 
     def _running(self) -> list[PeerProcess]:
-        return [peer for peer in self._peers if peer.number not in self._ends]
+        return [peer for peer in self._peers.values() if peer.number not in self._ends]
 
     def _read_ready(self) -> None:
-        known = {peer.number for peer in self._peers}
-        for number, method in read_announcements(os.read(self._ready_read, READ_BYTES)):
-            if number in known:
-                self._ready.add(number)
-                self._averaging(method)
+        with suppress(BlockingIOError):
+            for told in read_announcements(os.read(self._ready_read, READ_BYTES)):
+                if told.number in self._peers:
+                    self._take(told)
         self._start_faults()
+
+    def _take(self, told: Announcement) -> None:
+        """A peer has come further. One that joins anew has another number in the crew from then on."""
+        self._reached[told.number] = max(self._reached[told.number], told.reached)
+        if told.reached is Reached.READY:
+            self._averaging(told.detail)
+        elif told.reached is Reached.JOINED and told.detail.isdecimal():
+            self._tell(Seated(told.number, int(told.detail)))
 
     def _averaging(self, method: str) -> None:
         """What peers average by is known once the first one says so: the run's record comes again, whole."""
@@ -173,12 +242,8 @@ class Launch:
 
     def _start_faults(self) -> None:
         running = {peer.number for peer in self._running()}
-        if (
-            self._injector is None
-            and running
-            and running <= self._ready
-            and len(self._peers) == self._setup.n
-        ):
+        ready = {number for number, reached in self._reached.items() if reached >= Reached.READY}
+        if self._injector is None and running and running <= ready and len(self._peers) == self._setup.n:
             self._injector = ProcessFaults(self._setup.faults, time.monotonic(), self._now_t())
             self._tell(Ready(tuple(sorted(running))))
 
@@ -218,18 +283,28 @@ class Launch:
         self._guard.release(peer.pid)
         status = peer.reap()
         peer.drain()
+        self._read_ready()  # its last words
         by: EndedBy = "itself"
         if peer.killed and status == -signal.SIGKILL:
             by = "fault"
         elif self._ending is not None and status != 0:
             by = "launcher"
-        end = self._ends[peer.number] = self._explain(peer, status, by)
+        end = self._explain(peer, status, by)
         if end.failed:
             what = last_line(end.error) or end.how
             self._write(trace.Error(t=self._now_t(), peer=peer.number, what=what, detail=end.error))
+        elif end.lost and by != "fault":  # a fault has its own record
+            self._write(trace.Note(t=self._now_t(), peer=peer.number, what="lost", detail=end.how))
+        if end.lost and self._ending is None and self._restarts < self._setup.restarts:
+            self._start_again(end)
+            return
+        self._ends[peer.number] = end
         self._tell(end)
-        if end.failed and self._setup.on_error == "stop":
-            self._stop(f"peer {peer.number} failed: ending the other {len(self._running())}")
+        bad = end.failed or (end.lost and by != "fault")
+        if bad and self._setup.on_error == "stop" and self._ending is None and self._running():
+            self._stopped = True
+            what = "failed" if end.failed else "is lost"
+            self._stop(f"peer {peer.number} {what}: ending the other {len(self._running())}")
         self._start_faults()
 
     def _explain(self, peer: PeerProcess, status: int, by: EndedBy) -> Ended:
@@ -240,7 +315,8 @@ class Launch:
                 self._tell(Line(peer.number, text, error=True))
         shown = peer.tracebacks.passed_on if status == 1 and not held else ""  # it took long to end
         error = (held or shown) if failed else ""
-        return Ended(peer.number, status, by, error, self._seen.same_as(peer.number, error), bool(shown))
+        same_as = self._seen.same_as(peer.number, error)
+        return Ended(peer.number, status, by, error, same_as, bool(shown), self._reached[peer.number])
 
     def _stop(self, why: str) -> None:
         """End all peers: SIGINT now, SIGTERM and SIGKILL to those that are still there later."""

@@ -12,15 +12,17 @@ from typing import Literal
 
 from ragtag.app.environment import VARIABLES, Address, Place
 from ragtag.app.token import ADDRESSES_MAX, Token, encode, new_key
+from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers, format_faults
-from ragtag.core.types import SEATS_MAX
+from ragtag.core.types import SEATS_MAX, PeerId
 
 OnError = Literal["continue", "stop"]
 FILES, FILES_EACH = 128, 6
 """Open files of a launcher: its own, and for each peer two sockets, two pipes, and more while it starts."""
+RESTARTS_MAX = 1_000
 
 
 class LaunchError(Error, ValueError):
@@ -43,6 +45,8 @@ class Setup:
     grace_s: float
     host: str = "127.0.0.1"
     token: str | None = None
+    min_peers: int = 1
+    restarts: int = 0
     key: bytes = field(default_factory=new_key, repr=False)
 
     def environment(self, say: Callable[[str], None]) -> dict[str, str]:
@@ -54,7 +58,8 @@ class Setup:
         if "OMP_NUM_THREADS" not in base:
             threads = max(1, cores() // self.n)
             base["OMP_NUM_THREADS"] = str(threads)
-            say(f"OMP_NUM_THREADS={threads} in each peer ({self.n} peers, {cores()} cores); set it otherwise")
+            here = f"{counted(self.n, 'peer')}, {counted(cores(), 'core')}"
+            say(f"OMP_NUM_THREADS={threads} in each peer ({here}); set it otherwise")
         return base
 
     def places(
@@ -85,6 +90,29 @@ class Setup:
                 place = replace(place, socket_fd=None, member_fd=None)
             yield place
 
+    def place_of_newcomer(
+        self, number: PeerId, life: int, sock: socket.socket, through: Sequence[socket.socket], ready_fd: int
+    ) -> Place:
+        """The place of a peer that was lost and is started again while its crew averages: it is invited.
+
+        life: how often it was started, this time included. sock: for its membership. through: those of the
+        peers that let it in; its own: it begins the crew anew.
+        """
+        return Place(
+            rank=number,
+            size=1,
+            crew=self.crew,
+            seed=self.seed,
+            run_folder=self.run_folder.absolute() if self.run_folder is not None else None,
+            started_unix_s=self.started_unix_s,
+            member_fd=sock.fileno(),
+            ready_fd=ready_fd,
+            # of the whole network only: those that name a peer mean its number in the crew, which is new
+            faults=replace(self.faults, crashes=(), freezes=(), slow=(), one_way=(), partitions=()),
+            token=encode(Token(_addresses(through)[:ADDRESSES_MAX], self.crew, self.key)),
+            name=f"peer-{number}-{life}",
+        )
+
     def invitation(self, member_sockets: Sequence[socket.socket]) -> str | None:
         """A token for this crew; ``None``: its peers were invited themselves, or there is but one."""
         if self.token is not None or self.n == 1:
@@ -114,7 +142,9 @@ def _addresses(sockets: Sequence[socket.socket]) -> tuple[Address, ...]:
     return tuple(sock.getsockname()[:2] for sock in sockets)
 
 
-def check_launch(n: int, argv: Sequence[str], faults: Faults) -> None:
+def check_launch(
+    n: int, argv: Sequence[str], faults: Faults, *, min_peers: int = 1, restarts: int = 0
+) -> None:
     """Look for what makes a launch impossible, before anything is started or written.
 
     Raises:
@@ -122,6 +152,10 @@ def check_launch(n: int, argv: Sequence[str], faults: Faults) -> None:
     """
     if not 1 <= n <= SEATS_MAX:
         raise LaunchError(f"{n} peers: a crew has 1 to {SEATS_MAX}")
+    if not 1 <= min_peers <= n:
+        raise LaunchError(f"--min-peers {min_peers}: of {counted(n, 'peer')} 1 to {n} can finish")
+    if not 0 <= restarts <= RESTARTS_MAX:
+        raise LaunchError(f"{restarts} restarts; it must be 0 to {RESTARTS_MAX}")
     _open_files(FILES + n * FILES_EACH)
     try:
         check_peers(faults, n)

@@ -66,6 +66,7 @@ def launch_on_ray(
     on_error: OnError = "continue",
     on_event: Callable[[Event], None] | None = None,
     grace_s: float = 5.0,
+    min_peers: int = 1,
 ) -> LaunchResult:
     """Run ``python *argv`` as ``n`` peers of one crew on a Ray cluster, and return once all have ended.
 
@@ -80,7 +81,7 @@ def launch_on_ray(
         RuntimeError: not called from the main thread, which alone is told of signals.
     """
     placement, faults = placement or Placement(), faults or Faults()
-    check_on_ray(n, argv, placement, faults)
+    check_on_ray(n, argv, placement, faults, min_peers)
     if run_folder is not None and list(trace_files(run_folder)):
         raise LaunchError(f"{run_folder} holds the trace of a run already; give another folder")
     tell = on_event or _ignore
@@ -96,6 +97,7 @@ def launch_on_ray(
             on_error,
             {},
             grace_s,
+            min_peers=min_peers,
         )
         return RayLaunch(ray, setup, placement.options, placement.placed_s, tell, stack).run()
 
@@ -126,7 +128,9 @@ def _alone() -> bool:
     return not os.environ.get("RAY_ADDRESS")
 
 
-def check_on_ray(n: int, argv: Sequence[str], placement: Placement, faults: Faults) -> None:
+def check_on_ray(
+    n: int, argv: Sequence[str], placement: Placement, faults: Faults, min_peers: int = 1
+) -> None:
     """Look for what makes a launch impossible, before anything is started or written.
 
     Raises:
@@ -140,7 +144,7 @@ def check_on_ray(n: int, argv: Sequence[str], placement: Placement, faults: Faul
     inside = [str(folder / argv[0]), *argv[1:]] if folder and argv and not argv[0].startswith("-") else argv
     if folder is not None and argv and Path(argv[0]).is_absolute():
         raise LaunchError(f"the script {argv[0]} must be a path inside {folder}, which the nodes get")
-    check_launch(n, inside, faults)
+    check_launch(n, inside, faults, min_peers=min_peers)
     one_peers = (faults.one_way, faults.partitions, faults.crashes, faults.freezes, faults.slow)
     if any(one_peers):
         raise LaunchError(

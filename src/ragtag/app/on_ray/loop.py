@@ -9,9 +9,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from ragtag.app.environment import Announcement, Reached
 from ragtag.app.launch.ending import Ending
 from ragtag.app.launch.setup import LaunchError, Setup
-from ragtag.app.launch_events import Ended, EndedBy, Event, LaunchResult, Line, Ready, Said, Started
+from ragtag.app.launch_events import Ended, EndedBy, Event, LaunchResult, Line, Ready, Said, Seated, Started
 from ragtag.app.on_ray.actor import Came, PeerActor
 from ragtag.app.on_ray.book import Book
 from ragtag.app.on_ray.peer import RayPeer, Stage, explain
@@ -19,6 +20,7 @@ from ragtag.app.on_ray.register import Register
 from ragtag.app.on_ray.script import End, News, variables
 from ragtag.app.output import SeenErrors, interrupted, last_line
 from ragtag.app.signals import Signals
+from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.faultspec import format_faults
 
@@ -47,7 +49,7 @@ class RayLaunch:
         self._seen = SeenErrors()
         self._ending: Ending | None = None
         self._interrupted = 0
-        self._told_ready = False
+        self._told_ready = self._stopped = False
         self._asked: dict[Any, RayPeer] = {}
         self._book = Book(setup, self._say, stack)
         self._signals = stack.enter_context(Signals())
@@ -64,7 +66,15 @@ class RayLaunch:
             self._turn()
         self._book.write(trace.Leave(t=self._book.now_t()))
         ends = tuple(end for _, end in sorted(self._ends.items()))
-        return LaunchResult(ends, self._setup.run_folder, self._book.now_t(), self._interrupted)
+        return LaunchResult(
+            ends,
+            self._setup.run_folder,
+            self._book.now_t(),
+            self._interrupted,
+            self._stopped,
+            self._setup.min_peers,
+            sum(max(0, peer.starts - 1) for peer in self._peers),
+        )
 
     # -- One turn of the loop
 
@@ -78,7 +88,7 @@ class RayLaunch:
             self._answered(self._asked.pop(ref), ref)
         for number in self._signals.take():
             self._interrupted = self._interrupted or number
-            self._stop(f"{signal.Signals(number).name}: ending {len(self._left())} peers")
+            self._stop(f"{signal.Signals(number).name}: ending {counted(len(self._left()), 'peer')}")
         now_s = time.monotonic()
         if self._ending is not None:
             for due in self._ending.due(now_s):
@@ -115,7 +125,8 @@ class RayLaunch:
         except errors.ActorUnavailableError:
             self._lost(peer)
         except errors.RayActorError as error:
-            self._finish(peer, End(1, f"its actor is lost: {_brief(error)}", ""))
+            self._say(f"the actor of peer {peer.number} is lost: {_brief(error)}")
+            self._finish(peer, End(-signal.SIGKILL, "", ""))
         except errors.RayTaskError as error:  # the actor's own: the script is not there, the disk is full
             self._finish(peer, End(1, str(error.cause), ""))
         else:
@@ -152,7 +163,8 @@ class RayLaunch:
                 "ask for less with --cpus-per-peer and --gpus-per-peer"
             )
         if len(here) < len(self._left()):
-            self._say(f"{len(here)} peers begin; the others join when the cluster has room for them")
+            begin = "1 peer begins" if len(here) == 1 else f"{len(here)} peers begin"
+            self._say(f"{begin}; the others join when the cluster has room for them")
         self._register.begin()
         self._book.keep(self._register.invitation())
         for peer in here:
@@ -166,17 +178,20 @@ class RayLaunch:
         }
         if faults := format_faults(self._setup.faults):
             place["RAGTAG_FAULTS"] = faults
-        peer.stage, peer.starts, peer.joined = Stage.STARTING, peer.starts + 1, False
+        peer.stage, peer.starts, peer.reached = Stage.STARTING, peer.starts + 1, Reached.STARTED
         cwd = str(Path.cwd())
         traced = self._setup.run_folder is not None
         self._ask(peer, peer.actor.start.remote(peer.came.life, list(self._setup.argv), place, cwd, traced))
 
     def _say_room(self) -> None:
-        self._say(f"{self._setup.n} peers wait for their places; the cluster has {self._resources()}")
+        n = self._setup.n
+        wait = "1 peer waits for its place" if n == 1 else f"{n} peers wait for their places"
+        self._say(f"{wait}; the cluster has {self._resources()}")
 
     def _resources(self) -> str:
         has = self._ray.cluster_resources()
-        return f"{has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs"
+        cpus, gpus = has.get("CPU", 0), has.get("GPU", 0)
+        return f"{cpus:g} CPU{'s' * (cpus != 1)} and {gpus:g} GPU{'s' * (gpus != 1)}"
 
     # -- News
 
@@ -187,13 +202,14 @@ class RayLaunch:
     def _news(self, peer: RayPeer, news: News) -> None:
         self._register.heard(peer.number)
         if news.dropped:
-            self._say(f"{news.dropped} lines of peer {peer.number} are not shown: they came too fast")
+            lines = counted(news.dropped, "line")
+            self._say(f"{lines} of peer {peer.number} not shown: the output came too fast")
         for text, error in news.lines:
             self._tell(Line(peer.number, text, error))
         for name, data in news.trace:
             self._book.append(name, data)
-        if news.joined is not None:
-            self._joined(peer, news.joined)
+        for told in news.told:
+            self._heard(peer, told)
         if news.end is None:
             self._follow(peer)
         elif news.end.status < 0 and self._ending is None:
@@ -203,9 +219,16 @@ class RayLaunch:
         else:
             self._finish(peer, news.end)
 
-    def _joined(self, peer: RayPeer, method: str) -> None:
-        again, peer.joined = peer.starts > 1, True
-        if again:
+    def _heard(self, peer: RayPeer, told: Announcement) -> None:
+        """A peer has come further."""
+        peer.reached = max(peer.reached, told.reached)
+        if told.reached is Reached.READY:
+            self._ready(peer, told.detail)
+        elif told.reached is Reached.JOINED and told.detail.isdecimal():
+            self._tell(Seated(peer.number, int(told.detail)))
+
+    def _ready(self, peer: RayPeer, method: str) -> None:
+        if peer.starts > 1:
             self._say(f"peer {peer.number} has joined again")
         self._book.averaging(method)
         if not self._told_ready and all(other.joined for other in self._peers if other.up):
@@ -248,7 +271,7 @@ class RayLaunch:
             self._ray.kill(peer.actor, no_restart=True)
         if self._ending is not None and end.status != 0:
             by = "launcher"
-        ended = self._ends[peer.number] = explain(peer.number, end, by, self._seen)
+        ended = self._ends[peer.number] = explain(peer, end, by, self._seen)
         if end.held and not ended.failed and not (by == "launcher" and interrupted(end.held)):
             for text in end.held.splitlines():
                 self._tell(Line(peer.number, text, error=True))
@@ -257,7 +280,8 @@ class RayLaunch:
             now_t = self._book.now_t()
             self._book.write(trace.Error(t=now_t, peer=peer.number, what=what, detail=ended.error))
         self._tell(ended)
-        if ended.failed and self._setup.on_error == "stop":
+        if ended.failed and self._setup.on_error == "stop" and self._ending is None and self._left():
+            self._stopped = True
             self._stop(f"peer {peer.number} failed: ending the other {len(self._left())}")
 
     def _stop(self, why: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ragtag.app.environment import Reached
 from ragtag.app.launch_events import Ended, EndedBy
 from ragtag.app.on_ray.actor import Came
 from ragtag.app.on_ray.script import End
@@ -30,7 +31,7 @@ class RayPeer:
     """One peer.
 
     actor: Ray's handle; came: where its present process is; again_s: when to ask for it again; starts: how
-    often the script was started.
+    often the script was started; reached: how far the peer has come since the last start.
     """
 
     number: PeerId
@@ -39,7 +40,12 @@ class RayPeer:
     came: Came | None = None
     again_s: float | None = None
     starts: int = 0
-    joined: bool = False
+    reached: Reached = Reached.STARTED
+
+    @property
+    def joined(self) -> bool:
+        """Whether it averages with its crew."""
+        return self.reached >= Reached.READY
 
     @property
     def up(self) -> bool:
@@ -47,9 +53,11 @@ class RayPeer:
         return self.stage in (Stage.STARTING, Stage.RUNNING)
 
 
-def explain(number: PeerId, end: End, by: EndedBy, seen: SeenErrors) -> Ended:
-    """How a script ended, for whoever watches."""
+def explain(peer: RayPeer, end: End, by: EndedBy, seen: SeenErrors) -> Ended:
+    """How a peer's script ended, for whoever watches."""
+    number = peer.number
     failed = by == "itself" and end.status != 0
     shown = end.passed_on if end.status == 1 and not end.held else ""  # it took long to end
     error = (end.held or shown) if failed else ""
-    return Ended(number, end.status, by, error, seen.same_as(number, error), bool(shown))
+    same_as = seen.same_as(number, error)
+    return Ended(number, end.status, by, error, same_as, bool(shown), peer.reached)

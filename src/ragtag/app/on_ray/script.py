@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ragtag.app.environment import VARIABLES, Place, read_announcements
+from ragtag.app.environment import VARIABLES, Announcement, Place, read_announcements
 from ragtag.app.guard import Guard
 from ragtag.app.peer_process import READ_BYTES, PeerProcess, Stream
 from ragtag.app.tracefile import trace_files
@@ -24,6 +24,8 @@ LOOK_S = 0.2
 """How often a script's end and its trace are looked for, if it prints nothing meanwhile."""
 LINES_MAX = 4096
 """Lines that wait for whoever follows; older ones are dropped, and counted."""
+TOLD_MAX = 64
+"""Announcements of its peer that wait likewise."""
 TRACE_BYTES_MAX = 1 << 18
 """How much of its trace is passed on at a time."""
 
@@ -45,14 +47,14 @@ class End:
 class News:
     """What has come of a script since the last look.
 
-    lines: text, and whether of standard error. dropped: lines that nobody fetched in time. joined: its
-    method's name, once the peer has joined its crew. trace: whole lines to append to the file of this name.
+    lines: text, and whether of standard error. dropped: lines that nobody fetched in time. told: how
+    far the peer has come. trace: whole lines to append to the file of this name.
     end: the last news.
     """
 
     lines: list[tuple[str, bool]] = field(default_factory=list)
     dropped: int = 0
-    joined: str | None = None
+    told: list[Announcement] = field(default_factory=list)
     trace: list[tuple[str, bytes]] = field(default_factory=list)
     end: End | None = None
 
@@ -72,7 +74,7 @@ class Script:
         self._sent: dict[Path, int] = {}
         self._lines: deque[tuple[str, bool]] = deque(maxlen=LINES_MAX)
         self._dropped = 0
-        self._joined: str | None = None
+        self._told: list[Announcement] = []
         self._end: End | None = None
         self._trouble: BaseException | None = None
         self._something = threading.Condition()
@@ -101,9 +103,9 @@ class Script:
         """What is new; waits up to ``wait_s`` for something to be. Raises what has ended the thread."""
         with self._something:
             self._something.wait_for(self._any, wait_s)
-            news = News(list(self._lines), self._dropped, self._joined)
+            news = News(list(self._lines), self._dropped, self._told)
             self._lines.clear()
-            self._dropped, self._joined = 0, None
+            self._dropped, self._told = 0, []
             end = self._end
             if self._trouble is not None:
                 raise self._trouble
@@ -115,7 +117,7 @@ class Script:
         return news
 
     def _any(self) -> bool:
-        return bool(self._lines) or self._joined is not None or bool(self._end or self._trouble)
+        return bool(self._lines or self._told) or bool(self._end or self._trouble)
 
     # -- The thread
 
@@ -153,9 +155,8 @@ class Script:
         if not data:
             self._selector.unregister(self._ready)
         with self._something:
-            for _, method in read_announcements(data):
-                self._joined = method
-                self._something.notify_all()
+            self._told = (self._told + read_announcements(data))[-TOLD_MAX:]
+            self._something.notify_all()
 
     def _show(self, text: str, error: bool) -> None:
         with self._something:

@@ -164,6 +164,7 @@ class Collector:
         peer.bytes_sent = max(peer.bytes_sent, record.bytes_sent)
         peer.bytes_received = max(peer.bytes_received, record.bytes_received)
         peer.datagrams_lost = record.datagrams_lost
+        peer.digest, peer.last_round = record.digest, record.round
 
     def _fault(self, record: trace.Fault) -> None:
         if len(self._to.faults) < ITEMS_MAX:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
+from ragtag.app.noted import in_words
 from ragtag.app.report.axes import clock
 from ragtag.app.report.data import MEMBERSHIP, Item, Summary
 from ragtag.app.report.html import cell, table
+from ragtag.app.words import these_peers
 
 _BAD = frozenset({"declared dead", "lost its seat", "no member any more"})
 _GOOD = frozenset({"back", "healed"})
@@ -15,27 +17,29 @@ _GOOD = frozenset({"back", "healed"})
 def section(summary: Summary) -> str:
     """The section; empty where nobody came, went, or was taken for dead."""
     items = [item for item in summary.items if item.what in MEMBERSHIP and not item.error]
+    back = {item.about for item in items if item.what == "back"}
+    items = [item for item in items if item.what != "healed" or item.about not in back]  # the same twice
     if not items:
         return ""
     rows = [
-        cell(clock(item.t), "n") + cell(_seat(item), "nw") + cell(item.what, f"nw {_style(item)}")
+        cell(clock(item.t), "n") + cell(_seat(item), "nw") + cell(in_words(item.what), f"nw {_style(item)}")
         + cell(item.detail) + cell(_seen(item))
         for item in items
     ]  # fmt: skip
-    heads = [("Time", "n"), ("Seat", ""), ("What", ""), ("Who", ""), ("Seen by", "")]
+    heads = [("Time", "n"), ("Peer", ""), ("What", ""), ("Its process", ""), ("Seen by", "")]
     return f"<section><h2>Coming and going</h2>{_healed(items)}{table(heads, rows, 'tight')}</section>"
 
 
 def _healed(items: list[Item]) -> str:
-    """In words, that peers which did not hear each other for a while are one crew again."""
+    """In words, that peers that did not hear each other for a while are one crew again."""
     back = [item for item in items if item.what in _GOOD]
     if not back:
         return ""
     seats = sorted({item.about for item in back if item.about >= 0})
-    who = f"{'peer' if len(seats) == 1 else 'peers'} {', '.join(map(str, seats))}" if seats else "some"
-    text = f"A partition healed: {who} had been declared dead, was out of reach, and is back"
-    if len(seats) != 1:
-        text = f"A partition healed: {who} had been declared dead, were out of reach, and are back"
+    who = these_peers(seats).capitalize() if seats else "Some peers"
+    one = len(seats) == 1
+    was, are = ("was", "is") if one else ("were", "are")
+    text = f"{who} did not answer for a while, {was} taken for dead, and {are} back"
     return f"<p class='good'>{escape(text)} (last at {clock(max(item.t for item in back))}).</p>"
 
 

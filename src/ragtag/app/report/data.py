@@ -35,6 +35,7 @@ class Peer:
     """A peer's figures; ``missed``: how often others waited for it in vain; ``misses``: its own waits.
 
     told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
+    digest, last_round: of the model that it ended with, and the last round that it averaged, as it left.
     """
 
     number: int
@@ -58,6 +59,8 @@ class Peer:
     last_t: float | None = None
     left: bool = False
     told: str = ""
+    digest: str = ""
+    last_round: int = -1
     round_s: Sample = field(default_factory=lambda: Sample(values_max=1 << 14))
 
 

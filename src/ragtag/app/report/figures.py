@@ -97,4 +97,6 @@ def peer_figures(peer: Peer) -> dict[str, Any]:
         "accuracy": peer.accuracy,
         "loss": peer.loss,
         "losses_not_finite": peer.batch_losses_bad,
+        "digest": peer.digest or None,
+        "last_round": None if peer.last_round < 0 else peer.last_round,
     }

@@ -6,10 +6,13 @@ import datetime
 from collections.abc import Sequence
 from html import escape
 
+from ragtag.app.alike import Final, alike
+from ragtag.app.noted import UNTOLD, WORDS
 from ragtag.app.report.axes import Mark, clock, percent, seconds
 from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Item, Summary
 from ragtag.app.report.figures import round_times
 from ragtag.app.report.html import NONE, bytes_text, cell, table
+from ragtag.app.words import counted, these_peers
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -17,7 +20,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 def header(summary: Summary) -> str:
     """What was run, and what it came to."""
     run, count = summary.run, len(summary.peers)
-    facts = [f"{count} peers" if count != 1 else "1 peer"]
+    facts = [counted(count, "peer")]
     if run is not None:
         method = [f"method {run.method}"] if run.method else []
         facts = [f"{run.world} run", *method, *facts, f"seed {run.seed}"]
@@ -30,7 +33,10 @@ def header(summary: Summary) -> str:
     state = (
         "" if summary.finished else '<p class="bad">This run has not ended as planned (or goes on still).</p>'
     )
-    return f"<h1>{escape(title)}</h1><p class='sub'>{escape(' · '.join(facts))}</p>{state}{_tiles(summary)}"
+    said = alike({p.number: Final(p.digest, p.last_round) for p in summary.peers.values() if p.left})
+    models = f"<p class='sub'>{escape(said[:1].upper() + said[1:])}.</p>" if said else ""
+    about = f"<h1>{escape(title)}</h1><p class='sub'>{escape(' · '.join(facts))}</p>"
+    return about + models + state + _tiles(summary)
 
 
 def _tiles(summary: Summary) -> str:
@@ -69,8 +75,7 @@ def _tiles(summary: Summary) -> str:
 
 def _peers(numbers: Sequence[int]) -> str:
     """Which peers, in words."""
-    named = ", ".join(map(str, numbers))
-    return f"peer{'s' if len(numbers) > 1 else ''} {named}" if numbers else "none"
+    return these_peers(numbers) if numbers else "none"
 
 
 def _ratio(value: float) -> str:
@@ -123,31 +128,27 @@ def faults(summary: Summary, marks: Sequence[Mark]) -> str:
 
 
 def peers(summary: Summary) -> str:
-    """The table of peers."""
+    """The table of peers; a column in which no peer has anything is left out."""
+    every = list(summary.peers.values())
+    medians = [p.round_s.quantile(0.5) for p in every]
+    columns: list[tuple[str, list[str | None]]] = [
+        ("Rounds", [f"{p.rounds:,}" for p in every]),
+        ("Median round", [None if median is None else seconds(median) for median in medians]),
+        ("Arrived", [percent(p.arrived / p.rounds) if p.rounds else None for p in every]),
+        ("Missed by others", [f"{p.missed:,}" for p in every]),
+        ("Steps", [f"{p.steps:,}" if p.steps else None for p in every]),
+        ("Samples", [f"{p.samples:,}" if p.samples else None for p in every]),
+        ("Sent", [bytes_text(p.bytes_sent) for p in every]),
+        ("Received", [bytes_text(p.bytes_received) for p in every]),
+        ("Test loss", [None if p.loss is None else f"{p.loss:.3g}" for p in every]),
+        ("Accuracy", [None if p.accuracy is None else percent(p.accuracy) for p in every]),
+    ]
+    columns = [column for column in columns if any(value is not None for value in column[1])]
     rows = []
-    for p in summary.peers.values():
-        style = "bad" if p.state in LOST else ""
-        arrived = percent(p.arrived / p.rounds) if p.rounds else None
-        median = p.round_s.quantile(0.5)
-        accuracy = None if p.accuracy is None else percent(p.accuracy)
-        loss = None if p.loss is None else f"{p.loss:.3g}"
-        rows.append(
-            cell(p.number, "n")
-            + cell(p.state, f"nw {style}")
-            + cell(f"{p.rounds:,}", "n")
-            + cell(None if median is None else seconds(median), "n")
-            + cell(arrived, "n")
-            + cell(f"{p.missed:,}", "n")
-            + cell(f"{p.steps:,}", "n")
-            + cell(f"{p.samples:,}", "n")
-            + cell(bytes_text(p.bytes_sent), "n")
-            + cell(bytes_text(p.bytes_received), "n")
-            + cell(loss, "n")
-            + cell(accuracy, "n")
-        )
-    names = ["State", "Rounds", "Median round", "Arrived", "Missed by others", "Steps", "Samples"]
-    names += ["Sent", "Received", "Test loss", "Accuracy"]
-    heads = [("Peer", "n"), (names[0], ""), *((name, "n") for name in names[1:])]
+    for at, p in enumerate(every):
+        who = cell(p.number, "n") + cell(p.state, f"nw {'bad' if p.state in LOST else ''}")
+        rows.append(who + "".join(cell(values[at], "n") for _, values in columns))
+    heads = [("Peer", "n"), ("State", ""), *((name, "n") for name, _ in columns)]
     away = any(p.last_t is None and p.told for p in summary.peers.values())
     cap = "Peers without figures joined from elsewhere: their traces are there."
     where = f"<p class='cap'>{cap}</p>" if away else ""
@@ -156,7 +157,7 @@ def peers(summary: Summary) -> str:
 
 def events(summary: Summary) -> str:
     """Notes and errors, and losses that were not finite."""
-    rows = [_event(item) for item in summary.items if item.error or item.what not in MEMBERSHIP]
+    rows = [_event(item) for item in summary.items if item.error or item.what not in MEMBERSHIP | UNTOLD]
     for p in summary.peers.values():
         if p.batch_losses_bad and p.bad_since_t is not None:
             what = f"{p.batch_losses_bad:,} training losses were not finite, the first here"
@@ -177,8 +178,8 @@ def _event(item: Item) -> str:
     by = sorted(peer for peer in item.by if peer >= 0 and peer != item.about)
     seen = ""
     if by and not item.error:
-        seen = f" (seen by peer {by[0]})" if len(by) == 1 else f" (seen by {len(by)} peers)"
-    what = escape(item.what)
+        seen = f" (seen by {these_peers(by) if len(by) <= 12 else counted(len(by), 'peer')})"
+    what = escape(item.what if item.error else WORDS.get(item.what, item.what))
     if item.error:
         detail = f"<pre>{escape(item.detail)}</pre>" if item.detail else ""
         text = f'<td><details><summary class="bad">error: {what}</summary>{detail}</details></td>'

@@ -187,5 +187,8 @@ class TraceWriter:
 
     def _gap_note(self, record: trace.Record) -> trace.Note:
         return trace.Note(
-            t=record.t, peer=record.peer, what="trace resumed", detail=f"{self._gap} records were dropped"
+            t=record.t,
+            peer=record.peer,
+            what="trace resumed",
+            detail=f"{self._gap} record{'s were' if self._gap > 1 else ' was'} dropped",
         )

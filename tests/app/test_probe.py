@@ -230,6 +230,7 @@ def test_the_table_fits_a_terminal_and_says_what_would_be_sent() -> None:
     slow = shown(replace(FOUND, rate_bytes_per_s=1e5, rate_from="as given"))
     assert max(map(len, slow.splitlines())) <= 80 and "…" not in slow
     assert "At 800 kbit/s: top-k, 74 ms a round instead of 60 s" in slow
+    assert "fp32 adds to each step: every=1 60 s, every=10 6 s, every=50 1.2 s" in slow
     quick = shown(replace(FOUND, rate_bytes_per_s=1e12))
     assert "dense: nothing here is faster" in quick
     several = shown(FOUND)

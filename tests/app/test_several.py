@@ -155,7 +155,8 @@ with ragtag.join(deadline_s=60.0) as crew:
     optimizer = crew.optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
     found = crew.resume(f"disk-{crew.rank}")
     moments = [int(of["step"]) for of in optimizer.state.values()]
-    print("resumes", None if found is None else found.step, moments, optimizer.progress[0], model.weight.sum().item())
+    total = model.weight.sum().item()
+    print("resumes", None if found is None else found.step, moments, optimizer.progress[0], total)
     for step in range(5 + 3 * (found is not None)):
         optimizer.zero_grad()
         model(torch.randn(4, 10)).square().mean().backward()

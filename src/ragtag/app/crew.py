@@ -496,8 +496,8 @@ class Crew(Logbook):
         taken = self._keeper.loaded
         if came is None or taken is None:
             raise StateMissing(
-                f"peer {holders[0]} resumes step {furthest.step}, which is newer than what {folder} has here, "
-                "and its state did not come: start this peer again, by `ragtag join`, or copy that checkpoint"
+                f"peer {holders[0]} resumes step {furthest.step}, newer than what {folder} has here, and "
+                "its state did not come: start this peer again, by `ragtag join`, or copy that checkpoint"
             )
         self._keeper.round = -1  # of a run that has made no average yet
         where = Path(folder) / f"peer {holders[0]}"

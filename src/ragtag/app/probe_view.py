@@ -13,6 +13,8 @@ from ragtag.codecs.advice import Choice, Cost, choose_for, fastest
 
 RATES = (("50 Mbit/s", 6.25e6), ("1 Gbit/s", 1.25e8), ("10 Gbit/s", 1.25e9))
 """Shown where no link has been measured."""
+EVERY = (1, 10, 50)
+"""How many local steps lie between averages, of which the cost of a step is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ def _advise(found: Found, console: Console) -> None:
                 f"{span(choice.dense_s)} ({choice.gain:.3g} times)"
             )
         console.print(f"At {name}: {told}", highlight=False)
+        added = ", ".join(f"every={k} {span(found.choice(best, rate).dense_s / k)}" for k in EVERY)
+        console.print(f"  fp32 adds to each step: {added}", style="dim", highlight=False)
     if found.rate_bytes_per_s is not None:
         console.print(f"· the rate: {found.rate_from}", style="dim", highlight=False)
     else:

@@ -46,12 +46,21 @@ def epochs_of(command: Command, peer: int) -> list[int]:
     return [int(line.split()[1]) for line in command.lines(peer) if line.startswith("counts")]
 
 
-@pytest.mark.parametrize("hold", [2, 5])
-def test_a_newcomer_begins_in_the_crews_epoch_and_ends_with_it(tmp_path: Path, hold: int) -> None:
+@pytest.mark.parametrize(
+    ("hold", "average"),
+    [
+        (2, "models"),
+        pytest.param(5, "models", marks=pytest.mark.slow),
+        pytest.param(2, "gradients", marks=pytest.mark.slow),
+    ],
+)
+def test_a_newcomer_begins_in_the_crews_epoch_and_ends_with_it(
+    tmp_path: Path, hold: int, average: str
+) -> None:
     place = Place(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     try:
-        env = {"HOLD": str(hold), "AVERAGE": "models"}
+        env = {"HOLD": str(hold), "AVERAGE": average}
         crew = place.command("crew", "run", "-n", "2", "-o", str(place.run), "train.py", **env)
         crew.says(f"counts {hold}")
         token = kept_token(place.run)

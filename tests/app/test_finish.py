@@ -18,10 +18,13 @@ from ragtag.training.whole import Finished, Stand, digest_of
 from tests.app.test_transport import Train, all_at_once, transports
 from tests.network.crew import PATIENCE_S, Crew
 
+_SEEDED = threading.Lock()
+
 
 def model_of(seed: int) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Linear(40, 6))
+    with _SEEDED:  # torch's stream is the process's, and each peer has a thread of its own
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Linear(40, 6))
 
 
 def optimizer_of(model: nn.Module, transport: DriverTransport, **options: Any) -> CrewOptimizer:

@@ -168,7 +168,10 @@ def test_an_error_that_is_not_the_file_systems_is_raised() -> None:
 def test_an_output_that_takes_nothing_stops_no_run(tmp_path: Path, where: str) -> None:
     script = tmp_path / "chatty.py"
     script.write_text(
-        "import os, pathlib\nfor n in range(2000): print('line', n)\n"
+        "import os, pathlib, torch, ragtag\nfor n in range(2000): print('line', n)\n"
+        "with ragtag.join() as crew:\n"
+        "    model = torch.nn.Linear(1, 1)\n"
+        "    crew.optimizer(torch.optim.SGD(model.parameters()), model=model).average()\n"
         "pathlib.Path(os.environ['RAGTAG_RUN'], f\"done-{os.environ['RAGTAG_RANK']}\").touch()"
     )
     if where == "a full disk":

@@ -56,7 +56,12 @@ def until_heard(peers: list[subprocess.Popen[str]], for_s: float, heard: str = "
     assert not heard, f"not {heard} within {PATIENCE_S} s"
 
 
-@pytest.mark.parametrize("kind", ["prohibit", "blackhole", "unreachable"])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", ["prohibit", pytest.param("blackhole", marks=_SLOW), pytest.param("unreachable", marks=_SLOW)]
+)
 def test_a_way_that_is_forbidden_for_three_seconds_loses_datagrams_and_ends_nobody(
     namespaces: list[str], tmp_path: Path, kind: str
 ) -> None:

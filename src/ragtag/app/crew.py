@@ -468,7 +468,10 @@ class Crew(Logbook):
             return None
         found = self._keeper.resume(Path(folder))
         with self._phases.of("state"):
-            return self._resume_newest(transport, found, str(folder))
+            found = self._resume_newest(transport, found, str(folder))
+        if found is not None:  # of a training that is over nothing may be left to average
+            self._announcer.tell(Reached.AVERAGED)
+        return found
 
     def _resume_newest(self, transport: DriverTransport, found: Found | None, folder: str) -> Found | None:
         """Peers whose folders differ go on from the newest checkpoint that one of them has."""
@@ -507,11 +510,10 @@ class Crew(Logbook):
         """Yield the epochs of the crew, 0 to n - 1, until it has done them.
 
         A peer that comes late begins with the epoch that the crew is in, one that was away goes on with it,
-        and a crew that resumes begins with its checkpoint's. (A newcomer that averages gradients takes part,
-        and hears of the epoch, with its first average: until then it counts from 0.) It ends for all peers
-        when one has done the last epoch. Going through ``crew.split(loader)`` once in each is what an epoch
-        consists of; with no split,
-        or with shards, the peer that is ahead counts for all. In a crew of more than 64, every 64 peers count
+        and a crew that resumes begins with its checkpoint's. It ends for all peers when one has done the last
+        epoch. Going through ``crew.split(loader)`` once in each is what an epoch consists of; with no split,
+        or with shards, the peer that is ahead counts for all. Make the optimizers before: a newcomer that
+        averages gradients gets into step here. In a crew of more than 64, every 64 peers count
         their own. Raises ValueError: n is no number of epochs; HasLeft: this peer has left.
         """
         if self._left:
@@ -519,6 +521,9 @@ class Crew(Logbook):
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"epochs: {n!r}; give how many the crew does in all, 0 or more")
         late = isinstance(self._transport, DriverTransport) and self._transport.late
+        kept = self._keeper.optimizer
+        if late and kept is not None and kept.arrive is not None:
+            kept.average()  # the others answer a peer that takes part
         return self._epochs.count(n, late)
 
     @property

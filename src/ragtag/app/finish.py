@@ -67,7 +67,7 @@ def begin_alike(transport: Transport, what: Averaged, mine: Stand, deadline_s: f
 
     mine: with the digest of this peer's initial values.
     """
-    told = _tell(transport, f"begin/{what.name}", {what.name: mine}, deadline_s)
+    told = _tell(transport, f"begin/{what.name}", {what.name: mine}, deadline_s, silent=False)
     stands = _of(told, what.name)
     if alike(stands):
         return
@@ -225,10 +225,14 @@ def _told_by(transport: Transport, averaged: Sequence[Averaged], meeting: str, d
     return _tell(transport, meeting, {what.name: what.stand() for what in averaged}, deadline_s)
 
 
-def _tell(transport: Transport, meeting: str, mine: Mapping[str, Stand], deadline_s: float) -> _Told:
+def _tell(
+    transport: Transport, meeting: str, mine: Mapping[str, Stand], deadline_s: float, silent: bool = True
+) -> _Told:
     """Tell where this peer stands and hear of the others, this one included."""
     told: _Told = {transport.me: dict(mine)}
-    for peer, blob in transport.meet(meeting, msgspec.msgpack.encode(mine), deadline_s).items():
+    for peer, blob in transport.meet(
+        meeting, msgspec.msgpack.encode(mine), deadline_s, silent=silent
+    ).items():
         told |= _read(peer, blob, mine)
     return told
 

@@ -180,7 +180,12 @@ class SoloTransport:
         return -1
 
     def meet(
-        self, name: str, blob: bytes, deadline_s: float, meanwhile: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        blob: bytes,
+        deadline_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        silent: bool = False,
     ) -> dict[PeerId, bytes]:
         """There is nobody to meet."""
         return {}
@@ -261,10 +266,17 @@ class DriverTransport:
         if channel in self._opened:
             raise ValueError("something is averaged under this name already: give each its own")
         late, deadline_s = (self.late, self.deadline_s) if together_s is None else (False, together_s)
-        self._open(channel, schema, method, codec, late, deadline_s)
+        self._open(channel, schema, method, codec, late, deadline_s, together_s is not None)
 
     def _open(
-        self, channel: int, schema: Schema, method: Method, codec: Codec, late: bool, deadline_s: float
+        self,
+        channel: int,
+        schema: Schema,
+        method: Method,
+        codec: Codec,
+        late: bool,
+        deadline_s: float,
+        together: bool = False,
     ) -> None:
         chunks = schema.n_chunks(codec.elements)
         hash32 = schema.hash32()
@@ -280,7 +292,7 @@ class DriverTransport:
         self._driver.configure(channel, lane, hash32).result(deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
         with self._phases.of("schema"):
-            self._compare(channel, schema, late, deadline_s)
+            self._compare(channel, schema, late, deadline_s, together)
         if late:
             self._driver.probed(channel, 2.0 * rtt_s)
         elif self._driver.node.heard_of(channel) >= 0:
@@ -353,16 +365,21 @@ class DriverTransport:
         return self._driver.node.heard_of(channel) if channel in self._opened else -1
 
     def meet(
-        self, name: str, blob: bytes, deadline_s: float, meanwhile: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        blob: bytes,
+        deadline_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        silent: bool = False,
     ) -> dict[PeerId, bytes]:
         """Tell the others a blob and hear theirs, at most 1 MiB each: a meeting that all hold under one name.
 
         It ends when all that are there have told theirs, or have left, or after ``deadline_s``. meanwhile:
-        called now and then until that.
+        called now and then until that. silent: peers that are silent in rounds are there, too.
         """
         if self._driver.lost_seat:
             return {}
-        meeting = self._driver.meet(name_hash(f"meeting/{name}"), blob, deadline_s)
+        meeting = self._driver.meet(name_hash(f"meeting/{name}"), blob, deadline_s, silent=silent)
         try:
             return await_meeting(self._driver, meeting, 2 * deadline_s, meanwhile).blobs
         except SeatLost:
@@ -436,9 +453,9 @@ class DriverTransport:
         """The same with numbers, who has acknowledged what, and who answers nothing."""
         return self._driver.notices(topic)
 
-    def _compare(self, channel: int, schema: Schema, late: bool, deadline_s: float) -> None:
+    def _compare(self, channel: int, schema: Schema, late: bool, deadline_s: float, together: bool) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
-        meeting = self._driver.meet(channel, schema.encode(), deadline_s, late)
+        meeting = self._driver.meet(channel, schema.encode(), deadline_s, late, silent=together)
         met = await_meeting(self._driver, meeting, 2 * deadline_s)
         theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
         differing = {peer: other for peer, other in theirs.items() if other != schema}

@@ -176,12 +176,14 @@ class Tell:
 
     late: the others have met before, and average: they answer at once, so who does not is waited for only as
     long as most answers took, several times over.
+    silent: peers that are silent in rounds are waited for, too, unless they have left.
     """
 
     number: int
     blob: bytes
     deadline_s: float
     late: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,9 @@ class Driver(Engine):
         self._mailbox.put(begin, future)
         return future
 
-    def meet(self, number: int, blob: bytes, deadline_s: float, late: bool = False) -> Future[Met]:
+    def meet(
+        self, number: int, blob: bytes, deadline_s: float, late: bool = False, silent: bool = False
+    ) -> Future[Met]:
         """Tell ``blob`` to all peers and hear theirs, for at most ``deadline_s`` from now (see ``Tell``)."""
         future: Future[Met] = Future()
 
@@ -89,7 +91,7 @@ class Driver(Engine):
                 return
             self._meetings[number] = future
             try:
-                self._step(now_s, Tell(number, blob, now_s + deadline_s, late))
+                self._step(now_s, Tell(number, blob, now_s + deadline_s, late, silent))
             except (ValueError, RuntimeError) as error:
                 self._meetings.pop(number, None)
                 future.set_exception(error)

@@ -165,7 +165,8 @@ class Node(Rounds):
             return self._average(now_s, event)
         if isinstance(event, Tell):
             exchange = self._exchange(event.number)
-            exchange.without(self._presence.absent)  # one that met nobody is not waited for again
+            # one that met nobody is not waited for again, unless the others know that it comes
+            exchange.without(self.gone if event.silent else self._presence.absent)
             return exchange.step(now_s, event)
         if isinstance(event, Post):
             return self.board.step(now_s, event)

@@ -38,7 +38,7 @@ from ragtag.simulation.check import TOLERANCE, Checker, InvariantBroken
 from ragtag.simulation.link import Link, Traffic
 
 _WORLD = -1  # stands for a peer in entries of the heap that are calls
-_RUN = Struct("<dHHIIBBIBH").pack
+_RUN = Struct("<dHHIIBIIBH").pack
 _EVENT = Struct("<dHB").pack
 _DIGEST_BUFFER_BYTES = 1 << 16
 _HASHED_WHOLE_BYTES = 1 << 14

@@ -58,7 +58,7 @@ from ragtag.training.split import Split
 from ragtag.training.standing import NO_STATE
 from ragtag.training.state import Stateful
 from ragtag.training.together import together
-from ragtag.training.whole import Finished, Stand, digest_of
+from ragtag.training.whole import Finished, Stand, digest_of, rounds_of
 
 _log = logging.getLogger("ragtag")
 LEAVE_S = 5.0
@@ -662,8 +662,8 @@ class Crew(Logbook):
             _log.warning("%s: chunks were lost each time; see the trace", found)
         elif self.rank in found.behind and found.moved:
             _log.warning(
-                "this peer's model was %d rounds behind; it is the others' now (changed by %.2g of its norm)",
-                *(found.behind[self.rank], found.moved),
+                "this peer's model was %s behind; it is the others' now (changed by %.2g of its norm)",
+                *(rounds_of(found.behind[self.rank]), found.moved),
             )
         else:
             _log.info("%s", found)

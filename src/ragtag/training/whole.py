@@ -177,5 +177,10 @@ class Finished:
             return f"this peer ends alone, with model {self.digest[:12]}"
         what = f"the same model {self.digest[:12]}" if self.alike else "different models"
         text = f"{1 + others} peers end with {what}"
-        late = ", ".join(f"peer {peer} was {rounds}" for peer, rounds in sorted(self.behind.items()))
-        return f"{text}; {late} rounds behind" if late else text
+        late = [f"peer {peer} was {rounds_of(rounds)} behind" for peer, rounds in sorted(self.behind.items())]
+        return "; ".join([text, *late])
+
+
+def rounds_of(n: int) -> str:
+    """So many rounds, in words."""
+    return f"{n} round{'' if n == 1 else 's'}"

@@ -283,7 +283,8 @@ class Crew(Logbook):
 
         fine = isinstance(optimizer, torch.optim.Optimizer)  # else it is refused below
         parameters = parameters_of(optimizer.param_groups) if fine else []
-        initial = "" if any(map(is_lazy, parameters)) else digest_of(parameters)
+        compared = isinstance(self._transport, DriverTransport) and not any(map(is_lazy, parameters))
+        initial = digest_of(parameters) if compared else ""
         taken = self.take_name(name, "model")
         try:
             made = CrewOptimizer(

@@ -157,7 +157,8 @@ def _gathered(transport: Transport, ours: Sequence[Averaged], deadline_s: float,
         if missing and busy_s is None and _newest(transport, channels) > newest:
             busy_s = now_s  # some of them go on with rounds: they train, and do not pause
         if now_s - began_s >= deadline_s or (busy_s is not None and now_s - busy_s >= training_s):
-            _log.warning("this peer ends without %s: no sign of an end there", _peers(missing))
+            if missing:  # else all have ended, and one has not said that it knows of this peer's end
+                _log.warning("this peer ends without %s: no sign of an end there", _peers(missing))
             break
         if missing and not said and now_s - began_s >= _SAY_AFTER_S:
             said = True

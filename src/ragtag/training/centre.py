@@ -26,7 +26,6 @@ from ragtag.schedules.backup import BackupWorkers
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Arrival, Drop
 from ragtag.schedules.centre import Centre as Rule
-from ragtag.schedules.every import EveryStep
 from ragtag.schedules.grouping import Groups, ProgressiveGrouping, plausible, scale, share
 
 
@@ -149,60 +148,38 @@ def is_centred(method: Method) -> bool:
     return isinstance(method.crowd, Sharing)
 
 
-def require_centred(method: Method, more: bool) -> None:
-    """Raise ValueError where a central state is asked for together with what it cannot have."""
-    if more and is_centred(method):
-        raise ValueError(
-            "a central state takes updates as they are: outer= and compress= need an average of all; use "
-            "RPS() or AllReduce(), or leave them out"
-        )
-
-
-def require_gradients(method: Method, buffers: bool) -> None:
-    """Raise ValueError where updates are to be compensated, and hold what is no gradient."""
-    if buffers and isinstance(method.crowd, Sharing) and method.crowd.correction is not None:
-        raise ValueError(
-            "compensate= is of gradients, and this model's buffers have none: give buffers=False"
-        )
-
-
 def centred(
-    method: Method | None,
-    schedule: Schedule | Rule | ProgressiveGrouping | None,
-    average: str,
-    n: int,
-    inner: torch.optim.Optimizer,
-    every: int | None = None,
+    method: Method | None, schedule: Schedule | Rule | ProgressiveGrouping | None
 ) -> tuple[Method | None, Schedule | None]:
     """The averager, and when to average, where the schedule given may be one for a central state.
 
-    Raises ValueError: it is, and there is another averager; it asks for more peers than the ``n`` that the
-    crew has (a crew of one goes on alone); gradients are to be averaged; or updates are to be compensated
-    that are not one gradient each.
+    Raises ValueError: it is, and there is another averager.
     """
-    when: Schedule | None = None
-    if schedule is not None and is_rule(schedule):
-        if method is not None:
-            raise ValueError(
-                f"{schedule!r} is a schedule for a central state, which is an averager itself: leave out "
-                f"averager=, or make it ragtag.Centre({schedule!r}) and say by every= how often to push"
-            )
-        method = Centre(cast(Rule, schedule))
-    else:
-        when = cast(Schedule | None, schedule)
-    if method is None or not isinstance(method.crowd, Sharing):
-        return method, when
-    if average != "models":
-        raise ValueError('updates of a central state are what models were moved by; use average="models"')
+    if schedule is None or not is_rule(schedule):
+        return method, cast(Schedule | None, schedule)
+    if method is not None:
+        raise ValueError(
+            f"{schedule!r} is a schedule for a central state, which is an averager itself: leave out "
+            f"averager=, or make it ragtag.Centre({schedule!r}) and say by every= how often to push"
+        )
+    return Centre(cast(Rule, schedule)), None
+
+
+def rated(method: Method, inner: torch.optim.Optimizer, n: int) -> Method:
+    """The averager; a central state's compensation now reads the learning rate of ``inner``.
+
+    Raises ValueError: its rule asks for more peers than the ``n`` that the crew has (a crew of one goes on
+    alone), or updates are to be compensated that are not one gradient each.
+    """
+    if not isinstance(method.crowd, Sharing):
+        return method
     rule, correction = method.crowd.rule, method.crowd.correction
     if n > 1 and isinstance(rule, Judged):
         rule.schedule.judge(Arrival(0, 0, 1, n))
-    if isinstance(correction, Compensation):
-        if every not in (None, 1) or not (when is None or when == EveryStep()):
-            raise ValueError("compensate= is of single gradients: average after every step, or leave it out")
-        rated = replace(correction, rate=_rate_of(inner))
-        method = method._replace(crowd=replace(method.crowd, correction=rated))
-    return method, when
+    if not isinstance(correction, Compensation):
+        return method
+    correction = replace(correction, rate=_rate_of(inner))
+    return method._replace(crowd=replace(method.crowd, correction=correction))
 
 
 def _rate_of(inner: torch.optim.Optimizer) -> Callable[[], float]:

@@ -6,16 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
-import torch
-
 from ragtag.codecs.base import Codec
 from ragtag.codecs.density import Density
 from ragtag.codecs.options import Options
 from ragtag.codecs.pack import Values
 from ragtag.codecs.selection import Selector
 from ragtag.codecs.selections import selector_named
-from ragtag.protocols.allreduce import ring
-from ragtag.protocols.method import Method
 
 _ROW_BYTES = 1064  # of a row, behind header and rounding
 _INDEX_BYTES = 6  # of an entry's index, at most: far more than any takes on average
@@ -125,34 +121,6 @@ class Compression(NamedTuple):
     given_up: int
     refused: int
     dense: bool = False
-
-
-def require_compressible(
-    compress: TopK, method: Method, inner: torch.optim.Optimizer, partial: bool = False
-) -> None:
-    """Raises ValueError, saying what to change, where the one does not go with the other.
-
-    Rows go through owners that decide, by whichever of RPS and AllReduce: what is lost is sent again later.
-    partial: whether slow peers may miss rounds.
-    """
-    if partial:
-        raise ValueError(
-            "slow peers may miss rounds by this schedule, but need all selections; use every=..."
-        )
-    if method.crowd is not None:
-        raise ValueError(
-            f"{method.name} averages in groups, and selections go to all at once; use RPS() or AllReduce(), "
-            "or leave out compress"
-        )
-    if method.name == ring.name:
-        raise ValueError(
-            "a ring passes sums on, and sums of selections do not stay small; use RPS() or AllReduce(), or "
-            "leave out compress"
-        )
-    if compress.momentum_correction and any(group.get("momentum") for group in inner.param_groups):
-        raise ValueError(
-            "momentum correction is momentum already: set the optimizer's momentum to 0, or leave it out"
-        )
 
 
 def _no_chunks(*arguments: object) -> NoReturn:

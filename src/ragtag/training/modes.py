@@ -81,11 +81,6 @@ class Gradients:
     content = "gradients"
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
-        if isinstance(inner, torch.optim.LBFGS):
-            raise ValueError(
-                "LBFGS calls its closure a different number of times on each peer, so its gradients cannot "
-                'be averaged; use average="models"'
-            )
         self._inner = inner
         self._parameters: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []

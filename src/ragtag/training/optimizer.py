@@ -18,11 +18,12 @@ from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.training.align import Aligner
 from ragtag.training.align_plan import Align, Aligned
-from ragtag.training.averager import RPS, Pending, Transport
-from ragtag.training.centre import centred, is_centred, require_centred, require_gradients
+from ragtag.training.averager import Pending, Transport
+from ragtag.training.centre import is_centred
 from ragtag.training.coherence import Coherence, CoherenceMeter
-from ragtag.training.compress import Compression, TopK, require_compressible
+from ragtag.training.compress import Compression, TopK
 from ragtag.training.conduct import Conduct, unheard
+from ragtag.training.exchange.combine import require_together
 from ragtag.training.follower import Follower
 from ragtag.training.merge import Merge
 from ragtag.training.modes import Closure, Gradients, Models
@@ -30,11 +31,10 @@ from ragtag.training.modules import Watch, buffer_parts, name_parameters, parame
 from ragtag.training.options import (
     align_of,
     align_text,
-    averaging_of,
+    asked_of,
     codec_of,
     mode_of,
     require_kinds,
-    require_partial,
     schedule_of,
     streaming_of,
 )
@@ -130,29 +130,33 @@ class CrewOptimizer(torch.optim.Optimizer):
             raise TypeError(
                 f"a crew's optimizer wraps a plain torch.optim.Optimizer; this is a {type(inner).__name__}"
             )
-        require_kinds(model=model, outer=outer, coherence=coherence, compress=compress)
+        require_kinds(model=model, coherence=coherence)
+        self._asked = asked = asked_of(
+            inner,
+            transport.n,
+            averager=method,
+            average=average,
+            schedule=schedule,
+            every=every,
+            outer=outer,
+            codec=codec,
+            compress=compress,
+            align=align,
+            has_model=model is not None,
+        )
         self._inner = inner
         self._adopting = True
         super().__init__(inner.param_groups, inner.defaults)
         self._adopting = False
         self.name = require_name(name)
-        self._transport, self._codec = transport, codec_of(codec, compress)
-        method, when = centred(*averaging_of(method, schedule), average, transport.n, inner, every)
-        self._method = RPS() if method is None else method
-        self._mode = mode_of(average, inner, self._method)
-        self._align = align_of(align, average)
-        self._agreed = align_text(self._align, average == "gradients" and align)
+        self._transport, self._codec, self._method = transport, codec_of(asked), asked.averager
+        self._mode = mode_of(asked)
+        self._align = align_of(asked)
         self._aligner: Aligner | None = None
-        self.conduct = Conduct(schedule_of(when, every), transport, name, on_note)
+        self.conduct = Conduct(schedule_of(asked), transport, name, on_note)
         """When it averages and whom it waits for, and where its time goes."""
-        self._merge: Merge | None = None
-        if self.conduct.partial:
-            require_partial(average, self._method)
-            self._merge = Merge(parameters_of(inner.param_groups))
-        require_centred(self._method, outer is not None or compress is not None)
-        self._outer = streaming_of(
-            outer, average, when, every, self.conduct.partial, self._method, compress is not None
-        )
+        self._merge = Merge(parameters_of(inner.param_groups)) if asked.partial else None
+        self._outer = streaming_of(asked)
         self._outer_steps: OuterSteps | None = None
         self._under_way: Pending | None = None
         self._outer_state: dict[str, Any] | None = None  # loaded before averaging began
@@ -162,10 +166,6 @@ class CrewOptimizer(torch.optim.Optimizer):
         )
         self._deadline_s, self._on_outcome = deadline_s, on_outcome
         self._compress, self._seed, self._on_note = compress, seed, on_note
-        if compress is not None:
-            require_compressible(compress, self._method, inner, self.conduct.partial)
-            if model is None and average == "models":
-                raise ValueError("differences are to the model before the first step: give model=...")
         self._on_ready, self._on_step = on_ready, on_step
         self._buffers = buffers
         self._steps = self._since = 0
@@ -489,9 +489,9 @@ class CrewOptimizer(torch.optim.Optimizer):
     def _configure(self, modules: list[torch.nn.Module]) -> Replica | SparseReplica:
         names = name_parameters(self.param_groups, modules)
         buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
-        require_gradients(self._method, bool(buffers))
+        require_together(self._asked.with_buffers(bool(buffers)))
         content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer.rule}"
-        content += self._agreed
+        content += align_text(self._asked)
         fragments = 1 if self._outer is None else self._outer.fragments
         if self._compress is not None:
             self._replica = SparseReplica(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import UnionType
 from typing import cast
 
@@ -11,19 +12,19 @@ from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.names import named
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.allreduce import ring
 from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
-from ragtag.schedules.every import EveryStep, LocalSteps
+from ragtag.schedules.every import EveryStep
 from ragtag.schedules.every import every as every_so_many
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.schedules.names import SCHEDULES
 from ragtag.training.align_plan import Align
-from ragtag.training.averager import AVERAGERS
-from ragtag.training.centre import is_centred, is_rule
+from ragtag.training.averager import AVERAGERS, RPS
+from ragtag.training.centre import centred, is_centred, is_rule, rated
 from ragtag.training.coherence import Coherence
 from ragtag.training.compress import TopK
+from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.modes import Gradients, Mode, Models
 
 AnySchedule = Schedule | Centre | ProgressiveGrouping
@@ -112,136 +113,85 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"a {type(value).__name__}"
 
 
-def mode_of(average: str, inner: torch.optim.Optimizer, method: Method) -> Mode:
-    """What is averaged. Raises ValueError: neither "models" nor "gradients", or gradients in groups.
+def asked_of(
+    inner: torch.optim.Optimizer,
+    n: int,
+    *,
+    averager: object,
+    average: str,
+    schedule: object,
+    every: int | None,
+    outer: Nesterov | Streaming | None,
+    codec: Codec | str | None,
+    compress: TopK | None,
+    align: Align | bool,
+    has_model: bool,
+) -> Asked:
+    """What an optimizer of a crew of ``n`` is asked for, names looked up and checked to go together.
 
-    Models of peers that average in groups come closer in each round. With gradients each group takes steps of
-    its own, from models that differ already, and nothing brings these together again.
+    Raises TypeError: something else stands where an option belongs. ValueError: there is nothing of that
+    name, or two options do not go together (``exchange.combine``).
     """
-    if average == "models":
-        return Models(inner)
-    if average == "gradients":
-        if method.crowd is not None:
-            raise ValueError(
-                f"{method!r} averages in groups: each takes steps by gradients of its own, and models drift "
-                'apart; use average="models", or RPS() or AllReduce()'
-            )
-        return Gradients(inner)
-    raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
-
-
-def require_partial(average: str, method: Method) -> None:
-    """Raise ValueError where a schedule that does not wait for all cannot work."""
-    if average != "models":
-        raise ValueError(
-            "this schedule lets slow peers miss rounds, and who misses gradients has another model from then "
-            'on; use average="models"'
-        )
-    if method.crowd is not None or method.name == ring.name:
-        raise ValueError(
-            f"this schedule lets slow peers miss rounds, which {method.name} cannot; use RPS() or AllReduce()"
-        )
-
-
-def align_of(align: Align | bool, average: str) -> Align | None:
-    """How replicas are kept alike; ``None``: they are not, or need not be.
-
-    Raises TypeError or ValueError: it is asked for where it cannot be.
-    """
-    if isinstance(align, bool):
-        return Align() if align and average == "gradients" else None
-    if not isinstance(align, Align):
+    require_kinds(outer=outer, compress=compress)
+    if average not in ("models", "gradients"):
+        raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
+    if not isinstance(align, bool | Align):
         raise TypeError(f"align is {align!r}; it is ragtag.Align(every=...), or False: never")
-    if average != "gradients":
-        raise ValueError('averages of models keep replicas together: leave out align, or average="gradients"')
-    return align
+    if not isinstance(codec, str | Codec | None):
+        raise TypeError(f"codec is {_short(codec)}; it is one of {', '.join(DENSE)}")
+    if isinstance(codec, str) and codec not in DENSE:
+        raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
+    method, when = centred(*averaging_of(averager, schedule))
+    asked = Asked(
+        inner=inner,
+        averager=RPS() if method is None else method,
+        average=average,
+        schedule=when,
+        every=every,
+        outer=outer,
+        codec=codec,
+        compress=compress,
+        align=align,
+        has_model=has_model,
+    )
+    require_together(asked)
+    return replace(asked, averager=rated(asked.averager, inner, n))
 
 
-def align_text(align: Align | None, asked: Align | bool) -> str:
+def mode_of(asked: Asked) -> Mode:
+    """What is averaged."""
+    return Models(asked.inner) if asked.average == "models" else Gradients(asked.inner)
+
+
+def align_of(asked: Asked) -> Align | None:
+    """How replicas are kept alike; ``None``: they are not, or need not be."""
+    if isinstance(asked.align, Align):
+        return asked.align
+    return Align() if asked.align and asked.average == "gradients" else None
+
+
+def align_text(asked: Asked) -> str:
     """What peers that average gradients must agree on beyond the usual, to stand behind what they average."""
+    align = align_of(asked)
     if align is None:
-        return ", never aligned" if asked is False else ""
+        return "" if asked.align else ", never aligned" if asked.average == "gradients" else ""
     return "" if align == Align() else f", {align.name}"
 
 
-def codec_of(codec: Codec | str | None, compress: TopK | None = None) -> Codec:
-    """How values travel.
-
-    Raises TypeError: it is no codec. ValueError: there is none of that name, or selections have their own.
-    """
-    if codec is None:
-        return fp32
-    if compress is not None:
-        raise ValueError(
-            f"compress= sends selected values in a form of its own, so codec={_name(codec)!r} would be of no "
-            f"effect; leave it out, and say by ragtag.TopK(values=...) how they travel"
-        )
-    if not isinstance(codec, str | Codec):
-        raise TypeError(f"codec is {_short(codec)}; it is one of {', '.join(DENSE)}")
-    if isinstance(codec, Codec):
-        return codec
-    if codec not in DENSE:
-        raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
-    return DENSE[codec]
+def codec_of(asked: Asked) -> Codec:
+    """How values travel."""
+    if isinstance(asked.codec, Codec):
+        return asked.codec
+    return fp32 if asked.codec is None else DENSE[asked.codec]
 
 
-def _name(codec: object) -> object:
-    return getattr(codec, "name", codec)
+def schedule_of(asked: Asked) -> Schedule:
+    """When to average. Raises ValueError: steps are below 1."""
+    if asked.schedule is not None:
+        return asked.schedule
+    return EveryStep() if asked.every is None else every_so_many(asked.every)
 
 
-def schedule_of(schedule: Schedule | None, steps: int | None) -> Schedule:
-    """When to average. Raises ValueError: both are given, or steps are below 1."""
-    if schedule is not None and steps is not None:
-        raise ValueError("give either a schedule or every=..., not both")
-    if schedule is not None:
-        return schedule
-    return EveryStep() if steps is None else every_so_many(steps)
-
-
-def streaming_of(
-    outer: Nesterov | Streaming | None,
-    average: str,
-    when: Schedule | None,
-    every: int | None,
-    partial: bool,
-    method: Method,
-    compressed: bool,
-) -> Streaming | None:
-    """Outer steps as they are asked for, all of the model at once being one fragment.
-
-    when, every: as they were given. Raises ValueError where outer steps cannot work.
-    """
-    if outer is None:
-        return None
-    _require_outer(average, partial)
-    if when is None and every is None:
-        raise ValueError(
-            "outer= steps by what a number of local steps have moved the model: say how many, as every=50 "
-            "(after single steps its momentum comes on top of the optimizer's, and makes steps too long)"
-        )
-    if isinstance(outer, Nesterov):
-        return Streaming(outer)
-    between = when.k if isinstance(when, LocalSteps) else 1 if isinstance(when, EveryStep) else every
-    if between is not None and outer.delay > between:
-        raise ValueError(
-            f"Outer(delay={outer.delay}) with an average every {between} local steps: one is used before the "
-            f"next begins; make delay {between} at most, or every={outer.delay}"
-        )
-    if compressed:
-        raise ValueError("fragments and delays are of whole averages: give either them or compress=...")
-    if method.crowd is not None and outer.fragments > 1:
-        raise ValueError(
-            f"{method.name} averages in groups, each by rounds of its own, so peers would differ in which "
-            "fragment is next; use RPS() or AllReduce()"
-        )
-    return outer
-
-
-def _require_outer(average: str, partial: bool) -> None:
-    if average != "models":
-        raise ValueError('outer momentum is on what models were moved by; use average="models"')
-    if partial:
-        raise ValueError(
-            "outer momentum needs all peers to take the same outer steps; a schedule that lets slow peers "
-            "miss rounds cannot have it. Use every=..., or ragtag.schedules.Matched()"
-        )
+def streaming_of(asked: Asked) -> Streaming | None:
+    """Outer steps, all of the model at once being one fragment."""
+    return Streaming(asked.outer) if isinstance(asked.outer, Nesterov) else asked.outer

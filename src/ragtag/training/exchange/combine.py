@@ -1,0 +1,297 @@
+"""Which averager, schedule, outer step, compression, codec and alignment go together: one table.
+
+``CLASHES`` names each pair that does not, says why, and says what to write in its place. A crew's optimizer
+raises these words as its error, ``docs/combinations.md`` prints them, and a test builds every pair and sees
+that it trains or is in this table. A new option is a ``Feature`` and its clashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ragtag.codecs.base import Codec
+from ragtag.optim.outer import Nesterov, Streaming
+from ragtag.protocols.allreduce import ring
+from ragtag.protocols.centre import Sharing
+from ragtag.protocols.method import Method
+from ragtag.schedules.base import Schedule
+from ragtag.schedules.every import EveryStep, LocalSteps
+from ragtag.training.align_plan import Align
+from ragtag.training.compress import TopK
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a crew's optimizer is asked for; options as they were given, averager and schedule as objects.
+
+    schedule: ``None``: none was given. has_model: whether ``model=`` was given. has_buffers: whether buffers
+    are averaged (``None``: not known yet).
+    """
+
+    inner: torch.optim.Optimizer
+    averager: Method
+    average: str = "models"
+    schedule: Schedule | None = None
+    every: int | None = None
+    outer: Nesterov | Streaming | None = None
+    codec: Codec | str | None = None
+    compress: TopK | None = None
+    align: Align | bool = True
+    has_model: bool = False
+    has_buffers: bool | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether slow peers may miss rounds, by the schedule."""
+        return bool(getattr(self.schedule, "partial", False))
+
+    @property
+    def between(self) -> int | None:
+        """How many local steps lie between two averages (``None``: that is not fixed)."""
+        if isinstance(self.schedule, LocalSteps):
+            return self.schedule.k
+        if isinstance(self.schedule, EveryStep) or (self.schedule is None and self.every is None):
+            return 1
+        return self.every
+
+    @property
+    def delay(self) -> int:
+        """How many local steps an average may be under way while training goes on."""
+        return self.outer.delay if isinstance(self.outer, Streaming) else 0
+
+    def with_buffers(self, some: bool) -> Asked:
+        """The same, now that it is known whether buffers are averaged."""
+        return replace(self, has_buffers=some)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that may be asked for. written: as a script writes it."""
+
+    written: str
+    among: Callable[[Asked], bool]
+
+
+def _corrects(asked: Asked) -> bool:
+    crowd = asked.averager.crowd
+    return isinstance(crowd, Sharing) and crowd.correction is not None
+
+
+def _momentum(asked: Asked) -> bool:
+    return any(group.get("momentum") for group in asked.inner.param_groups)
+
+
+GROUPS = Feature(
+    "averager=Moshpit() or RandomGroups()",
+    lambda a: a.averager.crowd is not None and not isinstance(a.averager.crowd, Sharing),
+)
+RING = Feature("averager=AllReduce(ring=True)", lambda a: a.averager.name == ring.name)
+CENTRE = Feature("averager=Centre()", lambda a: isinstance(a.averager.crowd, Sharing))
+COMPENSATE = Feature("averager=Centre(compensate=...)", _corrects)
+MODELS = Feature('average="models"', lambda a: a.average == "models")
+GRADIENTS = Feature('average="gradients"', lambda a: a.average == "gradients")
+SCHEDULE = Feature("schedule=...", lambda a: a.schedule is not None)
+PARTIAL = Feature("schedule=Partial(), SSP() or DSSP()", lambda a: a.partial)
+EVERY = Feature("every=...", lambda a: a.every is not None)
+UNSAID = Feature("neither every= nor schedule=", lambda a: a.every is None and a.schedule is None)
+SELDOM = Feature(
+    "averages after several local steps",
+    lambda a: a.every not in (None, 1) or a.schedule not in (None, EveryStep()),
+)
+OUTER = Feature("outer=Outer()", lambda a: a.outer is not None)
+STREAMING = Feature(
+    "outer=Outer(fragments=..., delay=...)",
+    lambda a: isinstance(a.outer, Streaming) and (a.outer.fragments > 1 or a.outer.delay > 0),
+)
+FRAGMENTS = Feature(
+    "outer=Outer(fragments=...)", lambda a: isinstance(a.outer, Streaming) and a.outer.fragments > 1
+)
+LONG_DELAY = Feature(
+    "outer=Outer(delay=...) longer than the steps between averages",
+    lambda a: a.between is not None and a.delay > a.between,
+)
+COMPRESS = Feature("compress=TopK()", lambda a: a.compress is not None)
+CORRECTION = Feature(
+    "compress=TopK(momentum_correction=...)", lambda a: bool(a.compress and a.compress.momentum_correction)
+)
+DIFFERENCES = Feature(
+    'compress=TopK() with average="models"', lambda a: a.compress is not None and a.average == "models"
+)
+CODEC = Feature("codec=...", lambda a: a.codec is not None)
+ALIGN = Feature("align=Align(...)", lambda a: isinstance(a.align, Align))
+NO_MODEL = Feature("no model=", lambda a: not a.has_model)
+BUFFERS = Feature("a model with buffers that are averaged", lambda a: bool(a.has_buffers))
+MOMENTUM = Feature("an optimizer with momentum", _momentum)
+LBFGS = Feature("torch.optim.LBFGS", lambda a: isinstance(a.inner, torch.optim.LBFGS))
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Two features that do not go together. why: and what to do; may name ``{averager}`` and other fields."""
+
+    one: Feature
+    other: Feature
+    why: str
+
+    def holds(self, asked: Asked) -> bool:
+        """Whether both are asked for."""
+        return self.one.among(asked) and self.other.among(asked)
+
+
+CLASHES = (
+    Clash(
+        GROUPS,
+        GRADIENTS,
+        "{averager} averages in groups: each takes steps by gradients of its own, and models drift apart; "
+        'use average="models", or RPS() or AllReduce()',
+    ),
+    Clash(
+        CENTRE,
+        GRADIENTS,
+        'updates of a central state are what models were moved by; use average="models"',
+    ),
+    Clash(
+        LBFGS,
+        GRADIENTS,
+        "LBFGS calls its closure a different number of times on each peer, so its gradients cannot be "
+        'averaged; use average="models"',
+    ),
+    Clash(
+        ALIGN,
+        MODELS,
+        'averages of models keep replicas together: leave out align, or average="gradients"',
+    ),
+    Clash(SCHEDULE, EVERY, "give either a schedule or every=..., not both"),
+    Clash(
+        PARTIAL,
+        GRADIENTS,
+        "this schedule lets slow peers miss rounds, and a peer that misses gradients has another model from "
+        'then on; use average="models"',
+    ),
+    Clash(
+        PARTIAL,
+        GROUPS,
+        "this schedule lets slow peers miss rounds, which {name} cannot; use RPS() or AllReduce()",
+    ),
+    Clash(
+        PARTIAL,
+        RING,
+        "this schedule lets slow peers miss rounds, which {name} cannot; use RPS() or AllReduce()",
+    ),
+    Clash(
+        PARTIAL,
+        CENTRE,
+        "this schedule lets slow peers miss rounds, which {name} cannot; use RPS() or AllReduce()",
+    ),
+    Clash(
+        CENTRE,
+        OUTER,
+        "a central state takes updates as they are: outer= needs an average of all; use RPS() or "
+        "AllReduce(), or leave it out",
+    ),
+    Clash(
+        CENTRE,
+        COMPRESS,
+        "a central state takes updates as they are: compress= needs an average of all; use RPS() or "
+        "AllReduce(), or leave it out",
+    ),
+    Clash(
+        OUTER,
+        GRADIENTS,
+        'outer momentum is on what models were moved by; use average="models"',
+    ),
+    Clash(
+        OUTER,
+        PARTIAL,
+        "outer momentum needs all peers to take the same outer steps; a schedule that lets slow peers miss "
+        "rounds cannot have it. Use every=..., or ragtag.schedules.Matched()",
+    ),
+    Clash(
+        OUTER,
+        UNSAID,
+        "outer= steps by what a number of local steps have moved the model: say how many, as every=50 (after "
+        "single steps its momentum comes on top of the optimizer's, and makes steps too long)",
+    ),
+    Clash(
+        OUTER,
+        LONG_DELAY,
+        "Outer(delay={delay}) with an average every {between} local steps: one is used before the next "
+        "begins; make delay {between} at most, or every={delay}",
+    ),
+    Clash(
+        STREAMING,
+        COMPRESS,
+        "fragments and delays are of whole averages: give either them or compress=...",
+    ),
+    Clash(
+        FRAGMENTS,
+        GROUPS,
+        "{name} averages in groups, each by rounds of its own, so peers would differ in which fragment is "
+        "next; use RPS() or AllReduce()",
+    ),
+    Clash(
+        COMPRESS,
+        PARTIAL,
+        "slow peers may miss rounds by this schedule, but need all selections; use every=...",
+    ),
+    Clash(
+        COMPRESS,
+        GROUPS,
+        "{name} averages in groups, and selections go to all at once; use RPS() or AllReduce(), or leave out "
+        "compress",
+    ),
+    Clash(
+        COMPRESS,
+        RING,
+        "a ring passes sums on, and sums of selections do not stay small; use RPS() or AllReduce(), or leave "
+        "out compress",
+    ),
+    Clash(
+        CORRECTION,
+        MOMENTUM,
+        "momentum correction is momentum already: set the optimizer's momentum to 0, or leave it out",
+    ),
+    Clash(
+        DIFFERENCES,
+        NO_MODEL,
+        "differences are to the model before the first step: give model=...",
+    ),
+    Clash(
+        COMPRESS,
+        CODEC,
+        "compress= sends selected values in a form of its own, so codec={codec!r} would be of no effect; "
+        "leave it out, and say by ragtag.TopK(values=...) how they travel",
+    ),
+    Clash(
+        COMPENSATE,
+        SELDOM,
+        "compensate= is of single gradients: average after every step, or leave it out",
+    ),
+    Clash(
+        COMPENSATE,
+        BUFFERS,
+        "compensate= is of gradients, and this model's buffers have none: give buffers=False",
+    ),
+)
+"""Pairs that do not go together; of several that hold, the first is raised."""
+
+
+def require_together(asked: Asked) -> None:
+    """Raise ValueError, saying what to write, where two of what is asked for do not go together."""
+    for clash in CLASHES:
+        if clash.holds(asked):
+            raise ValueError(clash.why.format_map(_words(asked)))
+
+
+def _words(asked: Asked) -> dict[str, Any]:
+    return {
+        "averager": repr(asked.averager),
+        "name": asked.averager.name,
+        "codec": getattr(asked.codec, "name", asked.codec),
+        "delay": asked.delay,
+        "between": asked.between,
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -174,6 +175,12 @@ class FakeTransport:
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
     may_grow = False
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def pause(self, for_s: float) -> None:
+        threading.Event().wait(for_s)
 
     def notices(self, topic: int) -> Notices:
         return self.crew.nodes[self.me].board.notices(topic)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,24 +10,8 @@ import pytest
 from ragtag.core.channels import topic_of
 from ragtag.core.types import Outcome
 from ragtag.schedules import SSP, EveryStep, Partial
-from ragtag.training import conduct as module
 from ragtag.training.conduct import Conduct, Spent, unheard
 from tests.training.test_pace import Board
-
-
-class Clock:
-    """Time that goes on only by sleeping and by ``compute``; each sleep may make something happen."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, board: Board) -> None:
-        self._board = board
-        self.slept: Callable[[], None] = lambda: None
-        monkeypatch.setattr(module.time, "sleep", self.sleep)
-        monkeypatch.setattr(module.time, "monotonic", lambda: board.now_s)
-
-    def sleep(self, s: float) -> None:
-        assert s > 0
-        self._board.now_s += s
-        self.slept()
 
 
 class Peer:
@@ -39,17 +21,15 @@ class Peer:
         self.board, self.steps = board, 0
         self.conduct = Conduct(schedule, board, "model")
         assert self.conduct._pacer is None or self.conduct._pacer._topic == topic_of("model/pace")
-        if self.conduct._pacer is not None:
-            self.conduct._pacer._clock = lambda: board.now_s
 
     def step(self) -> bool:
-        self.board.now_s += 0.1
+        self.board.at_s += 0.1
         self.steps += 1
         self.conduct.worked(self.steps)
         if not self.conduct.due(self.steps, 1):
             return False
         self.conduct.begin()
-        self.board.now_s += 0.02
+        self.board.at_s += 0.02
         self.conduct.averaged(replace(outcome(), round=self.steps))
         return True
 
@@ -60,28 +40,26 @@ def outcome(heard: int = 3, last: int = -1, missed: tuple[int, ...] = (), averag
     return Outcome(0, 0, table, ones, bits, flags, missed, (1,), 0.0, 0.01, 0.01, 0.02, False, last=last)
 
 
-def test_who_is_too_far_ahead_waits_until_the_slowest_has_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_too_far_ahead_waits_until_the_slowest_has_stepped() -> None:
     board = Board(n=2, live=frozenset({0, 1}))
-    clock = Clock(monkeypatch, board)
     board.tell(1, 0, step_s=1.0)
     peer = Peer(board, SSP(bound=2))
     assert peer.step() and peer.step()
     assert peer.conduct.spent.wait_s == 0.0
-    began_s = board.now_s
+    began_s = board.at_s
 
     def stepped() -> None:
-        if board.now_s - began_s > 0.6:
+        if board.at_s - began_s > 0.6:
             board.tell(1, 1, step_s=1.0)
 
-    clock.slept = stepped
+    board.slept = stepped
     assert peer.step()
     assert 0.5 <= peer.conduct.spent.wait_s <= 0.8
     assert peer.conduct.spent.for_peer_s[1] == pytest.approx(peer.conduct.spent.wait_s)
 
 
-def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated() -> None:
     board = Board(n=2, live=frozenset({0, 1}))
-    Clock(monkeypatch, board)
     board.tell(1, 0, step_s=1.0)
     peer = Peer(board, SSP(bound=1))
     peer.step()
@@ -96,9 +74,8 @@ def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated(monkeypatch: pyte
     assert peer.conduct.spent.wait_s > waited_s
 
 
-def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait() -> None:
     board = Board(n=2, live=frozenset({0, 1}))
-    clock = Clock(monkeypatch, board)
     board.tell(1, 0, step_s=100.0)
     peer = Peer(board, SSP(bound=1))
     peer.step()
@@ -106,14 +83,13 @@ def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait(monkeypatch: py
     def leaves() -> None:
         board.silent = frozenset({1})
 
-    clock.slept = leaves
+    board.slept = leaves
     peer.step()
     assert peer.conduct.spent.wait_s == pytest.approx(100.0 / 8)
 
 
-def test_a_slow_peer_is_set_aside_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_peer_is_set_aside_and_taken_back() -> None:
     board = Board()
-    Clock(monkeypatch, board)
     for other, step_s in ((1, 0.1), (2, 0.1), (3, 2.0)):
         board.tell(other, 1, step_s)
     peer = Peer(board, Partial())
@@ -125,9 +101,8 @@ def test_a_slow_peer_is_set_aside_and_taken_back(monkeypatch: pytest.MonkeyPatch
     assert peer.conduct.aside == frozenset()
 
 
-def test_where_the_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_time_went() -> None:
     board = Board()
-    Clock(monkeypatch, board)
     peer = Peer(board, EveryStep())
     for _ in range(11):
         peer.step()
@@ -161,11 +136,9 @@ def test_what_was_overwritten_without_being_in_it_is_lost(of: Outcome, share: fl
     assert unheard(of, 0).mean() == share
 
 
-def test_waits_in_rounds_are_put_down_to_whom_they_were_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_in_rounds_are_put_down_to_whom_they_were_for() -> None:
     board = Board()
-    Clock(monkeypatch, board)
     conduct = Conduct(EveryStep(), board, "model")
     conduct.averaged(outcome(last=2))
     conduct.averaged(outcome(missed=(1, 3), last=1))
     assert conduct.spent.for_peer_s == {2: 0.01, 1: 0.01, 3: 0.01}
-    assert time.monotonic() == board.now_s

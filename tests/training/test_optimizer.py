@@ -19,7 +19,6 @@ from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Floats, Outcome
 from ragtag.schedules.base import Average, Decision, Progress, Wait
-from ragtag.training import conduct
 from ragtag.training.averager import RPS, AllReduce
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
@@ -305,6 +304,9 @@ class FirstChunkOnly:
     me: int = 0
     n: int = 2
     live: frozenset[int] = frozenset({0, 1})
+
+    def now_s(self) -> float:
+        return 0.0
 
     def configure(self, *_: object, **__: object) -> None:
         pass
@@ -682,10 +684,11 @@ class Patient:
 
 def test_a_schedule_may_wait_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(conduct.time, "sleep", slept.append)
+    transport = alone()
+    monkeypatch.setattr(type(transport), "pause", lambda self, for_s: slept.append(for_s))
     schedule = Patient([Wait(0.2, 0.5), Average(), *[Wait(0.2, 0.5)] * 9])
     model = net()
-    optimizer = CrewOptimizer(sgd(model), alone(), schedule=schedule)
+    optimizer = CrewOptimizer(sgd(model), transport, schedule=schedule)
     steps(model, optimizer, 0, 1)
     assert slept == [0.2]
     assert [p.waited_s for p in schedule.seen] == [0.0, 0.2]

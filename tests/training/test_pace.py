@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,22 +18,34 @@ from ragtag.training.pace import SHARE_MAX, Pace, Pacer, decode
 
 @dataclass
 class Board:
-    """Peers as a pacer sees them; posting takes ``post_s`` of a clock that stands still else."""
+    """Peers as a pacer sees them; posting takes ``post_s`` of a clock that stands still else, but in pauses.
+
+    slept: called after each pause; it may make something happen.
+    """
 
     me: int = 0
     n: int = 4
     live: frozenset[int] = frozenset(range(4))
     silent: frozenset[int] = frozenset()
     post_s: float = 0.0
-    now_s: float = 0.0
+    at_s: float = 0.0
+    slept: Callable[[], None] = lambda: None
     told: dict[int, bytes] = field(default_factory=dict)
     posted: list[tuple[float, int, Pace]] = field(default_factory=list)
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def pause(self, for_s: float) -> None:
+        assert for_s > 0
+        self.at_s += for_s
+        self.slept()
 
     def post_soon(self, topic: int, blob: bytes) -> None:
         pace = decode(blob)
         assert pace is not None
-        self.posted.append((self.now_s, topic, pace))
-        self.now_s += self.post_s
+        self.posted.append((self.at_s, topic, pace))
+        self.at_s += self.post_s
 
     def posts(self, topic: int) -> dict[int, bytes]:
         return dict(self.told)
@@ -47,17 +59,17 @@ class Board:
 
 
 def pacer(board: Board, notes: list[Noted] | None = None) -> Pacer:
-    return Pacer(board, "model", None if notes is None else notes.append, clock=lambda: board.now_s)
+    return Pacer(board, "model", None if notes is None else notes.append)
 
 
 def test_posting_takes_at_most_a_hundredth_of_the_time() -> None:
     board = Board(post_s=0.004)
     of = pacer(board)
     for step in range(1, 2001):
-        board.now_s += 0.01
+        board.at_s += 0.01
         of.stepped(step, 0.01)
     assert len(board.posted) > 20
-    assert len(board.posted) * board.post_s <= 1.5 * SHARE_MAX * board.now_s
+    assert len(board.posted) * board.post_s <= 1.5 * SHARE_MAX * board.at_s
     assert {topic for _, topic, _ in board.posted} == {topic_of("model/pace")}
 
 
@@ -84,7 +96,7 @@ def test_what_is_read_of_the_others() -> None:
     of.stepped(7, 0.1)
     board.tell(1, 5, 0.2)
     assert of.read().since_s[1] == 0.0
-    board.now_s = 3.0
+    board.at_s = 3.0
     paces = of.read()
     assert paces.steps == {0: 7, 1: 5}
     assert paces.step_s == {0: 0.1, 1: 0.2}
@@ -154,7 +166,7 @@ def test_a_speed_that_cannot_be_is_refused(s: float) -> None:
 def test_each_name_has_a_topic_of_its_own() -> None:
     board = Board()
     for name in ("a", "b"):
-        of = Pacer(board, name, clock=lambda: board.now_s)
+        of = Pacer(board, name)
         of.stepped(1, 0.1)
         of.post()
     assert [topic for _, topic, _ in board.posted] == [topic_of("a/pace"), topic_of("b/pace")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -100,6 +102,12 @@ class Seat:
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
     may_grow = False
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def pause(self, for_s: float) -> None:
+        threading.Event().wait(for_s)
 
     def notices(self, topic: int) -> Notices:
         assert self.crew.hall is not None

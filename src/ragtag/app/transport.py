@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -206,6 +207,14 @@ class SoloTransport:
     def notices(self, topic: int) -> Notices:
         """The same with its number."""
         return self._node.board.notices(topic)
+
+    def now_s(self) -> float:
+        """Seconds, by the monotonic clock."""
+        return time.monotonic()
+
+    def pause(self, for_s: float) -> None:
+        """Sleep."""
+        time.sleep(for_s)
 
 
 class DriverTransport:
@@ -452,6 +461,14 @@ class DriverTransport:
     def notices(self, topic: int) -> Notices:
         """The same with numbers, who has acknowledged what, and who answers nothing."""
         return self._driver.notices(topic)
+
+    def now_s(self) -> float:
+        """Seconds, by the monotonic clock."""
+        return time.monotonic()
+
+    def pause(self, for_s: float) -> None:
+        """Sleep."""
+        time.sleep(for_s)
 
     def _compare(self, channel: int, schema: Schema, late: bool, deadline_s: float, together: bool) -> None:
         """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""

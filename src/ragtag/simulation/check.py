@@ -32,7 +32,9 @@ from ragtag.core.types import (
     Send,
 )
 from ragtag.protocols.base import NACK, peers_in
+from ragtag.protocols.board import BOARD
 from ragtag.protocols.hail import ANSWERS
+from ragtag.protocols.meet import MEET
 from ragtag.simulation.check_groups import GroupChecker
 from ragtag.simulation.check_rows import RowChecker
 
@@ -86,7 +88,8 @@ class Checker:
         self._rounds: dict[tuple[int, int], _Round] = {}
         self._pending: dict[tuple[PeerId, int], Average | Offer] = {}
         self._rows = RowChecker()
-        self._grouped, self._groups = grouped, GroupChecker(tolerance)
+        self._grouped, self._groups = set(grouped), GroupChecker(tolerance)
+        self._left_out = {BOARD, MEET}
         self._active: dict[tuple[PeerId, int], int] = {}
         self._flying: dict[int, int] = {}
         self.outcomes = self.means = 0
@@ -94,6 +97,14 @@ class Checker:
     def broken(self, what: str) -> InvariantBroken:
         """The error that names this world's seed and how to replay it."""
         return InvariantBroken(what, self._seed, self._replay)
+
+    def averages_in_groups(self, channel: int) -> None:
+        """From now on a channel is held to the rules of groups."""
+        self._grouped.add(channel)
+
+    def leave_out(self, channel: int) -> None:
+        """A channel without rules here: of a central state, of fragments, of a codec that rounds."""
+        self._left_out.add(channel)
 
     # -- What the world calls
 
@@ -127,13 +138,16 @@ class Checker:
 
     def stepped(self, now_s: float, peer: PeerId, event: Event, effects: list[Effect]) -> None:
         """A machine has answered: everything it sends and says must follow from what was asked."""
-        if isinstance(event, Average | Offer):
+        if isinstance(event, Average | Offer) and event.channel not in self._left_out:
             self._begins(peer, event, effects)
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, Send) and effect.run.key.channel not in self._left_out:
                 self._sends(now_s, peer, effect.run)
             elif isinstance(effect, Done):
-                self._ends(now_s, peer, effect.outcome)
+                if effect.outcome.channel in self._left_out:
+                    self._pending.pop((peer, effect.outcome.channel), None)
+                else:
+                    self._ends(now_s, peer, effect.outcome)
 
     # -- The rules
 

@@ -94,7 +94,7 @@ class World:
         self._checker = Checker(n, seed, self._replay, tolerance, frozenset(grouped)) if check else None
         self._asked = [0] * n
         self._frozen: dict[PeerId, int] = {}
-        self._held: dict[PeerId, list[tuple[int, Event]]] = {}
+        self._held: dict[PeerId, list[tuple[int, Event | Call]]] = {}
         self._healed = False
         self._digest = hashlib.blake2b(digest_size=16)
         self._history = bytearray()
@@ -140,11 +140,26 @@ class World:
         self._later(at_s)
         self._post(at_s, peer, event)
 
-    def call(self, at_s: float, function: Call) -> None:
-        """Call ``function(now_s)`` at a virtual time."""
+    def call(self, at_s: float, function: Call, peer: PeerId = _WORLD) -> None:
+        """Call ``function(now_s)`` at a virtual time. peer: it is done in this peer's process, so later where
+        that is frozen then, and not at all once it has crashed.
+        """
         self._later(at_s)
         self._order += 1
-        heappush(self._heap, (at_s, self._order, _WORLD, function))
+        heappush(self._heap, (at_s, self._order, peer, function))
+
+    def give(self, peer: PeerId, event: Event) -> None:
+        """Have a peer's machine take an event now, before anything else happens."""
+        self._known(peer)
+        self._order += 1
+        self._deliver(self.now_s, self._order, peer, event)
+
+    def next(self) -> bool:
+        """Go on by one event; whether there was one."""
+        if not self._heap:
+            return False
+        self._take()
+        return True
 
     def run(self, until_s: float = math.inf, events_max: int = 100_000_000) -> None:
         """Go on until nothing is left to happen, or to ``until_s``.
@@ -153,30 +168,34 @@ class World:
             InvariantBroken: a machine broke a rule (only with ``check``).
             RuntimeError: more than ``events_max`` events.
         """
-        heap, ends_s, deliver = self._heap, self._ends_s, self._deliver
+        heap = self._heap
         stop = self.events + events_max
         while heap and heap[0][0] <= until_s:
-            at_s, order, peer, event = heappop(heap)
             if self.events >= stop:
                 raise RuntimeError(
-                    f"{events_max} events and not done at {at_s} s of virtual time (seed {self.seed}): "
+                    f"{events_max} events and not done at {heap[0][0]} s of virtual time (seed {self.seed}): "
                     f"machines that answer each other for ever, or raise events_max"
                 )
-            if self._checker is not None:
-                self._checker.time(self.now_s, at_s)
-            self.now_s = at_s
-            self.events += 1
-            if peer == _WORLD:
-                event(at_s)  # type: ignore[operator]
-            elif at_s < ends_s[peer]:
-                if peer in self._frozen:
-                    self._held[peer].append((order, event))  # type: ignore[arg-type]
-                else:
-                    deliver(at_s, order, peer, event)  # type: ignore[arg-type]
-            elif self._checker is not None:
-                self._checker.drops(order)
+            self._take()
         if self.now_s < until_s < math.inf:
             self.now_s = until_s
+
+    def _take(self) -> None:
+        """Take the earliest event."""
+        at_s, order, peer, event = heappop(self._heap)
+        if self._checker is not None:
+            self._checker.time(self.now_s, at_s)
+        self.now_s = at_s
+        self.events += 1
+        if peer == _WORLD:
+            event(at_s)  # type: ignore[operator]
+        elif at_s < self._ends_s[peer]:
+            if peer in self._frozen:
+                self._held[peer].append((order, event))
+            else:
+                self._deliver(at_s, order, peer, event)
+        elif self._checker is not None and not callable(event):
+            self._checker.drops(order)
 
     def heal(self) -> None:
         """From now on nothing goes wrong: all that is frozen thaws, nobody else crashes, nothing is lost."""
@@ -196,7 +215,10 @@ class World:
 
     # -- One event
 
-    def _deliver(self, at_s: float, order: int, peer: PeerId, event: Event) -> None:
+    def _deliver(self, at_s: float, order: int, peer: PeerId, event: Event | Call) -> None:
+        if callable(event):
+            event(at_s)
+            return
         if type(event) is Arrived:
             run = event.runs[0]
             mask = run.mask

@@ -67,6 +67,14 @@ class Peers(Protocol):
         """The same with numbers, who has acknowledged what, and who answers nothing."""
         ...
 
+    def now_s(self) -> float:
+        """The time, from whenever on; it never goes back."""
+        ...
+
+    def pause(self, for_s: float) -> None:
+        """Do nothing for so long."""
+        ...
+
 
 class Transport(Peers, Protocol):
     """What a network gives to training."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,7 +81,7 @@ class Conduct:
         self._round_s: float | None = None
         self._round = -1
         self._ended_s: float | None = None
-        self._began_s = time.monotonic()
+        self._began_s = self._peers.now_s()
         self.spent = Spent()
         self.busy_s = 0.0
         """How long was computed since the start."""
@@ -101,7 +100,7 @@ class Conduct:
 
     def worked(self, steps: int) -> None:
         """A local step has just been taken; ``steps``: so many in all."""
-        now_s = time.monotonic()
+        now_s = self._peers.now_s()
         took_s = None if self._ended_s is None else now_s - self._ended_s
         self._computed_s += took_s or 0.0
         self.busy_s += took_s or 0.0
@@ -136,13 +135,13 @@ class Conduct:
             if self._pacer is not None:
                 self._pacer.post()
             pause_s = min(decision.for_s, decision.at_most_s - idle_s)
-            time.sleep(pause_s)
+            self._peers.pause(pause_s)
             waited_s += pause_s
             idle_s += pause_s
             if slowest != self._peers.me:
                 self._charge(slowest, pause_s)
         self.spent.wait_s += waited_s
-        self._ended_s = time.monotonic()
+        self._ended_s = self._peers.now_s()
         return not isinstance(decision, Compute)
 
     def begin(self) -> frozenset[PeerId]:
@@ -154,7 +153,7 @@ class Conduct:
 
     def averaged(self, outcome: Outcome, kept: bool = False) -> None:
         """An average is over; ``kept``: what it came without is offered again."""
-        now_s = time.monotonic()
+        now_s = self._peers.now_s()
         spent = self.spent
         spent.average_s += outcome.total_s if self._ended_s is None else now_s - self._ended_s
         spent.averages += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -73,7 +72,7 @@ class Drawer:
         self._pool.begin(epoch)
         look_s = _LOOK_FIRST_S
         while not self._stopped:
-            action = self._pool.next(time.monotonic(), self._peers.notices(self._topic), self._peers.live)
+            action = self._pool.next(self._peers.now_s(), self._peers.notices(self._topic), self._peers.live)
             self._pass_on()
             if isinstance(action, Tell):
                 self._tell(action)
@@ -84,16 +83,16 @@ class Drawer:
                 self.epoch = self._pool.epoch
                 return
             else:
-                look_s = _pause(look_s)
+                look_s = self._pause(look_s)
 
     def close(self, deadline_s: float) -> None:
         """Give back what is claimed and not used; report all by ``deadline_s``."""
         if self._alone_for_good or not self._deck.sizes or not self._pool.entered:
             return
         self._tell(self._pool.give_back())
-        until_s, look_s = time.monotonic() + deadline_s, _LOOK_FIRST_S
+        until_s, look_s = self._peers.now_s() + deadline_s, _LOOK_FIRST_S
         while True:
-            now_s = time.monotonic()
+            now_s = self._peers.now_s()
             notices, live = self._peers.notices(self._topic), self._peers.live
             action = self._pool.settle(now_s, notices, live, force=now_s >= until_s)
             self._pass_on()
@@ -102,7 +101,11 @@ class Drawer:
             elif isinstance(action, Over) or now_s >= until_s:
                 return
             else:
-                look_s = _pause(look_s)
+                look_s = self._pause(look_s)
+
+    def _pause(self, look_s: float) -> float:
+        self._peers.pause(look_s)
+        return min(_LOOK_MAX_S, 2 * look_s)
 
     def _alone(self, epoch: int) -> Iterator[tuple[int, int]]:
         before = self._pool.ledger.used(epoch) > 0
@@ -115,7 +118,7 @@ class Drawer:
         self._on_report(EpochReport(epoch, samples, mine, 0, 0, {self._me: mine}))
 
     def _tell(self, action: Tell) -> None:
-        asked_s = time.monotonic()
+        asked_s = self._peers.now_s()
         self._pool.posted(asked_s, self._peers.post(self._topic, action.blob))
 
     def _pass_on(self) -> None:
@@ -129,8 +132,3 @@ class Drawer:
                 "draw everything: give all peers the same data, batch size and seed",
                 *(peer, self._me),
             )
-
-
-def _pause(look_s: float) -> float:
-    threading.Event().wait(look_s)
-    return min(_LOOK_MAX_S, 2 * look_s)

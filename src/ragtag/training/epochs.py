@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import logging
 import struct
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -150,15 +148,15 @@ class Epochs:
 
     def _agree(self) -> bool:
         """Tell the others this peer's epoch, and take theirs where it is higher; whether any was told."""
-        number, look_s, seen_s = self._peers.post(TOPIC, self._post()), _LOOK_FIRST_S, time.monotonic()
+        number, look_s, seen_s = self._peers.post(TOPIC, self._post()), _LOOK_FIRST_S, self._peers.now_s()
         self._answers.moved_on()
         while True:
-            now_s = time.monotonic()
+            now_s = self._peers.now_s()
             self._answers.look(self._peers.notices(TOPIC), self._peers.live, now_s - seen_s)
             if self._answers.enough_know(number):
                 break
             seen_s = now_s
-            threading.Event().wait(look_s)
+            self._peers.pause(look_s)
             look_s = min(_LOOK_MAX_S, 2 * look_s)
         epoch, before, any_told = self._told()
         if epoch > self.epoch or before > self.before:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,9 +75,8 @@ class Pacer:
         peers: Peers,
         name: str,
         note: Callable[[Noted], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._peers, self._topic, self._note, self._clock = peers, topic_of(f"{name}/pace"), note, clock
+        self._peers, self._topic, self._note, self._clock = peers, topic_of(f"{name}/pace"), note, peers.now_s
         self._took_s: deque[float] = deque(maxlen=_WINDOW)
         self._steps = 0
         self._exchange_s = 0.0

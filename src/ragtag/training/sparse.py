@@ -16,7 +16,6 @@ Where sending all would take less time a round is sent whole, the residual with 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -121,7 +120,7 @@ class SparseReplica:
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
     ) -> Begun:
         """The first half of ``average``: select, and send. Nothing may change until ``end``."""
-        at_s = time.perf_counter()
+        at_s = self._transport.now_s()
         if self._me != self._transport.me:  # joined anew, in another place: nobody tells of what was sent
             self._me = self.feedback.peer = self._transport.me
             self.feedback.members_changed()
@@ -147,10 +146,10 @@ class SparseReplica:
         if self._bypass is not None and self._bypass.wanted:
             self.feedback.hold(difference, number)
             return whole_mark(self._transport.me, number), None
-        began_s = time.perf_counter()
+        began_s = self._transport.now_s()
         prepared = self.feedback.prepare(difference, number)
         if self._bypass is not None:
-            self._bypass.selected(time.perf_counter() - began_s, prepared.chunks.size)
+            self._bypass.selected(self._transport.now_s() - began_s, prepared.chunks.size)
         return prepared
 
     def end(self, begun: Begun, weight: float = 1.0, deadline_s: float | None = None) -> Outcome:
@@ -218,7 +217,7 @@ class SparseReplica:
         """Sum up what came, and decide the tickets by it."""
         self._mean[:] = 0.0
         committed = restored = refused = late = 0
-        began_s = time.perf_counter()
+        began_s = self._transport.now_s()
         for round_, part in [(number, gathered), *gathered.late]:
             fragments = ~whole_marks(part.rows)
             rows, factor = part.rows, part.factor
@@ -236,7 +235,7 @@ class SparseReplica:
             counts = self._sent.give_up(round_, block)
             committed, restored = committed + counts[0], restored + counts[1]
         if self._bypass is not None and len(gathered.rows) and not whole_marks(gathered.rows).any():
-            self._bypass.added(time.perf_counter() - began_s)
+            self._bypass.added(self._transport.now_s() - began_s)
         now = self.feedback.measure()
         self.compression = Compression(
             entries=now.entries,
@@ -306,7 +305,7 @@ class SparseReplica:
         if bypass is None or begun.at_s == 0 or outcome.expired or outcome.round == 0:
             return  # in the first round much is done once
         if not (dense and bypass.posts_after(outcome.round)):  # that may have been one with a rehearsal
-            bypass.took(dense, time.perf_counter() - begun.at_s)
+            bypass.took(dense, self._transport.now_s() - begun.at_s)
 
     def _rehearses(self, round_: int) -> bool:
         """Whether what selecting takes is to be measured without a round: where none has told that yet, or
@@ -323,13 +322,13 @@ class SparseReplica:
         twin, scratch = self.feedback.twin(), np.zeros_like(self._mean)
         for fresh in (twin.residual, scratch):
             fresh.fill(0.0)  # memory is given out when it is first written to
-        began_s = time.perf_counter()
+        began_s = self._transport.now_s()
         rows = twin.prepare(values, self.feedback.round + 1).chunks
-        self._bypass.selected(time.perf_counter() - began_s, rows.size)
-        began_s = time.perf_counter()
+        self._bypass.selected(self._transport.now_s() - began_s, rows.size)
+        began_s = self._transport.now_s()
         for _ in self._transport.live:
             add_rows(scratch, rows, np.ones(len(rows), np.float32), self.compress.values)
-        self._bypass.added(time.perf_counter() - began_s)
+        self._bypass.added(self._transport.now_s() - began_s)
 
     def _average_densely(self, weight: float, deadline_s: float | None) -> None:
         assert self._whole is not None

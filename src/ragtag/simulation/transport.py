@@ -1,0 +1,342 @@
+"""A crew in virtual time under training code as users write it: ``train(transport)`` for each peer.
+
+Each peer's training function runs in a thread of its own, but only one of them runs at a time, and only while
+virtual time stands still: a function that waits (for a round, a pause, its own computing) hands over to the
+next, and where all wait the world goes on to its next event. So a run is decided by its seed alone, whatever
+the machine, and a second of virtual time takes as long as its events do.
+
+``SimulatedTransport`` is what ``ragtag.training`` asks of a network (``training.averager.Transport``), as the
+live one is: a ``CrewOptimizer`` does not know which it has.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, NoReturn, TypeVar
+
+import numpy as np
+
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import fp32
+from ragtag.core.channels import channel_of
+from ragtag.core.faults import Faults
+from ragtag.core.schema import Schema, SchemaMismatch
+from ragtag.core.types import (
+    PEERS_MAX,
+    Average,
+    Bytes,
+    Floats,
+    Left,
+    Noted,
+    Offer,
+    Outcome,
+    PeerId,
+    Post,
+)
+from ragtag.protocols.board import Notices
+from ragtag.protocols.centre import Sharing
+from ragtag.protocols.method import Method
+from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.rps import rps
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.world import World
+
+T = TypeVar("T")
+_PROBE_CHUNKS = 1024
+_SWITCH_S = 60.0
+"""A training function that computes for longer than this between two waits is taken to hang."""
+
+
+class Crashed(BaseException):
+    """This peer's process has ended, by its world's faults: nothing of the training function may go on."""
+
+
+class Stuck(RuntimeError):
+    """A training function waits for what never comes, or does not come back."""
+
+
+class _Trainer(Generic[T]):
+    """One peer's training function, in a thread that runs only while it has the baton."""
+
+    def __init__(self, peer: PeerId, body: Callable[[], T]) -> None:
+        self.peer = peer
+        self.done = self.crashed = self._ended = False
+        self.error: BaseException | None = None
+        self.result: T | None = None
+        self.waits_for = ""
+        self._body = body
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=f"trainer {peer}", daemon=True)
+
+    def resume(self) -> None:
+        """Let it run until it waits, or ends. Raises Stuck: it does neither."""
+        if not self._thread.is_alive() and not self.done:
+            self._thread.start()
+        self._go.release()
+        if not self._back.acquire(timeout=_SWITCH_S):
+            raise Stuck(f"the training function of peer {self.peer} has not come back for {_SWITCH_S:g} s")
+
+    def wait(self, what: str) -> None:
+        """Called in the thread: hand the baton over, until ``resume``."""
+        self.waits_for = what
+        self._back.release()
+        self._go.acquire()
+        if self.crashed:
+            raise Crashed
+
+    def crash(self) -> None:
+        """The process ends where it stands."""
+        if not self.done:
+            self.crashed = True
+            self.resume()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            if not self.crashed:
+                self.result = self._body()
+        except Crashed:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.done = True
+        self._back.release()
+
+
+class SimulatedCrew:
+    """``n`` peers that train over simulated lines.
+
+    faults: of lines and peers (a crash ends the peer's training function, a freeze halts it). cost: what
+    ``SimulatedTransport.compute`` takes (by default nothing). check: hold the invariants of
+    ``simulation.check``. on_note: told what machines note: peer, virtual time, note.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        faults: Faults = Faults(),  # noqa: B008  (frozen)
+        seed: int = 0,
+        *,
+        cost: ComputeCost | None = None,
+        check: bool = False,
+        on_note: Callable[[PeerId, float, Noted], None] | None = None,
+    ) -> None:
+        self.n, self.seed, self.cost = n, seed, cost or ComputeCost(0.0)
+        nodes = [Node(peer, n, seed) for peer in range(n)]
+        self.nodes = nodes
+        self.world = World(nodes, faults, seed, check=check, on_done=self._done, on_note=on_note)
+        self._faults = faults
+        self._schemas: dict[int, Schema] = {}
+        self._trainers: list[_Trainer[object]] = []
+        self._ready: deque[_Trainer[object]] = deque()
+        self._outcomes: dict[tuple[PeerId, int], deque[Outcome]] = {}
+        self._awaited: dict[PeerId, int] = {}
+
+    def run(self, train: Callable[[SimulatedTransport], T]) -> list[T | None]:
+        """Run ``train`` for each peer to its end: what each returns (``None``: it crashed).
+
+        Raises the first error of a training function; Stuck: one waits for what never comes.
+        """
+        if self._trainers:
+            raise RuntimeError("a simulated crew runs once; make another")
+        trainers = [self._made(peer, train) for peer in range(self.n)]
+        self._trainers = list(trainers)  # type: ignore[arg-type]
+        self._ready.extend(self._trainers)
+        for crash in self._faults.crashes:
+            self.world.call(crash.at_s, self._crashes(crash.peer))
+        try:
+            while True:
+                while self._ready:
+                    self._let(self._ready.popleft())
+                if all(trainer.done for trainer in self._trainers):
+                    return [trainer.result for trainer in trainers]
+                if not self.world.next():
+                    self._stuck()
+        finally:
+            for trainer in self._trainers:
+                trainer.crash()
+
+    def _made(self, peer: PeerId, train: Callable[[SimulatedTransport], T]) -> _Trainer[T]:
+        return _Trainer(peer, lambda: train(SimulatedTransport(self, peer)))
+
+    def _crashes(self, peer: PeerId) -> Callable[[float], None]:
+        return lambda _: self._trainers[peer].crash()
+
+    def _let(self, trainer: _Trainer[object]) -> None:
+        if trainer.done:
+            return
+        trainer.resume()
+        if trainer.error is not None:
+            trainer.error.add_note(
+                f"peer {trainer.peer} at {self.world.now_s:g} s of virtual time, seed {self.seed}"
+            )
+            raise trainer.error
+        if trainer.done and not trainer.crashed:
+            for other in set(range(self.n)) - {trainer.peer}:
+                self.world.at(self.world.now_s + self._faults.latency_s, other, Left(trainer.peer))
+
+    def _stuck(self) -> NoReturn:
+        waiting = {t.peer: t.waits_for for t in self._trainers if not t.done}
+        raise Stuck(f"nothing is left to happen at {self.world.now_s:g} s, and peers wait: {waiting}")
+
+    # -- What a peer's transport asks
+
+    def wake(self, peer: PeerId, at_s: float) -> None:
+        """Sleep until a virtual time, and longer where the peer is frozen then. In the trainer's thread."""
+        trainer = self._trainers[peer]
+        if at_s < math.inf:  # else it crashes first
+            self.world.call(at_s, lambda _: self._ready.append(trainer), peer=peer)
+        trainer.wait(f"for {at_s:g} s of virtual time")
+
+    def outcome(self, peer: PeerId, channel: int) -> Outcome:
+        """Wait for the end of a round. In the trainer's thread."""
+        came = self._outcomes.setdefault((peer, channel), deque())
+        while not came:
+            self._awaited[peer] = channel
+            self._trainers[peer].wait(f"for a round of channel {channel}")
+        return came.popleft()
+
+    def _done(self, peer: PeerId, now_s: float, outcome: Outcome) -> None:
+        self._outcomes.setdefault((peer, outcome.channel), deque()).append(outcome)
+        if self._awaited.get(peer) == outcome.channel:
+            del self._awaited[peer]
+            self._ready.append(self._trainers[peer])
+
+    def checks(self, channel: int, method: Method, codec: Codec, schema: Schema) -> None:
+        """Say to the checker, if there is one, by which rules a channel is averaged."""
+        checker = self.world.checker
+        if checker is None:
+            return
+        if isinstance(method.crowd, Sharing) or schema.fragments > 1 or not codec.exact:
+            checker.leave_out(channel)
+        elif method.crowd is not None:
+            checker.averages_in_groups(channel)
+
+    def agree(self, channel: int, schema: Schema) -> None:
+        """Raises SchemaMismatch, naming the first tensor in which a schema differs from the first peer's."""
+        first = self._schemas.setdefault(channel, schema)
+        difference = schema.difference(first)
+        if difference is not None:
+            raise SchemaMismatch(difference)
+
+
+class SimulatedTransport:
+    """One peer's transport in a simulated crew, and its clock."""
+
+    may_grow = False
+
+    def __init__(self, crew: SimulatedCrew, me: PeerId) -> None:
+        self.crew, self.me = crew, me
+        self._node = crew.nodes[me]
+        self._step = 0
+
+    @property
+    def n(self) -> int:
+        """How many peers the crew has, dead or alive."""
+        return self.crew.n
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """The peers believed to take part now."""
+        return self._node.live
+
+    # -- Time
+
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self.crew.world.now_s
+
+    def pause(self, for_s: float) -> None:
+        """Do nothing for so long."""
+        self.crew.wake(self.me, self.now_s() + for_s)
+
+    def compute(self, samples: int = 1) -> None:
+        """Compute a local step of so many samples, for as long as the crew's cost says."""
+        crew, step = self.crew, self._step
+        self._step += 1
+        crew.wake(self.me, crew.cost.ends_s(self.me, step, samples, self.now_s(), crew.world.faults))
+
+    # -- Averages
+
+    def configure(
+        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+    ) -> None:
+        """Open a channel: compare schemas, then measure by a round of zeros how long averaging takes.
+
+        Peers compare at once, without datagrams. Raises SchemaMismatch, naming the first tensor that differs.
+        """
+        schema = Schema.decode(schema.encode())
+        self.crew.agree(channel, schema)
+        faults = self.crew.world.faults
+        chunks = schema.n_chunks(codec.elements)
+        rtt_s = max(1e-4, 4.0 * (faults.latency_s + faults.jitter_s))
+        shape = Channel(method, codec, chunks, probe_s=1.0, rtt_s=rtt_s, fragments=schema.fragments)
+        self._node.configure(channel, shape)
+        self.crew.checks(channel, method, codec, schema)
+        probed, probe = min(chunks, _PROBE_CHUNKS), channel_of(f"{channel}/probe")
+        by = rps if self.n <= PEERS_MAX else method
+        self._node.configure(probe, Channel(by, fp32, probed, probe_s=1.0, rtt_s=rtt_s, passing=True))
+        zeros = np.zeros((probed, fp32.elements), np.float32)
+        outcome = self.start(probe, zeros, 1.0, 1.0).wait()
+        took_s = 2.0 * rtt_s if outcome.expired else max(outcome.scatter_s, outcome.gather_s, 1e-6)
+        self._node.probed(channel, took_s * chunks / probed, self.now_s())
+
+    def start(
+        self,
+        channel: int,
+        values: Floats,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+    ) -> SimulatedPending:
+        """Begin the channel's next round."""
+        # lines carry no copies, and a trainer may change its values once its own round is over
+        return self._begin(Average(channel, values.copy(), weight, deadline_s, aside))
+
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+    ) -> SimulatedPending:
+        """Begin the next round of a channel whose method gathers rows."""
+        return self._begin(Offer(channel, rows, weight, deadline_s, aside))
+
+    def _begin(self, ask: Average | Offer) -> SimulatedPending:
+        self.crew.world.at(self.now_s(), self.me, ask)
+        return SimulatedPending(self.crew, self.me, ask.channel)
+
+    # -- The notice board
+
+    def post(self, topic: int, blob: bytes) -> int:
+        """Put this peer's newest value of a topic on the notice board."""
+        self.crew.world.give(self.me, Post(topic, blob))
+        return self.notices(topic).posts[self.me].number
+
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        """The same."""
+        self.post(topic, blob)
+
+    def posts(self, topic: int) -> dict[PeerId, bytes]:
+        """Every peer's newest value of a topic, one's own included."""
+        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
+
+    def notices(self, topic: int) -> Notices:
+        """The same with numbers, who has acknowledged what, and who answers nothing."""
+        return self._node.board.notices(topic)
+
+
+class SimulatedPending:
+    """A round under way."""
+
+    def __init__(self, crew: SimulatedCrew, me: PeerId, channel: int) -> None:
+        self._crew, self._me, self._channel = crew, me, channel
+
+    def wait(self) -> Outcome:
+        """Wait until the round is done; its machine's deadlines bound it."""
+        return self._crew.outcome(self._me, self._channel)

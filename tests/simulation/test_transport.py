@@ -1,0 +1,148 @@
+"""Training code as users write it, in virtual time, with crashes, freezes and slow peers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import ragtag
+from ragtag.core.faults import Crash, Faults, Freeze, Loss, Slow
+from ragtag.core.schema import SchemaMismatch
+from ragtag.schedules import SSP, Partial
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport, Stuck
+from ragtag.training.optimizer import CrewOptimizer
+
+STEP_S = 0.05
+
+
+def crew(n: int, **faults: object) -> SimulatedCrew:
+    lines = Faults(latency_s=0.001, rate_bytes_per_s=1e8, **faults)  # type: ignore[arg-type]
+    return SimulatedCrew(n, lines, seed=3, cost=ComputeCost(STEP_S), check=True)
+
+
+def trained(peer: SimulatedTransport, steps: int = 20, **options: object) -> tuple[list[float], list[float]]:
+    """The weights that it ends with, and when each step was over."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = CrewOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        peer,
+        model=model,
+        **options,  # type: ignore[arg-type]
+    )
+    samples = torch.Generator().manual_seed(peer.me)
+    ended_s = []
+    for _ in range(steps):
+        peer.compute()
+        x = torch.randn(8, 3, generator=samples)
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        ended_s.append(peer.now_s())
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist(), ended_s
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"average": "gradients"},
+        {"method": "moshpit=2"},
+        {"method": "allreduce", "every": 3},
+        {"compress": ragtag.TopK(0.5, bypass=False)},
+        {"schedule": "softsync"},
+    ],
+    ids=str,
+)
+def test_it_learns_and_a_run_is_decided_by_its_seed(options: dict[str, object]) -> None:
+    runs = [crew(3, loss=Loss(0.05)).run(lambda peer: trained(peer, **options)) for _ in range(2)]
+    assert runs[0] == runs[1]
+    for came in runs[0]:
+        assert came is not None
+        weights, ended_s = came
+        assert torch.tensor(weights[:3]).sub(1.0).abs().max() < 0.75
+        assert ended_s[-1] < 3 * 20 * STEP_S
+
+
+def test_computing_takes_as_long_as_the_cost_and_its_faults_say() -> None:
+    slow = crew(3, slow=(Slow(2, 3.0),), freezes=(Freeze(1, 0.12, 0.5),))
+
+    def train(peer: SimulatedTransport) -> list[float]:
+        ended_s = []
+        for _ in range(4):
+            peer.compute()
+            ended_s.append(round(peer.now_s(), 6))
+        peer.pause(1.0)
+        return [*ended_s, round(peer.now_s(), 6)]
+
+    assert slow.run(train) == [
+        [0.05, 0.1, 0.15, 0.2, 1.2],
+        [0.05, 0.1, 0.65, 0.7, 1.7],
+        [0.15, 0.3, 0.45, 0.6, 1.6],
+    ]
+
+
+def test_a_peer_that_crashes_stops_where_it_stands_and_the_others_go_on() -> None:
+    said: list[str] = []
+
+    def train(peer: SimulatedTransport) -> float:
+        try:
+            return trained(peer, 30)[1][-1]
+        finally:
+            said.append(f"peer {peer.me} ends at {peer.now_s():.2f} s")
+
+    ends = crew(3, crashes=(Crash(1, 0.5),)).run(train)
+    assert ends[1] is None
+    assert said[0] == "peer 1 ends at 0.50 s"
+    for at_s in (ends[0], ends[2]):
+        assert at_s is not None and 30 * STEP_S <= at_s < 45 * STEP_S
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("trainer")]
+
+
+def test_a_frozen_peer_comes_back_and_ends_with_the_others_model() -> None:
+    ends = crew(3, freezes=(Freeze(2, 0.3, 0.6),)).run(lambda peer: trained(peer, 40))
+    weights = [came[0] for came in ends if came is not None]
+    assert len(weights) == 3
+    spread = torch.tensor(weights)
+    assert (spread - spread.mean(0)).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("schedule", [Partial(), SSP(2)], ids=repr)
+def test_schedules_see_virtual_time(schedule: object) -> None:
+    """A slow peer that steps at a tenth of the others' pace costs them little where none waits for it."""
+    slow = crew(4, slow=(Slow(3, 10.0),))
+    steps = {0: 60, 1: 60, 2: 60, 3: 6}
+    ends = slow.run(lambda peer: trained(peer, steps[peer.me], schedule=schedule)[1][-1])
+    fast_s = [at_s for at_s in ends[:3] if at_s is not None]
+    pace = 60 * STEP_S
+    assert max(fast_s) < (1.4 if isinstance(schedule, Partial) else 4.0) * pace
+
+
+def test_errors_of_a_peer_come_out_and_end_all() -> None:
+    def train(peer: SimulatedTransport) -> None:
+        trained(peer, 3)
+        if peer.me == 1:
+            raise KeyError("mine")
+        trained(peer, 3, name="more")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        crew(3).run(train)
+    assert "peer 1 at " in caught.value.__notes__[0]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("trainer")]
+
+    def other(peer: SimulatedTransport) -> None:
+        model = nn.Linear(3 + peer.me, 1)
+        CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+
+    with pytest.raises(SchemaMismatch, match="weight"):
+        crew(2).run(other)
+
+
+def test_waiting_for_what_never_comes_is_said() -> None:
+    lonely = crew(2)
+    with pytest.raises(Stuck, match=r"peers wait: \{0: 'for a round of channel 7'"):
+        lonely.run(lambda peer: lonely.outcome(peer.me, 7))

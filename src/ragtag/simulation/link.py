@@ -74,6 +74,10 @@ class Link:
         self._paced = faults.rate_bytes_per_s < math.inf
         self._plain = not (self._paced or self._cuts or self._delays)
 
+    def through_s(self, now_s: float, source: PeerId) -> float:
+        """By when what a peer has sent so far has arrived, where nothing reorders it."""
+        return max(now_s, self._free_s[source]) + self._rtt_s
+
     def send(self, now_s: float, source: PeerId, sends: Sequence[Send]) -> None:
         """Put runs on the line, in this order."""
         if now_s >= self._ends_s[source]:

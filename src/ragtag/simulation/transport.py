@@ -29,7 +29,6 @@ from ragtag.core.types import (
     Average,
     Bytes,
     Floats,
-    Left,
     Noted,
     Offer,
     Outcome,
@@ -175,8 +174,7 @@ class SimulatedCrew:
             )
             raise trainer.error
         if trainer.done and not trainer.crashed:
-            for other in set(range(self.n)) - {trainer.peer}:
-                self.world.at(self.world.now_s + self._faults.latency_s, other, Left(trainer.peer))
+            self.world.leave(trainer.peer)
 
     def _stuck(self) -> NoReturn:
         waiting = {t.peer: t.waits_for for t in self._trainers if not t.done}

@@ -26,6 +26,7 @@ from ragtag.core.types import (
     Event,
     Expired,
     Gathered,
+    Left,
     Machine,
     Noted,
     Offer,
@@ -153,6 +154,13 @@ class World:
         self._known(peer)
         self._order += 1
         self._deliver(self.now_s, self._order, peer, event)
+
+    def leave(self, peer: PeerId) -> None:
+        """A peer says that it goes: others hear it after what it has sent before. Its machine answers on."""
+        at_s = self._link.through_s(self.now_s, peer)
+        for other in range(len(self.nodes)):
+            if other != peer:
+                self._post(at_s, other, Left(peer))
 
     def next(self) -> bool:
         """Go on by one event; whether there was one."""

@@ -287,6 +287,31 @@ def require_together(asked: Asked) -> None:
             raise ValueError(clash.why.format_map(_words(asked)))
 
 
+def page() -> str:
+    """``docs/combinations.md``: the table for readers."""
+    lines = [
+        "# What goes together",
+        "",
+        "`crew.optimizer(...)` takes its options in any combination but the following, which it refuses with",
+        "the words on the right. This page is made from the table that it refuses by",
+        "(`python -m ragtag.training.exchange.combine > docs/combinations.md`; a test compares them).",
+        "",
+        "| this | with this | why not, and what to write |",
+        "|---|---|---|",
+    ]
+    named = {
+        "averager": "Moshpit(group=8)",
+        "name": "the averager",
+        "codec": "bf16",
+        "delay": 9,
+        "between": 5,
+    }
+    for clash in CLASHES:
+        why = clash.why.format_map(named).replace("|", "\\|")
+        lines.append(f"| `{clash.one.written}` | `{clash.other.written}` | {why} |")
+    return "\n".join(lines) + "\n"
+
+
 def _words(asked: Asked) -> dict[str, Any]:
     return {
         "averager": repr(asked.averager),
@@ -295,3 +320,7 @@ def _words(asked: Asked) -> dict[str, Any]:
         "delay": asked.delay,
         "between": asked.between,
     }
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -33,9 +33,9 @@ from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.world import World
 from ragtag.training.compress import TopK
+from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.sent import Undecided
-from ragtag.training.sparse import SparseReplica
 
 LATENCY_S, COMPUTE_S = 0.002, 0.01
 TIGHT_S = 4.4 * LATENCY_S

@@ -14,7 +14,7 @@ import torch
 
 import ragtag
 from ragtag.codecs.advice import Choice
-from ragtag.training.sparse import SparseReplica
+from ragtag.training.exchange.sparse import SparseReplica
 
 
 def main(steps: int, whole_from: int) -> None:
@@ -30,7 +30,7 @@ def main(steps: int, whole_from: int) -> None:
         source = torch.Generator().manual_seed(100 + crew.rank)
         for step in range(steps):
             if step == whole_from:
-                replica = optimizer._replica
+                replica = optimizer.sparse
                 assert isinstance(replica, SparseReplica)
                 assert replica._bypass is not None
                 replica._bypass.estimate = lambda: Choice(False, 0.0, 1.0, 0.0)  # type: ignore[method-assign]

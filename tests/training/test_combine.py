@@ -16,9 +16,9 @@ from ragtag.core.faults import Faults
 from ragtag.schedules import SSP, Asynchronous, BackupWorkers, DropCompute, Matched, Partial
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.exchange.asked import asked_of
 from ragtag.training.exchange.combine import CLASHES, Clash, page
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.options import asked_of
 
 PEERS, STEPS = 4, 12
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {
@@ -134,10 +134,10 @@ def clashes_of(options: dict[str, Any]) -> list[Clash]:
     inner = torch.optim.SGD(parameters, lr=0.1, momentum=momentum)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "ragtag.training.options.require_together",
+            "ragtag.training.exchange.asked.require_together",
             lambda asked: recorded.extend(c for c in CLASHES if c.holds(asked.with_buffers(buffers))),
         )
-        patch.setattr("ragtag.training.options.rated", lambda averager, *_: averager)
+        patch.setattr("ragtag.training.exchange.asked.rated", lambda averager, *_: averager)
         asked_of(inner, PEERS, **given, has_model=True)
     return recorded
 

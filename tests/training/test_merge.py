@@ -15,7 +15,7 @@ from ragtag.core.types import Floats, Outcome, nobodys
 from ragtag.schedules import SSP, LocalSteps, Partial
 from ragtag.training.averager import RPS, AllReduce, Moshpit
 from ragtag.training.conduct import Conduct
-from ragtag.training.merge import Merge
+from ragtag.training.exchange.slow import Merge
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.weight import BySamples, weight_of
 from tests.training.fake_transport import FakeCrew, FakeTransport

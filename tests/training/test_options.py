@@ -26,8 +26,8 @@ from ragtag.schedules import (
 from ragtag.schedules.names import SCHEDULES
 from ragtag.training.averager import AVERAGERS
 from ragtag.training.centre import Centre, is_centred
+from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.options import averaging_of
 from tests.training.fake_transport import FakeCrew
 
 MODEL = nn.Linear(30, 30)

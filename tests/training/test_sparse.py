@@ -26,8 +26,8 @@ from ragtag.core.types import Average, Gathered, Offer
 from ragtag.optim.outer import Nesterov
 from ragtag.training.averager import RPS, AllReduce, Moshpit, RandomGroups
 from ragtag.training.compress import Compression, TopK
+from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.sparse import SparseReplica
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
 N = 3
@@ -80,7 +80,7 @@ def trained(
 
 
 def replica(optimizer: CrewOptimizer) -> SparseReplica:
-    found = optimizer._replica
+    found = optimizer.sparse
     assert isinstance(found, SparseReplica)
     return found
 
@@ -269,8 +269,8 @@ def test_feedback_is_part_of_the_optimizers_state() -> None:
         sgd(model), FakeCrew(1).transport(0), average="gradients", compress=compress, model=model
     )
     again.load_state_dict(saved)
-    for name, tensor in replica(optimizers[0]).state_dict().items():
-        assert torch.equal(tensor, replica(again).state_dict()[name]), name
+    for name, tensor in replica(optimizers[0]).tensors().items():
+        assert torch.equal(tensor, replica(again).tensors()[name]), name
     later = CrewOptimizer(sgd(model), FakeCrew(1).transport(0), average="gradients", compress=compress)
     later.load_state_dict(saved)  # before the model is known
     steps(model, later, 0, 1)
@@ -280,7 +280,7 @@ def test_feedback_is_part_of_the_optimizers_state() -> None:
         sgd(smaller), FakeCrew(1).transport(0), average="gradients", compress=compress, model=smaller
     )
     with pytest.raises(ValueError, match="residual"):
-        replica(other).load_state_dict(replica(again).state_dict())
+        replica(other).load_state_dict(replica(again).tensors())
 
 
 # -- What is refused

@@ -229,7 +229,7 @@ def test_restores_in_place_where_the_bucket_shares_memory_and_autograd_sees_it()
     model, other = net(1), net(2)
     optimizer, fresh = crew(sgd(model), model), crew(sgd(other), other)
     train(other, fresh, 0, 1)
-    bucket = fresh._replica.bucket  # type: ignore[union-attr]
+    bucket = fresh._exchange.bucket  # type: ignore[union-attr]
     assert all(bucket.shared(at) for at in range(len(bucket.parts)))
     places = [p.data_ptr() for p in other.parameters()]
     weight = other[3].weight

@@ -26,9 +26,9 @@ from ragtag.protocols.method import Method
 from ragtag.protocols.node import CATCH_UP
 from ragtag.training.averager import RPS, Transport
 from ragtag.training.checks import require_weight
+from ragtag.training.exchange.asked import averaging_of
+from ragtag.training.exchange.dense import Replica
 from ragtag.training.modules import buffer_parts
-from ragtag.training.options import averaging_of
-from ragtag.training.replica import Replica
 from ragtag.training.tensors import Part
 from ragtag.training.whole import Stand, Whole, kept_up
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ragtag.training.exchange.sparse import SHARED
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.sparse import SHARED
 
 NAME = "ragtag.compression"
 """Its name among a snapshot's extra state."""
@@ -32,7 +32,7 @@ class CompressionState:
         replica = self._optimizer.sparse
         if replica is None:
             return {}
-        state = replica.state_dict()
+        state = replica.tensors()
         parts = {"shared": {name: state[name] for name in SHARED if state[name].numel()}}
         if self._own:
             parts["own"] = {name: tensor for name, tensor in state.items() if name not in SHARED}

@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ragtag.core.errors import HasLeft
-from ragtag.core.types import Bools, Noted, Outcome, PeerId
+from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.schedules.base import Average, Compute, Progress, Schedule
 from ragtag.schedules.bounded import lead
 from ragtag.schedules.partial import set_aside
 from ragtag.training.averager import Peers
+from ragtag.training.exchange.slow import unheard
 from ragtag.training.pace import Pacer, Paces
 
 COHERENCE_MAX = 256
@@ -211,13 +210,3 @@ class Conduct:
             step_s=paces.step_s,
             since_s=paces.since_s,
         )
-
-
-def unheard(outcome: Outcome, me: PeerId) -> Bools:
-    """Where an average came without this peer's values: bool ``[n_chunks]``."""
-    if outcome.members and me not in outcome.members:
-        return np.zeros(len(outcome.averaged), np.bool_)
-    place = outcome.members.index(me) if outcome.members else me
-    mine = (outcome.heard >> np.uint64(place)) & np.uint64(1) == 1
-    lost: Bools = outcome.averaged & ~mine
-    return lost

@@ -10,9 +10,8 @@ import numpy as np
 
 from ragtag.core.types import Bools, Floats, Outcome
 from ragtag.training.align import Aligner, Patch
+from ragtag.training.exchange.base import Exchange
 from ragtag.training.modes import Gradients
-from ragtag.training.replica import Replica
-from ragtag.training.sparse import SparseReplica
 
 KEPT_BYTES = 1 << 29
 """Means may take so much memory, where that is no fewer rounds than ``ROUNDS_MIN``."""
@@ -86,18 +85,18 @@ class Follower:
 
     def __init__(
         self,
-        replica: Replica | SparseReplica,
+        exchange: Exchange,
         gradients: Gradients,
         deadline_s: float | None,
         aligner: Aligner | None = None,
     ) -> None:
-        self._replica, self._gradients, self._deadline_s = replica, gradients, deadline_s
+        self._exchange, self._gradients, self._deadline_s = exchange, gradients, deadline_s
         self._aligner = aligner
 
     @property
     def n_bytes(self) -> int:
         """The size of a mean."""
-        return self._replica.bucket.values.nbytes
+        return self._exchange.bucket.values.nbytes
 
     def arrived(self, in_step: bool) -> None:
         """From now on this peer is a member; ``in_step``: its model is as theirs."""
@@ -107,7 +106,7 @@ class Follower:
     def follow(self, apply: bool) -> tuple[Outcome, Mean | None]:
         """One round with weight 0, and its mean (``None``: too little came). apply: take the step, too."""
         self._gradients.clear()
-        outcome = self._replica.average(0.0, self._deadline_s)
+        outcome = self._exchange.average(0.0, self._deadline_s)
         if apply:
             self._gradients.apply()
         patch = () if self._aligner is None else self._aligner.follow(outcome)
@@ -115,7 +114,7 @@ class Follower:
             self._aligner.put(patch, outcome.round)
         if outcome.averaged.mean() < ARRIVED_MIN:
             return outcome, None
-        table = self._replica.bucket.values.copy()
+        table = self._exchange.bucket.values.copy()
         # where rows were gathered, what is late is part of a later mean, and all of this one counts
         averaged = outcome.averaged if outcome.gathered is None else np.ones(len(table), np.bool_)
         return outcome, Mean(outcome.round, table, averaged.copy(), patch)
@@ -123,8 +122,8 @@ class Follower:
     def redo(self, mean: Mean) -> None:
         """Take the step of a round that is over."""
         self._gradients.clear()
-        self._replica.bucket.flatten()
-        self._replica.bucket.restore(mean.table, mean.averaged)
+        self._exchange.bucket.flatten()
+        self._exchange.bucket.restore(mean.table, mean.averaged)
         self._gradients.apply()
         if self._aligner is not None:
             self._aligner.put(mean.patch, mean.round)

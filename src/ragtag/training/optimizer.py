@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -18,17 +18,13 @@ from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.training.align import Aligner
 from ragtag.training.align_plan import Align, Aligned
-from ragtag.training.averager import Pending, Transport
+from ragtag.training.averager import Transport
 from ragtag.training.centre import is_centred
 from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.compress import Compression, TopK
-from ragtag.training.conduct import Conduct, unheard
-from ragtag.training.exchange.combine import require_together
-from ragtag.training.follower import Follower
-from ragtag.training.merge import Merge
-from ragtag.training.modes import Closure, Gradients, Models
-from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
-from ragtag.training.options import (
+from ragtag.training.conduct import Conduct
+from ragtag.training.exchange.aligned import Kept
+from ragtag.training.exchange.asked import (
     align_of,
     align_text,
     asked_of,
@@ -38,9 +34,16 @@ from ragtag.training.options import (
     schedule_of,
     streaming_of,
 )
-from ragtag.training.outer import OuterSteps
-from ragtag.training.replica import Replica
-from ragtag.training.sparse import SparseReplica
+from ragtag.training.exchange.base import Exchange, layer
+from ragtag.training.exchange.combine import require_together
+from ragtag.training.exchange.dense import Replica
+from ragtag.training.exchange.outer import Outer
+from ragtag.training.exchange.slow import SlowPeer
+from ragtag.training.exchange.sparse import SparseReplica
+from ragtag.training.follower import Follower
+from ragtag.training.modes import Closure, Gradients, Models
+from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
+from ragtag.training.tensors import Part
 from ragtag.training.weight import Weight, weight_of
 from ragtag.training.whole import Stand, Whole, kept_up
 
@@ -151,15 +154,10 @@ class CrewOptimizer(torch.optim.Optimizer):
         self.name = require_name(name)
         self._transport, self._codec, self._method = transport, codec_of(asked), asked.averager
         self._mode = mode_of(asked)
-        self._align = align_of(asked)
-        self._aligner: Aligner | None = None
         self.conduct = Conduct(schedule_of(asked), transport, name, on_note)
         """When it averages and whom it waits for, and where its time goes."""
-        self._merge = Merge(parameters_of(inner.param_groups)) if asked.partial else None
         self._outer = streaming_of(asked)
-        self._outer_steps: OuterSteps | None = None
-        self._under_way: Pending | None = None
-        self._outer_state: dict[str, Any] | None = None  # loaded before averaging began
+        self._under_way: Any = None
         self._weight: Weight = weight_of(weight, samples)
         self._meter = (
             None if coherence is None else CoherenceMeter(coherence, parameters_of(inner.param_groups))
@@ -169,8 +167,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._on_ready, self._on_step = on_ready, on_step
         self._buffers = buffers
         self._steps = self._since = 0
-        self._replica: Replica | SparseReplica | None = None
-        self._feedback: dict[str, Any] | None = None
+        self._exchange: Exchange | None = None
+        self._loaded: dict[str, Any] = {}  # of the exchange, before there is one
         self._watch: Watch | None = None
         self._whole: Whole | None = None
         self._current = -1
@@ -202,7 +200,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     @property
     def modules_known(self) -> bool:
         """Whether ``modules`` is all there will be: averaging has begun, or the model was given."""
-        return self._replica is not None
+        return self._exchange is not None
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -226,7 +224,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     def settle(self) -> None:
         """End what is under way: no more local steps will come."""
         self._end()
-        if self._replica is not None and is_centred(self._method) and self._since:
+        if self._exchange is not None and is_centred(self._method) and self._since:
             self.average()
 
     def resume_at(self, steps: int, since: int) -> None:
@@ -236,26 +234,30 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._under_way.wait()
             self._under_way = None
         self._mode.forget()
-        for more in (self._merge, self._outer_steps, self._meter, self._aligner):
+        for more in (self._exchange, self._meter):
             if more is not None:
                 more.forget()
-        if isinstance(self._replica, SparseReplica):
-            self._replica.anchor_here()
 
     @property
     def outer_state(self) -> dict[str, Any]:
         """Anchor and momentum of the outer steps (see ``outer.OuterSteps.state_dict``); empty: none yet."""
-        if self._outer_steps is None:
-            return dict(self._outer_state or {})
-        return self._outer_steps.state_dict()
+        state: dict[str, Any] = self._exchange_state().get("outer") or {}
+        return state
 
     @outer_state.setter
     def outer_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError, naming it, at the first parameter that does not fit."""
-        if self._outer_steps is not None:
-            self._outer_steps.load_state_dict(state)
-        elif self._outer is not None and self._compress is None:
-            self._outer_state = dict(state)
+        self._load({"outer": dict(state)})
+
+    def _exchange_state(self) -> dict[str, Any]:
+        return dict(self._loaded) if self._exchange is None else self._exchange.state_dict()
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Take up an exchange's state: now, or when averaging begins."""
+        if self._exchange is not None:
+            self._exchange.load_state_dict(state)
+        else:
+            self._loaded |= state
 
     @property
     def compression(self) -> Compression | None:
@@ -265,17 +267,17 @@ class CrewOptimizer(torch.optim.Optimizer):
     @property
     def sparse(self) -> SparseReplica | None:
         """What sends selections, once averaging has begun (``None``: everything is sent)."""
-        return self._replica if isinstance(self._replica, SparseReplica) else None
+        return layer(self._exchange, SparseReplica)
 
     @property
     def aligned(self) -> Aligned | None:
         """What the last comparison of replicas came to (``None``: there was none)."""
-        return None if self._aligner is None else self._aligner.aligned
+        kept = layer(self._exchange, Kept)
+        return None if kept is None else kept.aligner.aligned
 
     def load_compression(self, state: dict[str, Any]) -> None:
-        """Take up ``sparse.state_dict()``, or a part; now, or when averaging begins. Raises ValueError."""
-        self._feedback = {**(self._feedback or {}), **state}
-        self._load_feedback()
+        """Take up ``sparse.tensors()``, or a part; now, or when averaging begins. Raises ValueError."""
+        self._load({"feedback": {**self._loaded.get("feedback", {}), **state}})
 
     @property
     def channel(self) -> int:
@@ -306,7 +308,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         """As the inner optimizer's, as long as averaging has not begun. Raises RuntimeError after that."""
         if self._adopting:
             return
-        if self._replica is not None or self._steps:
+        if self._exchange is not None or self._steps:
             raise RuntimeError(
                 "add_param_group: the crew has agreed on what is averaged; add all groups before the first "
                 "step (and without model=...), or make a new crew optimizer on every peer"
@@ -325,11 +327,7 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, and how far this peer has come (under "ragtag", which others pass over)."""
-        progress: dict[str, Any] = {"step": self._steps, "since_average": self._since}
-        if isinstance(self._replica, SparseReplica):
-            progress["feedback"] = self._replica.state_dict()
-        if outer := self.outer_state:
-            progress["outer"] = outer
+        progress = {"step": self._steps, "since_average": self._since, **self._exchange_state()}
         return {**self._inner.state_dict(), _KEY: progress}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -339,14 +337,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._inner.load_state_dict(plain)
         if progress is not None:
             self._steps, self._since = int(progress["step"]), int(progress["since_average"])
-            self._feedback = progress.get("feedback")
-            self._load_feedback()
-            self.outer_state = progress.get("outer") or {}
-
-    def _load_feedback(self) -> None:
-        if self._feedback is not None and isinstance(self._replica, SparseReplica):
-            self._replica.load_state_dict(self._feedback)
-            self._feedback = None
+            self._load({"outer": {}, **{k: v for k, v in progress.items() if k in ("feedback", "outer")}})
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a crew's optimizer holds a network; copy or save its state_dict() instead")
@@ -364,8 +355,8 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     def _step(self, closure: Closure | None = None) -> float | None:
         self.conduct.require_in("optimizer.step()")
-        if self._replica is not None and self._steps == 0 and is_centred(self._method):
-            self._replica.average(0.0)  # all go on from one state; what one has resumed is in it
+        if self._exchange is not None and self._steps == 0 and is_centred(self._method):
+            self._exchange.average(0.0)  # all go on from one state; what one has resumed is in it
         skipped = self._unscale()
         loss = self._mode.local(closure, skipped)
         self._steps += 1
@@ -373,7 +364,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         if self._meter is not None and not skipped:
             self.conduct.spent.cohered(self._steps, self._meter.stepped(self._steps))
         self.conduct.worked(self._steps)
-        delay = self._outer.delay if self._outer is not None else 0
+        delay = self._asked.delay
         if self._under_way is not None and self._since >= delay:
             self._end()
         if self.conduct.due(self._steps, self._since):
@@ -386,28 +377,15 @@ class CrewOptimizer(torch.optim.Optimizer):
         """Average now, whatever the schedule says: of fragments, the next one."""
         self.conduct.require_in("optimizer.average()")
         self._end()
-        replica = self._ready()
+        exchange = self._ready()
         arrived = self._arrive()
-        outcome = self._round(replica) if arrived is None else arrived
+        if arrived is None:
+            weight = self._mode.offer(self._weight())
+            outcome = exchange.average(weight, self._deadline_s, self.conduct.begin())
+        else:
+            outcome = arrived
         self._since = 0
         return self._averaged(outcome, taken=arrived is not None)
-
-    def _round(self, replica: Replica | SparseReplica) -> Outcome:
-        weight = self._mode.offer(self._weight())
-        aside = self.conduct.begin()
-        merge, me = self._merge, self._transport.me
-        if merge is None or not self.stands_aside:
-            outcome = replica.average(weight, self._deadline_s, aside)
-            if merge is not None:
-                merge.forget()
-            return outcome
-        assert isinstance(replica, Replica)  # selections are not sent by such schedules
-        return merge.give(
-            lambda weight: replica.average(weight, self._deadline_s, aside),
-            weight,
-            lambda outcome: unheard(outcome, me),
-            replica.bucket.values_in,
-        )
 
     def _arrive(self) -> Outcome | None:
         """Get into step with the crew, where this peer is not; the last round of doing so."""
@@ -424,19 +402,19 @@ class CrewOptimizer(torch.optim.Optimizer):
         """Takes part without a gradient of its own; ``None``: models are averaged, so that the next average
         brings what a peer has missed; or averaging has not begun.
         """
-        replica, mode = self._replica, self._mode
-        if replica is None or not isinstance(mode, Gradients):
+        exchange, mode, kept = self._exchange, self._mode, layer(self._exchange, Kept)
+        if exchange is None or not isinstance(mode, Gradients):
             return None
-        return Follower(replica, mode, self._deadline_s, self._aligner)
+        return Follower(exchange, mode, self._deadline_s, None if kept is None else kept.aligner)
 
     def _averaged(self, outcome: Outcome, taken: bool = False) -> Outcome:
         self.outcome = outcome
         self._current = kept_up(self._current, outcome, self._transport.me)
+        kept = self._exchange is not None and self._exchange.kept
         if not taken:
             self._mode.take(outcome)
-            if self._aligner is not None:
-                self._aligner.after(outcome)
-        self.conduct.averaged(outcome, self._merge is not None and self._merge.kept)
+            self._ready().stepped(outcome)
+        self.conduct.averaged(outcome, kept)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         return outcome
@@ -446,17 +424,16 @@ class CrewOptimizer(torch.optim.Optimizer):
     def _begin(self) -> None:
         """Begin an average, and go on with local steps."""
         self._end()
-        replica = self._ready()
-        assert isinstance(replica, Replica)
+        exchange = self._ready()
         weight = self._mode.offer(self._weight())
-        self._under_way = replica.begin(weight, self._deadline_s, self.conduct.begin())
+        self._under_way = exchange.begin(weight, self._deadline_s, self.conduct.begin())
         self._since = 0
 
     def _end(self) -> None:
         """Wait for the average under way, if there is one, and step by it."""
-        pending, self._under_way = self._under_way, None
-        if pending is not None and isinstance(self._replica, Replica) and self._outer is not None:
-            self._averaged(self._replica.end(pending, self._outer.kept))
+        begun, self._under_way = self._under_way, None
+        if begun is not None and self._exchange is not None:
+            self._averaged(self._exchange.end(begun))
 
     @property
     def stands_aside(self) -> bool:
@@ -480,60 +457,19 @@ class CrewOptimizer(torch.optim.Optimizer):
                     parameter.grad.mul_(factor)
         return False
 
-    def _ready(self) -> Replica | SparseReplica:
+    def _ready(self) -> Exchange:
         """What is averaged; where that is not agreed on yet, it is now."""
-        if self._replica is not None:
-            return self._replica
+        if self._exchange is not None:
+            return self._exchange
         return self._configure(self._watch.modules if self._watch is not None else [])
 
-    def _configure(self, modules: list[torch.nn.Module]) -> Replica | SparseReplica:
+    def _configure(self, modules: list[torch.nn.Module]) -> Exchange:
         names = name_parameters(self.param_groups, modules)
         buffers, left_out = buffer_parts(modules) if self._buffers else ([], [])
         require_together(self._asked.with_buffers(bool(buffers)))
-        content = self._mode.content if self._outer is None else f"{self._mode.content}, {self._outer.rule}"
-        content += align_text(self._asked)
-        fragments = 1 if self._outer is None else self._outer.fragments
-        if self._compress is not None:
-            self._replica = SparseReplica(
-                self._mode.parts(names, ()),
-                self._transport,
-                self._compress,
-                name=self.name,
-                content=content,
-                whole=Models(self._inner).parts(names, buffers),
-                outer=None if self._outer is None else self._outer.rule,
-                seed=self._seed,
-                note=self._on_note,
-            )
-            self._load_feedback()
-        else:
-            self._replica = Replica(
-                self._mode.parts(names, buffers),
-                self._transport,
-                self._method,
-                self._codec,
-                name=self.name,
-                content=content,
-                fragments=fragments,
-            )
-            if self._outer is not None:
-                specs = self._replica.schema.tensors[: len(names)]
-                shape = self._replica.bucket.values.shape
-                made = OuterSteps(self._outer.rule, specs, shape, fragments)
-                made.load_state_dict(self._outer_state or {})
-                self._outer_steps = self._replica.after = made
-                self._outer_state = None
-        if self._align is not None:
-            self._aligner = Aligner(
-                self._align,
-                Models(self._inner).parts(names, ()),
-                lambda parameter: self._inner.state.get(parameter, {}),
-                self._transport,
-                name=self.name,
-                deadline_s=self._deadline_s,
-                rows=self.sparse,
-                note=self._on_note,
-            )
+        exchange = self._exchange = self._made(names, buffers)
+        exchange.load_state_dict(self._loaded)
+        self._loaded = {}
         self._whole = Whole(self.name, Models(self._inner).parts(names, buffers), self._transport)
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
@@ -542,7 +478,53 @@ class CrewOptimizer(torch.optim.Optimizer):
             self._watch = None
         if self._on_ready is not None:
             self._on_ready(self)
-        return self._replica
+        return exchange
+
+    def _made(self, names: Sequence[str], buffers: Sequence[Part]) -> Exchange:
+        """The exchange that was asked for: one with the crew, and the layers around it."""
+        outer, align, transport = self._outer, align_of(self._asked), self._transport
+        content = self._mode.content if outer is None else f"{self._mode.content}, {outer.rule}"
+        content += align_text(self._asked)
+        exchange: Exchange
+        if self._compress is not None:
+            exchange = SparseReplica(
+                self._mode.parts(names, ()),
+                transport,
+                self._compress,
+                name=self.name,
+                content=content,
+                whole=Models(self._inner).parts(names, buffers),
+                outer=None if outer is None else outer.rule,
+                seed=self._seed,
+                note=self._on_note,
+            )
+        else:
+            exchange = dense = Replica(
+                self._mode.parts(names, buffers),
+                transport,
+                self._method,
+                self._codec,
+                name=self.name,
+                content=content,
+                fragments=1 if outer is None else outer.fragments,
+            )
+            if outer is not None:
+                exchange = Outer(dense, outer, len(names))
+        if self._asked.partial:
+            exchange = SlowPeer(exchange, parameters_of(self.param_groups), transport)
+        if align is not None:
+            aligner = Aligner(
+                align,
+                Models(self._inner).parts(names, ()),
+                lambda parameter: self._inner.state.get(parameter, {}),
+                transport,
+                name=self.name,
+                deadline_s=self._deadline_s,
+                rows=layer(exchange, SparseReplica),
+                note=self._on_note,
+            )
+            exchange = Kept(exchange, aligner)
+        return exchange
 
 
 # torch wraps each optimizer's step in a label for its profiler and a look for hooks, which takes as long as

@@ -100,7 +100,7 @@ class Snapshot:
     model: parameters and buffers by name. modules: extra state of modules that have any (get_extra_state).
     optimizer: the inner optimizer's ``class``, ``defaults``, ``names`` (of the parameters, by group),
     ``param_groups`` and ``state``. extra: state_dicts by name. outer: anchor and momentum of outer steps (see
-    ``ragtag.training.outer``; empty: there were none).
+    ``ragtag.training.exchange.outer``; empty: there were none).
     """
 
     step: int

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ragtag.training.exchange.outer import require_outer_state
 from ragtag.training.modules import clean_name, name_parameters, parameters_of
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.optimizer_state import capture_optimizer, fit_optimizer, load_optimizer
-from ragtag.training.outer import require_outer_state
 from ragtag.training.snapshot import Snapshot, require_optimizer
 from ragtag.training.tree import copy_tensor, copy_tree
 

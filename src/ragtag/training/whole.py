@@ -23,7 +23,7 @@ from ragtag.core.types import Outcome, PeerId
 from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rps import rps_repair
 from ragtag.training.averager import Transport
-from ragtag.training.replica import Replica
+from ragtag.training.exchange.dense import Replica
 from ragtag.training.tensors import Part
 
 DIGEST_BYTES = 16

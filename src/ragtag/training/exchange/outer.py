@@ -10,7 +10,9 @@ import torch
 
 from ragtag.core.schema import TensorSpec, offsets_of
 from ragtag.core.types import Floats, Outcome
-from ragtag.optim.outer import Nesterov
+from ragtag.optim.outer import Nesterov, Streaming
+from ragtag.training.exchange.base import Layer
+from ragtag.training.exchange.dense import Replica
 from ragtag.training.tensors import strides_of
 
 _PARTS = ("anchor", "momentum")
@@ -112,6 +114,32 @@ class OuterSteps:
             flat.as_strided(spec.shape, strides_of(spec), at)
             for spec, at in zip(self._specs, self._offsets, strict=True)
         ]
+
+
+class Outer(Layer):
+    """Outer steps around a dense exchange: what it averages moves the model by the outer optimizer's step."""
+
+    def __init__(self, inner: Replica, asked: Streaming, n_parameters: int) -> None:
+        super().__init__(inner)
+        shape, specs = inner.bucket.values.shape, inner.schema.tensors[:n_parameters]
+        self.steps = OuterSteps(asked.rule, specs, shape, asked.fragments)
+        inner.after, inner.kept_share = self.steps, asked.kept
+
+    def forget(self) -> None:
+        """Anchor and momentum are of another model."""
+        self.steps.forget()
+        self.inner.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Under "outer": see ``OuterSteps.state_dict``; left out where there is none yet."""
+        own = self.steps.state_dict()
+        return {**self.inner.state_dict(), **({"outer": own} if own else {})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError, naming it, at the first parameter that does not fit."""
+        if "outer" in state:
+            self.steps.load_state_dict(state["outer"])
+        self.inner.load_state_dict(state)
 
 
 def require_outer_state(state: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,8 @@ class Replica:
         self.schema = Schema(self.bucket.specs, codec.name, method.name, content, fragments)
         self.after: Callable[[Outcome], Floats] | None = None
         """Makes of an outcome the table to go on with (``None``: the mean)."""
+        self.kept_share = 0.0
+        """How much is kept of what values became while a round was under way; the rest is the average's."""
         self._sent: Floats | None = None
         self._leaps = Leaps()
         self._transport, self._channel = transport, channel_of(name)
@@ -75,11 +78,29 @@ class Replica:
         np.copyto(self._sent, values)
         return self._start(self._sent, weight, deadline_s, aside)
 
-    def end(self, pending: Pending, kept: float) -> Outcome:
-        """The second half: ``kept`` of what the values have become meanwhile, the rest from the average."""
-        outcome = pending.wait()
+    def end(self, begun: Pending) -> Outcome:
+        """The second half: ``kept_share`` of what values have become meanwhile, the rest of the average."""
+        outcome = begun.wait()
         self.bucket.flatten()
-        return self._take(outcome, kept)
+        return self._take(outcome, self.kept_share)
+
+    @property
+    def kept(self) -> bool:
+        """Nothing is kept: where an average came without this peer's values, they are overwritten."""
+        return False
+
+    def stepped(self, outcome: Outcome) -> None:
+        """Nothing is left to do."""
+
+    def forget(self) -> None:
+        """Nothing is gathered."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is kept beyond the model."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing is taken."""
 
     def _flatten(self) -> Floats:
         values = self.bucket.flatten()

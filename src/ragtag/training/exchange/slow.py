@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
-from ragtag.core.types import Bools, Outcome
+from ragtag.core.types import Bools, Outcome, PeerId
+from ragtag.training.averager import Peers
+from ragtag.training.exchange.base import Exchange, Layer
 
 _BASE_MIN = 0.5
 """Share of the crew's average that must have come for a peer to build on it."""
@@ -115,3 +118,47 @@ class Merge:
             more = learned * left.to(learned.device)
             learned.copy_(parameter)
             parameter.add_(more)
+
+
+class SlowPeer(Layer):
+    """Around an exchange of models whose rounds do not wait for slow peers: their turns are ``Merge``'s."""
+
+    def __init__(self, inner: Exchange, parameters: Sequence[torch.Tensor], peers: Peers) -> None:
+        super().__init__(inner)
+        self._merge, self._peers = Merge(parameters), peers
+
+    @property
+    def kept(self) -> bool:
+        """Whether some of what was learned is offered again."""
+        return self._merge.kept
+
+    def average(
+        self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
+    ) -> Outcome:
+        """One round, or a slow peer's turn where this one is among those that rounds do not wait for."""
+        me = self._peers.me
+        if me not in aside:
+            outcome = self.inner.average(weight, deadline_s, aside)
+            self._merge.forget()
+            return outcome
+        return self._merge.give(
+            lambda weight: self.inner.average(weight, deadline_s, aside),
+            weight,
+            lambda outcome: unheard(outcome, me),
+            self.bucket.values_in,
+        )
+
+    def forget(self) -> None:
+        """There is nothing to bring in later."""
+        self._merge.forget()
+        self.inner.forget()
+
+
+def unheard(outcome: Outcome, me: PeerId) -> Bools:
+    """Where an average came without this peer's values: bool ``[n_chunks]``."""
+    if outcome.members and me not in outcome.members:
+        return np.zeros(len(outcome.averaged), np.bool_)
+    place = outcome.members.index(me) if outcome.members else me
+    mine = (outcome.heard >> np.uint64(place)) & np.uint64(1) == 1
+    lost: Bools = outcome.averaged & ~mine
+    return lost

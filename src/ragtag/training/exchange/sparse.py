@@ -41,8 +41,8 @@ from ragtag.training.bucket import Bucket
 from ragtag.training.bypass import Bypass, delivered
 from ragtag.training.checks import Leaps, require_weight
 from ragtag.training.compress import Compression, TopK
+from ragtag.training.exchange.dense import Replica
 from ragtag.training.late import Late
-from ragtag.training.replica import Replica
 from ragtag.training.sent import Undecided
 from ragtag.training.tensors import Part
 
@@ -56,6 +56,8 @@ class Begun(NamedTuple):
 
     pending: Pending
     ticket: Ticket | None
+    weight: float = 1.0
+    deadline_s: float | None = None
     at_s: float = 0.0
 
 
@@ -114,7 +116,7 @@ class SparseReplica:
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
     ) -> Outcome:
         """One round. Raises NotFinite, naming the tensor, before anything is sent or the residual changed."""
-        return self.end(self.begin(weight, deadline_s, aside), weight, deadline_s)
+        return self.end(self.begin(weight, deadline_s, aside))
 
     def begin(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
@@ -129,12 +131,12 @@ class SparseReplica:
         self._leaps.require_finite(self.bucket)
         if require_weight(weight) == 0:  # who has no weight in this round sends nothing either
             none = np.zeros((0, CHUNK_BYTES), np.uint8)
-            return Begun(self._transport.offer(self._channel, none, 0.0, deadline_s, aside), None)
+            pending = self._transport.offer(self._channel, none, 0.0, deadline_s, aside)
+            return Begun(pending, None, weight, deadline_s)
         chunks, ticket = self._chosen(self.feedback.round + 1)
         try:
-            return Begun(
-                self._transport.offer(self._channel, chunks, weight, deadline_s, aside), ticket, at_s
-            )
+            pending = self._transport.offer(self._channel, chunks, weight, deadline_s, aside)
+            return Begun(pending, ticket, weight, deadline_s, at_s)
         except BaseException:
             if ticket is not None:
                 self.feedback.rollback(ticket)
@@ -152,9 +154,9 @@ class SparseReplica:
             self._bypass.selected(self._transport.now_s() - began_s, prepared.chunks.size)
         return prepared
 
-    def end(self, begun: Begun, weight: float = 1.0, deadline_s: float | None = None) -> Outcome:
+    def end(self, begun: Begun) -> Outcome:
         """The second half: wait, add up what came, and take it over."""
-        outcome = self._wait(begun)
+        outcome, weight, deadline_s = self._wait(begun), begun.weight, begun.deadline_s
         assert outcome.gathered is not None
         self._take(outcome.round, outcome.gathered)
         dense = self._bypass is not None and self._send_whole(outcome, weight, deadline_s)
@@ -337,16 +339,39 @@ class SparseReplica:
             self._bypass.sent_whole(self._whole.bucket.values.nbytes, outcome)
         self.anchor_here()
 
+    # -- As an exchange
+
+    @property
+    def kept(self) -> bool:
+        """What was not sent, or came nowhere, is in the residual: that is no loss of a whole turn."""
+        return False
+
+    def stepped(self, outcome: Outcome) -> None:
+        """Nothing is left to do."""
+
+    def forget(self) -> None:
+        """The model has come from elsewhere: differences are to what it is now."""
+        self.anchor_here()
+
     # -- Checkpoints
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Any]:
+        """Under "feedback": ``tensors``."""
+        return {"feedback": self.tensors()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state_dict`` gave, if anything. Raises ValueError, as ``load_tensors``."""
+        if state.get("feedback"):
+            self.load_tensors(state["feedback"])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
         """Residual, velocity, what is undecided, and the anchor: tensors by name."""
         state: State = self.feedback.state_dict()
         state |= {"anchor": self._anchor.copy(), "outer momentum": self._momentum.copy()}
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` gave: all of it, or what is shared or this peer's own alone. What was
+    def load_tensors(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``tensors`` gave: all of it, or what is shared or this peer's own alone. What was
         undecided goes back into the residual.
 
         Raises ValueError naming what does not fit; then nothing has changed.

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CACHES := .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo test test-all check lint format clean
+.PHONY: help demo test test-all check lint format clean house
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ lint: $(STAMP) ## format, lint, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/house.py --check > /dev/null
+
+house: $(STAMP) ## lines by room, modules with one importer, cycles, names used twice
+	$(BIN)/python tools/house.py
 
 check: lint test ## lint, then the fast tests
 

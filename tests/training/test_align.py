@@ -20,7 +20,7 @@ from ragtag.training.align import Aligner, Patch
 from ragtag.training.align_plan import Align
 from ragtag.training.averager import RPS, AllReduce
 from ragtag.training.compress import TopK
-from ragtag.training.exchange.aligned import Kept
+from ragtag.training.exchange.aligned import Aligning
 from ragtag.training.exchange.base import layer
 from tests.training.replicas import OPTIMIZERS, Training
 from tests.training.test_replay import LATE, Wide
@@ -107,7 +107,9 @@ def test_who_is_not_in_step_has_no_vote_until_it_has_what_the_others_have() -> N
     assert aligned.alike(59) and not training.alike(59)
     assert same(aligned, training, [0])
     assert all(found.given == 0 for peer in late for found in aligned.aligned[peer])
-    voters = [kept.aligner._votes for o in aligned.optimizers.values() if (kept := layer(o._exchange, Kept))]
+    voters = [
+        kept.aligner._votes for o in aligned.optimizers.values() if (kept := layer(o._exchange, Aligning))
+    ]
     assert voters == [True] * 3
 
 

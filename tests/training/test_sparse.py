@@ -280,7 +280,7 @@ def test_feedback_is_part_of_the_optimizers_state() -> None:
         sgd(smaller), FakeCrew(1).transport(0), average="gradients", compress=compress, model=smaller
     )
     with pytest.raises(ValueError, match="residual"):
-        replica(other).load_state_dict(replica(again).tensors())
+        replica(other).load_tensors(replica(again).tensors())
 
 
 # -- What is refused

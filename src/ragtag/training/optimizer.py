@@ -23,7 +23,7 @@ from ragtag.training.centre import is_centred
 from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.compress import Compression, TopK
 from ragtag.training.conduct import Conduct
-from ragtag.training.exchange.aligned import Kept
+from ragtag.training.exchange.aligned import Aligning
 from ragtag.training.exchange.asked import (
     align_of,
     align_text,
@@ -272,7 +272,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     @property
     def aligned(self) -> Aligned | None:
         """What the last comparison of replicas came to (``None``: there was none)."""
-        kept = layer(self._exchange, Kept)
+        kept = layer(self._exchange, Aligning)
         return None if kept is None else kept.aligner.aligned
 
     def load_compression(self, state: dict[str, Any]) -> None:
@@ -402,7 +402,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         """Takes part without a gradient of its own; ``None``: models are averaged, so that the next average
         brings what a peer has missed; or averaging has not begun.
         """
-        exchange, mode, kept = self._exchange, self._mode, layer(self._exchange, Kept)
+        exchange, mode, kept = self._exchange, self._mode, layer(self._exchange, Aligning)
         if exchange is None or not isinstance(mode, Gradients):
             return None
         return Follower(exchange, mode, self._deadline_s, None if kept is None else kept.aligner)
@@ -523,7 +523,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 rows=layer(exchange, SparseReplica),
                 note=self._on_note,
             )
-            exchange = Kept(exchange, aligner)
+            exchange = Aligning(exchange, aligner)
         return exchange
 
 

@@ -7,7 +7,7 @@ from ragtag.training.align import Aligner
 from ragtag.training.exchange.base import Exchange, Layer
 
 
-class Kept(Layer):
+class Aligning(Layer):
     """Around an exchange of gradients: what spoilt rounds left different is made the same (see ``align``)."""
 
     def __init__(self, inner: Exchange, aligner: Aligner) -> None:

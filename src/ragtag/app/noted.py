@@ -25,7 +25,6 @@ WORDS = {
     "not in step": "is not in step with its crew",
     "state": "has taken over its crew's state",
     "no state": "found no state of its crew to take over",
-    "skipped": "went on with a later round",
     "flooding": "sends too much",
     "refused": "is refused",
 }
@@ -36,4 +35,6 @@ UNTOLD = frozenset({"refuted"})
 
 def in_words(what: str, detail: str = "") -> str:
     """What is said of a peer; a note that has no words of its own stands as it is."""
+    if what == "skipped":
+        return f"skipped {detail}"
     return WORDS.get(what, what) + (f": {detail}" if detail else "")

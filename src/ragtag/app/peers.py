@@ -21,7 +21,7 @@ _MEMBERSHIP = frozenset({"comes", "takes part", "has left", "declared dead", "ba
 _OF_REPLICAS = frozenset({"replicas differ", "replicas alike"})
 _NO_NEWS = {("frozen", "silent"), ("gone", "done")}
 """Changes of state that go without saying."""
-_BECOMES = {"silent": in_words("silent"), "failed": "has failed"}
+_BECOMES = {"silent": in_words("silent"), "failed": "has failed", "done": in_words("left")}
 
 
 @dataclass(slots=True)
@@ -104,10 +104,10 @@ class Peers:
     @property
     def progress(self) -> float | None:
         """The share of the run that is done, where the run says how long it is to be."""
+        if self.run is None or not (self.run.steps_planned or self.run.planned_s):
+            return None
         if self.over:
             return 1.0
-        if self.run is None:
-            return None
         if self.run.steps_planned:
             live = [row.steps_done for row in self.rows.values() if not row.gone and row.failed_t is None]
             return min(1.0, sum(live) / max(1, len(live)) / self.run.steps_planned)

@@ -33,8 +33,8 @@ UNTOLD = frozenset({"refuted"})
 """Of use to whoever looks into the protocol only: a peer that is doubted says that it is there."""
 
 
-def in_words(what: str, detail: str = "") -> str:
+def in_words(what: str, detail: str = "", between: str = ": ") -> str:
     """What is said of a peer; a note that has no words of its own stands as it is."""
     if what == "skipped":
         return f"skipped {detail}"
-    return WORDS.get(what, what) + (f": {detail}" if detail else "")
+    return WORDS.get(what, what) + (f"{between}{detail}" if detail else "")

@@ -236,6 +236,7 @@ def test_a_peer_that_a_fault_freezes_is_told_of_once_though_it_is_taken_for_dead
     for by in (0, 2):
         peers.feed(trace.Note(t=5.2, peer=by, what="silent", other=1))
         peers.feed(trace.Note(t=6.0, peer=by, what="declared dead", other=1, detail="peer-1"))
+        peers.feed(trace.Note(t=6.0, peer=by, what="left", other=1))  # so their averages go on without it
     assert peers.state(1) == "frozen"
     peers.feed(trace.Note(t=7.2, peer=0, what="back", other=1, detail="peer-1"))
     assert [text for _, text in peers.events] == [

@@ -8,7 +8,7 @@ from __future__ import annotations
 WORDS = {
     "silent": "does not answer",
     "heard again": "answers again",
-    "left": "has left",
+    "left": "is not waited for any more",
     "has left": "has left",
     "comes": "is on its way in",
     "takes part": "takes part",

@@ -319,3 +319,9 @@ def test_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     assert len(folders) == 5
     assert all(folder.is_dir() and folder.parent == tmp_path for folder in folders)
     assert all(folder.name.startswith("a-name-with-odd-signs-") for folder in folders)
+
+
+@pytest.mark.parametrize("command", ["run", "join", "probe", "invite", "report", "watch", "reproduce"])
+def test_a_usage_has_no_bracket_twice(command: str) -> None:
+    usage = next(line for line in invoke(command, "--help", width=80).out.splitlines() if "Usage:" in line)
+    assert "[[" not in usage and "]]" not in usage and len(usage.rstrip()) <= 80

@@ -18,8 +18,9 @@ for told in ("joined 0", "ready", "averaged"):
 """What a peer tells its launcher that joins and averages."""
 
 
-def invoke(*args: str | Path) -> SimpleNamespace:
-    result = runner.invoke(cli.app, [str(arg) for arg in args], prog_name="ragtag", env={"COLUMNS": "110"})
+def invoke(*args: str | Path, width: int = 110) -> SimpleNamespace:
+    env = {"COLUMNS": str(width)}
+    result = runner.invoke(cli.app, [str(arg) for arg in args], prog_name="ragtag", env=env)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr)
 

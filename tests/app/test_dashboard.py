@@ -120,3 +120,66 @@ def test_the_reports_table_leaves_out_columns_with_nothing_to_show(tmp_path: Pat
     table = table[: table.index("</table>")]
     assert "Rounds" in table and "Missed by others" in table
     assert not [name for name in ("Steps", "Samples", "Test loss", "Accuracy") if name in table]
+
+
+# -- Columns and events
+
+
+def everything(n: int) -> Dashboard:
+    """A crew that shows all that a table can hold."""
+    dashboard = Dashboard(n)
+    for peer in range(n):
+        dashboard.feed(step(1.0, peer, 1_040, loss=0.127))
+        dashboard.feed(trace.Eval(t=1.0, peer=peer, model="own", step=1, accuracy=0.94))
+        took = {"scatter_s": 0.01, "gather_s": 0.01, "total_s": 0.0426}
+        sent = {"bytes_sent": 35_900_000, "bytes_received": 35_900_000}
+        dashboard.feed(trace.Round(t=2.0, peer=peer, round=129, arrived=1.0, **took, **sent))
+    return dashboard
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 90, 100, 112, 120, 200])
+@pytest.mark.parametrize("n", [6, 70])
+def test_no_word_and_no_figure_is_cut_and_the_most_needed_columns_are_there(width: int, n: int) -> None:
+    lines = shown(everything(n), width, 24).splitlines()
+    head = next(line for line in lines if "State" in line).split()
+    known = {"Peer", "#", "State", "Step", "Loss", "Accuracy", "Acc.", "Round", "time", "Median", "Time"}
+    known |= {"Last", "one", "Arrived", "Arr.", "Missed", "Miss", "Sent", "Received", "Recv."}
+    assert set(head) <= known
+    row = next(line for line in lines if line.split()[:2] == ["0", "training"])
+    for figure in ("1,040", "0.127", "94.0%", "129", "42.6 ms", "100.0%"):
+        assert f" {figure}" in row
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines) and max(map(len, lines)) <= width
+
+
+def test_heads_are_whole_words_where_there_is_room() -> None:
+    assert "Peer" in shown(everything(6), 90) and "Arrived" in shown(everything(6), 90)
+    no_accuracy = Dashboard(2)
+    for record in rounds_only(2):
+        no_accuracy.feed(record)
+    no_accuracy.feed(step(9.0, 0, loss=0.5))
+    assert {"Peer", "Arrived", "Missed"} <= set(shown(no_accuracy, 80).split())
+
+
+def test_a_silence_that_is_over_takes_one_line() -> None:
+    dashboard = Dashboard(2)
+    for peer in range(2):
+        dashboard.feed(trace.Join(t=0.0, peer=peer))
+    dashboard.feed(trace.Note(t=4.0, peer=-1, what="lost", other=-1, detail="x"))
+    dashboard.feed(trace.Note(t=5.0, peer=0, what="silent", other=1))
+    assert "peer 1 does not answer" in shown(dashboard, 80)
+    dashboard.feed(trace.Note(t=5.1, peer=0, what="heard again", other=1))
+    text = shown(dashboard, 80)
+    assert "peer 1 does not answer" not in text and "peer 1 did not answer for 100 ms, and is back" in text
+    dashboard.feed(trace.Note(t=6.0, peer=0, what="silent", other=1))
+    assert "peer 1 does not answer" in shown(dashboard, 80)
+
+
+def test_rows_go_by_number_and_figures_of_those_that_left_count_in_the_line() -> None:
+    dashboard = Dashboard(0)
+    for peer in (2, 0, 1):
+        dashboard.feed(step(1.0, peer, loss=0.5))
+        dashboard.feed(trace.Note(t=2.0, peer=peer, what="left", other=peer))
+        dashboard.feed(trace.Leave(t=2.1, peer=peer))
+    rows = [line.split() for line in shown(dashboard, 80).splitlines()]
+    assert [row[0] for row in rows if row[1:2] == ["done"]] == ["0", "1", "2"]
+    assert "loss 0.5" in dashboard.line()

@@ -197,6 +197,21 @@ def test_a_crew_of_one_writes_its_trace(tmp_path: Path, monkeypatch: pytest.Monk
     assert (records[4].steps, records[4].samples, records[4].failed) == (2, 64, True)
 
 
+@pytest.mark.parametrize(("error", "failed"), [("RuntimeError('no more fish')", True), ("SystemExit", False)])
+def test_a_script_that_an_error_ends_has_failed_also_where_no_with_says_so(
+    tmp_path: Path, error: str, failed: bool
+) -> None:
+    place = Place(0, 1, CREW, run_folder=tmp_path, peers=(("127.0.0.1", 4000),))
+    env = dict(os.environ) | place.variables() | {"PYTHONPATH": str(SRC)}
+    code = f"import ragtag; crew = ragtag.join(); raise {error}"
+    subprocess.run([sys.executable, "-c", code], env=env, timeout=PATIENCE_S, capture_output=True)
+    records = list(read_run(tmp_path).records())
+    (leave,) = [record for record in records if isinstance(record, trace.Leave)]
+    assert leave.failed == failed
+    said = [record.what for record in records if isinstance(record, trace.Error)]
+    assert said == (["RuntimeError: no more fish"] if failed else [])
+
+
 @pytest.mark.parametrize(
     ("error", "what"),
     [(SystemExit(0), ""), (SystemExit(), ""), (KeyboardInterrupt(), ""), (SystemExit(3), "SystemExit: 3")],

@@ -103,7 +103,7 @@ def test_a_peer_that_leaves_is_told_of_once() -> None:
     peers.feed(trace.Leave(t=2.2, peer=1))
     peers.feed(trace.Note(t=2.3, peer=2, what="left", other=1))
     assert (peers.state(0), peers.state(1)) == ("done", "done")
-    assert [text for _, text in peers.events] == ["peer 0 has left", "peer 1 is done"]
+    assert [text for _, text in peers.events] == ["peer 0 has left", "peer 1 has left"]
 
 
 def test_a_peer_that_goes_on_after_an_error_has_not_failed() -> None:
@@ -149,6 +149,14 @@ def test_progress_by_steps_by_time_and_unknown() -> None:
     assert run(steps_planned=100).progress == pytest.approx(0.2)
     assert run(planned_s=20.0).progress == pytest.approx(0.25)
     assert run().progress is None
+
+
+def test_a_run_that_does_not_say_how_long_it_is_has_no_progress_though_all_have_left() -> None:
+    """As one that was interrupted: it did not come to its end."""
+    peers = Peers(1)
+    peers.feed(trace.Run(t=0.0, world="live", name="x", seed=0, peers=1, method="rps"))
+    peers.feed(trace.Leave(t=2.0, peer=0))
+    assert peers.over and peers.progress is None
 
 
 # -- Coming and going, as others note it
@@ -228,6 +236,7 @@ def test_a_peer_that_a_fault_freezes_is_told_of_once_though_it_is_taken_for_dead
     for by in (0, 2):
         peers.feed(trace.Note(t=5.2, peer=by, what="silent", other=1))
         peers.feed(trace.Note(t=6.0, peer=by, what="declared dead", other=1, detail="peer-1"))
+        peers.feed(trace.Note(t=6.0, peer=by, what="left", other=1))  # so their averages go on without it
     assert peers.state(1) == "frozen"
     peers.feed(trace.Note(t=7.2, peer=0, what="back", other=1, detail="peer-1"))
     assert [text for _, text in peers.events] == [
@@ -241,6 +250,6 @@ def test_what_has_no_words_of_its_own_stands_as_it_is() -> None:
     peers.feed(trace.Note(t=5.0, peer=1, what="skipped", other=1, detail="12 rounds, to 29"))
     peers.feed(trace.Note(t=5.0, peer=0, what="by-pass", other=0, detail="it is faster"))
     assert [text for _, text in peers.events] == [
-        "peer 1 went on with a later round: 12 rounds, to 29",
+        "peer 1 skipped 12 rounds, to 29",
         "peer 0 by-pass: it is faster",
     ]

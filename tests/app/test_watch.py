@@ -129,3 +129,37 @@ def test_watch_says_that_it_waits_for_a_trace(tmp_path: Path) -> None:
 def test_watch_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         watch(tmp_path / "nowhere")
+
+
+def test_of_several_crews_one_after_the_other_the_newest_is_shown(tmp_path: Path) -> None:
+    """A sweep: each script joins again after leaving, and its next crew's trace is in a folder of its own."""
+    out, crews = io.StringIO(), iter((2, 3, 10))
+    launcher = TraceWriter(tmp_path / CREW_FILE)
+    launcher.write(trace.Run(t=0.0, world="live", name="sweep", seed=0, peers=2, method=""))
+
+    def crew(folder: Path, t: float, loss: float) -> None:
+        for peer in range(2):
+            with TraceWriter(folder / peer_file(peer)) as writer:
+                writer.write(trace.Join(t=t, peer=peer))
+                writer.write(trace.Step(t=t + 1, peer=peer, step=5, samples=5, loss=loss))
+                writer.write(trace.Leave(t=t + 2, peer=peer, steps=5))
+
+    def wait(seconds: float) -> None:
+        number = next(crews, None)
+        if number is None:
+            launcher.write(trace.Note(t=99.0, peer=-1, what="stopping", detail="SIGINT"))
+            launcher.write(trace.Leave(t=99.5, peer=-1))
+            return
+        (folder := tmp_path / f"crew-{number}").mkdir()
+        crew(folder, 10.0 * number, float(number))
+
+    crew(tmp_path, 0.0, 1.0)
+    console = Console(file=out, width=80, height=30, force_terminal=True)
+    last = watch(tmp_path, console=console, wait=wait, title="sweep", begun=True)
+    launcher.close()
+    assert last.crew == "crew-10" and last.peers.ended and list(last.peers.rows[0].losses) == [10.0]
+    said = out.getvalue()
+    for name, loss in (("crew-1", 1), ("crew-2", 2), ("crew-3", 3)):
+        assert said.count(f"{name}: ") == 1 and f"loss {loss}" in said
+    assert "sweep, crew-10" in said and "no trace" not in said
+    assert "stopping" in "".join(text for _, text in last.peers.events)  # the launcher's word still comes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -139,8 +140,13 @@ class Crew(Logbook):
 
         def leave_at_exit() -> None:
             crew = this()
-            if crew is not None:
-                crew.leave(finish=False)  # too late to save another model, and an error may have ended it
+            if crew is None or crew._left:
+                return
+            error = getattr(sys, "last_value", None)  # what has ended the script
+            if error is None:
+                crew.leave(finish=False)  # too late to save another model
+            else:
+                crew.__exit__(type(error), error, None)
 
         atexit.register(leave_at_exit)
 

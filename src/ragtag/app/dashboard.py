@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ragtag.app.noted import in_words
 from ragtag.app.peers import STATES, Peers, plain
 from ragtag.app.report.axes import clock, seconds
 from ragtag.app.report.html import bytes_text
@@ -19,23 +21,26 @@ from ragtag.app.words import counted
 from ragtag.core import trace
 
 WIDE = 112
-"""From this many columns on, the table has its less important columns too."""
+"""From this many columns on, the view has its less important figures too."""
 EVENTS_SHOWN = 3
 _COLUMNS = (
-    ("Peer", "#"),
-    ("State", "State"),
-    ("Step", "Step"),
-    ("Loss", "Loss"),
-    ("Accuracy", "Acc."),
-    ("Round", "Round"),
-    ("Round time", "Time"),
-    ("last", "last"),
-    ("Arrived", "Arr."),
-    ("Missed", "Miss"),
-    ("Sent", "Sent"),
-    ("Received", "Recv."),
+    ("Peer", "Peer", "#", 2),
+    ("State", "State", "State", 8),
+    ("Step", "Step", "Step", 5),
+    ("Loss", "Loss", "Loss", 6),
+    ("Accuracy", "Accuracy", "Acc.", 6),
+    ("Round", "Round", "Round", 5),
+    ("Round time", "Median", "Time", 7),
+    ("Last one", "Last", "Last", 7),
+    ("Arrived", "Arrived", "Arr.", 6),
+    ("Missed", "Missed", "Miss", 4),
+    ("Sent", "Sent", "Sent", 7),
+    ("Received", "Received", "Recv.", 7),
 )
-"""Each column's head, in a wide terminal and in a narrow one."""
+"""Each column's head in a wide terminal, in a narrower one and in a narrow one; its least width, so that
+columns do not come and go with the length of a figure."""
+_SPARED = ("Received", "Last one", "Sent", "Missed")
+"""Columns that go first where not all fit."""
 STYLES = {
     "waiting": "dim",
     "training": "",
@@ -55,6 +60,8 @@ class Dashboard:
 
     def __init__(self, n_peers: int, title: str = "") -> None:
         self.title = plain(title)
+        self.crew = ""
+        """Which of a run's crews this is, where it is not the first."""
         self.peers = Peers(n_peers)
         self.abandoned = False
         """Whether the run's processes have gone without a word."""
@@ -64,6 +71,10 @@ class Dashboard:
         self.peers.feed(record)
         if isinstance(record, trace.Run):
             self.title = self.title or plain(record.name)
+
+    def begin_anew(self, crew: str) -> None:
+        """The run's peers have left one crew for the next, of this name."""
+        self.crew, self.peers = plain(crew), Peers(0)
 
     @property
     def over(self) -> bool:
@@ -80,7 +91,7 @@ class Dashboard:
         for peer in self.peers.rows:
             states[self.peers.state(peer)] = states.get(self.peers.state(peer), 0) + 1
         said = ", ".join(f"{states[name]} {name}" for name in reversed(STATES) if name in states)
-        live = [row for row in self.peers.rows.values() if not row.gone]
+        live = [row for row in self.peers.rows.values() if row.left or not row.gone]
         losses = [value for row in live for value in row.losses]
         parts = [clock(round(self.peers.now_s, 1)), said]
         if self.peers.progress is not None:
@@ -102,7 +113,12 @@ class Dashboard:
     # -- Drawing
 
     def _head(self, width: int) -> RenderableType:
-        title = Text(self.title or "Ragtag", style="bold", no_wrap=True, overflow="ellipsis")
+        title = Text(
+            ", ".join(filter(None, (self.title or "Ragtag", self.crew))),
+            style="bold",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
         facts = [counted(len(self.peers.rows), "peer"), clock(round(self.peers.now_s, 1))]
         if self.peers.run is not None and self.peers.run.method:
             facts.insert(0, plain(self.peers.run.method))
@@ -127,31 +143,45 @@ class Dashboard:
             lines.append(about)
         return Group(*lines)
 
-    def _table(self, width: int, rows_most: int) -> RenderableType:
-        wide = width >= WIDE
-        table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1) if wide else (0, 0), pad_edge=False)
+    def _table(self, width: int, rows_most: int, console: Console, options: ConsoleOptions) -> RenderableType:
+        """The table with the longest heads, and then with the most columns, that fit the width."""
+        peers = sorted(self.peers.rows)
+        if len(peers) > rows_most:  # who is in trouble comes first, then the lowest numbers
+            ranked = sorted(peers, key=lambda p: (STATES.index(self.peers.state(p)), p))
+            peers = sorted(ranked[: rows_most - 1])
+        rows = [self._cells(peer) for peer in peers]
         of = self.peers.rows.values()
         idle = {  # what no peer has anything of is not shown
             "Step": not any(row.steps_done for row in of),
             "Loss": not any(row.losses or row.loss_bad for row in of),
             "Accuracy": all(row.accuracy is None for row in of),
         }
-        columns = [
-            k for k, (name, _) in enumerate(_COLUMNS) if not idle.get(name) and (wide or name != "Received")
-        ]
-        heads = [_COLUMNS[k][0 if wide else 1] for k in columns]
-        for head in heads:
-            left = head in ("Peer", "#", "State")
-            table.add_column(head, justify="left" if left else "right", no_wrap=True)
-        peers = list(self.peers.rows)
-        if len(peers) > rows_most:  # who is in trouble comes first, then the lowest numbers
-            ranked = sorted(peers, key=lambda p: (STATES.index(self.peers.state(p)), p))
-            peers = sorted(ranked[: rows_most - 1])
-        for peer in peers:
-            cells = self._cells(peer)
-            table.add_row(*(cells[k] for k in columns))
+        columns = [k for k, (name, *_) in enumerate(_COLUMNS) if not idle.get(name)]
+        fewer = [[k for k in columns if _COLUMNS[k][0] not in _SPARED[:n]] for n in range(len(_SPARED) + 1)]
+        tries = [(fewer[0], 0), (fewer[0], 1), (fewer[1], 1), *((few, 2) for few in fewer[1:])]
+        table = Table()
+        for some, heads in tries:
+            table = self._filled(some, heads, rows)
+            if Measurement.get(console, options.update(max_width=10 * width), table).maximum <= width:
+                break
+        table.expand = True
         if len(peers) < len(self.peers.rows):
-            table.add_row("...", Text(f"{len(self.peers.rows) - len(peers)} more", style="dim"))
+            more = len(self.peers.rows) - len(peers)
+            table.add_row("...", Text(f"{more} more", style="dim"))
+        return table
+
+    def _filled(self, columns: list[int], heads: int, rows: list[list[RenderableType]]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 0 if heads else 1), pad_edge=False)
+        for k in columns:
+            left = _COLUMNS[k][0] in ("Peer", "State")
+            table.add_column(
+                str(_COLUMNS[k][heads]),
+                justify="left" if left else "right",
+                no_wrap=True,
+                min_width=int(_COLUMNS[k][3]),
+            )
+        for cells in rows:
+            table.add_row(*(cells[k] for k in columns))
         return table
 
     def _cells(self, peer: int) -> list[RenderableType]:
@@ -176,7 +206,7 @@ class Dashboard:
         return [cell if isinstance(cell, Text) else Text(str(cell), style=dim) for cell in cells]
 
     def _foot(self) -> RenderableType:
-        shown = list(self.peers.events)[-EVENTS_SHOWN:]
+        shown = _news(self.peers.events)[-EVENTS_SHOWN:]
         lines = [
             Text(f"{clock(round(t, 1)):>8}  {text}", no_wrap=True, overflow="ellipsis") for t, text in shown
         ]
@@ -192,8 +222,24 @@ class _View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width
         yield self._of._head(width)
-        yield self._of._table(width, max(4, console.height - 8 - EVENTS_SHOWN))
+        yield self._of._table(width, max(4, console.height - 8 - EVENTS_SHOWN), console, options)
         yield self._of._foot()
+
+
+def _news(events: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Events, without those that a later one says again: a peer that did not answer is back."""
+    kept: list[tuple[float, str]] = []
+    back: set[str] = set()
+    for t, text in reversed(list(events)):
+        who, silent, _ = text.partition(f" {in_words('silent')}")
+        if silent and who in back:
+            back.discard(who)
+            continue
+        who, was_silent, _ = text.partition(" did not answer for ")
+        if was_silent:
+            back.add(who)
+        kept.append((t, text))
+    return kept[::-1]
 
 
 def _alike(apart: float) -> str:

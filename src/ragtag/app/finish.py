@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from ragtag.app.transport import DriverTransport, SoloTransport
+from ragtag.app.words import these_peers
 from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.training.deck import LEASE_S
@@ -77,7 +78,7 @@ def begin_alike(transport: Transport, what: Averaged, mine: Stand, deadline_s: f
         logging.WARNING if transport.me == lowest else logging.INFO,
         "peers begin with different weights: %s %s those of peer %d. To begin alike, build the model from "
         "the same seed, or load the same file, on every peer",
-        *(_peers(others), "takes" if len(others) == 1 else "take", lowest),
+        *(these_peers(others), "takes" if len(others) == 1 else "take", lowest),
     )
     _make_alike(transport, [what], f"begin/{what.name}", told, min, deadline_s)
 
@@ -158,11 +159,11 @@ def _gathered(transport: Transport, ours: Sequence[Averaged], deadline_s: float,
             busy_s = now_s  # some of them go on with rounds: they train, and do not pause
         if now_s - began_s >= deadline_s or (busy_s is not None and now_s - busy_s >= training_s):
             if missing:  # else all have ended, and one has not said that it knows of this peer's end
-                _log.warning("this peer ends without %s: no sign of an end there", _peers(missing))
+                _log.warning("this peer ends without %s: no sign of an end there", these_peers(missing))
             break
         if missing and not said and now_s - began_s >= _SAY_AFTER_S:
             said = True
-            _log.warning("this peer is done; it waits for %s, %g s at most", _peers(missing), deadline_s)
+            _log.warning("this peer is done; it waits for %s, %g s at most", these_peers(missing), deadline_s)
         time.sleep(look_s)
         look_s = min(_LOOK_MAX_S, 2 * look_s)
     told = {transport.me: mine}
@@ -170,10 +171,6 @@ def _gathered(transport: Transport, ours: Sequence[Averaged], deadline_s: float,
         if peer != transport.me:
             told |= _read(peer, posted.blob, mine)
     return told
-
-
-def _peers(peers: Collection[PeerId]) -> str:
-    return f"peer{'s' if len(peers) > 1 else ''} {', '.join(map(str, sorted(peers)))}"
 
 
 def _newest(transport: Transport, channels: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 WORDS = {
     "silent": "does not answer",
     "heard again": "answers again",
-    "left": "has left",
+    "left": "is not waited for any more",
     "has left": "has left",
     "comes": "is on its way in",
     "takes part": "takes part",
@@ -25,7 +25,6 @@ WORDS = {
     "not in step": "is not in step with its crew",
     "state": "has taken over its crew's state",
     "no state": "found no state of its crew to take over",
-    "skipped": "went on with a later round",
     "flooding": "sends too much",
     "refused": "is refused",
 }
@@ -34,6 +33,8 @@ UNTOLD = frozenset({"refuted"})
 """Of use to whoever looks into the protocol only: a peer that is doubted says that it is there."""
 
 
-def in_words(what: str, detail: str = "") -> str:
+def in_words(what: str, detail: str = "", between: str = ": ") -> str:
     """What is said of a peer; a note that has no words of its own stands as it is."""
-    return WORDS.get(what, what) + (f": {detail}" if detail else "")
+    if what == "skipped":
+        return f"skipped {detail}"
+    return WORDS.get(what, what) + (f"{between}{detail}" if detail else "")

@@ -21,7 +21,7 @@ _MEMBERSHIP = frozenset({"comes", "takes part", "has left", "declared dead", "ba
 _OF_REPLICAS = frozenset({"replicas differ", "replicas alike"})
 _NO_NEWS = {("frozen", "silent"), ("gone", "done")}
 """Changes of state that go without saying."""
-_BECOMES = {"silent": in_words("silent"), "failed": "has failed"}
+_BECOMES = {"silent": in_words("silent"), "failed": "has failed", "done": in_words("has left")}
 
 
 @dataclass(slots=True)
@@ -104,10 +104,10 @@ class Peers:
     @property
     def progress(self) -> float | None:
         """The share of the run that is done, where the run says how long it is to be."""
+        if self.run is None or not (self.run.steps_planned or self.run.planned_s):
+            return None
         if self.over:
             return 1.0
-        if self.run is None:
-            return None
         if self.run.steps_planned:
             live = [row.steps_done for row in self.rows.values() if not row.gone and row.failed_t is None]
             return min(1.0, sum(live) / max(1, len(live)) / self.run.steps_planned)
@@ -299,11 +299,11 @@ class Peers:
     def _left(self, peer: int) -> None:
         """Others were told that a peer leaves; its own record may be read a moment later, or not at all."""
         row = self.row(peer)
-        if row.left or row.gone or row.failed_t is not None:
-            return
+        if row.left or row.gone or row.failed_t is not None or self.state(peer) == "frozen":
+            return  # of one that stands still others are told the same
         row.gone, row.shown_state = True, "gone"
         self._up.discard(peer)
-        self._say(self.now_s, f"peer {peer} has left")
+        self._say(self.now_s, f"peer {peer} {in_words('has left')}")
 
     def _end(self, peer: int) -> None:
         self._up.discard(peer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
@@ -18,11 +20,13 @@ from ragtag.app.alike import Final, alike
 from ragtag.app.environment import Reached
 from ragtag.app.launch_events import Ended, Event, Injected, LaunchResult, Line, Ready, Said, Seated
 from ragtag.app.tracebacks import shortened
-from ragtag.app.tracefile import last_leaves
+from ragtag.app.tracefile import crews, last_leaves
 from ragtag.app.words import counted, these_peers
 from ragtag.core.types import PeerId
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+MIN_WIDTH = 20
+"""Lines are not broken for less room than this."""
 _JOIN_S = 10.0
 
 
@@ -39,21 +43,20 @@ class RunView:
         elif isinstance(event, Ended):
             self._ended(event)
         elif isinstance(event, Said):
-            self._err.print(Text(f"ragtag: {event.text}", style="dim"), soft_wrap=True)
+            self._say(event.text)
         elif isinstance(event, Seated):
             if event.seat != event.peer:  # what the crew says of it names it so
-                said = f"peer {event.peer} of this launcher is peer {event.seat} of its crew"
-                self._err.print(Text(f"ragtag: {said}", style="dim"), soft_wrap=True)
+                self._say(f"peer {event.peer} of this launcher is peer {event.seat} of its crew")
         elif self._watched:
             return
         elif isinstance(event, Ready):
-            self._err.print(Text(f"ragtag: {_have_joined(event.peers)}", style="dim"))
+            self._say(_have_joined(event.peers))
         elif isinstance(event, Injected):
-            self._err.print(Text(f"ragtag: fault {event.record.detail}", style="yellow"))
+            self._say(f"fault {event.record.detail}", "yellow")
 
     def _ended(self, end: Ended) -> None:
         if end.lost:
-            if not (end.by == "fault" and self._watched):
+            if not self._watched:  # else the table tells, and the end says why
                 self._print(self._err, end.peer, Text(f"lost: {_why_lost(end)}", style="yellow"))
             return
         if not end.failed:
@@ -71,11 +74,41 @@ class RunView:
                 Panel(_plain(shortened(end.error)), title=title, title_align="left", border_style="red")
             )
             if self._on_error == "continue":
-                self._err.print(Text("ragtag: the others go on; --on-error stop ends them", style="dim"))
+                self._say("the others go on; --on-error stop ends them")
 
     def _print(self, console: Console, peer: PeerId, text: Text) -> None:
         prefix = Text(f"[{peer}] ", style=COLOURS[peer % len(COLOURS)])
-        console.print(prefix + text, soft_wrap=True)
+        print_wrapped(console, text, prefix)
+
+    def _say(self, text: str, style: str = "dim") -> None:
+        print_wrapped(self._err, Text(f"ragtag: {text}", style=style))
+
+
+def print_wrapped(console: Console, text: Text, prefix: Text | None = None) -> None:
+    """Print a line: in a terminal broken between words where it is too long, with room below ``prefix``.
+
+    A word that is too long for a line by itself, such as a path, is left whole to the terminal.
+    """
+    prefix = prefix or Text()
+    width = console.width - prefix.cell_len
+    breaks = _breaks(text.plain, width) if console.is_terminal and width >= MIN_WIDTH else []
+    for line in text.divide(breaks):
+        line.rstrip()
+        console.print(prefix + line, soft_wrap=True)
+        prefix = Text(" " * prefix.cell_len)
+
+
+def _breaks(text: str, width: int) -> list[int]:
+    """Where lines begin, after the first: at words that end beyond so many columns."""
+    breaks: list[int] = []
+    begins = column = 0
+    for word in re.finditer(r"\s*\S+", text):
+        indent = len(word[0]) - len(word[0].lstrip())
+        if column and column + cell_len(word[0]) > width:
+            begins = word.start() + indent
+            breaks.append(begins)
+        column = cell_len(text[begins : word.end()])
+    return breaks
 
 
 def summary(result: LaunchResult) -> list[str]:
@@ -124,8 +157,12 @@ def _why_lost(end: Ended) -> str:
 
 
 def models(folder: Path) -> str:
-    """Whether the peers that ended well hold the same model, as their traces say; "": they do not say."""
-    ended = {peer: leave for peer, leave in last_leaves(folder).items() if not leave.failed}
+    """Whether the peers that ended well hold the same model, as their traces say; "": they do not say.
+
+    Of a script that joined several crews, one after the other: its last crew's.
+    """
+    leaves = last_leaves(crews(folder)[-1])
+    ended = {peer: leave for peer, leave in leaves.items() if not leave.failed}
     return alike({peer: Final(leave.digest, leave.round) for peer, leave in ended.items()})
 
 
@@ -165,7 +202,7 @@ def watching(folder: Path, console: Console, title: str) -> Iterator[None]:
 
     def show() -> None:
         try:
-            watch(folder, over.is_set, console=console, title=title, wait=over.wait)
+            watch(folder, over.is_set, console=console, title=title, wait=over.wait, begun=True)
         except Exception as error:
             console.print(f"[yellow]the live table has ended: {escape(str(error))}[/yellow]")
 

@@ -6,7 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -60,7 +63,11 @@ def show(result: Result, console: Console) -> None:
     """A table of rounds, then the whole run in a few lines."""
     setup = result.setup
     median_s, p95_s, longest_s = result.round_s
-    console.print(_table(result))
+    table = _table(result)
+    least = Measurement.get(console, console.options.update(max_width=1 << 16), table).maximum
+    width, console.width = console.width, max(least, console.width)  # a narrower terminal breaks the lines
+    console.print(table)
+    console.width = width
     console.print(
         f"arrived {result.arrived:.2%}, steady disagreement {result.disagreement:.4f} of a step's variance"
     )
@@ -76,12 +83,26 @@ def show(result: Result, console: Console) -> None:
         f"{result.virtual_s:.2f} s of virtual time in {result.wall_s:.2f} s, {result.events:,} events, "
         f"digest {result.digest[:12]}"
     )
-    for line in _at_the_centre(result):
+    for line in [*_in_groups(result), *_at_the_centre(result)]:
         console.print(line)
     if result.healed_round is not None:
-        console.print(f"invariants held; healed, all live peers heard all in round {result.healed_round}")
+        came = (
+            "the values of all came to all by" if result.alone is not None else "all live peers heard all in"
+        )
+        console.print(f"invariants held; healed, {came} round {result.healed_round}")
     if result.run_folder is not None:
-        console.print(f"trace in {result.run_folder}; [cyan]ragtag report {result.run_folder}[/cyan]")
+        folder = escape(str(result.run_folder))
+        console.print(f"trace in {folder}; [cyan]ragtag report {folder}[/cyan]")
+
+
+def _in_groups(result: Result) -> list[str]:
+    """Of averaging in groups: how often a peer met nobody, and what that does to what arrived."""
+    if result.alone is None:
+        return []
+    if not result.alone:
+        return ["no round was spent alone"]
+    why = "who comes later to a group than nine in ten did is not waited for"
+    return [f"{result.alone:.1%} of rounds were spent alone, and nothing arrived in them: {why}"]
 
 
 def _at_the_centre(result: Result) -> list[str]:
@@ -102,9 +123,16 @@ def _table(result: Result) -> Table:
     title = f"{setup.method}, {counted(setup.peers, 'peer')}, {counted(setup.values, 'value')}"
     if faults := format_faults(setup.faults):
         title += f", {faults}"
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+    )
     for name in _COLUMNS:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     shown = _some(result.rounds)
     for before, figures in zip([None, *shown], shown, strict=False):
         if before is not None and figures.round > before.round + 1:

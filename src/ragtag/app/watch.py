@@ -28,13 +28,16 @@ def watch(
     title: str = "",
     refresh_s: float = 0.25,
     wait: Callable[[float], object] | None = None,
+    begun: bool = False,
 ) -> Dashboard:
     """Show a run as it goes, by following its trace files; returns the last state.
 
     until: asked after every look at the files; the view ends once it says True, and in any case once the run
     is over, or nobody writes its trace any more (its launcher was killed; ``Dashboard.abandoned``). What has
     been written by then is shown. Without a terminal, a line is printed every ``LINE_EVERY_S`` of the run's
-    time, and one for every event. wait: for tests; sleeps ``refresh_s``.
+    time, and one for every event. Of a run whose peers form several crews the newest is shown. begun: the
+    run begins now, so it goes without saying that there is no trace yet. wait: for tests; sleeps
+    ``refresh_s``.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -47,7 +50,7 @@ def watch(
         )
     console = console or Console()
     follower, dashboard = Follower(folder), Dashboard(0, title)
-    if not trace_files(folder):
+    if not begun and not trace_files(folder):
         console.print(Text(f"no trace in {folder} yet: waiting for a run to write one there", style="dim"))
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as screen:
@@ -78,6 +81,10 @@ def _follow(
             for record in records:
                 dashboard.feed(record)
             view.fed()
+        if crew := follower.next_crew():
+            view.crew_over()
+            dashboard.begin_anew(crew)
+            continue
         view.all_read()
         if ending or dashboard.peers.ended or (dashboard.over and not written):
             return
@@ -98,6 +105,11 @@ def _abandoned(folder: Path, dashboard: Dashboard) -> str:
     )
 
 
+def _line_of(dashboard: Dashboard) -> str:
+    """What a crew came to, before the next one is shown."""
+    return f"{dashboard.crew or 'crew-1'}: {dashboard.line()}"
+
+
 class _Screen:
     """The table, redrawn in place."""
 
@@ -106,6 +118,9 @@ class _Screen:
 
     def fed(self) -> None:
         pass  # more may be there: it is drawn once all is read
+
+    def crew_over(self) -> None:
+        self._screen.console.print(Text(_line_of(self._dashboard), style="dim"), soft_wrap=True)
 
     def all_read(self) -> None:
         self._screen.update(self._dashboard.render(), refresh=True)
@@ -122,6 +137,9 @@ class _PlainLines:
 
     def fed(self) -> None:
         self._show(last=False)
+
+    def crew_over(self) -> None:
+        self._show(last=True)
 
     def all_read(self) -> None:
         pass

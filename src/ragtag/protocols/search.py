@@ -54,7 +54,11 @@ class Searcher(Crowd):
         super().__init__(me, view, seed, lane)
         self.keys = keys
         self._answer = Deadline(lane.rtt_s)
-        self._wait = Deadline(lane.rtt_s)
+        # Peers come as far apart as they compute: a probe has room for that, a round trip has not. It counts
+        # as a measurement: one or two groups of a few, who meet the sooner the fewer they are, do not tell
+        # how far others are apart, and who is not waited for is never measured.
+        self._wait = Deadline(lane.probe_s)
+        self._wait.completed(lane.probe_s)
         self._host = Host(me, lane.channel, self._wait, self._answer)
         self._search: _Search | None = None
         self._sent_s: dict[tuple[int, int], float] = {}

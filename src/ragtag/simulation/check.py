@@ -82,7 +82,7 @@ class Checker:
         tolerance: float = TOLERANCE,
         grouped: frozenset[int] = frozenset(),
     ) -> None:
-        if n > PEERS_MAX:
+        if n > PEERS_MAX and not grouped:  # groups number their members
             raise ValueError(f"a chunk names {PEERS_MAX} contributors; {n} peers cannot be checked")
         self._n, self._seed, self._replay, self._tolerance = n, seed, replay, tolerance
         self._rounds: dict[tuple[int, int], _Round] = {}

@@ -271,8 +271,9 @@ class Split:
         level = logging.WARNING if report.missed or report.twice else logging.INFO
         _log.log(
             level,
-            "epoch %d: %d samples, %d of them drawn here, %d missed, %d used twice",
-            *(report.epoch, report.samples, report.used_by_me, report.missed, report.twice),
+            "epoch %d: %s samples, %s of them drawn here, %s missed, %s used twice",
+            report.epoch,
+            *(f"{n:,}" for n in (report.samples, report.used_by_me, report.missed, report.twice)),
         )
         if self._on_epoch is not None:
             self._on_epoch(report)

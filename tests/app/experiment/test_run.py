@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ragtag.app.experiment import METHODS, ExperimentError, RoundFigures, Setup, simulate
 from ragtag.app.report import build_report, report_json
-from ragtag.app.simulate_view import _at_the_centre
+from ragtag.app.simulate_view import _at_the_centre, _in_groups
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.core.faultspec import parse_faults
+from ragtag.core.types import Effect, Outcome
+from ragtag.protocols.groups import GroupNode
+from ragtag.simulation.check import InvariantBroken
 
 SMALL = Setup(peers=4, values=2_000, rounds=6, faults=parse_faults("loss=0.1,delay=0.005"))
 
@@ -192,6 +196,41 @@ def test_more_peers_than_average_directly_average_in_groups() -> None:
     assert len(result.live) == 100
     with pytest.raises(ExperimentError, match="100 peers: rps averages 1 to 64; more average in groups"):
         Setup(peers=100)
+
+
+@pytest.mark.parametrize("method", ["moshpit=3", "moshpit=4", "moshpit=8", "random-groups=4"])
+@pytest.mark.parametrize("peers", [4, 9, 16, 32])
+def test_peers_meet_from_the_first_round_on(method: str, peers: int) -> None:
+    """They come as far apart as they compute; hosts waited for a round trip at first, and half were alone."""
+    result = simulate(Setup(peers=peers, values=100, rounds=20, method=method))
+    assert result.alone is not None and result.alone < 0.25 and result.arrived > 0.75
+    assert np.mean([figures.arrived for figures in result.rounds[:4]]) > 0.75
+    said = " ".join(_in_groups(result))
+    assert f"{result.alone:.1%} of rounds were spent alone" in said or "no round was spent alone" in said
+
+
+@pytest.mark.parametrize(
+    ("method", "peers"), [("moshpit=4", 16), ("moshpit=3", 4), ("random-groups=4", 9), ("moshpit=8", 80)]
+)
+def test_groups_are_checked_and_the_values_of_all_come_to_all(method: str, peers: int) -> None:
+    faults = parse_faults("kill=3@0.5,loss=0.02")
+    setup = Setup(peers=peers, values=2_000, rounds=8, method=method, faults=faults, check=True)
+    result = simulate(setup)
+    assert result.healed_round is not None and result.healed_round >= 7
+    assert len(result.live) == peers - 1
+
+
+def test_a_mean_of_a_group_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = GroupNode._finish
+
+    def wrong(self: GroupNode, now_s: float, outcome: Outcome) -> list[Effect]:
+        if len(outcome.members) > 1:
+            outcome.mean[outcome.averaged] += 0.5
+        return before(self, now_s, outcome)
+
+    monkeypatch.setattr(GroupNode, "_finish", wrong)
+    with pytest.raises(InvariantBroken, match="a mean that is not that of"):
+        simulate(Setup(peers=9, values=2_000, rounds=3, method="moshpit=3", check=True))
 
 
 @pytest.mark.parametrize("method", ["moshpit=1", "moshpit=65", "random-groups=x", "moshpit="])

@@ -93,7 +93,7 @@ def test_threads_are_shared_out_and_said_once(script: Path, monkeypatch: pytest.
     _, events = run(script, "print(os.environ['OMP_NUM_THREADS'])", 2)
     said = [e.text for e in events if isinstance(e, Said)]
     assert len(said) == 1
-    assert said[0].startswith(f"OMP_NUM_THREADS={lines(events, 0)[0]} in each peer (2 peers")
+    assert said[0].startswith(f"each peer computes with {lines(events, 0)[0]} thread")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     _, events = run(script, "print(os.environ['OMP_NUM_THREADS'])", 1)
     assert lines(events, 0) == ["7"]

@@ -72,7 +72,7 @@ Watch = Annotated[
 # -- Of `ragtag run`
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or with -m a module.")]
-ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on to the script.")]
+ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to the script.")]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name.")]
 WhenOneFails = Annotated[
     OnError, typer.Option("--on-error", help="When a peer fails, the others continue or stop.")
@@ -144,9 +144,7 @@ PeersHere = Annotated[
         "--peers", "-n", min=1, max=SEATS_MAX, metavar="N", help="How many peers of this machine join."
     ),
 ]
-RunToJoin = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run on this machine.")
-]
+RunToJoin = Annotated[Path | None, typer.Argument(metavar="RUN", help="The folder of a run on this machine.")]
 ListenAt = Annotated[
     str | None,
     typer.Option(

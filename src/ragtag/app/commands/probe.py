@@ -12,9 +12,9 @@ from ragtag.app.commands import options
 from ragtag.app.commands.common import plain_errors, print_json, progress
 
 Script = Annotated[
-    Path | None, typer.Argument(metavar="[SCRIPT]", help="A training script; its first steps are run, alone.")
+    Path | None, typer.Argument(metavar="SCRIPT", help="A training script; its first steps are run, alone.")
 ]
-ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on to the script.")]
+ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to the script.")]
 Parameters = Annotated[
     str | None,
     typer.Option("--parameters", metavar="COUNT", help="Size of the model, as 25M; no script is run."),

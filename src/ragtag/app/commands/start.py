@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from ragtag.app.commands import options
 from ragtag.app.commands.common import fail, plain_errors, print_json
@@ -172,7 +173,7 @@ def _launch(
     """What ``run`` and ``join`` share. placement: on Ray. restarts: on this machine."""
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
-    from ragtag.app.run_view import RunView, models, result_json, summary, watching
+    from ragtag.app.run_view import RunView, models, print_wrapped, result_json, summary, watching
     from ragtag.app.spared import SparedConsole
     from ragtag.core.faultspec import parse_faults
 
@@ -202,15 +203,13 @@ def _launch(
             on_event=view.show,
             min_peers=min_peers,
         )
+    alike = models(folder) if result.finished else ""  # who was ended early never agreed on one
     if as_json:
-        print_json(result_json(result) | {"models": models(folder) or None})
+        print_json(result_json(result) | {"models": alike or None})
     else:
-        for line in summary(result):
-            err.print(line, soft_wrap=True)
-        if said := models(folder):
-            err.print(said, soft_wrap=True)
         told = f"trace in {escape(str(folder))}; [cyan]ragtag report {escape(str(folder))}[/cyan]"
-        err.print(told, soft_wrap=True)
+        for line in [*summary(result), *([alike] if alike else []), told]:
+            print_wrapped(err, Text.from_markup(line))
     out.close()
     err.close()
     raise typer.Exit(result.exit_code)

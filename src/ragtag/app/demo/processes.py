@@ -87,8 +87,10 @@ class Processes:
         argv = ["-m", "ragtag.app.demo_peer", "--out", str(folder), "--seed", str(plan.seed)]
         argv += ["--rounds", str(rounds), "--every", str(plan.every), *more]
         said: list[str] = []
-        self._console.print(f"[bold]{name}[/]: {story}")
-        with self._shown(folder, story, live=self._live and n > 1):
+        live = self._live and n > 1
+        if not live:  # else that is the table's title
+            self._console.print(f"[bold]{name}[/]: {story}")
+        with self._shown(folder, f"{name}: {story}", live):
             result = self._launch(n, argv, folder, faults, _record(plan, n, rounds, story), said)
         if result.signal:
             raise KeyboardInterrupt
@@ -125,13 +127,13 @@ class Processes:
         )
 
     @contextmanager
-    def _shown(self, folder: Path, story: str, live: bool) -> Iterator[None]:
+    def _shown(self, folder: Path, title: str, live: bool) -> Iterator[None]:
         """Show the peers in a thread of its own."""
         if not live:
             yield
             return
         over = threading.Event()
-        options = {"console": self._console, "title": story}
+        options = {"console": self._console, "title": title, "begun": True}
         viewer = threading.Thread(target=watch, args=(folder, over.is_set), kwargs=options, daemon=True)
         viewer.start()
         try:

@@ -13,7 +13,7 @@ def show(plan: Plan, result: DemoResult, console: Console) -> None:
     """Print accuracies beside each other, round times, what was promised, and where the report lies."""
     console.print()
     console.print(_table(plan, result))
-    console.print("\n" + _sentence(result), soft_wrap=True)
+    console.print("\n" + _sentence(result))
     for name, ok in result.checks.items():
         console.print(f"  [green]yes[/]  {name}" if ok else f"  [red]no[/]   {name}")
     console.print(f"\nReport: {result.report}", soft_wrap=True)

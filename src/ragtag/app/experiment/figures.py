@@ -46,9 +46,10 @@ class Result:
 
     disagreement: mean over the second half of the rounds. round_s: median, 95th percentile and longest over
     peers and rounds. digest: equal for two runs of one setup. healed_round: with ``check``, the round in
-    which all live peers heard all others after the network was healed. At a central state: staleness of
-    updates (``None``: there were none); turns of each peer, by number (``None``: it is no central state);
-    groups, the last that an owner has told of.
+    which all live peers heard all others after the network was healed; in groups, by which the values of all
+    had come to all. alone: in groups, the share of peers' rounds in which they met nobody. At a central
+    state: staleness of updates (``None``: there were none); turns of each peer, by number (``None``: it is no
+    central state); groups, the last that an owner has told of.
     """
 
     setup: Setup
@@ -68,6 +69,7 @@ class Result:
     staleness: Staleness | None = None
     turns: tuple[int, ...] | None = None
     groups: tuple[tuple[PeerId, ...], ...] = ()
+    alone: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

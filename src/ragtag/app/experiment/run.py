@@ -68,6 +68,7 @@ class _Experiment:
         self._next = 0
         self._gone: set[PeerId] = set()
         self._times_s: list[float] = []
+        self._alone = 0
         self._centred = setup.centred
         self._over = False
         self._stale: Counter[int] = Counter()
@@ -103,7 +104,11 @@ class _Experiment:
         traffic = [world.traffic(peer) for peer in range(setup.peers)]
         self._records.leave(result.virtual_s, result.live, self._steps, traffic)
         if setup.check and result.live:
-            healed = demand_progress(world, lambda peer, _: self._ask(peer, zeros))
+            grouped = setup.in_groups  # who is in step with all others computes meanwhile, as in the run
+            pause_s = setup.compute_s if grouped else 0.0
+            healed = demand_progress(
+                world, lambda peer, _: self._ask(peer, zeros), pause_s=pause_s, in_groups=grouped
+            )
             result = replace(result, healed_round=healed, wall_s=time.perf_counter() - began_s)
         return result
 
@@ -130,6 +135,7 @@ class _Experiment:
             staleness=_staleness(self._stale),
             turns=tuple(self._steps) if self._centred else None,
             groups=self._groups,
+            alone=self._alone / len(self._times_s) if self._setup.in_groups and self._times_s else None,
         )
 
     def _channel(self) -> Channel:
@@ -165,6 +171,7 @@ class _Experiment:
         alone = self._setup.peers > 1 and outcome.stale is None and not others_in(outcome, peer)
         came = arrived(outcome, peer, alone)
         self._times_s.append(outcome.total_s)
+        self._alone += alone
         self._stale.update(outcome.stale or ())
         self._groups = outcome.groups or self._groups
         self._records.round(peer, now_s, outcome, came, contributors, self._world.traffic(peer))

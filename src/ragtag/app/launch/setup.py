@@ -59,7 +59,8 @@ class Setup:
             threads = max(1, cores() // self.n)
             base["OMP_NUM_THREADS"] = str(threads)
             here = f"{counted(self.n, 'peer')}, {counted(cores(), 'core')}"
-            say(f"OMP_NUM_THREADS={threads} in each peer ({here}); set it otherwise")
+            each = f"each peer computes with {counted(threads, 'thread')} ({here})"
+            say(f"{each}; OMP_NUM_THREADS sets another number")
         return base
 
     def places(

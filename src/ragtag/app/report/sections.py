@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ragtag.app.alike import Final, alike
-from ragtag.app.noted import UNTOLD, WORDS
+from ragtag.app.noted import UNTOLD, in_words
 from ragtag.app.report.axes import Mark, clock, percent, seconds
 from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Item, Summary
 from ragtag.app.report.figures import round_times
@@ -179,13 +179,12 @@ def _event(item: Item) -> str:
     seen = ""
     if by and not item.error:
         seen = f" (seen by {these_peers(by) if len(by) <= 12 else counted(len(by), 'peer')})"
-    what = escape(item.what if item.error else WORDS.get(item.what, item.what))
     if item.error:
+        what = escape(item.what)
         detail = f"<pre>{escape(item.detail)}</pre>" if item.detail else ""
         text = f'<td><details><summary class="bad">error: {what}</summary>{detail}</details></td>'
     else:
-        detail = f", {escape(item.detail)}" if item.detail else ""
-        text = f"<td>{what}{detail}{seen}</td>"
+        text = f"<td>{escape(in_words(item.what, item.detail, ', '))}{seen}</td>"
     return cell(clock(item.t), "n") + cell(about, "nw") + text
 
 

@@ -4,7 +4,7 @@ from ragtag.app.tracefile.damage import Damage
 from ragtag.app.tracefile.follow import Follower
 from ragtag.app.tracefile.last import last_leaves
 from ragtag.app.tracefile.lines import BLOCK_BYTES, LineReader
-from ragtag.app.tracefile.names import CREW_FILE, peer_file, trace_files
+from ragtag.app.tracefile.names import CREW_FILE, crews, peer_file, trace_files
 from ragtag.app.tracefile.read import RunTrace, read_run, run_key
 from ragtag.app.tracefile.writer import TraceWriter
 
@@ -16,6 +16,7 @@ __all__ = [
     "LineReader",
     "RunTrace",
     "TraceWriter",
+    "crews",
     "last_leaves",
     "peer_file",
     "read_run",

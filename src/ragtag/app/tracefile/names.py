@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from pathlib import Path
 
 CREW_FILE = "crew.jsonl"
@@ -27,3 +28,18 @@ def trace_files(folder: Path) -> list[Path]:
         return []
     peers = sorted(fnmatch.filter(names, "peer-*.jsonl"), key=lambda name: (len(name), name))
     return [folder / name for name in ([CREW_FILE] if CREW_FILE in names else []) + peers]
+
+
+def crews(folder: Path) -> list[Path]:
+    """The folders of a run's crews, in order: its own, then ``crew-2`` and so on where its peers formed more.
+
+    Raises:
+        OSError: there is a folder, but it cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = [re.fullmatch(r"crew-([1-9]\d{0,8})", entry.name) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return [folder]
+    later = sorted((name for name in found if name), key=lambda name: int(name[1]))
+    return [folder, *(path for name in later if trace_files(path := folder / name[0]))]

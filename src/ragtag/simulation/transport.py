@@ -22,6 +22,7 @@ import numpy as np
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
+from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
@@ -53,7 +54,7 @@ class Crashed(BaseException):
     """This peer's process has ended, by its world's faults: nothing of the training function may go on."""
 
 
-class Stuck(RuntimeError):
+class Stuck(Error, RuntimeError):
     """A training function waits for what never comes, or does not come back."""
 
 

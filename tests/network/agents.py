@@ -36,14 +36,18 @@ class Agents:
             self.start(peer, list(entries), peer)
             entries.append(self.addresses[peer])
 
-    def start(self, peer: int, entries: list[Address], seat: int = NO_SEAT, name: str = "") -> Agent:
-        """Start an agent that enters there, with a seat."""
+    def start(
+        self, peer: int, entries: list[Address], seat: int = NO_SEAT, name: str = "", port: int = 0
+    ) -> Agent:
+        """Start an agent that enters there, with a seat. port: where its peer takes data (0: nowhere)."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind(("127.0.0.1", 0))
         address: Address = sock.getsockname()
         name = name or f"otter-{peer}"
         epoch = time.time_ns() >> 2
-        card = Card(VERSION, seat, 0, 100 + peer, seat >= 0, "127.0.0.1", 20000 + peer, 0, self.founded, 5)
+        card = Card(
+            VERSION, seat, 0, 100 + peer, seat >= 0, "127.0.0.1", port or 20000 + peer, 0, self.founded, 5
+        )
         identity = Identity(name, address, epoch, self._key, encode_card(card), seed=peer)
         agent = Agent(Membership(identity, self._limits), Roster(name, epoch), sock)
         agent.roster.claim(card)

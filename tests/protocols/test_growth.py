@@ -60,8 +60,12 @@ class Crew:
         self.average(at_s + STEP_S, peer)
 
     def let_in(self, at_s: float, peer: PeerId, learns: list[float]) -> None:
-        """The founders learn of it one after the other, ``learns`` seconds after ``at_s``."""
+        """The founders learn of it one after the other, ``learns`` seconds after ``at_s``.
+
+        Its claim all have heard by then: that is told to all at once, and holds after some protocol periods.
+        """
         for other, after_s in enumerate(learns):
+            self.world.at(at_s, other, Visits(peer))
             self.world.at(at_s + after_s, other, Joined(peer))
 
     def heard(self, peer: PeerId, since_s: float) -> list[set[int]]:
@@ -136,6 +140,7 @@ def test_values_are_never_put_where_others_mean_other_values() -> None:
     for node in (old, new):
         node.configure(0, Channel(direct, fp32, 7, probe_s=0.05, rtt_s=0.002))
     values = np.arange(7 * fp32.elements, dtype=np.float32).reshape(7, -1)
+    old.step(0.0, Visits(4))
     old.step(0.0, Average(0, values, 1.0))
     for block in range(5):
         payload = np.full((1, 1088), 65, np.uint8)
@@ -155,6 +160,25 @@ def test_growth_beyond_the_limit_is_not_believed() -> None:
     payload = np.zeros((1, 1088), np.uint8)
     node.step(0.0, Arrived([Run(1, key, 0, 1, payload, np.ones(1, np.float32), np.ones(1, np.uint64))]))
     assert node.n == 10
+
+
+def test_growth_for_nobody_is_not_believed() -> None:
+    """A number in a datagram can be made up, in the name of a peer and from its address: who comes cannot."""
+    node = Node(0, 4, 0)
+    node.configure(0, Channel(rps, fp32, 7, probe_s=0.05, rtt_s=0.002))
+    payload = np.zeros((1, 1088), np.uint8)
+
+    def told(growth: int) -> tuple[int, int]:
+        key = MessageKey(0, 0, 0, growth << BLOCK_BITS)
+        node.step(0.0, Arrived([Run(1, key, 0, 1, payload, np.ones(1, np.float32), np.ones(1, np.uint64))]))
+        return node.n, node.cut
+
+    assert [told(growth) for growth in (1, 2, 60)] == [(4, 4)] * 3
+    node.step(0.1, Visits(5))
+    assert told(60) == told(1) == (4, 4)
+    assert told(2) == (6, 6), "others know already that it averages"
+    node.step(0.2, Left(5))
+    assert told(60) == told(2) == (6, 4)
 
 
 def test_a_visitor_is_answered_and_takes_no_part() -> None:

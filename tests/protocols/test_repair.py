@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.core.types import Bools, MessageKey, Run
+from ragtag.codecs.dense import fp32
+from ragtag.core.faults import Faults, Loss
+from ragtag.core.types import Average, Bools, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.allreduce import direct
 from ragtag.protocols.base import NACK
+from ragtag.protocols.groups import moshpit
+from ragtag.protocols.method import Method
+from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.repair import BITS, request, requested
+from ragtag.protocols.rps import rps_repair
+from ragtag.simulation.world import World
 
 KEY = MessageKey(1, 2, 0, 3)
 HOLES = st.tuples(
@@ -53,3 +62,24 @@ def test_what_arrives_of_a_request_names_its_part(drawn: tuple[int, int, float],
     arrived = {j for j, there in zip(parts(part, len(missing)), mask, strict=True) if there}
     named = np.isin(np.arange(len(missing)) // BITS, list(arrived))
     assert np.array_equal(requested(part, len(missing)), missing & named)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("method", [rps_repair, direct, moshpit(4)], ids=lambda method: method.name)
+def test_where_delays_are_zero_repair_takes_some_time_all_the_same(method: Method) -> None:
+    """A measured round trip of no time is no pause: the same would be asked for ever, at one virtual time."""
+    nodes = [Node(peer, 4, 1) for peer in range(4)]
+    values = np.ones((16, fp32.elements), np.float32)
+    done = [0] * 4
+
+    def again(peer: int, at_s: float, outcome: Outcome) -> None:
+        done[peer] += 1
+        world.at(at_s + 0.01, peer, Average(0, values, 1.0))
+
+    for node in nodes:
+        node.configure(0, Channel(method, fp32, 16, probe_s=0.05, rtt_s=1e-3))
+    world = World(nodes, Faults(latency_s=0.0, loss=Loss(0.3)), 1, on_done=again)
+    for peer in range(4):
+        world.at(0.0, peer, Average(0, values, 1.0))
+    world.run(1.0)
+    assert min(done) >= 5

@@ -111,14 +111,33 @@ def test_finite_values_whose_sum_is_not_are_no_average(method: Method, codec: Co
 
 
 @METHODS
-def test_a_huge_finite_value_is_averaged_as_it_is(method: Method) -> None:
-    """That it means nothing cannot be seen here: see ``training.checks``."""
+@CODECS
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_huge_finite_value_counts_as_not_finite(method: Method, codec: Codec, everywhere: bool) -> None:
+    """In a mean it would break everybody's model. Its sender takes the others' mean, and is whole again."""
+    values = own_of(codec)
+    values[BAD][slice(None) if everywhere else AT[0], 5] = 1e30
+    made = world(method, codec)
+    outcomes = averaged(made, values)
+    check(outcomes, values, range(N_CHUNKS) if everywhere else AT, atol=0.05)
+    for outcome in outcomes[:BAD]:
+        assert np.abs(outcome.mean).max() < 10
+    assert noted(made)
+    if method is not ring:  # where sums pass through, what comes after is lost, too
+        assert {whom for _, whom in noted(made)} == {BAD}
+    assert all(outcome.averaged.all() for outcome in outcomes)
+    assert np.abs(outcomes[BAD].mean).max() < 10
+
+
+@METHODS
+def test_large_values_below_that_are_averaged_as_they_are(method: Method) -> None:
+    """That they mean nothing cannot be seen here: see ``training.checks``."""
     values = own_of(fp32)
-    values[BAD][AT[0], 5] = 1e30
+    values[BAD][AT[0], 5] = 1e19
     made = world(method, fp32)
     for outcome in averaged(made, values):
         assert outcome.averaged.all() and (outcome.heard == 0b1111).all()
-        assert outcome.mean[AT[0], 5] == pytest.approx(2.5e29)
+        assert outcome.mean[AT[0], 5] == pytest.approx(2.5e18)
     assert not noted(made)
 
 

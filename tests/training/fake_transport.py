@@ -27,6 +27,7 @@ from ragtag.core.types import (
     Event,
     Expired,
     Floats,
+    Noted,
     Offer,
     Outcome,
     Post,
@@ -50,6 +51,7 @@ class FakeCrew:
         self.nodes = [Node(i, n, seed) for i in range(n)]
         self.present = set(range(n))
         self.sent: list[Run] = []
+        self.notes: list[tuple[int, Noted]] = []
         self.asked: list[Average | Offer] = []
         self.schemas: dict[int, Schema] = {}
         self._losses = LossStream(Faults(loss=Loss(loss) if loss else None), seed)
@@ -142,6 +144,8 @@ class FakeCrew:
                 self._push(self._now_s + LATENCY_S, run.peer, Arrived([copy]))
             elif isinstance(effect, Arm):
                 self._push(effect.at_s, peer, Expired(effect.timer))
+            elif isinstance(effect, Noted):
+                self.notes.append((peer, effect))
             elif isinstance(effect, Done):
                 key = peer, effect.outcome.channel
                 self._outcomes[key] = effect.outcome

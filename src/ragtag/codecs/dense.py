@@ -16,10 +16,12 @@ from ragtag.core.wire import CHUNK_BYTES
 _SCALE_BITS = np.uint32(0xFFFFFF00)
 """A scale has 16 significant bits: 127 times it, and that divided by 127, are exact."""
 _SCALE_MIN, _SCALE_MAX = np.float32(2.0**-110), np.float32(2.679e36)
-_SCALE_SURE = np.float32(2.0**120)
-"""Below it, no scale makes anything that is not finite of a step."""
+_SCALE_SURE = np.float32(2.0**50)
+"""Below it, no scale makes anything of a chunk's steps that ``finite_rows`` refuses."""
 _EXPONENT = np.uint16(0x7F80)
 """Of a bfloat16: all ones in NaN and infinity."""
+_EXPONENT_SURE = np.uint16(59 + 127 << 7)
+"""Of values of 2^59 or more: smaller ones fill no chunk that ``finite_rows`` refuses."""
 
 
 def _encode(values: Floats) -> Bytes:
@@ -80,11 +82,9 @@ def _accumulate_bf16(chunks: Bytes, weight: Floats, total: Floats) -> None:
 
 
 def _finite_bf16(chunks: Bytes) -> Bools | None:
-    special: Bools = np.equal(chunks.view("<u2") & _EXPONENT, _EXPONENT)
-    if not special.any():
+    if ((chunks.view("<u2") & _EXPONENT) < _EXPONENT_SURE).all():
         return None
-    finite: Bools = np.asarray(~special.any(axis=1), np.bool_)
-    return finite
+    return finite_rows(_values_of_bf16(chunks))
 
 
 bf16 = Codec(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from ragtag.codecs.base import finite_rows
 from ragtag.codecs.indices import HEADER_BYTES, Indices
 from ragtag.codecs.pack import Values
-from ragtag.codecs.sparse import FRAGMENTS_MAX, HEADER, Format, decode
+from ragtag.codecs.sparse import FRAGMENTS_MAX, HEADER, Decoded, Format, decode
 from ragtag.core.types import Bools, Bytes, Floats, PeerId
 from ragtag.core.wire import CHUNK_BYTES
 
@@ -102,11 +104,14 @@ class SparseSum:
 
 
 class Added(NamedTuple):
-    """sender, fragment: int64 ``[m]``, of the rows that were good. refused: why the others were not."""
+    """sender, fragment: int64 ``[m]``, of the rows that were good. refused: why the others were not. unsound:
+    whose rows held values too large to be averaged (see ``finite_rows``).
+    """
 
     sender: Indices
     fragment: Indices
     refused: tuple[str, ...]
+    unsound: frozenset[PeerId] = frozenset()
 
 
 def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Values) -> Added:
@@ -123,18 +128,32 @@ def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Values) -> Adde
     twice = np.zeros(len(rows), np.bool_)
     twice[1:] = name[order][1:] == name[order][:-1]
     refused = [f"fragment {fragment[row]} of peer {sender[row]} came before" for row in order[twice].tolist()]
-    order, good = order[~twice], []
+    order, good, unsound = order[~twice], [], set[PeerId]()
     for density in np.unique(header["density"][order]).tolist():
         these = order[header["density"][order] == density]
         got = decode(rows[these], _form(len(total), density, values))
+        huge = _huge(got)
+        refused += ["its values are too large"] * len(huge)
+        unsound.update(sender[these[huge]].tolist())
         weights = np.repeat(factor[these], np.diff(got.starts))
         with np.errstate(over="ignore", invalid="ignore"):  # whoever adds up looks at the sum
             np.add.at(total, got.indices, got.values * weights)
-        bad = [row for row, _ in got.refused]
+        bad = [row for row, _ in got.refused] + huge
         refused += [reason for _, reason in got.refused]
         good.append(np.delete(these, bad))
     kept = np.concatenate([order[:0], *good])
-    return Added(sender[kept], fragment[kept], tuple(refused))
+    return Added(sender[kept], fragment[kept], tuple(refused), frozenset(unsound))
+
+
+def _huge(got: Decoded) -> list[int]:
+    """The rows whose values come to more than may be averaged: they become zeros."""
+    if finite_rows(got.values[None]) is None:
+        return []
+    spans = [slice(a, b) for a, b in pairwise(got.starts.tolist())]
+    huge = [row for row, span in enumerate(spans) if finite_rows(got.values[None, span]) is not None]
+    for row in huge:
+        got.values[spans[row]] = 0.0
+    return huge
 
 
 def _form(d: int, density: int, values: Values) -> Format:

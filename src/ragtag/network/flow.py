@@ -15,6 +15,7 @@ from ragtag.network.udp import Address
 QUEUE_MAX = 4096
 """Messages that wait for one peer; beyond, the oldest is dropped (its deadline is the nearest)."""
 ENDINGS_MAX = 4096
+"""End markers that are remembered of a peer: 1.3 MB, full after some minutes of rounds."""
 ENDINGS_APART_MAX = 64
 """End markers that are remembered of a process that has no seat any more: copies of its last ones may still
 come. One takes 300 bytes: with ``ENDINGS_MAX`` of them each process that is gone would hold a megabyte."""

@@ -39,6 +39,7 @@ from ragtag.protocols.base import (
     peers_in,
     scratch_of,
     sound,
+    spans_of,
     whole,
     within,
 )
@@ -150,13 +151,17 @@ class Ring:
     def _begin(self, now_s: float, begin: Begin) -> list[Effect]:
         self._begun, self._started_s = begin, now_s
         self._until_s = now_s + begin.scatter_s + begin.gather_s
-        weight = np.float32(begin.weight)
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._sum += begin.values if weight == 1.0 else begin.values * weight
-        self._weight += weight
-        self._heard |= bit(self.spec.me) if begin.weight > 0 else np.uint64(0)
-        arm = Arm(self.spec.timer("round"), self._until_s)
-        return [arm, *self._repair.again(now_s, self._until_s), *self._advance(now_s)]
+        weight, finite = np.float32(begin.weight), finite_rows(begin.values)
+        for a, b in ((0, len(begin.values)),) if finite is None else spans_of(finite):
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._sum[a:b] += begin.values[a:b] if weight == 1.0 else begin.values[a:b] * weight
+            self._weight[a:b] += weight
+            self._heard[a:b] |= bit(self.spec.me) if begin.weight > 0 else np.uint64(0)
+        effects: list[Effect] = [Arm(self.spec.timer("round"), self._until_s)]
+        if finite is not None:
+            own = f"in round {self.spec.round}: its own values count for nothing"
+            effects.append(Noted(UNSOUND, self.spec.me, own))
+        return [*effects, *self._repair.again(now_s, self._until_s), *self._advance(now_s)]
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         layout, stage, block = self.spec.layout, run.key.stage, self.spec.block(run.key)

@@ -179,7 +179,8 @@ _WEIGHT_MOST = np.float32(WEIGHT_MAX).view(np.uint32)
 def sound(codec: Codec, run: Run) -> Bools | None:
     """Which chunks of an arrived run may count in a mean, bool ``[k]``; ``None``: all.
 
-    Its values are finite, and its weight lies between 0 and ``WEIGHT_MAX`` (so says one look at its bits: the
+    Its values are finite (see ``codecs.base.finite_rows``), and its weight lies between 0 and
+    ``WEIGHT_MAX`` (so says one look at its bits: the
     larger number has the larger ones, and negative numbers, infinity and NaN have larger ones than all). What
     is not sound has come, and counts for nothing.
     """

@@ -114,7 +114,7 @@ class Update:
     @property
     def sound(self) -> bool:
         """Whether it can be added to anything."""
-        return 0 < self.weight < np.inf and bool(np.isfinite(self.values[self.got]).all())
+        return 0 < self.weight < np.inf and finite_rows(self.values[self.got]) is None
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class Block:
             return
         got = update.got
         corrected = correction(update.values[got], self.values[got], stale[got])
-        if np.isfinite(corrected).all():
+        if finite_rows(corrected) is None:
             values = update.values.copy()
             values[got] = corrected
             update.values = values

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ragtag.codecs.base import Codec
+from ragtag.codecs.base import Codec, finite_rows
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Bools, Effect, Floats, MessageKey, Noted, PeerId, Run, Send, Timer
 from ragtag.protocols.base import spans_of
@@ -187,7 +187,8 @@ class Seeker:
         for a, b in spans_of(new) if k and new.any() else []:
             rows = slice(first + a, first + b)
             self._codec.decode(run.payload[a:b], search.values[rows])
-            search.got[rows] = np.isfinite(search.values[rows]).all(axis=1)
+            finite = finite_rows(search.values[rows])
+            search.got[rows] = True if finite is None else finite
         if search.got.all():
             return self._end(search, search.fetching)
         if not run.ended:

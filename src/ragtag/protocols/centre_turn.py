@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.codecs.base import Codec
+from ragtag.codecs.base import Codec, finite_rows
 from ragtag.core.types import Average, Bools, Floats, Outcome, PeerId, PeerSet, Run
 from ragtag.protocols.base import spans_of
 from ragtag.protocols.centre_wire import state_version
@@ -54,7 +54,9 @@ class Turn:
             rows = slice(at + a, at + b)
             self.left[rows] = False
             codec.decode(run.payload[a:b], self.mean[rows])
-            good = np.isfinite(self.mean[rows]).all(axis=1) & (known[rows] <= version)
+            good, finite = known[rows] <= version, finite_rows(self.mean[rows])
+            if finite is not None:
+                good &= finite
             self.got[rows], self.versions[rows], self.heard[rows] = good, version, run.heard[a:b]
 
     def land(self, span: slice, values: Floats, version: int, heard: int) -> None:

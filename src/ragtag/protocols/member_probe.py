@@ -28,7 +28,7 @@ PERIOD_RTOS = 5.0
 """A protocol period: a whole probe, and some time in hand (SWIM asks for at least three round trips)."""
 ANNOUNCED_MAX = 64
 """Members that are told at once what a member says anew of itself; the others hear it from them."""
-_NONCES_MAX = 4096
+NONCES_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -298,12 +298,12 @@ class Prober:
     def _number(self, probe: Probe | Relay | None, direct: bool) -> int:
         self._nonce += 1
         self._sent[self._nonce] = Sent(probe, self.core.now_s, self.core.slept_s, direct)
-        if len(self._sent) > _NONCES_MAX:
+        if len(self._sent) > NONCES_MAX:
             self._forget()
         return self._nonce
 
     def _forget(self) -> None:
-        for nonce in list(self._sent)[: _NONCES_MAX // 2]:
+        for nonce in list(self._sent)[: NONCES_MAX // 2]:
             probe = self._sent.pop(nonce).probe
             if isinstance(probe, Relay) and not probe.over:
                 probe.over = True

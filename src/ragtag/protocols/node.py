@@ -283,10 +283,10 @@ class Node(Rounds):
         return effects + self._presence.miss(p for e in effects if isinstance(e, Met) for p in e.missing)
 
     def _leave(self, now_s: float, event: Left) -> list[Effect]:
+        self._went(event.peer)  # others may have dealt blocks to one on its way in already
         if event.peer in self.gone:
             return []
         self._presence.leave(event.peer)
-        self._went(event.peer)
         self._rtt_s.pop(event.peer, None)
         effects: list[Effect] = [Noted("left", event.peer), *self.board.step(now_s, event)]
         for number, lane in self._lanes.items():

@@ -5,9 +5,9 @@ Stage GATHER: the owner sends the average to every peer; where none comes, a pee
 
 With ``Spec.repair_s`` set, holes are asked for again while time remains; without, what is lost is lost.
 
-What is not sound (``base.sound``: not finite, or of an absurd weight) has come and counts for nothing: an
-owner averages without it, a peer that gets it as an average keeps its own values. Where sound values overflow
-when they are added up, their owner tells no average.
+What is not sound (``base.sound``: not finite, huge, or of an absurd weight) has come and counts for nothing:
+an owner averages without it, be it its own, and a peer that gets it as an average keeps its own values. Where
+sound values overflow when they are added up, their owner tells no average.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 
 from ragtag.codecs.base import finite_rows
-from ragtag.core.types import Bytes, Done, Effect, Noted, Outcome, PeerId, Run, Send
+from ragtag.core.types import Bytes, Done, Effect, Noted, Outcome, PeerId, Run
 from ragtag.protocols.awaiting import DONE, GATHERING, SCATTERING, WAITING
 from ragtag.protocols.base import (
     GATHER,
@@ -30,6 +30,7 @@ from ragtag.protocols.base import (
     peers_in,
     scratch_of,
     sound,
+    spans_of,
     whole,
     within,
 )
@@ -66,30 +67,34 @@ class ScatterGather(Stages):
 
     # -- Begin: scatter own copies to the owners
 
-    def _scatter(self) -> Iterator[Send]:
+    def _scatter(self) -> Iterator[Effect]:
         spec, begin = self.spec, self._begun
         spans, sizes, values = spec.layout.spans, spec.layout.sizes, begin.values
         weights = np.full(max(sizes), begin.weight, np.float32)
         peers = np.full(max(sizes), bit(spec.me) if begin.weight > 0 else 0, np.uint64)
         for block, owner in self._turn():
             if owner == spec.me and sizes[block]:
-                self._add_own(block)
+                yield from self._add_own(block)
             elif sizes[block]:
                 k, payload = sizes[block], spec.codec.encode(values[spans[block]])
                 run = whole(owner, spec.key(SCATTER, block), payload, weights[:k], peers[:k])
                 yield self._send(run, self._scatter_until_s)
 
-    def _add_own(self, block: int) -> None:
+    def _add_own(self, block: int) -> list[Effect]:
         span = self.spec.layout.spans[block]
-        weight = np.float32(self._begun.weight)
-        if self._weight[span].any() or weight != 1.0:
-            with np.errstate(over="ignore", invalid="ignore"):
-                self._mean[span] += self._begun.values[span] * weight
-        else:
-            self._mean[span] = self._begun.values[span]
-        self._weight[span] += weight
-        if weight > 0:
-            self._heard[span] |= bit(self.spec.me)
+        values, weight = self._begun.values[span], np.float32(self._begun.weight)
+        finite = finite_rows(values)
+        for a, b in ((0, len(values)),) if finite is None else spans_of(finite):
+            at = slice(span.start + a, span.start + b)
+            if self._weight[at].any() or weight != 1.0:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self._mean[at] += values[a:b] * weight
+            else:
+                self._mean[at] = values[a:b]
+            self._weight[at] += weight
+            if weight > 0:
+                self._heard[at] |= bit(self.spec.me)
+        return [] if finite is None else self._refused(self.spec.me)
 
     # -- Arrivals
 

@@ -18,6 +18,9 @@ from ragtag.protocols.base import NACK, Incoming, Spec
 BITS = CHUNK_BYTES * 8
 COPIES = 3
 _DOUBLINGS_MAX = 3
+_GRANULARITY_S = 1e-3
+"""No pause is shorter (RFC 6298, 2.3: the clock's). Where a round trip takes no time, a pause of none asks
+for ever."""
 
 
 def request(peer: PeerId, key: MessageKey, missing: Bools) -> Run:
@@ -57,7 +60,7 @@ class Repairer:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._sent: dict[tuple[PeerId, MessageKey], Run] = {}
-        self._pause_s = spec.repair_s or 0.0
+        self._pause_s = max(_GRANULARITY_S, spec.repair_s or 0.0)
         self._doublings = 0
         self._armed = False
         self._asked: dict[tuple[PeerId, MessageKey], _Asked] = {}

@@ -222,14 +222,15 @@ class Rounds:
         """Some senders cut the vector otherwise: one of them, or this peer, knows of newcomers already.
 
         Their chunks mean other values here, so this round goes on without them; whoever knows of fewer
-        newcomers goes by the larger number from its next round on, so that one round is spoilt at most.
+        newcomers goes by the larger number from its next round on, so that one round is spoilt at most. It
+        has heard that somebody comes to that place, or does not believe it: a number alone can be made up.
         Whoever knows that the peer in the last place is gone goes by the smaller number, and the others do
         once they have heard of it, too.
         """
         lane = self._lanes[channel]
         growths = {id(run): run.key.block >> BLOCK_BITS for run in event.runs}
         believed = [g for g in growths.values() if self.founded + g <= PEERS_MAX]
-        news = [g for g in believed if self.founded + g - 1 not in self._departed]
+        news = [g for g in believed if self._comes_or_is(self.founded + g - 1)]
         self._grow(self.founded + max(news, default=0))
         if number != lane.active and number > lane.done and lane.grown(number, self.growth):
             del lane.rounds[number]  # early runs of those that knew of fewer; none of them is waited for more
@@ -243,6 +244,10 @@ class Rounds:
                 if lane.active == number:
                     effects += self._settle(lane, lane.rounds[number].passed(now_s, peer))
         return effects + (self._deliver_alike(now_s, lane, number, Arrived(alike)) if alike else [])
+
+    def _comes_or_is(self, peer: PeerId) -> bool:
+        """Whether somebody is known to have a place, or to be on the way to it."""
+        return peer not in self._departed and (peer in self._presence or peer < self.n)
 
     def _grow(self, n: int) -> None:
         """The crew has ``n`` places at least, and deals as many blocks."""

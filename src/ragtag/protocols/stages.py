@@ -53,7 +53,7 @@ class Stages(Awaiting):
         """The other peers that own blocks."""
 
     @abstractmethod
-    def _scatter(self) -> Iterator[Send]:
+    def _scatter(self) -> Iterator[Effect]:
         """The round has begun: this peer's share of each block, to its owner."""
 
     @abstractmethod

@@ -219,6 +219,7 @@ class SparseReplica:
         """Sum up what came, and decide the tickets by it."""
         self._mean[:] = 0.0
         committed = restored = refused = late = 0
+        unsound = set[PeerId]()
         began_s = self._transport.now_s()
         for round_, part in [(number, gathered), *gathered.late]:
             fragments = ~whole_marks(part.rows)
@@ -227,10 +228,14 @@ class SparseReplica:
                 rows, factor = rows[fragments], factor[fragments]
             added = self.late.add(self._mean, round_, rows, factor, self.compress.values)
             refused += len(added.refused)
+            unsound |= added.unsound
             late += len(rows) if round_ != number else 0
             mine = added.fragment[added.sender == self._transport.me]
             counts = self._sent.decide(round_, mine, part)
             committed, restored = committed + counts[0], restored + counts[1]
+        if self._note is not None:
+            for peer in sorted(unsound):
+                self._note(Noted(UNSOUND, peer, f"in round {number}: it counts for nothing"))
         self._leave_out_overflow(number)
         self.late.saw(number, gathered)
         for round_, block in gathered.given_up:

@@ -16,7 +16,7 @@ import torch
 
 import ragtag
 
-FREEZE_S = 1.5
+FREEZE_S = 0.8
 
 
 def heard(state: ragtag.hooks.CrewState) -> str:

@@ -198,7 +198,11 @@ def test_who_missed_many_rounds_has_no_weight_until_it_has_a_model() -> None:
     assert state.behind
     step(ddp)
     assert crew.weights[-1] == (GRADIENTS, 0.0)
-    crew.next[GRADIENTS] = 105  # the others averaged models meanwhile
+    crew.next[GRADIENTS] = 105  # the others averaged models meanwhile, without it
+    step(ddp)
+    step(ddp)
+    assert crew.weights[-1] == (GRADIENTS, 0.0)
+    crew.next[GRADIENTS] = 199
     step(ddp)
     step(ddp)
     assert crew.weights[-2:] == [(MODELS, 0.0), (GRADIENTS, 1.0)]

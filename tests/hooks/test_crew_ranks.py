@@ -12,7 +12,7 @@ from ragtag.app.launch import launch
 from ragtag.app.launch_events import Event, Line
 
 WORKER = Path(__file__).with_name("crew_worker.py")
-FREEZE_S = 1.5
+FREEZE_S = 0.8  # the others go on for so long after it that they meet again
 
 
 @dataclass
@@ -35,7 +35,8 @@ class Peer:
         self.behind.append(behind == "1")
 
     def learned(self) -> bool:
-        return sum(self.losses[-20:]) < 0.75 * sum(self.losses[:20])
+        # a batch in twenty has four times the loss of most: the last twenty's mean tells little
+        return statistics.median(self.losses[-100:]) < 0.75 * statistics.median(self.losses[:20])
 
 
 def run(n: int, steps: int, *, nan: int = -1, kill: int = -1, freeze: int = -1) -> list[Peer]:
@@ -68,7 +69,9 @@ def test_a_ddp_script_goes_on_when_peers_are_killed_and_frozen() -> None:
         assert any(peer.heard[at] & 8 for at in range(100))
         assert not any(heard & 8 for heard in peer.heard[160:]), "the dead have no voice"
     assert peers[1].seconds[220] < FREEZE_S / 2, "frozen before its step"
+    assert any(peers[1].behind[220:]), "it gives nothing while its model is old"
     assert not peers[1].behind[-1], "it has had the others' model"
+    assert any(heard & 2 for heard in peers[0].heard[230:]), "and then it counts again"
 
 
 @pytest.mark.slow

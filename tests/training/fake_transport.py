@@ -201,8 +201,9 @@ class FakeTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
+        due: int = -1,
     ) -> FakePending:
-        self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside))
+        self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside, due))
         return FakePending(self.crew, self.me, channel)
 
     def offer(

@@ -57,6 +57,7 @@ class Scripted(FakeTransport):
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
+        due: int = -1,
     ) -> Scripted:
         self.offered.append((float(values.reshape(-1)[0]), weight, aside))
         self.values = values

@@ -151,6 +151,7 @@ class SoloTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
+        due: int = -1,
     ) -> Ready:
         """Average with nobody."""
         return self._done(Average(channel, values, weight, deadline_s))
@@ -331,6 +332,7 @@ class DriverTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
+        due: int = -1,
     ) -> DriverPending | Ready:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
@@ -340,7 +342,7 @@ class DriverTransport:
             heard = np.full(k, 1 << bit, np.uint64)
             none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
             return Ready(replace(none, members=members))
-        return self._begin(Average(channel, values, weight, deadline_s, aside))
+        return self._begin(Average(channel, values, weight, deadline_s, aside, due))
 
     def offer(
         self,

@@ -123,6 +123,9 @@ class Average:
     ``values`` must not change until the round is done. ``deadline_s`` bounds the whole round; ``None`` leaves
     it to measurement. aside: peers (this one may be among them) that are known to come to few rounds: this
     one does not wait for them and they own no blocks; what they send in time counts.
+
+    due: the round that is due, where its own peer can tell (of a channel whose rounds follow from another's);
+    -1: it cannot. An earlier one, which a peer that was away would begin with, is over for the others.
     """
 
     channel: int
@@ -130,6 +133,7 @@ class Average:
     weight: float
     deadline_s: float | None = None
     aside: frozenset[PeerId] = frozenset()
+    due: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -117,6 +117,7 @@ class CrewState:
         self._due = False
         self._round: int | None = None
         self._missed = 0  # rounds, since models were averaged
+        self._asked_for = 0  # rounds of models, by the script
         self._current, self._since = -1, 0
         self.whole: Whole | None = None
         """The model, to be compared with other peers' (``None``: none was given)."""
@@ -173,9 +174,11 @@ class CrewState:
             last = outcome.round - 1 if self._round is None else self._round
             self._missed += outcome.round - last - 1
             self.behind = self.behind or self._missed > CATCH_UP
-            # one that skipped the others' round of models makes up for it: their mean may have come already
+            # one that skipped the others' round of models makes up for it: their mean may have come already;
+            # not one that is behind, since what has come of that mean is as old as this peer's model
+            since = outcome.round - 1 if self.behind else last
             every = self._models_every
-            self._due = models_due(outcome.round + 1, every) > models_due(last + 1, every)
+            self._due = models_due(outcome.round + 1, every) > models_due(since + 1, every)
         self._round, self.outcome = outcome.round, outcome
 
     # -- Models
@@ -210,7 +213,7 @@ class CrewState:
 
     def _before_forward(self, _module: torch.nn.Module, _inputs: Any) -> None:
         if self._due and torch.is_grad_enabled():
-            self.average_models()
+            self._mix()
 
     def average_models(self) -> Outcome:
         """Average models and buffers with the crew, now; every peer is to do so after the same round.
@@ -219,11 +222,19 @@ class CrewState:
         """
         if self._models is None:
             raise RuntimeError("average_models: give CrewState the model: CrewState(crew, model)")
+        self._asked_for += 1
+        return self._mix()
+
+    def _mix(self) -> Outcome:
+        assert self._models is not None
         self._due = False
-        outcome = self._models.average(0.0 if self.behind else 1.0)
+        rounds = 0 if self._round is None else self._round + 1
+        # one that was away would begin with a round that the others had long ago, and spoil theirs
+        due = models_due(rounds, self._models_every) + self._asked_for
+        outcome = self._models.average(0.0 if self.behind else 1.0, due=due)
         self._crew.record_round(outcome)
-        # one that heard nobody is as much a peer as any, lest all wait for each other's model
-        self.behind, self._missed, self._since = False, 0, 0
+        self.behind = self.behind and not has_come(outcome)
+        self._missed = self._since = 0
         return outcome
 
     # -- The end
@@ -237,6 +248,17 @@ class CrewState:
 
     def settle(self) -> None:
         """Nothing is under way between steps."""
+
+
+def has_come(outcome: Outcome) -> bool:
+    """Whether a peer that took part in a round of models, and gave nothing, has the crew's model now.
+
+    All of it has come; or nobody who took part gave any: all are behind, and would wait for each other's
+    model for ever. One that met nobody has its own old one.
+    """
+    if outcome.averaged.any():
+        return bool(outcome.averaged.all())
+    return bool(set(outcome.waited_for) - set(outcome.missed))
 
 
 def models_due(rounds: int, every: int) -> int:

@@ -97,9 +97,11 @@ class Lane:
 
     # -- Rounds
 
-    def next(self) -> int:
-        """The round that begins now: the newest that was heard of, or one after the last."""
-        return max(self.done + 1, self.highest)
+    def next(self, due: int = -1) -> int:
+        """The round that begins now: the newest that was heard of, or one after the last, and none before
+        the one that is ``due``.
+        """
+        return max(self.done + 1, self.highest, due)
 
     def now(self) -> int:
         """The round under way, or that begins next: of those before this peer sends nothing new."""

@@ -71,7 +71,7 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer, newcomer: bool) -> list[Effect]:
         """Begin a lane's next round; of its first (of each fragment) a newcomer takes, and gives nothing."""
         lane = self._ready(ask)
-        number = lane.next()
+        number = lane.next(ask.due if isinstance(ask, Average) else -1)
         early = lane.rounds.get(number)
         lane.tardy = lane.tardy + 1 if early is not None and early.too_late() else 0
         if self._leaves_it(lane, number, ask):

@@ -136,8 +136,10 @@ class Stages(Awaiting):
         self._round_until_s = self._scatter_until_s + begin.gather_s
         self._grace_s = begin.grace_s
         effects: list[Effect] = list(self._scatter())
+        # of whom all withheld their copies in its last round was away until then, and they know of it now
+        giving = self._waiting - begin.withheld or self._waiting
         for block in self._mine:
-            for peer in self._waiting - begin.withheld:
+            for peer in giving:
                 self._wait_for(peer, SCATTER, block, self._scattered_of(peer, block))
         effects.append(Arm(spec.timer("scatter"), self._scatter_until_s))
         if self._repair is not None:

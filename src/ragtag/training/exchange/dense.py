@@ -58,15 +58,19 @@ class Replica:
         return self._channel
 
     def average(
-        self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
+        self,
+        weight: float = 1.0,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+        due: int = -1,
     ) -> Outcome:
         """One round, from flattening to copying back. Where no average came the own values stay.
 
-        aside: peers that the round does not wait for.
+        aside: peers that the round does not wait for. due: the round that is due, where this peer can tell.
 
         Raises NotFinite, naming the tensor, before anything is sent, when a value is NaN or infinite.
         """
-        return self._take(self._start(self._flatten(), weight, deadline_s, aside).wait())
+        return self._take(self._start(self._flatten(), weight, deadline_s, aside, due).wait())
 
     def begin(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
@@ -108,9 +112,9 @@ class Replica:
         return values
 
     def _start(
-        self, values: Floats, weight: float, deadline_s: float | None, aside: frozenset[PeerId]
+        self, values: Floats, weight: float, deadline_s: float | None, aside: frozenset[PeerId], due: int = -1
     ) -> Pending:
-        return self._transport.start(self._channel, values, require_weight(weight), deadline_s, aside)
+        return self._transport.start(self._channel, values, require_weight(weight), deadline_s, aside, due)
 
     def _take(self, outcome: Outcome, kept: float = 0.0) -> Outcome:
         table = outcome.mean if self.after is None else self.after(outcome)

@@ -221,8 +221,8 @@ def invited(
 ) -> Entrance:
     """Enter a crew by its (resolved) token, and take a seat. The socket of ``ways`` is closed with the agent.
 
-    The peer that listens where the token says begins the crew, unless it finds one that averages. Others may
-    come in together with it: they wait until it does.
+    The peer that listens where the token says begins the crew, unless it finds one that averages, or another
+    one that came in together with it has a seat first: then that one does. The others wait until it does.
 
     Raises:
         NotLetIn: nobody answered, the name is taken, another crew or version answered, no seat is free, or
@@ -248,10 +248,11 @@ def invited(
             _get_in(agent, token, deadline_s)
         with phases.of("seat"):
             card = _take_seat(agent, card, until_s, deadline_s)
+        # the first one to have a seat has told all that it begins (``seating``): they wait for it by now
+        if card.averaging or (begins and not _averaging(agent)):
+            return _found(agent, card)
         if not begins:
             _await_beginner(agent, until_s)
-        elif not _averaging(agent):
-            return _found(agent, card)
         return Entrance(agent, card, True, _addresses(agent))
     except BaseException:
         agent.close()

@@ -290,10 +290,11 @@ class SimulatedTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
+        due: int = -1,
     ) -> SimulatedPending:
         """Begin the channel's next round."""
         # lines carry no copies, and a trainer may change its values once its own round is over
-        return self._begin(Average(channel, values.copy(), weight, deadline_s, aside))
+        return self._begin(Average(channel, values.copy(), weight, deadline_s, aside, due))
 
     def offer(
         self,

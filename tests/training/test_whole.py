@@ -28,6 +28,19 @@ def outcome(round_: int, heard: int) -> Outcome:
     return replace(nothing, round=round_)
 
 
+def test_what_one_peer_adds_alone_when_all_others_have_ended_is_not_newer_than_theirs() -> None:
+    alone = Stand("alone", current=333, round=333)
+    for ended in (90, 91):
+        stands = {0: alone, 1: Stand("crew", current=90, round=90), 2: Stand("crew", ended, round=ended)}
+        assert source_of(stands) in (1, 2)
+        assert all(is_current(stand, stands) for stand in stands.values()), "each has a voice in a mean"
+    frozen = {0: alone, 1: Stand("old", current=90, round=333), 2: Stand("old", current=90, round=333)}
+    assert source_of(frozen) == 0, "who fell behind, and knows it, has no voice, however many these are"
+    assert not is_current(frozen[1], frozen)
+    two = {0: Stand("ended", current=90, round=90), 1: alone}
+    assert source_of(two) == 1
+
+
 def test_who_went_on_alone_has_kept_up_unless_it_skipped_rounds() -> None:
     me, alone, both = 1, 0b10, 0b11
     assert kept_up(-1, outcome(0, alone), me) == 0

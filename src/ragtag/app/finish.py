@@ -21,7 +21,17 @@ from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.training.deck import LEASE_S
 from ragtag.training.snapshot import Progress
-from ragtag.training.whole import Finished, Stand, Stands, Whole, alike, is_current, joined_digest, source_of
+from ragtag.training.whole import (
+    Finished,
+    Stand,
+    Stands,
+    Whole,
+    alike,
+    is_current,
+    joined_digest,
+    reached,
+    source_of,
+)
 
 NOTHING = Progress(-1, -1)
 """How far a peer has come that resumes no checkpoint."""
@@ -126,7 +136,7 @@ def finish(
         told = _told_by(transport, ours, "finish/1", deadline_s)
     told = _make_alike(transport, ours, "finish", told, source_of, deadline_s)
     digests = [_of(told, what.name)[transport.me].digest for what in ours]
-    newest = {what.name: max(s.current for s in _of(first, what.name).values()) for what in ours}
+    newest = {what.name: reached(_of(first, what.name)) for what in ours}
     behind = {
         peer: late
         for peer, stands in sorted(first.items())

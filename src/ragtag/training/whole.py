@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_high
 
 import msgspec
 import numpy as np
@@ -128,24 +129,31 @@ def kept_up(before: int, outcome: Outcome, me: PeerId) -> int:
 Stands = Mapping[PeerId, Stand]
 
 
+def reached(stands: Stands) -> int:
+    """The round that the crew has come to: the middle one of the peers that have kept up to their end.
+
+    One peer's rounds alone, which it adds while all others have ended, do not make theirs old. Of two peers
+    the one that went on counts.
+    """
+    kept = [stand.current for stand in stands.values() if stand.current >= stand.round]
+    return median_high(kept or [stand.current for stand in stands.values()])
+
+
 def is_current(stand: Stand, stands: Stands) -> bool:
     """Whether a peer's values count: it has kept up with the others.
 
     The bound is that of rounds: whoever skipped more takes, and does not give.
     """
-    return stand.current >= max(other.current for other in stands.values()) - CATCH_UP
+    return stand.current >= reached(stands) - CATCH_UP
 
 
 def source_of(stands: Stands) -> PeerId:
-    """Whose values all take: of those that have come furthest with the crew, one whose values most have; then
-    the lowest peer. All peers that know the same come to the same.
+    """Whose values all take: of those that have come as far as the crew, one whose values most have; then one
+    that added least alone; then the lowest peer. All peers that know the same come to the same.
     """
-    newest = max(stand.current for stand in stands.values())
-    counts = Counter(stand.digest for stand in stands.values() if stand.current == newest)
-    return min(
-        (peer for peer, stand in stands.items() if stand.current == newest),
-        key=lambda peer: (-counts[stands[peer].digest], peer),
-    )
+    there = {peer: stand for peer, stand in stands.items() if stand.current >= reached(stands)}
+    counts = Counter(stand.digest for stand in stands.values() if is_current(stand, stands))
+    return min(there, key=lambda peer: (-counts[there[peer].digest], there[peer].current, peer))
 
 
 def alike(stands: Stands) -> bool:

@@ -31,11 +31,11 @@ from ragtag.core.wire import Identity, n_chunks
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint
 from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
 
-METHODS: dict[str, Method] = {"rps": rps, "allreduce": direct, "ring": ring}
+METHODS: dict[str, Averager] = {"rps": rps, "allreduce": direct, "ring": ring}
 DEADLINE_S = 60.0
 
 

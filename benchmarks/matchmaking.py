@@ -25,8 +25,9 @@ from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.types import Average, Left, Outcome, PeerId
-from ragtag.protocols.groups import GroupNode, moshpit, random_groups
-from ragtag.protocols.method import CrowdSetting, Method
+from ragtag.protocols.averager import Averager, Channel, Opening
+from ragtag.protocols.groups import GroupNode, Moshpit, RandomGroups
+from ragtag.protocols.presence import Crew as Membership
 from ragtag.simulation.world import World
 
 LATENCY_S, CHUNKS = 0.01, 4
@@ -39,7 +40,7 @@ EVERY_S = 5.0
 class Crew:
     """Peers that compute and average until they die."""
 
-    def __init__(self, n: int, method: Method, seed: int) -> None:
+    def __init__(self, n: int, method: Averager, seed: int) -> None:
         draws = random.uniforms(random.stream_key(seed, "matchmaking"), 3 * n).tolist()
         order = sorted(range(n), key=draws.__getitem__)
         begins_s = [CHURN_S[0] + (CHURN_S[1] - CHURN_S[0]) * draw for draw in draws[n : 2 * n]]
@@ -48,8 +49,8 @@ class Crew:
         crashes = tuple(Crash(peer, begins_s[peer]) for peer in dead)
         freezes = tuple(Freeze(peer, begins_s[peer], 2.0 + 4.0 * draws[2 * n + peer]) for peer in frozen)
         faults = Faults(latency_s=LATENCY_S, loss=Loss(0.01), crashes=crashes, freezes=freezes)
-        assert method.crowd is not None
-        self.nodes = [method.crowd(self._setting(me, n, seed)) for me in range(n)]
+        channel = Channel(method, fp32, CHUNKS, probe_s=4 * LATENCY_S, rtt_s=2 * LATENCY_S)
+        self.nodes = [method.open(Opening(0, channel, Membership(me, n, seed))) for me in range(n)]
         self.world = World(self.nodes, faults, seed, on_done=self._done)
         self.outcomes: list[Outcome] = []
         self._values = np.zeros((CHUNKS, fp32.elements), np.float32)
@@ -59,12 +60,6 @@ class Crew:
         for crash in sorted(crashes, key=lambda crash: crash.at_s):
             for peer in range(n):
                 self.world.at(crash.at_s + LEARNED_S, peer, Left(crash.peer))
-
-    def _setting(self, me: PeerId, n: int, seed: int) -> CrowdSetting:
-        return CrowdSetting(
-            me=me, peers=frozenset(range(n)), seed=seed, channel=0, codec=fp32, n_chunks=CHUNKS,
-            probe_s=4 * LATENCY_S, rtt_s=2 * LATENCY_S, reuse=False,
-        )  # fmt: skip
 
     def _ask(self, peer: PeerId, now_s: float) -> None:
         self._asked[peer] += 1
@@ -104,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON results; those of other crews in it stay")
     parser.add_argument("--of", default="now", help="what the results are of, beside others")
     a = parser.parse_args()
-    crew = Crew(a.peers, (random_groups if a.method == "random" else moshpit)(a.group), a.seed)
+    crew = Crew(a.peers, (RandomGroups if a.method == "random" else Moshpit)(a.group), a.seed)
     rows = []
     print(f"{a.peers} peers, {a.method} groups of {a.group}")
     while not rows or rows[-1]["until_s"] < a.seconds:

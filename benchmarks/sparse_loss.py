@@ -29,7 +29,7 @@ from ragtag.codecs.base import Codec
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bools, Bytes, Floats, Offer, Outcome
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.world import World
 from ragtag.training.compress import TopK
@@ -79,7 +79,7 @@ class SimulatedTransport:
         return self.crew.nodes[self.me].live
 
     def configure(
-        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:
         shape = Channel(method, codec, schema.n_chunks(codec.elements), 4 * LATENCY_S, 2 * LATENCY_S)
         self.crew.nodes[self.me].configure(channel, shape)

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from ragtag.network.mailbox import DriverFailed as DriverFailed
     from ragtag.network.udp import PortInUse as PortInUse
     from ragtag.optim.outer import Outer as Outer
+    from ragtag.protocols.allreduce import AllReduce as AllReduce
+    from ragtag.protocols.averager import Averager as Averager
+    from ragtag.protocols.groups import Moshpit as Moshpit
+    from ragtag.protocols.groups import RandomGroups as RandomGroups
+    from ragtag.protocols.rps import RPS as RPS
     from ragtag.training.align_plan import Align as Align
-    from ragtag.training.averager import RPS as RPS
-    from ragtag.training.averager import AllReduce as AllReduce
-    from ragtag.training.averager import Moshpit as Moshpit
-    from ragtag.training.averager import RandomGroups as RandomGroups
     from ragtag.training.centre import Centre as Centre
     from ragtag.training.checkpoint import NoWholeCheckpoint as NoWholeCheckpoint
     from ragtag.training.coherence import Coherence as Coherence
@@ -57,10 +58,11 @@ _HOMES = {
     "SchemaMismatch": "ragtag.core.schema",
     "Outer": "ragtag.optim.outer",
     "Align": "ragtag.training.align_plan",
-    "RPS": "ragtag.training.averager",
-    "AllReduce": "ragtag.training.averager",
-    "Moshpit": "ragtag.training.averager",
-    "RandomGroups": "ragtag.training.averager",
+    "Averager": "ragtag.protocols.averager",
+    "RPS": "ragtag.protocols.rps",
+    "AllReduce": "ragtag.protocols.allreduce",
+    "Moshpit": "ragtag.protocols.groups",
+    "RandomGroups": "ragtag.protocols.groups",
     "Centre": "ragtag.training.centre",
     "NotFinite": "ragtag.core.errors",
     "BatchSizes": "ragtag.training.sizes",

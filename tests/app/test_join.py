@@ -151,7 +151,7 @@ def test_channels_beside_a_sparse_optimizers_own_are_none_that_who_joins_anew_wa
         transport = crew.transport
         assert isinstance(transport, SoloTransport)
         names = ("model", "model/models", "model/whole")
-        assert set(transport._node._lanes) == {channel_of(name) for name in names}
+        assert set(transport._node.channels) == {channel_of(name) for name in names}
         assert crew._entered == [optimizer.channel]
 
 

@@ -20,10 +20,10 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import PEERS_MAX, Outcome
 from ragtag.network.udp import bound
-from ragtag.protocols.groups import moshpit
+from ragtag.protocols.averager import Averager
+from ragtag.protocols.groups import Moshpit
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_types import Limits
-from ragtag.protocols.method import Method
 from ragtag.protocols.rps import rps
 from tests.network.agents import KEY
 from tests.network.crew import PATIENCE_S, until
@@ -31,7 +31,7 @@ from tests.network.crew import PATIENCE_S, until
 N = 70
 PAUSE_S = 1.0
 """From round to round: all peers share one process, and a core or two."""
-METHOD = moshpit(8)
+METHOD = Moshpit(8)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def calm_membership(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "Membership", lambda me: Membership(me, limits))
 
 
-def schema(method: Method = METHOD) -> Schema:
+def schema(method: Averager = METHOD) -> Schema:
     return Schema((TensorSpec("weight", (100,), "float32"),), "fp32", method.name)
 
 

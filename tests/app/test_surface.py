@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ragtag
 from ragtag.app.crew import Crew
 from ragtag.app.environment import VARIABLES
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.training.optimizer import CrewOptimizer
 
 OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "on_step", "seed"}
@@ -91,7 +91,7 @@ def test_an_optimizer_that_was_refused_leaves_its_name_free() -> None:
         (ragtag.Centre(compensate=0.04), "Centre(Asynchronous(discard_from=None), compensate=0.04)"),
     ],
 )
-def test_an_averager_is_shown_as_it_is_written(averager: Method, text: str) -> None:
+def test_an_averager_is_shown_as_it_is_written(averager: Averager, text: str) -> None:
     assert repr(averager) == text
     found = eval(text, {**vars(ragtag.schedules), **{name: getattr(ragtag, name) for name in ragtag._HOMES}})
     assert found.name == averager.name

@@ -18,7 +18,7 @@ from ragtag.core.types import Average, Floats, Met, Noted, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
 
@@ -47,7 +47,7 @@ class Crew:
         n: int,
         n_chunks: int = 30,
         *,
-        method: Method = rps,
+        method: Averager = rps,
         faults: Faults | Mapping[int, Faults] | None = None,
         seed: int = 1,
         probe_s: float = PROBE_S,

@@ -21,10 +21,10 @@ from ragtag.core.wire import Identity
 from ragtag.network.driver import Driver, DriverFailed
 from ragtag.network.udp import Endpoint
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.district import partners
-from ragtag.protocols.groups import moshpit
+from ragtag.protocols.groups import Moshpit
 from ragtag.protocols.layout import layout_of, rotating_owners
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import GONE_AFTER, HEADROOM, Channel, Node
 from ragtag.protocols.rps import rps, rps_repair
 from tests.network.crew import PATIENCE_S, Crew, mean_of, until, values_of
@@ -51,7 +51,7 @@ def assert_complete(outcome: Outcome, n: int, n_chunks: int, round_: int = 0) ->
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
-def test_the_mean_of_all(method: Method, n: int) -> None:
+def test_the_mean_of_all(method: Averager, n: int) -> None:
     with Crew(n, 41, method=method) as crew:
         met = crew.meet(blob=b"hello")
         for peer, what in met.items():
@@ -69,7 +69,7 @@ def test_the_mean_of_all(method: Method, n: int) -> None:
 @pytest.mark.parametrize("loss", [0.0, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_more_peers_than_average_directly_average_in_groups(loss: float) -> None:
     n, faults = PEERS_MAX + 2, Faults(loss=Loss(loss) if loss else None)
-    with Crew(n, 5, method=moshpit(8), faults=faults, probe_s=0.3) as crew:
+    with Crew(n, 5, method=Moshpit(8), faults=faults, probe_s=0.3) as crew:
         met = crew.meet(blob=b"hello")
         for peer, what in met.items():
             assert what.blobs.keys() == partners(peer, set(range(n)) - {peer}) and what.missing == ()
@@ -183,7 +183,7 @@ def expected_of(outcome: Outcome, n_chunks: int, n: int, round_: int) -> np.ndar
 
 
 @pytest.mark.parametrize("method", [rps_repair, direct, ring], ids=lambda method: method.name)
-def test_repair_makes_a_lossy_line_whole(method: Method) -> None:
+def test_repair_makes_a_lossy_line_whole(method: Averager) -> None:
     with Crew(3, 120, method=method, faults=Faults(loss=Loss(0.1))) as crew:
         crew.meet()
         for round_ in range(3):
@@ -215,7 +215,7 @@ def test_a_bad_line_in_order_changes_nothing(line: str) -> None:
 
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("method", [rps_repair, direct, ring], ids=lambda method: method.name)
-def test_repair_finds_what_was_overtaken(method: Method, line: str) -> None:
+def test_repair_finds_what_was_overtaken(method: Averager, line: str) -> None:
     with Crew(3, 150, method=method, faults=LINES[line]) as crew:
         crew.meet()
         for round_ in range(2):
@@ -328,7 +328,7 @@ def test_a_peer_that_says_good_bye_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("method", [rps, direct, ring], ids=lambda method: method.name)
-def test_a_good_bye_in_the_middle_of_a_round_ends_the_wait(method: Method) -> None:
+def test_a_good_bye_in_the_middle_of_a_round_ends_the_wait(method: Averager) -> None:
     with Crew(3, 60, method=method, probe_s=PATIENCE_S) as crew:
         crew.meet()
         asked = [crew.ask(peer, values_of(peer, 60)) for peer in (0, 1)]
@@ -646,7 +646,7 @@ def test_a_peer_that_nothing_can_be_sent_to_for_a_while_is_noted_once(error: int
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-def test_what_is_not_finite_or_overflows_counts_for_nothing(method: Method, value: float) -> None:
+def test_what_is_not_finite_or_overflows_counts_for_nothing(method: Averager, value: float) -> None:
     """One peer's NaN, or the sum of everybody's 3e38: no average that nobody could go on with."""
     with Crew(3, 30, method=method) as crew:
         crew.meet()

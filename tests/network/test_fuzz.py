@@ -23,8 +23,8 @@ from ragtag.core.wire import CHUNK_BYTES, HEADER_BYTES, Identity, Kind
 from ragtag.network.driver import Driver
 from ragtag.network.frame import Framer
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.meet import MEET, from_rows, to_rows
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Node
 from ragtag.protocols.rps import rps, rps_repair
 from tests.network.crew import PATIENCE_S, Crew, mean_of, until, values_of
@@ -209,7 +209,7 @@ def stale(crew: Crew, dest: int, index: int, round_: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("method", [rps, direct, ring], ids=lambda method: method.name)
-def test_a_crew_under_fire_from_outside_averages_as_if_nothing_were(method: Method) -> None:
+def test_a_crew_under_fire_from_outside_averages_as_if_nothing_were(method: Averager) -> None:
     """About 24,000 datagrams in all, before and in each round; each is refused, and each mean is right."""
     with Crew(3, 60, method=method) as crew:
         crew.meet()
@@ -233,7 +233,7 @@ def test_a_crew_under_fire_from_outside_averages_as_if_nothing_were(method: Meth
 
 
 @pytest.mark.parametrize("method", [rps, direct], ids=lambda method: method.name)
-def test_replays_of_a_former_process_change_nothing(method: Method) -> None:
+def test_replays_of_a_former_process_change_nothing(method: Averager) -> None:
     with Crew(3, 60, method=method) as crew:
         crew.meet()
         gun = MarkingGun(crew)
@@ -254,7 +254,7 @@ def rss_bytes() -> int:
 
 
 @pytest.mark.parametrize("method", [rps, rps_repair, direct, ring], ids=lambda method: method.name)
-def test_a_forger_who_knows_the_crew_crashes_nobody(method: Method) -> None:
+def test_a_forger_who_knows_the_crew_crashes_nobody(method: Averager) -> None:
     """Right tags on absurd fields may spoil a round (sealing comes later), but no driver, and no memory."""
     with Crew(3, 60, method=method) as crew:
         crew.meet()
@@ -274,7 +274,7 @@ def test_a_forger_who_knows_the_crew_crashes_nobody(method: Method) -> None:
         for driver in crew.drivers.values():
             assert driver.alive
             node = driver.node
-            assert all(len(lane.rounds) <= 8 for lane in node._lanes.values())
+            assert all(len(machine.lane.rounds) <= 8 for machine in node.channels.values())
             assert len(node._meetings._exchanges) <= 32
             assert len(driver._timers) < 10_000
             for flow in driver._flows.values():

@@ -16,10 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from ragtag.core.types import Send
+from ragtag.protocols.averager import Averager, Setting
 from ragtag.protocols.base import GATHER, SCATTER, Round, Spec
 from ragtag.protocols.layout import fixed_owners, layout_of, rotating_owners
-from ragtag.protocols.method import Method, Setting
 from ragtag.protocols.reduce import ScatterGather
+from ragtag.protocols.rounds import at_once
 from ragtag.protocols.rps import rps
 from tests.protocols.harness import World, members, vectors
 
@@ -38,11 +39,11 @@ def _fixed(setting: Setting) -> Round:
     )
 
 
-fixed = Method("RPS with owners that never change", _fixed)
+fixed = at_once("RPS with owners that never change", _fixed)
 
 
 @cache
-def mixing(method: Method, n: int, p: float, per_block: int, n_rounds: int) -> NDArray[np.float64]:
+def mixing(method: Averager, n: int, p: float, per_block: int, n_rounds: int) -> NDArray[np.float64]:
     """W of every chunk of some rounds at loss ``p``, float64 ``[rounds * chunks, n, n]``: W[:, i, k]."""
     n_chunks = n * per_block
     world = World(n, method, n_chunks, loss=p, seed=1)

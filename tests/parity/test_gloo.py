@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.rps import rps
 from tests.network.crew import PATIENCE_S, Crew, values_of
 
@@ -43,7 +43,7 @@ def gloo_mean(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", [rps, direct, ring], ids=lambda method: method.name)
-def test_without_loss_it_is_what_gloo_comes_to(method: Method, gloo_mean: np.ndarray) -> None:
+def test_without_loss_it_is_what_gloo_comes_to(method: Averager, gloo_mean: np.ndarray) -> None:
     with Crew(N, N_CHUNKS, method=method) as crew:
         for outcome in crew.average().values():
             assert outcome.averaged.all()

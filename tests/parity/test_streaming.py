@@ -18,9 +18,9 @@ from ragtag.app import transport as module
 from ragtag.app.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.optim.outer import Nesterov
-from ragtag.protocols.lane import Channel
+from ragtag.protocols.allreduce import AllReduce
+from ragtag.protocols.averager import Channel
 from ragtag.recipes.diloco_training import Method, Setup, _Crew, train
-from ragtag.training.averager import AllReduce
 from ragtag.training.optimizer import CrewOptimizer
 from tests.app.test_transport import all_at_once, transports
 from tests.network.crew import PATIENCE_S, Crew

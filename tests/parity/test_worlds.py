@@ -9,7 +9,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.faults import BurstLoss, Faults, Loss
 from ragtag.core.types import Average, Bools, Outcome, PeerId
 from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps, rps_repair
 from ragtag.simulation.replay import replay
@@ -21,7 +21,7 @@ ROUNDS = 3
 LOSSES = {"independent": Loss(0.1), "heavy": Loss(0.4), "bursts": BurstLoss(0.02, 0.2)}
 
 
-def simulated(n: int, method: Method, faults: Faults, seed: int) -> list[list[Outcome]]:
+def simulated(n: int, method: Averager, faults: Faults, seed: int) -> list[list[Outcome]]:
     """Rounds of a simulated crew: outcomes by peer and round."""
     nodes = [Node(peer, n, seed) for peer in range(n)]
     for node in nodes:
@@ -44,7 +44,7 @@ def simulated(n: int, method: Method, faults: Faults, seed: int) -> list[list[Ou
     return outcomes
 
 
-def real(n: int, method: Method, faults: Faults, seed: int) -> list[list[Outcome]]:
+def real(n: int, method: Averager, faults: Faults, seed: int) -> list[list[Outcome]]:
     """The same rounds over UDP on loopback."""
     with Crew(n, N_CHUNKS, method=method, faults=faults, seed=seed) as crew:
         rounds = [crew.average(round_=round_) for round_ in range(ROUNDS)]
@@ -70,7 +70,7 @@ def test_the_same_masks_give_the_same_averages(n: int, loss: str) -> None:
 
 
 @pytest.mark.parametrize("method", [rps_repair, direct, ring], ids=lambda method: method.name)
-def test_what_is_repaired_is_the_same_in_both_worlds(method: Method) -> None:
+def test_what_is_repaired_is_the_same_in_both_worlds(method: Averager) -> None:
     faults = Faults(loss=Loss(0.1))
     for virtual, live in zip(simulated(3, method, faults, 2), real(3, method, faults, 2), strict=True):
         for here, there in zip(virtual, live, strict=True):
@@ -81,7 +81,7 @@ def test_what_is_repaired_is_the_same_in_both_worlds(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", [rps, rps_repair, direct, ring], ids=lambda method: method.name)
-def test_the_real_order_of_arrival_replayed_gives_the_same_bits(method: Method) -> None:
+def test_the_real_order_of_arrival_replayed_gives_the_same_bits(method: Averager) -> None:
     """A recording of what a real peer was told, told to a fresh machine: bit for bit the same outcomes."""
     n, seed = 3, 4
     with Crew(n, N_CHUNKS, method=method, faults=Faults(loss=Loss(0.1)), seed=seed, record=True) as crew:
@@ -101,7 +101,7 @@ def test_the_real_order_of_arrival_replayed_gives_the_same_bits(method: Method) 
 
 
 @pytest.mark.parametrize("method", [rps, direct, ring], ids=lambda method: method.name)
-def test_every_peer_that_hears_a_chunk_holds_the_same_bits(method: Method) -> None:
+def test_every_peer_that_hears_a_chunk_holds_the_same_bits(method: Averager) -> None:
     for outcomes in zip(*real(4, method, Faults(loss=Loss(0.2)), seed=9), strict=True):
         for chunk in range(N_CHUNKS):
             held = {

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ragtag.core.types import Arrived, Event, Floats, Joined, Left, Outcome, Run
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.centre import CentreNode, centre
 from ragtag.protocols.centre_block import Rule, Verdict
-from ragtag.protocols.method import Method
 from tests.protocols.harness import TINY, World
 
 TURNS, STEP_S = 8, 0.01
@@ -42,7 +42,7 @@ class Centres(World):
     def __init__(
         self,
         n: int = 4,
-        rule: Rule | Method | None = None,
+        rule: Rule | Averager | None = None,
         *,
         n_chunks: int = 9,
         turns: int = TURNS,
@@ -53,7 +53,7 @@ class Centres(World):
         told_s: float | None = None,
     ) -> None:
         rule = Each() if rule is None else rule
-        method = rule if isinstance(rule, Method) else centre("test", rule)
+        method = rule if isinstance(rule, Averager) else centre("test", rule)
         super().__init__(n, method, n_chunks, loss=loss, seed=seed)
         self.turns, self.slow, self.made = turns, slow or {}, [0] * n
         self.batches = False
@@ -68,7 +68,7 @@ class Centres(World):
             self.average(peer, np.zeros((n_chunks, TINY.elements), np.float32), 0.0)
 
     def node(self, peer: int) -> CentreNode:
-        crowd = self.nodes[peer]._crowds[0]
+        crowd = self.nodes[peer].channels[0]
         assert isinstance(crowd, CentreNode)
         return crowd
 

@@ -30,7 +30,7 @@ from ragtag.core.types import (
     Run,
     Send,
 )
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.node import Channel, Node
 
 TINY = fp32._replace(name="tiny", elements=4)
@@ -45,7 +45,7 @@ class World:
     def __init__(
         self,
         n: int,
-        method: Method,
+        method: Averager,
         n_chunks: int,
         *,
         seed: int = 1,

@@ -9,8 +9,8 @@ import pytest
 
 from ragtag.core.types import Left, Send
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import GATHER, NACK, SCATTER
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import HEADROOM
 from tests.protocols.harness import World, mean_of_heard, vectors
 
@@ -23,7 +23,7 @@ PROBE_S = 1.0
 @pytest.mark.parametrize("loss", [0.05, 0.3])
 @pytest.mark.parametrize(("n", "n_chunks"), [(2, 3), (4, 30), (5, 3), (7, 64)])
 def test_under_loss_all_is_there_and_the_same_on_every_peer(
-    method: Method, loss: float, n: int, n_chunks: int
+    method: Averager, loss: float, n: int, n_chunks: int
 ) -> None:
     for seed in range(3):
         inputs = vectors(n, n_chunks)
@@ -38,7 +38,7 @@ def test_under_loss_all_is_there_and_the_same_on_every_peer(
 
 
 @BOTH
-def test_round_after_round_under_loss(method: Method) -> None:
+def test_round_after_round_under_loss(method: Averager) -> None:
     world = World(4, method, 21, loss=0.3, probe_s=PROBE_S)
     world.rounds(8, lambda peer, round_: vectors(4, 21, "v", round_)[peer])
     for round_ in range(8):
@@ -48,7 +48,7 @@ def test_round_after_round_under_loss(method: Method) -> None:
 
 
 @BOTH
-def test_a_late_beginner_is_waited_for_and_repaired_for(method: Method) -> None:
+def test_a_late_beginner_is_waited_for_and_repaired_for(method: Averager) -> None:
     """Who begins last asks last: those who are done by then still answer."""
     inputs = vectors(4, 21)
     world = World(4, method, 21, loss=0.3, probe_s=PROBE_S, seed=3)
@@ -61,7 +61,7 @@ def test_a_late_beginner_is_waited_for_and_repaired_for(method: Method) -> None:
 
 
 @BOTH
-def test_requests_ask_only_for_what_is_missing(method: Method) -> None:
+def test_requests_ask_only_for_what_is_missing(method: Averager) -> None:
     """At most twice as many chunks are sent again as were lost."""
     world = World(4, method, 400, loss=0.1, probe_s=PROBE_S)
     world.once(vectors(4, 400))
@@ -92,7 +92,7 @@ def test_a_ring_sends_to_the_next_peer_only() -> None:
 
 
 @BOTH
-def test_a_dead_peer_bounds_the_round_by_its_deadline(method: Method) -> None:
+def test_a_dead_peer_bounds_the_round_by_its_deadline(method: Averager) -> None:
     inputs = vectors(4, 20)
     world = World(4, method, 20, probe_s=0.05)
     world.dead[3] = 0.0
@@ -108,7 +108,7 @@ def test_a_dead_peer_bounds_the_round_by_its_deadline(method: Method) -> None:
 
 
 @BOTH
-def test_who_has_left_is_not_waited_for(method: Method) -> None:
+def test_who_has_left_is_not_waited_for(method: Averager) -> None:
     """The rest are whole again at once, each block with as many values as before."""
     inputs = vectors(4, 21)
     world = World(4, method, 21)
@@ -125,7 +125,7 @@ def test_who_has_left_is_not_waited_for(method: Method) -> None:
 
 
 @BOTH
-def test_peers_that_disagree_about_who_left_never_mix_values_up(method: Method) -> None:
+def test_peers_that_disagree_about_who_left_never_mix_values_up(method: Averager) -> None:
     """Peer 0 knows that 3 has left, the others do not yet: the round may fail, but no value goes astray."""
     inputs = vectors(4, 10)
     world = World(4, method, 10, probe_s=0.02)

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragtag.core.types import Arrived, Average, Left, MessageKey, Noted, Run, Send
+from ragtag.protocols.averager import Channel, Opening
 from ragtag.protocols.base import NACK
-from ragtag.protocols.centre import CentreNode, Sharing
+from ragtag.protocols.centre import CentreNode, Sharing, centre
 from ragtag.protocols.centre_wire import ASK, COPY, HOLD, PULL, PUSH, TELL
-from ragtag.protocols.method import CrowdSetting
+from ragtag.protocols.presence import Crew
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
 from ragtag.training.centre import Judged
 from tests.protocols.centres import STEP_S, TURNS, Centres, Each, comes, doubled, in_batches
@@ -222,8 +223,8 @@ def test_what_has_been_found_is_not_looked_for_again() -> None:
     assert [e.what for e in effects if isinstance(e, Noted)] == ["central state founded"]
 
 
-def _setting(me: int, n: int) -> CrowdSetting:
-    return CrowdSetting(me, frozenset(range(n)), 1, 0, TINY, 5, 0.1, 0.01)
+def _setting(me: int, n: int) -> Opening:
+    return Opening(0, Channel(centre("each", Each()), TINY, 5, 0.1, 0.01), Crew(me, n, 1))
 
 
 def _alone_of(n: int) -> CentreNode:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from ragtag.core.types import Arm, Arrived, Average, Done, Effect, Event, Expired, Left, Noted, Run, Send
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import NACK
 from ragtag.protocols.centre_block import Rule
 from ragtag.protocols.centre_wire import (
@@ -29,7 +30,6 @@ from ragtag.protocols.centre_wire import (
     state_version,
     without_pace,
 )
-from ragtag.protocols.method import Method
 from ragtag.schedules import BackupWorkers, ProgressiveGrouping
 from ragtag.training.centre import Centre, Judged
 from tests.conftest import GOLDEN
@@ -109,7 +109,7 @@ def transcript(world: Centres, me: int, until_s: float) -> Iterable[str]:
             yield from (f"{'':12}-> {effect_told(effect)}" for effect in effects)
 
 
-CASES: dict[str, tuple[Rule | Method, str]] = {
+CASES: dict[str, tuple[Rule | Averager, str]] = {
     "an_owner_dies": (
         Each(),
         "Every update is a step. Peer 2 dies at 18 ms, in mid-turn; 5 ms later the others are told.\n"

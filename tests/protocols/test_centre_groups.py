@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from ragtag.core.types import Arm, Arrived, Average, Expired, Left, Run
 from ragtag.protocols import centre_wire as wire
+from ragtag.protocols.averager import Channel, Opening
 from ragtag.protocols.centre_block import Block, Update
 from ragtag.protocols.centre_book import PACE_WINDOW, Book
 from ragtag.protocols.centre_gate import Step
 from ragtag.protocols.centre_groups import Barriers
 from ragtag.protocols.centre_owners import Owners
-from ragtag.protocols.method import CrowdSetting
+from ragtag.protocols.presence import Crew
 from ragtag.schedules import ProgressiveGrouping
 from ragtag.schedules.grouping import scale
 from ragtag.training.centre import Centre, Grouped
@@ -46,9 +47,9 @@ class Owner:
         self.blocks = [Block(me=0), Block(me=0)]
         for block in self.blocks:
             block.adopt(np.zeros((3, 2), np.float32), 0)
-        setting = CrowdSetting(0, frozenset(range(n)), 1, 0, TINY, 6, 0.1, 0.01)
+        opening = Opening(0, Channel(Centre(), TINY, 6, 0.1, 0.01), Crew(0, n, 1))
         grouped = Grouped(rule or ProgressiveGrouping())
-        self.barriers = Barriers(setting, grouped, self.blocks, Owners(0, 1, 2, range(n)))
+        self.barriers = Barriers(opening, grouped, self.blocks, Owners(0, 1, 2, range(n)))
         self.book = self.barriers.book
         for peer in range(n):
             self.book.answered(0.0, peer)
@@ -440,8 +441,7 @@ def test_deaths_in_any_state(data: st.DataObject) -> None:
 def test_no_sequence_of_runs_raises(turns: list[list[Run]]) -> None:
     """Whatever a peer sends, of paces and clocks too."""
     method = Centre(ProgressiveGrouping())
-    assert method.crowd is not None
-    node = method.crowd(CrowdSetting(0, frozenset(range(4)), 1, 0, TINY, 5, 0.1, 0.01))
+    node = method.open(Opening(0, Channel(method, TINY, 5, 0.1, 0.01), Crew(0, 4, 1)))
     zeros = np.zeros((5, TINY.elements), np.float32)
     for at, runs in enumerate(turns):
         timers = []

@@ -13,7 +13,7 @@ from ragtag.core.faults import Faults, Loss
 from ragtag.core.seed import generator
 from ragtag.core.types import Floats, Outcome
 from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.rps import rps, rps_repair
 from ragtag.recipes.lockstep import LATENCY_S, run_rounds
 
@@ -27,7 +27,7 @@ def values_of(codec: Codec, round_: int) -> list[Floats]:
     return [generator(round_, "values", p).standard_normal(shape).astype(np.float32) for p in range(N)]
 
 
-def averaged(method: Method, codec: Codec, loss: float) -> list[list[Outcome]]:
+def averaged(method: Averager, codec: Codec, loss: float) -> list[list[Outcome]]:
     """Outcomes by round and peer."""
     rounds: list[list[Outcome]] = []
 

@@ -7,8 +7,8 @@ import pytest
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average, Done, Outcome
-from ragtag.protocols.groups import moshpit
-from ragtag.protocols.lane import Channel
+from ragtag.protocols.averager import Channel
+from ragtag.protocols.groups import Moshpit
 from ragtag.protocols.node import CATCH_UP, Node
 from ragtag.protocols.rps import rps
 
@@ -46,7 +46,7 @@ def test_a_newcomer_takes_each_fragment_before_it_gives() -> None:
 def test_so_does_who_was_away_for_long() -> None:
     node = alone()
     average(node)
-    node._lanes[0].highest = CATCH_UP + 2  # heard of
+    node.channels[0].lane.highest = CATCH_UP + 2  # heard of
     outcomes = [average(node) for _ in range(FRAGMENTS + 2)]
     assert outcomes[0].round == CATCH_UP + 2
     assert [float(outcome.weight[0]) for outcome in outcomes] == [0.0] * FRAGMENTS + [1.0, 1.0]
@@ -57,4 +57,4 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="on a channel of"):
         node.step(0.0, Average(0, np.zeros((CHUNKS, fp32.elements), np.float32), 1.0))
     with pytest.raises(ValueError, match="no fragments"):
-        node.configure(1, Channel(moshpit(4), fp32, CHUNKS, 1.0, 1e-3, fragments=2))
+        node.configure(1, Channel(Moshpit(4), fp32, CHUNKS, 1.0, 1e-3, fragments=2))

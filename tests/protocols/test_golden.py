@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.layout import fixed_owners, rotating_owners
-from ragtag.protocols.method import Method
 from ragtag.protocols.rps import rps
 from tests.protocols.harness import World, vectors
 from tests.protocols.transcript import transcript
@@ -63,7 +63,7 @@ CASES = [
 def test_transcript(
     golden: Callable[[str, str], None],
     name: str,
-    method: Method,
+    method: Averager,
     loss: float,
     seed: int,
     dead: tuple[int, ...],

@@ -20,9 +20,9 @@ from ragtag.core.types import (
     Visits,
 )
 from ragtag.protocols.allreduce import direct
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.meet import MEET, TELL
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
 from ragtag.simulation.world import World
@@ -37,7 +37,7 @@ class Crew:
     """``founded`` peers that average every ``STEP_S``, and ``late`` ones that come when they are let in."""
 
     def __init__(
-        self, founded: int, late: int, method: Method = rps, faults: Faults | None = None, seed: int = 0
+        self, founded: int, late: int, method: Averager = rps, faults: Faults | None = None, seed: int = 0
     ) -> None:
         self.founded = founded
         places = [max(founded, i + 1) for i in range(founded + late)]
@@ -79,7 +79,7 @@ class Crew:
 @SMOOTH
 @pytest.mark.parametrize("seed", range(6))
 def test_a_newcomer_in_a_new_place_takes_part_whenever_each_one_learns_of_it(
-    method: Method, seed: int
+    method: Averager, seed: int
 ) -> None:
     crew = Crew(4, 1, method, seed=seed)
     learns = np.random.default_rng(seed).uniform(0, 0.3, 4).tolist()
@@ -148,7 +148,7 @@ def test_values_are_never_put_where_others_mean_other_values() -> None:
         run = Run(1, key, 0, 1, payload, np.ones(1, np.float32), np.full(1, 2, np.uint64))
         old.step(0.001, Arrived([run]))
     assert old.n == 5
-    machine = old._lanes[0].rounds[0]
+    machine = old.channels[0].lane.rounds[0]
     assert machine.spec.growth == 0
     assert not machine._came  # type: ignore[attr-defined]
 
@@ -226,7 +226,7 @@ GHOST = 11
 
 @SMOOTH
 @pytest.mark.parametrize("seed", range(2))
-def test_a_place_that_nobody_has_any_more_costs_no_blocks(method: Method, seed: int) -> None:
+def test_a_place_that_nobody_has_any_more_costs_no_blocks(method: Averager, seed: int) -> None:
     """One claims a place far above the others, is believed, and is gone: each hears of it at its own time."""
     crew = Crew(4, GHOST - 3, method, seed=seed)
     draws = np.random.default_rng(seed)
@@ -240,7 +240,7 @@ def test_a_place_that_nobody_has_any_more_costs_no_blocks(method: Method, seed: 
     assert [node.n for node in crew.nodes[:4]] == [GHOST + 1] * 4, "places are still known"
     for peer in range(4):
         assert all(heard == {0, 1, 2, 3} for heard in crew.heard(peer, 1.2))
-    assert {r.spec.growth for node in crew.nodes[:4] for r in node._lanes[0].rounds.values()} == {0}
+    assert {r.spec.growth for node in crew.nodes[:4] for r in node.channels[0].lane.rounds.values()} == {0}
     crew.let_in(2.0, 4, draws.uniform(0, 0.3, 4).tolist())  # the next one takes the lowest free place
     crew.world.at(2.0, 4, Left(GHOST))
     crew.nodes[4].resume(0, crew.outcomes[0][-1][1].round)

@@ -8,9 +8,9 @@ import pytest
 
 from ragtag.core.types import Arrived, Average, Effect, MessageKey, Outcome, Run, Send
 from ragtag.protocols.allreduce import direct
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import GATHER, SCATTER, told
 from ragtag.protocols.hail import HERE, NEVER, hail
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps, rps_repair
 from ragtag.protocols.stages import Stages
@@ -20,7 +20,7 @@ N, LAST, ODD = 4, 12, 10
 METHODS = pytest.mark.parametrize("method", [rps, rps_repair, direct], ids=lambda m: m.name)
 
 
-def one_odd_round(method: Method, late_s: float) -> World:
+def one_odd_round(method: Averager, late_s: float) -> World:
     """Peers of which the last begins 200 ms after the others, so that their deadlines are 300 ms and more.
 
     In round ``ODD`` what peer 3 made of its block comes to peer 0 so much later.
@@ -49,7 +49,7 @@ def whole(outcome: Outcome) -> bool:
 
 @METHODS
 def test_what_a_peer_sent_that_has_ended_the_round_is_not_waited_for_until_the_deadline(
-    method: Method,
+    method: Averager,
 ) -> None:
     world = one_odd_round(method, late_s=10.0)
     odd, after = world.outcomes[0][ODD], world.outcomes[0][ODD + 1]
@@ -61,14 +61,16 @@ def test_what_a_peer_sent_that_has_ended_the_round_is_not_waited_for_until_the_d
 
 
 @METHODS
-def test_and_that_lengthens_no_deadline(method: Method) -> None:
+def test_and_that_lengthens_no_deadline(method: Averager) -> None:
     calm, odd = one_odd_round(method, 0.0), one_odd_round(method, 10.0)
-    for of_calm, of_odd in zip(calm.nodes[0].budgets_s(0), odd.nodes[0].budgets_s(0), strict=True):
+    for of_calm, of_odd in zip(
+        calm.nodes[0].channels[0].budgets_s(), odd.nodes[0].channels[0].budgets_s(), strict=True
+    ):
         assert of_odd == pytest.approx(of_calm, rel=0.2)
 
 
 @METHODS
-def test_what_was_on_its_way_and_comes_while_an_answer_may_take_counts(method: Method) -> None:
+def test_what_was_on_its_way_and_comes_while_an_answer_may_take_counts(method: Averager) -> None:
     """It is asked for 4 ms (a gather's budget) after the others' have come; the answer may take 10."""
     outcome = one_odd_round(method, late_s=0.01).outcomes[0][ODD]
     assert whole(outcome) and outcome.missed == ()
@@ -81,7 +83,7 @@ def answers(effects: list[Effect]) -> list[int]:
     return [effect.run.key.stage for effect in effects if isinstance(effect, Send)]
 
 
-def founder(method: Method = direct) -> Node:
+def founder(method: Averager = direct) -> Node:
     """Peer 0 of 3, in no round yet, with a channel of six chunks."""
     node = Node(0, 3, 1)
     node.configure(0, Channel(method, TINY, 6, probe_s=100.0, rtt_s=0.01))
@@ -108,7 +110,7 @@ def test_who_takes_another_for_the_owner_of_a_block_says_so() -> None:
     """Whether it is asked for its share, or for what it made of the block; but not before it has begun."""
     node = founder()
     node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
-    machine = node._lanes[0].rounds[0]
+    machine = node.channels[0].lane.rounds[0]
     assert isinstance(machine, Stages)
     owners = machine.spec.owners
     assert sorted(owners) == [0, 1, 2]
@@ -125,7 +127,7 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     """Peer 0 takes 1 and 2 for owners of a block each; both say what is to be said of what it lacks."""
     node = founder()
     sent = node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
-    machine = node._lanes[0].rounds[0]
+    machine = node.channels[0].lane.rounds[0]
     assert isinstance(machine, Stages)
     mine, of_1, of_2 = (machine.spec.owners.index(owner) for owner in range(3))
     share = next(e.run for e in sent if isinstance(e, Send) and e.run.key.block == of_1)

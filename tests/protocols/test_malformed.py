@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ragtag.core.types import Arrived, Average, Done, Effect, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import BLOCK_BITS, GATHER, NACK, SCATTER
 from ragtag.protocols.layout import layout_of
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps, rps_repair
 from tests.protocols.harness import TINY, vectors
@@ -72,7 +72,7 @@ def malformed_requests(draw: st.DrawFn) -> Run:
     return junk(draw(st.integers(0, 2**16 - 1)), key, first, total, k, width=CHUNK_BYTES)
 
 
-def finished(method: Method, before: list[Run], during: list[Run]) -> Outcome:
+def finished(method: Averager, before: list[Run], during: list[Run]) -> Outcome:
     """Node 0's round when all others take part, with strays before and after it begins."""
     nodes = [Node(i, N, seed=1) for i in range(N)]
     for node in nodes:
@@ -102,7 +102,7 @@ def content(outcome: Outcome) -> tuple[Any, ...]:
 
 
 @METHODS
-def test_malformed_runs_change_nothing(method: Method) -> None:
+def test_malformed_runs_change_nothing(method: Averager) -> None:
     plain = content(finished(method, [], []))
 
     @given(st.lists(malformed(), max_size=4), st.lists(malformed(), max_size=4))
@@ -113,7 +113,7 @@ def test_malformed_runs_change_nothing(method: Method) -> None:
 
 
 @METHODS
-def test_malformed_requests_change_nothing(method: Method) -> None:
+def test_malformed_requests_change_nothing(method: Averager) -> None:
     """They may be answered, where they name what was sent; they never reach an average."""
     plain = content(finished(method, [], []))
 
@@ -143,7 +143,7 @@ ANY_RUN = st.builds(
 
 
 @METHODS
-def test_no_sequence_of_runs_raises(method: Method) -> None:
+def test_no_sequence_of_runs_raises(method: Averager) -> None:
     """Any runs a peer of the crew could send, sensible or not, in any order, before and during a round."""
 
     @given(st.lists(ANY_RUN, max_size=25), st.lists(ANY_RUN, max_size=25))

@@ -28,13 +28,13 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import GATHER, SCATTER, told, whole
 from ragtag.protocols.centre import centre
 from ragtag.protocols.gather import gather
-from ragtag.protocols.groups import moshpit
+from ragtag.protocols.groups import Moshpit
 from ragtag.protocols.hail import HAIL, HERE, Patience, hail
 from ragtag.protocols.layout import layout_of, rotating_owners
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
 from ragtag.protocols.rps import rps, rps_repair
 from tests.protocols.centres import Each
@@ -60,7 +60,7 @@ def noted(world: World, me: int) -> list[tuple[str, int]]:
 
 
 @SCATTERING
-def test_a_dead_peer_costs_one_deadline_and_is_named(method: Method) -> None:
+def test_a_dead_peer_costs_one_deadline_and_is_named(method: Averager) -> None:
     world = World(4, method, 20, probe_s=0.05)
     world.dead[3] = 0.0
     world.rounds(6, values(4, 20))
@@ -118,7 +118,7 @@ def test_the_last_one_goes_on_alone() -> None:
 
 
 @SCATTERING
-def test_a_peer_that_would_wait_much_longer_goes_on_with_the_others(method: Method) -> None:
+def test_a_peer_that_would_wait_much_longer_goes_on_with_the_others(method: Averager) -> None:
     """Each learns its own deadline; what most have given up nobody waits for."""
     world = World(5, method, 20, probe_s=0.05)
     patient = Channel(method, TINY, 20, 5.0, 2.5 * world.latency_s, 0.02)
@@ -143,7 +143,7 @@ def test_one_owner_that_goes_on_alone_cuts_nobody_off() -> None:
 
 
 @SCATTERING
-def test_a_line_cut_one_way_costs_no_deadline_in_every_round(method: Method) -> None:
+def test_a_line_cut_one_way_costs_no_deadline_in_every_round(method: Averager) -> None:
     """Peer 2 does not hear peer 3, deals its blocks to others, and sends it no copies; the rest hear both.
 
     Were peer 3 to wait for those copies, each round would last as long as its deadline (1.5 s and more in
@@ -161,7 +161,7 @@ def test_a_line_cut_one_way_costs_no_deadline_in_every_round(method: Method) -> 
 
 
 @SCATTERING
-def test_a_round_ends_at_once_when_the_missing_peer_is_known_to_have_left(method: Method) -> None:
+def test_a_round_ends_at_once_when_the_missing_peer_is_known_to_have_left(method: Averager) -> None:
     world = World(3, method, 9, probe_s=10.0)
     world.dead[2] = 0.0
     for peer in (0, 1):
@@ -231,7 +231,7 @@ def test_after_a_short_absence_they_weigh_as_ever() -> None:
 
 
 @pytest.mark.parametrize("method", [rps, rps_repair], ids=lambda m: m.name)
-def test_a_peer_that_joins_late_begins_in_the_newest_round_with_full_weight(method: Method) -> None:
+def test_a_peer_that_joins_late_begins_in_the_newest_round_with_full_weight(method: Averager) -> None:
     """It skipped nothing that it had a part in, and is with the others after rounds, not deadlines."""
     world = World(3, method, 9)
     again = values(3, 9)
@@ -269,7 +269,7 @@ def test_freezing_costs_the_others_one_deadline() -> None:
 # -- Late, stale and foreign runs
 
 
-def hand(n: int = 3, n_chunks: int = 6, method: Method = rps) -> Node:
+def hand(n: int = 3, n_chunks: int = 6, method: Averager = rps) -> Node:
     """Node 0 of a crew, driven by hand."""
     node = Node(0, n, seed=1)
     node.configure(0, Channel(method, TINY, n_chunks, probe_s=0.1, rtt_s=0.01))
@@ -315,10 +315,10 @@ def test_a_late_run_lengthens_the_next_deadline() -> None:
     """A peer that is alive and slower than the deadline is waited for longer, not cut off for good."""
     node = hand()
     finish(node, 0.0, vectors(3, 6)[0])
-    without, _ = hand_after_a_miss().budgets_s(0)
+    without, _ = hand_after_a_miss().channels[0].budgets_s()
     node.step(0.9, message(1, 0, SCATTER, 0, 2))
     node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
-    assert node.budgets_s(0)[0] > 1.5 * without
+    assert node.channels[0].budgets_s()[0] > 1.5 * without
 
 
 def hand_after_a_miss() -> Node:
@@ -636,7 +636,7 @@ def test_who_answers_late_again_and_again_is_soon_given_the_time_it_takes() -> N
     world.run()
     missed = [bool(outcome.missed) for outcome in world.outcomes[0]]
     assert any(missed[:4]) and not any(missed[8:])
-    assert world.nodes[0]._lanes[0].patience.factor > 4
+    assert world.nodes[0].channels[0].lane.patience.factor > 4
 
 
 def test_patience_grows_with_those_given_up_too_early_and_only_with_them() -> None:
@@ -668,7 +668,7 @@ def test_who_asks_or_answers_unasked_changes_nothing(stage: int) -> None:
 
 
 @SCATTERING
-def test_a_callers_deadline_bounds_the_round(method: Method) -> None:
+def test_a_callers_deadline_bounds_the_round(method: Averager) -> None:
     world = World(3, method, 9, probe_s=100.0)
     world.dead[2] = 0.0
     for outcome in world.once(vectors(3, 9), deadline_s=0.06):
@@ -678,10 +678,10 @@ def test_a_callers_deadline_bounds_the_round(method: Method) -> None:
 
 def test_the_first_deadline_is_the_probes_and_later_ones_follow_the_line() -> None:
     world = World(4, rps, 20, probe_s=3.0, floor_s=0.0)
-    assert world.nodes[0].budgets_s(0) == pytest.approx((3 * HEADROOM, 3 * HEADROOM))
+    assert world.nodes[0].channels[0].budgets_s() == pytest.approx((3 * HEADROOM, 3 * HEADROOM))
     world.rounds(40, values(4, 20))
     for node in world.nodes:
-        assert max(node.budgets_s(0)) <= HEADROOM * 4 * world.latency_s
+        assert max(node.channels[0].budgets_s()) <= HEADROOM * 4 * world.latency_s
 
 
 # -- Misuse
@@ -731,17 +731,17 @@ def test_the_largest_crew_that_averages_directly_is_64() -> None:
 
 
 @pytest.mark.parametrize("method", [rps, direct, ring, gather, centre("every", Each())], ids=lambda m: m.name)
-def test_what_averages_directly_says_the_way_out_of_64_seats(method: Method) -> None:
+def test_what_averages_directly_says_the_way_out_of_64_seats(method: Averager) -> None:
     node = Node(70, 71, 0)
     with pytest.raises(ValueError, match=r"71 seats, and '.*' averages 64 at most; larger .*Moshpit\(group="):
         node.configure(0, Channel(method, TINY, 5, 0.1, 0.01))
-    node.configure(0, Channel(moshpit(8), TINY, 5, 0.1, 0.01))
+    node.configure(0, Channel(Moshpit(8), TINY, 5, 0.1, 0.01))
     assert node.room == SEATS_MAX
 
 
 def test_a_crew_that_averages_directly_lets_nobody_into_a_65th_seat() -> None:
     node = Node(0, 64, 0)
-    node.configure(0, Channel(moshpit(8), TINY, 5, 0.1, 0.01))
+    node.configure(0, Channel(Moshpit(8), TINY, 5, 0.1, 0.01))
     node.configure(9, Channel(rps, TINY, 5, 0.1, 0.01, passing=True))
     assert node.room == SEATS_MAX  # a probe decides nothing
     node.configure(1, Channel(rps, TINY, 5, 0.1, 0.01))
@@ -753,7 +753,7 @@ def test_a_crew_that_averages_directly_lets_nobody_into_a_65th_seat() -> None:
 
 def test_a_probe_ends_where_the_crew_grows_beyond_64() -> None:
     node = Node(0, 64, 0)
-    node.configure(0, Channel(moshpit(8), TINY, 5, 0.1, 0.01))
+    node.configure(0, Channel(Moshpit(8), TINY, 5, 0.1, 0.01))
     node.configure(9, Channel(rps, TINY, 5, 0.1, 0.01, passing=True))
     own = vectors(1, 5)[0]
     asked = node.step(0.0, Average(9, own, 1.0))

@@ -14,9 +14,9 @@ from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Average, Bools, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.allreduce import direct
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import NACK
-from ragtag.protocols.groups import moshpit
-from ragtag.protocols.method import Method
+from ragtag.protocols.groups import Moshpit
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.repair import BITS, request, requested
 from ragtag.protocols.rps import rps_repair
@@ -65,8 +65,8 @@ def test_what_arrives_of_a_request_names_its_part(drawn: tuple[int, int, float],
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("method", [rps_repair, direct, moshpit(4)], ids=lambda method: method.name)
-def test_where_delays_are_zero_repair_takes_some_time_all_the_same(method: Method) -> None:
+@pytest.mark.parametrize("method", [rps_repair, direct, Moshpit(4)], ids=lambda method: method.name)
+def test_where_delays_are_zero_repair_takes_some_time_all_the_same(method: Averager) -> None:
     """A measured round trip of no time is no pause: the same would be asked for ever, at one virtual time."""
     nodes = [Node(peer, 4, 1) for peer in range(4)]
     values = np.ones((16, fp32.elements), np.float32)

@@ -13,7 +13,7 @@ import pytest
 from ragtag.core.seed import generator
 from ragtag.core.types import Outcome, Run
 from ragtag.protocols.allreduce import direct
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.rps import rps, rps_repair
 from tests.protocols.harness import World, vectors
 
@@ -23,7 +23,7 @@ CUT_S, HEAL_S, END_S = 0.6, 1.0, 3.0
 
 
 def healed(
-    n: int, n_chunks: int, method: Method, seed: int, jitter: float, busy_s: float = 0.0
+    n: int, n_chunks: int, method: Averager, seed: int, jitter: float, busy_s: float = 0.0
 ) -> list[bool]:
     """Whether each average of the last second had everybody's values in every chunk.
 
@@ -61,7 +61,7 @@ def healed(
 
 @pytest.mark.parametrize("method", [direct, rps_repair], ids=lambda m: m.name)
 @pytest.mark.parametrize(("n", "n_chunks"), [(2, 1), (3, 1), (3, 2)])
-def test_peers_that_were_cut_off_are_all_in_all_rounds_again(method: Method, n: int, n_chunks: int) -> None:
+def test_peers_that_were_cut_off_are_all_in_all_rounds_again(method: Averager, n: int, n_chunks: int) -> None:
     whole = []
     for seed, jitter in itertools.product(range(6), (0.0, 0.1)):
         last = healed(n, n_chunks, method, seed, jitter)
@@ -82,7 +82,7 @@ def test_so_they_are_on_a_busy_machine(n: int) -> None:
 @pytest.mark.parametrize("n_chunks", [1, 2])
 @pytest.mark.parametrize("method", [direct, rps, rps_repair], ids=lambda m: m.name)
 def test_who_always_begins_a_round_as_it_is_over_for_the_other_gets_ahead_in_the_end(
-    method: Method, n_chunks: int, lag_s: float
+    method: Averager, n_chunks: int, lag_s: float
 ) -> None:
     """Equal steps of 30 ms: one peer is on its own, and the other a hair more than a step behind it."""
     world = World(2, method, n_chunks, latency_s=0.0004, probe_s=0.01, floor_s=0.002)

@@ -9,9 +9,9 @@ import pytest
 
 from ragtag.core.types import Floats, MessageKey, Outcome, Run, Send
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import GATHER, SCATTER
 from ragtag.protocols.layout import layout_of, rotating_owners
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import HEADROOM
 from ragtag.protocols.rps import rps, rps_repair
 from tests.protocols.harness import World, mean_of_heard, members, vectors
@@ -46,7 +46,7 @@ def assert_one_mind(outcomes: list[Outcome]) -> None:
 
 @METHODS
 @pytest.mark.parametrize(("n", "n_chunks"), SIZES)
-def test_without_loss_it_is_the_mean(method: Method, n: int, n_chunks: int) -> None:
+def test_without_loss_it_is_the_mean(method: Averager, n: int, n_chunks: int) -> None:
     inputs = vectors(n, n_chunks)
     outcomes = World(n, method, n_chunks).once(inputs)
     assert len(outcomes) == n
@@ -61,7 +61,7 @@ def test_without_loss_it_is_the_mean(method: Method, n: int, n_chunks: int) -> N
 
 
 @METHODS
-def test_weights_weigh(method: Method) -> None:
+def test_weights_weigh(method: Averager) -> None:
     weights = [1.0, 0.25, 3.0, 7.5]
     inputs = vectors(4, 10)
     for outcome in World(4, method, 10).once(inputs, weights):
@@ -70,7 +70,7 @@ def test_weights_weigh(method: Method) -> None:
 
 
 @METHODS
-def test_a_weight_of_zero_takes_and_does_not_give(method: Method) -> None:
+def test_a_weight_of_zero_takes_and_does_not_give(method: Averager) -> None:
     inputs = vectors(4, 10)
     inputs[2][:] = 1e30
     outcomes = World(4, method, 10).once(inputs, [1.0, 1.0, 0.0, 1.0])
@@ -80,7 +80,7 @@ def test_a_weight_of_zero_takes_and_does_not_give(method: Method) -> None:
 
 
 @METHODS
-def test_where_all_weigh_zero_each_keeps_its_own(method: Method) -> None:
+def test_where_all_weigh_zero_each_keeps_its_own(method: Averager) -> None:
     inputs = vectors(3, 6)
     outcomes = World(3, method, 6).once(inputs, [0.0, 0.0, 0.0])
     for outcome, own in zip(outcomes, inputs, strict=True):
@@ -89,7 +89,7 @@ def test_where_all_weigh_zero_each_keeps_its_own(method: Method) -> None:
 
 
 @METHODS
-def test_what_a_peer_gave_is_not_changed(method: Method) -> None:
+def test_what_a_peer_gave_is_not_changed(method: Averager) -> None:
     inputs = vectors(4, 10)
     before = [values.copy() for values in inputs]
     World(4, method, 10, loss=0.2).once(inputs)
@@ -98,7 +98,7 @@ def test_what_a_peer_gave_is_not_changed(method: Method) -> None:
 
 @METHODS
 @pytest.mark.parametrize(("n", "n_chunks"), [(2, 1), (3, 2), (4, 9), (5, 3), (8, 3), (8, 20)])
-def test_a_crew_without_faults_stays_whole(method: Method, n: int, n_chunks: int) -> None:
+def test_a_crew_without_faults_stays_whole(method: Averager, n: int, n_chunks: int) -> None:
     """Round after round: nobody is called silent for having had nothing to send."""
     world = World(n, method, n_chunks)
     world.rounds(12, lambda peer, round_: vectors(n, n_chunks, "v", round_)[peer])
@@ -110,7 +110,7 @@ def test_a_crew_without_faults_stays_whole(method: Method, n: int, n_chunks: int
 
 
 @METHODS
-def test_two_runs_of_one_seed_are_the_same(method: Method) -> None:
+def test_two_runs_of_one_seed_are_the_same(method: Averager) -> None:
     def told() -> list[object]:
         world = World(5, method, 13, loss=0.2)
         world.rounds(4, lambda peer, round_: vectors(5, 13, "v", round_)[peer])
@@ -126,7 +126,7 @@ def test_two_runs_of_one_seed_are_the_same(method: Method) -> None:
 
 @LOSSY
 @pytest.mark.parametrize("loss", [0.01, 0.1, 0.4, 0.9])
-def test_each_chunk_is_the_mean_of_who_was_heard(method: Method, loss: float) -> None:
+def test_each_chunk_is_the_mean_of_who_was_heard(method: Averager, loss: float) -> None:
     for seed in range(3):
         inputs = vectors(6, 31)
         outcomes = World(6, method, 31, loss=loss, seed=seed).once(inputs)
@@ -142,7 +142,7 @@ def test_each_chunk_is_the_mean_of_who_was_heard(method: Method, loss: float) ->
 
 
 @LOSSY
-def test_weights_travel_with_chunks(method: Method) -> None:
+def test_weights_travel_with_chunks(method: Averager) -> None:
     weights = [1.0, 2.0, 0.5, 4.0, 1.5]
     inputs = vectors(5, 23)
     for me, outcome in enumerate(World(5, method, 23, loss=0.3).once(inputs, weights)):
@@ -194,7 +194,7 @@ def test_a_round_under_loss_lasts_as_long_as_the_line_needs() -> None:
 
 
 @LOSSY
-def test_without_end_markers_the_deadline_ends_the_round(method: Method) -> None:
+def test_without_end_markers_the_deadline_ends_the_round(method: Averager) -> None:
     """One peer's messages lose a chunk and their end: the round is as long as its deadline, not longer."""
     inputs = vectors(4, 20)
     world = World(4, method, 20, probe_s=0.1)
@@ -217,7 +217,7 @@ def test_without_end_markers_the_deadline_ends_the_round(method: Method) -> None
 
 
 @METHODS
-def test_duplicates_count_once(method: Method) -> None:
+def test_duplicates_count_once(method: Averager) -> None:
     """Every run comes twice, the copy a little later; every average is the plain mean all the same."""
     inputs = vectors(5, 17)
     world = World(5, method, 17)
@@ -228,7 +228,7 @@ def test_duplicates_count_once(method: Method) -> None:
 
 
 @METHODS
-def test_runs_may_come_in_any_pieces_and_order(method: Method) -> None:
+def test_runs_may_come_in_any_pieces_and_order(method: Averager) -> None:
     """A message in single chunks, the last one first, overlapping: the receiver puts it together."""
     inputs = vectors(4, 26)
 
@@ -259,7 +259,7 @@ def test_runs_may_come_in_any_pieces_and_order(method: Method) -> None:
 
 
 @METHODS
-def test_jitter_and_reordering_change_only_the_order_of_addition(method: Method) -> None:
+def test_jitter_and_reordering_change_only_the_order_of_addition(method: Averager) -> None:
     inputs = vectors(5, 23)
     world = World(5, method, 23)
     world.carry = lambda source, run: [((source * 7 + run.peer * 3 + run.key.block) % 11 * 1e-3, run)]
@@ -268,7 +268,7 @@ def test_jitter_and_reordering_change_only_the_order_of_addition(method: Method)
 
 
 @METHODS
-def test_early_arrivals_count(method: Method) -> None:
+def test_early_arrivals_count(method: Averager) -> None:
     """One peer begins long after the others' messages have come, and misses nothing."""
     inputs = vectors(4, 18)
     world = World(4, method, 18, probe_s=0.2)

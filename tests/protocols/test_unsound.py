@@ -13,10 +13,10 @@ from ragtag.codecs.dense import bf16, fp32, int8
 from ragtag.core.seed import generator
 from ragtag.core.types import WEIGHT_MAX, Floats, Outcome, Run
 from ragtag.protocols.allreduce import direct, ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.base import GATHER, SCATTER, UNSOUND
-from ragtag.protocols.groups import moshpit
+from ragtag.protocols.groups import Moshpit
 from ragtag.protocols.layout import layout_of
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel
 from ragtag.protocols.rps import rps, rps_repair
 from tests.protocols.harness import World
@@ -36,7 +36,7 @@ def own_of(codec: Codec) -> list[Floats]:
     ]
 
 
-def world(method: Method, codec: Codec) -> World:
+def world(method: Averager, codec: Codec) -> World:
     made = World(N, method, N_CHUNKS)
     for node in made.nodes:
         node.configure(0, Channel(method, codec, N_CHUNKS, 0.05, 0.005, 0.02))
@@ -77,7 +77,7 @@ def noted(made: World) -> set[tuple[int, int]]:
 @CODECS
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_what_is_not_finite_is_missing_and_its_sender_noted(
-    method: Method, codec: Codec, value: float
+    method: Averager, codec: Codec, value: float
 ) -> None:
     values = own_of(codec)
     for chunk in AT:
@@ -97,7 +97,7 @@ def test_what_is_not_finite_is_missing_and_its_sender_noted(
 
 @METHODS
 @CODECS
-def test_finite_values_whose_sum_is_not_are_no_average(method: Method, codec: Codec) -> None:
+def test_finite_values_whose_sum_is_not_are_no_average(method: Averager, codec: Codec) -> None:
     """Each peer keeps its own; nobody is told an average that nobody could go on with."""
     values = own_of(codec)
     for own in values:
@@ -113,7 +113,7 @@ def test_finite_values_whose_sum_is_not_are_no_average(method: Method, codec: Co
 @METHODS
 @CODECS
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_a_huge_finite_value_counts_as_not_finite(method: Method, codec: Codec, everywhere: bool) -> None:
+def test_a_huge_finite_value_counts_as_not_finite(method: Averager, codec: Codec, everywhere: bool) -> None:
     """In a mean it would break everybody's model. Its sender takes the others' mean, and is whole again."""
     values = own_of(codec)
     values[BAD][slice(None) if everywhere else AT[0], 5] = 1e30
@@ -130,7 +130,7 @@ def test_a_huge_finite_value_counts_as_not_finite(method: Method, codec: Codec, 
 
 
 @METHODS
-def test_large_values_below_that_are_averaged_as_they_are(method: Method) -> None:
+def test_large_values_below_that_are_averaged_as_they_are(method: Averager) -> None:
     """That they mean nothing cannot be seen here: see ``training.checks``."""
     values = own_of(fp32)
     values[BAD][AT[0], 5] = 1e19
@@ -152,7 +152,7 @@ def damage(run: Run, stage: int, value: float) -> Run:
 
 @METHODS
 @pytest.mark.parametrize("value", [NAN, INF])
-def test_an_average_that_is_not_finite_never_reaches_a_model(method: Method, value: float) -> None:
+def test_an_average_that_is_not_finite_never_reaches_a_model(method: Averager, value: float) -> None:
     values = own_of(fp32)
     made = world(method, fp32)
     made.carry = lambda source, run: [(0.0, damage(run, GATHER, value) if source == BAD else run)]
@@ -172,7 +172,7 @@ def test_an_average_that_is_not_finite_never_reaches_a_model(method: Method, val
 @METHODS
 @pytest.mark.parametrize("weight", [NAN, INF, -1.0, 2 * WEIGHT_MAX])
 @pytest.mark.parametrize("stage", [SCATTER, GATHER])
-def test_an_absurd_weight_counts_for_nothing(method: Method, weight: float, stage: int) -> None:
+def test_an_absurd_weight_counts_for_nothing(method: Averager, weight: float, stage: int) -> None:
     values = own_of(fp32)
     made = world(method, fp32)
 
@@ -191,7 +191,7 @@ def test_an_absurd_weight_counts_for_nothing(method: Method, weight: float, stag
 
 
 @METHODS
-def test_a_tiny_weight_makes_no_infinite_average(method: Method) -> None:
+def test_a_tiny_weight_makes_no_infinite_average(method: Averager) -> None:
     values = own_of(fp32)
     outcomes = averaged(world(method, fp32), values, [1e-40] * N)
     for peer, outcome in enumerate(outcomes):
@@ -202,9 +202,9 @@ def test_a_tiny_weight_makes_no_infinite_average(method: Method) -> None:
 
 def test_groups_name_the_sender_by_its_own_number() -> None:
     n = 6
-    made = World(n, moshpit(3), N_CHUNKS)
+    made = World(n, Moshpit(3), N_CHUNKS)
     for node in made.nodes:
-        node.configure(0, Channel(moshpit(3), fp32, N_CHUNKS, 0.05, 0.005, 0.02))
+        node.configure(0, Channel(Moshpit(3), fp32, N_CHUNKS, 0.05, 0.005, 0.02))
     for peer in range(n):
         own = np.full((N_CHUNKS, fp32.elements), float(peer), np.float32)
         if peer == 5:

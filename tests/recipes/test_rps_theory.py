@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from ragtag.protocols.method import Method
+from ragtag.protocols.rounds import at_once
 from ragtag.protocols.rps import rps
 from ragtag.recipes.rps_theory import Closed, Estimate, bursts, fixed_owner_rps, line, mixing, slope
 
@@ -44,7 +44,7 @@ def test_without_loss_one_round_agrees_on_the_mean() -> None:
 def test_fixed_owners_weigh_more_and_rotating_ones_do_not() -> None:
     p, n = 0.5, 4
     for method, expected in (
-        (Method("fixed", fixed_owner_rps), Closed(n, p).owner_weight),
+        (at_once("fixed", fixed_owner_rps), Closed(n, p).owner_weight),
         (rps, 1.0),
     ):
         own = mixing(n, line(p), method=method, rounds=120, chunks_per_block=8, seed=2).own

@@ -10,7 +10,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults
 from ragtag.core.seed import generator
 from ragtag.core.types import Average, Effect, Event, Floats, MessageKey, Outcome, PeerId, Run
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.world import World
 
@@ -42,7 +42,7 @@ def values(seed: int, peer: PeerId, step: int, n_chunks: int) -> Floats:
     return drawn.astype(np.float32)
 
 
-def nodes(n: int, method: Method, n_chunks: int, seed: int) -> list[Node]:
+def nodes(n: int, method: Averager, n_chunks: int, seed: int) -> list[Node]:
     crew = [Node(peer, n, seed) for peer in range(n)]
     for node in crew:
         node.configure(0, Channel(method, fp32, n_chunks, probe_s=0.1, rtt_s=0.01))
@@ -55,7 +55,7 @@ class Crew:
     def __init__(
         self,
         n: int,
-        method: Method,
+        method: Averager,
         faults: Faults = Faults(),  # noqa: B008
         *,
         n_chunks: int = 13,

@@ -10,8 +10,8 @@ import pytest
 
 from ragtag.core.faults import Faults, Freeze, Loss
 from ragtag.core.types import PEERS_MAX
-from ragtag.protocols.groups import moshpit, random_groups
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
+from ragtag.protocols.groups import Moshpit, RandomGroups
 from ragtag.protocols.rps import rps
 from ragtag.simulation.crew import CrewWorld
 
@@ -28,8 +28,8 @@ def until(crew: CrewWorld, true: Callable[[], bool], limit_s: float) -> float:
     return crew.now_s - began_s
 
 
-@pytest.mark.parametrize("method", [moshpit(8), random_groups(8)], ids=lambda m: m.name)
-def test_peers_of_a_large_crew_come_to_one_mean_while_some_die_and_others_come(method: Method) -> None:
+@pytest.mark.parametrize("method", [Moshpit(8), RandomGroups(8)], ids=lambda m: m.name)
+def test_peers_of_a_large_crew_come_to_one_mean_while_some_die_and_others_come(method: Averager) -> None:
     crew = CrewWorld(68, method, LOSSY, seed=3, step_s=0.2)
     mean = np.mean([member.values for member in crew.running()], axis=0)
     until(crew, lambda: crew.spread() < 1e-6, 6.0)
@@ -50,7 +50,7 @@ def test_peers_of_a_large_crew_come_to_one_mean_while_some_die_and_others_come(m
 
 
 def test_a_crew_in_groups_grows_beyond_64_seats_one_at_a_time() -> None:
-    crew = CrewWorld(63, moshpit(8), LINE, seed=1, step_s=0.25)
+    crew = CrewWorld(63, Moshpit(8), LINE, seed=1, step_s=0.25)
     for index in range(63, 67):
         crew.come(index, (3,))
         until(crew, lambda index=index: len(crew.running()) == index + 1 and crew.agreed(), 15.0)  # type: ignore[misc]
@@ -72,7 +72,7 @@ def test_a_crew_that_averages_directly_says_why_it_has_no_65th_seat() -> None:
 
 def test_a_run_of_one_seed_is_the_same_run_each_time() -> None:
     def run() -> list[bytes]:
-        crew = CrewWorld(66, moshpit(8), LOSSY, seed=9, step_s=0.2)
+        crew = CrewWorld(66, Moshpit(8), LOSSY, seed=9, step_s=0.2)
         crew.world.at(0.5, lambda: crew.crash(2))
         crew.world.at(0.6, lambda: crew.come(66, (0,)))
         crew.run(1.5)
@@ -86,7 +86,7 @@ def test_what_a_member_sends_does_not_grow_with_the_crew() -> None:
     told: dict[int, float] = {}
     rounds: dict[int, float] = {}
     for n in (20, 80):
-        crew = CrewWorld(n, moshpit(8), LINE, seed=2, step_s=0.25)
+        crew = CrewWorld(n, Moshpit(8), LINE, seed=2, step_s=0.25)
         until(crew, lambda crew=crew: crew.agreed(), 10.0)  # type: ignore[misc]
         before, begun = crew.world.datagrams, sum(t.datagrams_sent for t in crew.link.traffic)
         done = sum(len(member.outcomes) for member in crew.running())
@@ -103,7 +103,7 @@ def test_a_storm_over_128_peers() -> None:
     """Deaths, leaves, freezes and 40 newcomers at once, with loss: all that run are one crew after it."""
     freezes = tuple(Freeze(peer, 4.0 + 0.3 * peer, 1.5) for peer in (1, 13, 70))
     faults = Faults(latency_s=0.005, jitter_s=0.002, loss=Loss(0.02), freezes=freezes)
-    crew = CrewWorld(128, moshpit(8), faults, seed=5, step_s=0.2)
+    crew = CrewWorld(128, Moshpit(8), faults, seed=5, step_s=0.2)
     for i, index in enumerate((4, 8, 15, 16, 23, 42, 99, 127)):
         crew.world.at(4.0 + 0.2 * i, lambda index=index: crew.crash(index))  # type: ignore[misc]
     for index in (50, 60):
@@ -120,7 +120,7 @@ def test_a_storm_over_128_peers() -> None:
 
 @pytest.mark.slow
 def test_256_members_know_of_a_death_and_of_newcomers_within_seconds() -> None:
-    crew = CrewWorld(256, moshpit(16), LINE, seed=4, step_s=1.0)
+    crew = CrewWorld(256, Moshpit(16), LINE, seed=4, step_s=1.0)
     until(crew, crew.agreed, 30.0)
     crew.crash(77)
     gone = {member.index: member for member in crew.running()}

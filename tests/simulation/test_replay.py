@@ -9,7 +9,7 @@ from ragtag.core.faults import BurstLoss, Faults, Freeze
 from ragtag.core.recording import Recording, RecordingFull
 from ragtag.core.types import Arrived, Average, Joined, Outcome, Start
 from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.rps import rps, rps_repair
 from ragtag.simulation.replay import effects, replay
 from tests.simulation.scripted import Crew, message, nodes, values
@@ -40,7 +40,7 @@ def same(a: Outcome, b: Outcome) -> bool:
 
 
 @pytest.mark.parametrize("method", [rps, rps_repair, direct, ring], ids=lambda method: method.name)
-def test_a_recorded_peer_is_replayed_bit_for_bit(method: Method) -> None:
+def test_a_recorded_peer_is_replayed_bit_for_bit(method: Averager) -> None:
     crew = Crew(4, method, FAULTS, rounds=5, record=True)
     world = crew.run(until_s=60.0)
     for peer, fresh in enumerate(nodes(4, method, 13, seed=1)):

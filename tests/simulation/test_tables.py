@@ -8,10 +8,10 @@ import pytest
 
 from ragtag.core.faults import Faults
 from ragtag.core.types import Post
-from ragtag.protocols.groups import moshpit
+from ragtag.protocols.averager import Averager
+from ragtag.protocols.groups import Moshpit
 from ragtag.protocols.member_probe import NONCES_MAX
 from ragtag.protocols.member_types import Limits
-from ragtag.protocols.method import Method
 from ragtag.protocols.rps import rps
 from ragtag.simulation.crew import CrewWorld
 from tests.tables import tables
@@ -25,7 +25,7 @@ SLACK = 24
 """Entries by which one moment differs from another: a round is under way, or samples are not all in yet."""
 
 
-def held_after(method: Method, leaves: bool) -> tuple[Counter[str], Counter[str]]:
+def held_after(method: Averager, leaves: bool) -> tuple[Counter[str], Counter[str]]:
     """What the first peer holds after few comings, and after many."""
     crew = CrewWorld(3, method, Faults(latency_s=0.002), 7, step_s=0.5, limits=Limits(graves_max=GRAVES))
     crew.run(2.0)
@@ -50,8 +50,8 @@ def held_after(method: Method, leaves: bool) -> tuple[Counter[str], Counter[str]
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["crash", "leave"])
-@pytest.mark.parametrize("method", [rps, moshpit(4)], ids=lambda method: method.name)
-def test_no_table_grows_with_the_number_of_those_that_came(method: Method, leaves: bool) -> None:
+@pytest.mark.parametrize("method", [rps, Moshpit(4)], ids=lambda method: method.name)
+def test_no_table_grows_with_the_number_of_those_that_came(method: Averager, leaves: bool) -> None:
     few, many = held_after(method, leaves)
     assert few["membership._view.graves"] == GRAVES
     assert many[SENT] <= NONCES_MAX

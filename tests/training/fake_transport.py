@@ -34,8 +34,8 @@ from ragtag.core.types import (
     Run,
     Send,
 )
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.board import Notices
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class FakeCrew:
     def transport(self, peer: int) -> FakeTransport:
         return FakeTransport(self, peer)
 
-    def configure(self, peer: int, channel: int, schema: Schema, method: Method, codec: Codec) -> None:
+    def configure(self, peer: int, channel: int, schema: Schema, method: Averager, codec: Codec) -> None:
         with self._changed:
             schema = Schema.decode(schema.encode())
             first = self.schemas.setdefault(channel, schema)
@@ -190,7 +190,7 @@ class FakeTransport:
         return self.crew.nodes[self.me].board.notices(topic)
 
     def configure(
-        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:
         self.crew.configure(self.me, channel, schema, method, codec)
 

@@ -15,10 +15,11 @@ from torch import nn
 
 import ragtag.training.align as align_module
 from ragtag.core.channels import channel_of
-from ragtag.protocols.method import Method
+from ragtag.protocols.allreduce import AllReduce
+from ragtag.protocols.averager import Averager
+from ragtag.protocols.rps import RPS
 from ragtag.training.align import Aligner, Patch
 from ragtag.training.align_plan import Align
-from ragtag.training.averager import RPS, AllReduce
 from ragtag.training.compress import TopK
 from ragtag.training.exchange.aligned import Aligning
 from ragtag.training.exchange.base import layer
@@ -76,7 +77,7 @@ def test_one_row_a_peer_is_all_that_a_calm_crew_pays() -> None:
 
 
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
-def test_one_that_goes_astray_is_brought_back_and_nobody_else_is_moved(method: Method) -> None:
+def test_one_that_goes_astray_is_brought_back_and_nobody_else_is_moved(method: Averager) -> None:
     """It gives no gradients, since its would be of another place, and everybody's steps others."""
     training, aligned = (
         Training(
@@ -118,7 +119,7 @@ def test_who_is_not_in_step_has_no_vote_until_it_has_what_the_others_have() -> N
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
 def test_after_a_death_within_a_round_the_survivors_are_one_again(
-    method: Method, make: Callable[[nn.Module], torch.optim.Optimizer]
+    method: Averager, make: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> None:
     options = {"method": method}
     dies = {4: 10}
@@ -134,7 +135,7 @@ def test_after_a_death_within_a_round_the_survivors_are_one_again(
 
 
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
-def test_a_large_model_is_looked_at_in_turns(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_is_looked_at_in_turns(method: Averager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(align_module, "LOOK_BYTES", 6000)
     options = {"method": method, "align": Align(2, 0.3)}
     training = Training(4, 70, dies={3: 9}, make=OPTIMIZERS["momentum"], options=options, width=60).run()
@@ -237,7 +238,7 @@ class Apart(Newcomer):
 
 
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
-def test_who_comes_late_takes_what_members_took_meanwhile(method: Method) -> None:
+def test_who_comes_late_takes_what_members_took_meanwhile(method: Averager) -> None:
     training = Apart(MAKES["momentum"], {"method": method, "align": Align(1, 0.02)})
     training.run()
     came = training.came

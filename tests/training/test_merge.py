@@ -12,8 +12,10 @@ from torch import nn
 
 from ragtag.core.channels import topic_of
 from ragtag.core.types import Floats, Outcome, nobodys
+from ragtag.protocols.allreduce import AllReduce
+from ragtag.protocols.groups import Moshpit
+from ragtag.protocols.rps import RPS
 from ragtag.schedules import SSP, LocalSteps, Partial
-from ragtag.training.averager import RPS, AllReduce, Moshpit
 from ragtag.training.conduct import Conduct
 from ragtag.training.exchange.slow import Merge
 from ragtag.training.optimizer import CrewOptimizer

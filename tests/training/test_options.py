@@ -10,7 +10,8 @@ from torch import nn
 
 import ragtag
 from ragtag.codecs.dense import DENSE, fp32
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
+from ragtag.protocols.averagers import AVERAGERS
 from ragtag.schedules import (
     SSP,
     Asynchronous,
@@ -24,7 +25,6 @@ from ragtag.schedules import (
     SoftSync,
 )
 from ragtag.schedules.names import SCHEDULES
-from ragtag.training.averager import AVERAGERS
 from ragtag.training.centre import Centre, is_centred
 from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.optimizer import CrewOptimizer
@@ -55,7 +55,7 @@ def asked(**options: Any) -> CrewOptimizer:
         ("random-groups=16", ragtag.RandomGroups(group=16)),
     ],
 )
-def test_an_averager_may_be_named(name: str, averager: Method) -> None:
+def test_an_averager_may_be_named(name: str, averager: Averager) -> None:
     found, when = averaging_of(name, None)
     assert repr(found) == repr(averager)
     assert when is None

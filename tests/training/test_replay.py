@@ -17,8 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ragtag.core.types import Outcome
-from ragtag.protocols.method import Method
-from ragtag.training.averager import RPS, AllReduce, Moshpit
+from ragtag.protocols.allreduce import AllReduce
+from ragtag.protocols.averager import Averager
+from ragtag.protocols.groups import Moshpit
+from ragtag.protocols.rps import RPS
 from ragtag.training.compress import TopK
 from ragtag.training.follower import KEPT_BYTES, ROUNDS_MAX, ROUNDS_MIN, Follower, Mean, Means, rounds_max
 from ragtag.training.optimizer import CrewOptimizer
@@ -180,7 +182,7 @@ class Training:
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 @pytest.mark.parametrize("method", [RPS(), AllReduce(), AllReduce(ring=True)], ids=lambda m: str(m.name))
 def test_its_model_is_the_members_to_the_bit(
-    make: Callable[[nn.Module], torch.optim.Optimizer], method: Method
+    make: Callable[[nn.Module], torch.optim.Optimizer], method: Averager
 ) -> None:
     training = Training(make, {"method": method})
     training.run()

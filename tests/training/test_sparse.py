@@ -24,7 +24,9 @@ from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Average, Gathered, Offer
 from ragtag.optim.outer import Nesterov
-from ragtag.training.averager import RPS, AllReduce, Moshpit, RandomGroups
+from ragtag.protocols.allreduce import AllReduce
+from ragtag.protocols.groups import Moshpit, RandomGroups
+from ragtag.protocols.rps import RPS
 from ragtag.training.compress import Compression, TopK
 from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer import CrewOptimizer

@@ -39,7 +39,7 @@ from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
 from ragtag.network.shelf import Shelf
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.node import CATCH_UP
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
@@ -230,13 +230,13 @@ class Crew(Logbook):
     def optimizer(
         self,
         optimizer: torch.optim.Optimizer,
-        averager: Method | str | None = None,
+        averager: Averager | str | None = None,
         *,
         model: torch.nn.Module | None = None,
         name: str | None = None,
         average: Literal["models", "gradients"] = "models",
         every: int | None = None,
-        schedule: Schedule | Centre | ProgressiveGrouping | Method | str | None = None,
+        schedule: Schedule | Centre | ProgressiveGrouping | Averager | str | None = None,
         weight: float | Callable[[], float] | Literal["samples"] = 1.0,
         buffers: bool = True,
         codec: Codec | Literal["fp32", "bf16", "int8"] | None = None,

@@ -34,9 +34,9 @@ from ragtag.core.types import (
 )
 from ragtag.core.wire import NAMED, name_hash
 from ragtag.network.driver import Driver
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.board import Notices
 from ragtag.protocols.gather import nothing_gathered
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
 from ragtag.training.standing import Standing
@@ -135,7 +135,7 @@ class SoloTransport:
         return self._node.live
 
     def configure(
-        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:
         """Open a channel."""
         chunks = schema.n_chunks(codec.elements)
@@ -239,7 +239,7 @@ class DriverTransport:
         self._phases = phases or Phases()
         self.me = driver.node.me
         self._method = ""
-        self._opened: dict[int, tuple[Schema, Method, Codec]] = {}
+        self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
         self.standing = Standing(self, self._living)
 
     @property
@@ -263,7 +263,7 @@ class DriverTransport:
         return frozenset({self.me}) if self._driver.lost_seat else self._driver.node.live
 
     def configure(
-        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:
         """Open a channel: compare schemas with all peers, then measure how long averaging takes.
 
@@ -282,7 +282,7 @@ class DriverTransport:
         self,
         channel: int,
         schema: Schema,
-        method: Method,
+        method: Averager,
         codec: Codec,
         late: bool,
         deadline_s: float,

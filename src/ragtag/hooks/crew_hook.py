@@ -22,9 +22,10 @@ from ragtag.core.errors import NotFinite
 from ragtag.core.types import Outcome
 from ragtag.hooks.backward import Names, after_backward
 from ragtag.hooks.table import Table
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.node import CATCH_UP
-from ragtag.training.averager import RPS, Transport
+from ragtag.protocols.rps import RPS
+from ragtag.training.averager import Transport
 from ragtag.training.checks import require_weight
 from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.exchange.dense import Replica
@@ -92,7 +93,7 @@ class CrewState:
         crew: CrewLike,
         model: torch.nn.Module | None = None,
         *,
-        averager: Method | str | None = None,
+        averager: Averager | str | None = None,
         codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
         weight: float | Callable[[], float] = 1.0,
         models_every: int = MODELS_EVERY,

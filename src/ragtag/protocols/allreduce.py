@@ -27,6 +27,7 @@ from ragtag.core.types import (
     Run,
     Send,
 )
+from ragtag.protocols.averager import Averager, Setting
 from ragtag.protocols.base import (
     GATHER,
     NACK,
@@ -44,9 +45,9 @@ from ragtag.protocols.base import (
     within,
 )
 from ragtag.protocols.layout import fixed_owners, layout_of
-from ragtag.protocols.method import Method, Setting
 from ragtag.protocols.reduce import ScatterGather
 from ragtag.protocols.repair import Repairer
+from ragtag.protocols.rounds import at_once
 
 _PATIENCE = 8.0  # a loss-free baseline stands by: several times as long as a lossy round would
 
@@ -301,8 +302,16 @@ class Ring:
         return [Done(self.outcome)]
 
 
-direct = Method("allreduce", _direct, _PATIENCE, written="AllReduce()")
+direct = at_once("allreduce", _direct, patience=_PATIENCE, written="AllReduce()")
 """Direct scatter-reduce, then all-gather."""
 
-ring = Method("ring", _ring, _PATIENCE, written="AllReduce(ring=True)")
+ring = _ring_averager = at_once("ring", _ring, patience=_PATIENCE, written="AllReduce(ring=True)")
 """Ring reduce-scatter, then ring all-gather."""
+
+
+def AllReduce(ring: bool = False) -> Averager:
+    """Average over everybody, with retransmission: the loss-free baseline, which waits for the slowest.
+
+    ring: pass partial sums around a ring rather than straight to each block's owner.
+    """
+    return _ring_averager if ring else direct

@@ -64,6 +64,18 @@ class Spec:
         return Timer(self.channel, self.round, name)
 
 
+NO_VALUES: Floats = np.zeros((0, 1), np.float32)
+"""Of a round of rows."""
+
+
+def require_rows(rows: Bytes, most: int) -> None:
+    """Raises ValueError where rows cannot be offered."""
+    if rows.ndim != 2 or rows.shape[1] != CHUNK_BYTES or rows.dtype != np.uint8:
+        raise ValueError(f"rows of {rows.dtype} {rows.shape}; give uint8 [k, {CHUNK_BYTES}]")
+    if len(rows) > most:
+        raise ValueError(f"{len(rows)} rows on a channel where a peer may offer {most}")
+
+
 class Round(Protocol):
     """A machine for one round; a node routes events to it, messages of its own growth only."""
 

@@ -47,6 +47,7 @@ from ragtag.core.types import (
     Left,
     MessageKey,
     Noted,
+    Offer,
     PeerId,
     Run,
     Send,
@@ -54,6 +55,7 @@ from ragtag.core.types import (
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols import centre_wire as wire
+from ragtag.protocols.averager import Averager, Opening
 from ragtag.protocols.base import BLOCK_BITS, NACK
 from ragtag.protocols.centre_block import Correction, Rule
 from ragtag.protocols.centre_book import PACE_WINDOW, Grouping
@@ -61,7 +63,6 @@ from ragtag.protocols.centre_keeper import Keeper
 from ragtag.protocols.centre_owners import GONE_AFTER, Owners
 from ragtag.protocols.centre_turn import Turn, begun
 from ragtag.protocols.layout import layout_of
-from ragtag.protocols.method import CrowdSetting, Method, no_round
 from ragtag.protocols.repair import BITS, COPIES, request, requested
 
 HEADROOM = 3.0
@@ -75,18 +76,20 @@ class CentreNode:
 
     def __init__(
         self,
-        setting: CrowdSetting,
+        opening: Opening,
         rule: Rule,
         grouping: Grouping | None = None,
         correction: Correction | None = None,
     ) -> None:
-        if setting.n_chunks < 1:
-            raise ValueError("a central state of no values: there is nothing to keep")
-        self.me, self._channel, self._codec = setting.me, setting.channel, setting.codec
-        self._shape = (setting.n_chunks, setting.codec.elements)
-        self._row_bytes = setting.codec.encode(np.zeros((1, self._shape[1]), np.float32)).shape[1]
-        self.layout = layout_of(setting.n_chunks, min(wire.BLOCKS_MAX, setting.n_chunks))
-        self.owners = Owners(setting.me, setting.seed, self.layout.n_blocks, setting.peers)
+        channel, crew = opening.channel, opening.crew
+        if channel.fragments > 1:
+            raise ValueError("a central state has a version for each block: no fragments")
+        self.me, self._channel, self._codec = crew.me, opening.number, channel.codec
+        self._shape = (channel.n_chunks, channel.codec.elements)
+        self._row_bytes = channel.codec.encode(np.zeros((1, self._shape[1]), np.float32)).shape[1]
+        self.layout = layout_of(channel.n_chunks, min(wire.BLOCKS_MAX, channel.n_chunks))
+        self.owners = Owners(crew.me, crew.seed, self.layout.n_blocks, opening.peers)
+        self._newcomer = False
         self.done = self.highest = -1
         self.active: int | None = None
         self._turn: Turn | None = None
@@ -95,18 +98,31 @@ class CentreNode:
         self._ended_s: float | None = None
         self._late: tuple[int, float] = (-1, 0.0)  # the last turn that ran into its deadline, and its start
         self._changes = self.owners.changes
-        self._took = Deadline(setting.probe_s, headroom=HEADROOM)
-        self.keeper = Keeper(setting, rule, self.layout, self.owners, self._patience_s, grouping, correction)
+        self._took = Deadline(channel.probe_s, headroom=HEADROOM)
+        self.keeper = Keeper(opening, rule, self.layout, self.owners, self._patience_s, grouping, correction)
         self._grouped = grouping is not None
         self._clock = 0
         self._computed_s: deque[float] = deque(maxlen=PACE_WINDOW)
 
-    # -- What a node asks of a crowd
+    # -- What a node asks of it
 
-    def probed(self, probe_s: float) -> None:
+    def probed(self, probe_s: float, now_s: float = 0.0) -> None:
         """One exchange of the whole vector takes this long: where deadlines begin."""
         self._took = Deadline(probe_s, headroom=HEADROOM)
         self.keeper.probed(probe_s)
+
+    def resume(self, round_: int) -> None:
+        """The next turn comes after ``round_``, and only takes."""
+        self._newcomer = True
+        self.done = max(self.done, round_)
+
+    def newer(self) -> bool:
+        """The state may have gone on: a turn shows."""
+        return True
+
+    def shows(self, peer: PeerId, number: int) -> bool:
+        """A peer that has left, or is on its way in, only talks."""
+        return peer in self.owners
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event and say what to do."""
@@ -117,7 +133,11 @@ class CentreNode:
         elif isinstance(event, Expired):
             effects += self._expired(now_s, event.timer)
         elif isinstance(event, Average):
-            effects += self._average(now_s, event)
+            ask = replace(event, weight=0.0) if self._newcomer else event
+            self._newcomer = False
+            effects += self._average(now_s, ask)
+        elif isinstance(event, Offer):
+            raise ValueError(f"channel {event.channel} is a central state; rows are gathered by all at once")
         elif isinstance(event, Joined):
             self.owners.joined(event.peer)
             self.keeper.forget(event.peer)
@@ -381,21 +401,18 @@ class Sharing:
     grouping: Grouping | None = None
     correction: Correction | None = None
 
-    def __call__(self, setting: CrowdSetting) -> CentreNode:
+    def __call__(self, opening: Opening) -> CentreNode:
         """One peer's part."""
-        return CentreNode(setting, self.rule, self.grouping, self.correction)
+        return CentreNode(opening, self.rule, self.grouping, self.correction)
 
 
 def centre(
     name: str, rule: Rule, grouping: Grouping | None = None, correction: Correction | None = None
-) -> Method:
-    """A method whose peers share a central state, under a rule. name: says which, on all peers the same.
+) -> Averager:
+    """An averager whose peers share a central state, under a rule. name: says which, on all peers the same.
 
     grouping: peers step in groups (``centre_groups``); the rule has a barrier, and is not asked.
     """
-    return Method(
-        f"centre: {name}",
-        no_round,
-        crowd=Sharing(rule, grouping, correction),
-        written=f"Centre({name})",
+    return Averager(
+        f"centre: {name}", Sharing(rule, grouping, correction), "central", written=f"Centre({name})"
     )

@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Noted, PeerId, Timer
+from ragtag.protocols.averager import Opening
 from ragtag.protocols.centre_block import Answer, Block, Rule, Update
 from ragtag.protocols.centre_owners import GONE_AFTER, Owners
 from ragtag.protocols.centre_wire import count_of
-from ragtag.protocols.method import CrowdSetting
 
 HEADROOM = 1.5
 """A barrier stands for this many times what nine in ten took, or what this peer computed in its last turn."""
@@ -78,10 +78,10 @@ class Gate(Protocol):
 class Common:
     """One rule judges all. Where it has a barrier, all blocks count their versions as one clock."""
 
-    def __init__(self, setting: CrowdSetting, rule: Rule, blocks: list[Block], owners: Owners) -> None:
-        self._me, self._channel, self._rule = setting.me, setting.channel, rule
+    def __init__(self, opening: Opening, rule: Rule, blocks: list[Block], owners: Owners) -> None:
+        self._me, self._channel, self._rule = opening.me, opening.number, rule
         self._blocks, self._owners = blocks, owners
-        self._barrier = Deadline(setting.probe_s, headroom=HEADROOM)
+        self._barrier = Deadline(opening.channel.probe_s, headroom=HEADROOM)
         self._computed_s = 0.0
         self._noted = -1
 

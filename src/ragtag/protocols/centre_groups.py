@@ -26,12 +26,12 @@ import numpy as np
 
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Floats, Noted, PeerId, Timer
+from ragtag.protocols.averager import Opening
 from ragtag.protocols.centre_block import Answer, Block, Update
 from ragtag.protocols.centre_book import Book, Grouping, Groups
 from ragtag.protocols.centre_gate import HEADROOM, Step
 from ragtag.protocols.centre_owners import Owners
 from ragtag.protocols.centre_wire import ahead, clock_in, count_of, later, ticked
-from ragtag.protocols.method import CrowdSetting
 
 
 @dataclass(slots=True, eq=False)
@@ -57,12 +57,10 @@ class Batch:
 class Barriers:
     """The barriers of all groups in the blocks that one peer owns. At most one batch per block and peer."""
 
-    def __init__(
-        self, setting: CrowdSetting, grouping: Grouping, blocks: list[Block], owners: Owners
-    ) -> None:
-        self._me, self._channel, self._blocks, self._owners = setting.me, setting.channel, blocks, owners
+    def __init__(self, opening: Opening, grouping: Grouping, blocks: list[Block], owners: Owners) -> None:
+        self._me, self._channel, self._blocks, self._owners = opening.me, opening.number, blocks, owners
         self.book = Book(grouping, owners)
-        self._barrier = Deadline(setting.probe_s, headroom=HEADROOM)
+        self._barrier = Deadline(opening.channel.probe_s, headroom=HEADROOM)
         self._changes = 0
         self._noted = -1
         self._doubted: frozenset[PeerId] = frozenset()

@@ -10,6 +10,7 @@ import numpy as np
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Effect, Floats, MessageKey, Noted, PeerId, Run, Send, Timer
 from ragtag.protocols import centre_wire as wire
+from ragtag.protocols.averager import Opening
 from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.centre_block import Answer, Correction, Rule, Update
 from ragtag.protocols.centre_book import Grouping
@@ -19,7 +20,6 @@ from ragtag.protocols.centre_groups import Barriers
 from ragtag.protocols.centre_owners import Owners
 from ragtag.protocols.centre_rebuild import REPAIRS, Found, Seeker, said
 from ragtag.protocols.layout import Layout
-from ragtag.protocols.method import CrowdSetting
 from ragtag.protocols.repair import request, requested
 
 
@@ -33,7 +33,7 @@ class Keeper:
 
     def __init__(
         self,
-        setting: CrowdSetting,
+        opening: Opening,
         rule: Rule,
         layout: Layout,
         owners: Owners,
@@ -41,9 +41,9 @@ class Keeper:
         grouping: Grouping | None = None,
         correction: Correction | None = None,
     ) -> None:
-        self.me, self._channel, self._codec = setting.me, setting.channel, setting.codec
+        self.me, self._channel, self._codec = opening.me, opening.number, opening.channel.codec
         self._rule, self._layout, self._owners, self._patience_s = rule, layout, owners, patience_s
-        self.copies = Copies(setting.me, setting.channel, setting.codec, layout)
+        self.copies = Copies(opening.me, opening.number, opening.channel.codec, layout)
         self._blocks = self.copies.blocks
         self._computed_s = 0.0
         self._updates: dict[tuple[int, PeerId], Update] = {}
@@ -52,16 +52,16 @@ class Keeper:
         self._own: list[tuple[int, Answer]] = []
         self._unfounded: dict[int, Found] = {}
         self._told: dict[PeerId, int] = {}  # the newest turn of a peer that was told to stand by
-        self._answer = Deadline(setting.rtt_s, floor_s=setting.rtt_s)
+        self._answer = Deadline(opening.channel.rtt_s, floor_s=opening.channel.rtt_s)
         self._correction = correction
         self.gate: Gate = (
-            Common(setting, rule, self._blocks, owners)
+            Common(opening, rule, self._blocks, owners)
             if grouping is None
-            else Barriers(setting, grouping, self._blocks, owners)
+            else Barriers(opening, grouping, self._blocks, owners)
         )
         self._seeker = Seeker(
-            setting.me, setting.channel, setting.codec, layout, owners, self.copies.newest, self._answer,
-            patience_s,
+            opening.me, opening.number, opening.channel.codec, layout, owners, self.copies.newest,
+            self._answer, patience_s,
         )  # fmt: skip
 
     def probed(self, probe_s: float) -> None:

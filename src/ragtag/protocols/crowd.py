@@ -25,6 +25,7 @@ from ragtag.core.types import (
     Joined,
     Left,
     MessageKey,
+    Offer,
     Outcome,
     PeerId,
     Run,
@@ -77,6 +78,7 @@ class Crowd(ABC):
         self.active: int | None = None
         self.started_s = 0.0
         self._ask: Average | None = None
+        self._newcomer = False
         self._early: list[Run] = []
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -89,7 +91,11 @@ class Crowd(ABC):
         if isinstance(event, Expired):
             return self._expired(now_s, event.timer)
         if isinstance(event, Average):
-            return self._average(now_s, event)
+            ask = replace(event, weight=0.0) if self._newcomer else event
+            self._newcomer = False
+            return self._average(now_s, ask)
+        if isinstance(event, Offer):
+            raise ValueError(f"channel {event.channel} averages in groups; rows are gathered by all at once")
         if isinstance(event, Joined):
             self.view = self.view.joined(event.peer)
         elif isinstance(event, Left) and event.peer != self.me:
@@ -97,10 +103,23 @@ class Crowd(ABC):
             return self._left(now_s, event.peer)
         return []
 
-    def probed(self, probe_s: float) -> None:
+    def probed(self, probe_s: float, now_s: float = 0.0) -> None:
         """One exchange of the whole vector takes this long: where deadlines begin."""
         self.lane = replace(self.lane, probe_s=probe_s)
         self._restart()
+
+    def resume(self, round_: int) -> None:
+        """The next round comes after ``round_``, and in it this peer takes, and gives nothing."""
+        self._newcomer = True
+        self.done = max(self.done, round_)
+
+    def newer(self) -> bool:
+        """Whether others are past this peer's last round shows when it looks for them."""
+        return True
+
+    def shows(self, peer: PeerId, number: int) -> bool:
+        """A peer that has left, or is on its way in, only talks."""
+        return peer in self.view
 
     def skip(self) -> None:
         """This peer misses a round: the one under way is given up, or the next one is not begun.

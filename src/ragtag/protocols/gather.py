@@ -43,26 +43,18 @@ from ragtag.core.types import (
     nobodys,
 )
 from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.averager import Setting
 from ragtag.protocols.awaiting import DONE, SCATTERING, WAITING
-from ragtag.protocols.base import GATHER, NACK, SCATTER, Incoming, Round, Spec, bit, whole
+from ragtag.protocols.base import GATHER, NACK, NO_VALUES, SCATTER, Incoming, Round, Spec, bit, whole
 from ragtag.protocols.lane import BEHIND
 from ragtag.protocols.layout import layout_of, rotating_owners
-from ragtag.protocols.method import Method, Setting
 from ragtag.protocols.repair import Repairer
+from ragtag.protocols.rounds import at_once
 from ragtag.protocols.stages import Stages
 
-NO_VALUES: Floats = np.zeros((0, 1), np.float32)
 _NO_ROWS: Bytes = np.zeros((1, CHUNK_BYTES), np.uint8)
 _PATIENCE = 4.0  # a sum that all replicas share is worth standing by for
 _LATE = 4.0  # what was decided is sent and asked for so many times as long as a round may take
-
-
-def require_rows(rows: Bytes, most: int) -> None:
-    """Raises ValueError where rows cannot be offered."""
-    if rows.ndim != 2 or rows.shape[1] != CHUNK_BYTES or rows.dtype != np.uint8:
-        raise ValueError(f"rows of {rows.dtype} {rows.shape}; give uint8 [k, {CHUNK_BYTES}]")
-    if len(rows) > most:
-        raise ValueError(f"{len(rows)} rows on a channel where a peer may offer {most}")
 
 
 def _counted(heard: PeerSet) -> Floats:
@@ -327,5 +319,5 @@ def _make(setting: Setting) -> Round:
     return Gather(spec, setting.earlier)
 
 
-gather = Method("gather", _make, _PATIENCE, gathers=True)
+gather = at_once("gather", _make, patience=_PATIENCE, gathers=True)
 """Rows through owners, with repair while the deadline allows."""

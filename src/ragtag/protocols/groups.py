@@ -24,13 +24,13 @@ from ragtag.core.types import (
     Run,
     Timer,
 )
+from ragtag.protocols.averager import Averager, Opening
 from ragtag.protocols.base import NACK, SCATTER
 from ragtag.protocols.crowd import Lane
 from ragtag.protocols.grid import grid_of
 from ragtag.protocols.group import BLOCK_BITS, Group
 from ragtag.protocols.hail import ANSWER, ANSWERS
 from ragtag.protocols.match import ANNOUNCE, MET, Roster
-from ragtag.protocols.method import CrowdSetting, Method, no_round
 from ragtag.protocols.moshpit import Keys, MoshpitKeys, RandomKeys, View
 from ragtag.protocols.search import Searcher
 
@@ -153,33 +153,45 @@ class GroupNode(Searcher):
         return self._settle(now_s, self._group.expire(now_s, timer))
 
 
-def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool, written: str) -> Method:
-    """A method that averages in groups; ``keys(me, seed)`` says how a peer chooses its own."""
+def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool, written: str) -> Averager:
+    """An averager in groups; ``keys(me, seed)`` says how a peer chooses its own."""
 
-    def crowd(setting: CrowdSetting) -> GroupNode:
+    def open_(opening: Opening) -> GroupNode:
+        channel, crew = opening.channel, opening.crew
+        if channel.fragments > 1:
+            raise ValueError(f"{name} averages in groups, by rounds of their own: no fragments")
         lane = Lane(
-            setting.channel,
-            setting.codec,
-            setting.n_chunks,
-            setting.probe_s,
-            setting.rtt_s,
-            setting.reuse,
+            opening.number,
+            channel.codec,
+            channel.n_chunks,
+            channel.probe_s,
+            channel.rtt_s,
+            channel.reuse,
         )
-        view = View(setting.peers)
-        return GroupNode(setting.me, view, setting.seed, keys(setting.me, setting.seed), lane, repair=repair)
+        own = keys(crew.me, crew.seed)
+        return GroupNode(crew.me, View(opening.peers), crew.seed, own, lane, repair=repair)
 
-    return Method(name, no_round, crowd=crowd, seats_max=SEATS_MAX, written=written)
+    return Averager(name, open_, "in groups", seats_max=SEATS_MAX, written=written)
 
 
-def moshpit(group: int, repair: bool = True) -> Method:
-    """Moshpit All-Reduce in groups of at most ``group``. Raises ValueError for groups not of 2 to 64."""
+def Moshpit(group: int = 8, repair: bool = True) -> Averager:
+    """Average in groups that change each round, on a grid that follows who is there (NeurIPS 2021).
+
+    For crews of up to 1,024 peers; the averagers that meet all at once take 64.
+    group: peers in a group at most, 2 to 64; a crew of M^d peers in groups of M is as one after d rounds.
+    repair: ask again for what is missing in a group while its deadline allows.
+    Raises ValueError for groups not of 2 to 64.
+    """
     grid_of(1, group)
     written = _written("Moshpit", group, repair)
     return in_groups(f"moshpit/{group}", lambda me, seed: MoshpitKeys(me, seed, group), repair, written)
 
 
-def random_groups(group: int, repair: bool = True) -> Method:
-    """Groups of about ``group`` drawn anew each round. Raises ValueError for groups not of 2 to 64."""
+def RandomGroups(group: int = 8, repair: bool = True) -> Averager:
+    """Average in groups of about ``group`` peers, 2 to 64, drawn anew each round; of up to 1,024 peers.
+
+    Raises ValueError for groups not of 2 to 64.
+    """
     grid_of(1, group)
     written = _written("RandomGroups", group, repair)
     return in_groups(f"random-groups/{group}", lambda me, seed: RandomKeys(me, seed, group), repair, written)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from ragtag.codecs.base import Codec
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Floats, Outcome, PeerId
+from ragtag.protocols.averager import Channel
 from ragtag.protocols.base import Round
 from ragtag.protocols.hail import Patience
-from ragtag.protocols.method import Method
 
 HEADROOM = 1.5
 """A stage may take this many times what nine in ten recent ones took."""
@@ -23,32 +22,6 @@ BEHIND = 2
 """Rounds that are kept after they are done, to answer requests for repair."""
 JUMP_MAX = 1 << 24
 """Rounds that a peer can have missed; what is further ahead is not believed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """What is averaged on a channel, how, and how long its first round may take (measured by a probe).
-
-    floor_s: no stage's deadline is shorter, nor shorter than the measured round trip to the middle peer.
-    reuse: use the memory of an outcome's mean again once the round after the next begins.
-    fragments: values come as a table of so many parts of ``n_chunks`` each, of which a round averages one.
-    passing: it is not used for long (a probe), and does not decide how far the crew may grow.
-    """
-
-    method: Method
-    codec: Codec
-    n_chunks: int
-    probe_s: float
-    rtt_s: float
-    floor_s: float = 0.0
-    reuse: bool = False
-    fragments: int = 1
-    passing: bool = False
-
-    def part(self, round_: int) -> slice:
-        """The rows of the table that a round averages: so it does not matter who skipped which rounds."""
-        start = round_ % self.fragments * self.n_chunks
-        return slice(start, start + self.n_chunks)
 
 
 @dataclass(slots=True)
@@ -91,7 +64,7 @@ class Lane:
         self._restart()
 
     def _restart(self) -> None:
-        headroom = HEADROOM * self.channel.method.patience
+        headroom = HEADROOM * self.channel.averager.patience
         self.scatter = Deadline(self.channel.probe_s, headroom=headroom)
         self.gather = Deadline(self.channel.probe_s, headroom=headroom)
 
@@ -170,7 +143,7 @@ class Lane:
         self._learn_late()
         scatter_s, gather_s = self.budgets_s(rtts_s)
         if self.done < 0:  # no history: others may still compute what this peer took this long to compute
-            scatter_s += self.channel.method.patience * (now_s - self.ready_s)
+            scatter_s += self.channel.averager.patience * (now_s - self.ready_s)
         if deadline_s is not None:
             scatter_s = min(scatter_s, deadline_s / 2)
             gather_s = min(gather_s, deadline_s - scatter_s)

@@ -1,12 +1,10 @@
 """A node: one peer's part in all rounds of all channels.
 
-It makes a machine for each round, routes runs and timers to it, keeps the deadlines that measurement
-gives (``lane``), and knows who has fallen silent (``presence``).
+It opens channels, each with the machine that its averager brings, and routes runs, timers and what becomes of
+peers to these, to meetings and to the notice board. Who is there all of them know from one ``Crew``.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from ragtag.core.types import (
     LARGER_CREWS,
@@ -28,26 +26,25 @@ from ragtag.core.types import (
     Tell,
     Visits,
 )
-from ragtag.protocols.base import BLOCK_BITS
+from ragtag.protocols.averager import Channel, Machine, Opening
 from ragtag.protocols.board import BOARD, Board
 from ragtag.protocols.district import partners
 from ragtag.protocols.hail import HAIL
-from ragtag.protocols.lane import HEADROOM, Channel, Lane
+from ragtag.protocols.lane import HEADROOM
 from ragtag.protocols.meet import MEET, Exchange, Meetings
-from ragtag.protocols.method import CrowdSetting, Many
-from ragtag.protocols.presence import GONE_AFTER
-from ragtag.protocols.rounds import CATCH_UP, Rounds
+from ragtag.protocols.presence import GONE_AFTER, Crew
+from ragtag.protocols.rounds import CATCH_UP
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 
 
-class Node(Rounds):
-    """The machine that a driver or a simulated world runs for one peer.
+class Node:
+    """The machine that a driver or a simulated world runs for one peer: it routes, no more.
 
     n: how many places the crew has, taken or not; it grows when a peer comes for whom there is none.
     founded: how many there were when the crew began, on all peers the same (``None``: ``n``).
 
-    With more places than ``PEERS_MAX`` only methods that work in groups are taken; meetings are with a few
+    With more places than ``PEERS_MAX`` only averagers that work in groups are taken; meetings are with a few
     others, and the notice board is that of a district (``district``).
     """
 
@@ -59,58 +56,70 @@ class Node(Rounds):
             raise ValueError(f"peer {me} of {n}: a peer's number lies between 0 and {n - 1}")
         if not 1 <= founded <= n:
             raise ValueError(f"a crew of {n} peers that began with {founded}: crews grow, from 1 on")
-        super().__init__(me, n, seed, founded)
-        self._meetings = Meetings()
-        self._crowds: dict[int, Many] = {}
-        self._newcomer_to: set[int] = set()
-        self._room: dict[int, int] = {}
+        self.crew = Crew(me, n, seed, founded)
+        self.channels: dict[int, Machine] = {}
         self.board = Board(me, n)
+        self._presence = self.crew.presence
+        self._meetings = Meetings()
+        self._room: dict[int, int] = {}
+
+    @property
+    def me(self) -> PeerId:
+        """This peer."""
+        return self.crew.me
+
+    @property
+    def n(self) -> int:
+        """How many places the crew has, taken or not."""
+        return self.crew.n
+
+    @property
+    def founded(self) -> int:
+        """How many places the crew had when it began."""
+        return self.crew.founded
+
+    @property
+    def growth(self) -> int:
+        """How many more blocks a vector is cut into than when the crew was founded."""
+        return self.crew.growth
+
+    @property
+    def cut(self) -> int:
+        """How many blocks a vector is cut into."""
+        return self.crew.cut
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """The peers that own blocks now: this one, and those not silent for long."""
+        return self.crew.live
+
+    @property
+    def gone(self) -> frozenset[PeerId]:
+        """The peers that have left."""
+        return self.crew.gone
 
     def configure(self, number: int, channel: Channel, now_s: float = 0.0) -> None:
         """Open a channel, ready from ``now_s`` on. All peers of the crew configure it alike.
 
-        Raises ValueError: the channel's, or the crew has more seats than the method can average.
+        Raises ValueError: the channel's, or the crew has more seats than the averager can average.
         """
         if channel.n_chunks < 1:
             raise ValueError("a channel of no values: there is nothing to average")
-        most = channel.method.seats_max
+        most = channel.averager.seats_max
         if self.n > most:
             raise ValueError(
-                f"{self.n} seats, and {channel.method.name!r} averages {most} at most; {LARGER_CREWS}"
+                f"{self.n} seats, and {channel.averager.name!r} averages {most} at most; {LARGER_CREWS}"
             )
+        self.channels[number] = channel.averager.open(Opening(number, channel, self.crew, now_s))
         self._room[number] = SEATS_MAX if channel.passing else most
-        if channel.method.crowd is None:
-            self._lanes[number] = Lane(channel, ready_s=now_s)
-            return
-        if channel.fragments > 1:
-            raise ValueError(
-                f"{channel.method.name} averages in groups, by rounds of their own: no fragments"
-            )
-        self._crowds[number] = channel.method.crowd(
-            CrowdSetting(
-                me=self.me,
-                peers=frozenset(range(self.n)) - self.gone,
-                seed=self._seed,
-                channel=number,
-                codec=channel.codec,
-                n_chunks=channel.n_chunks,
-                probe_s=channel.probe_s,
-                rtt_s=channel.rtt_s,
-                reuse=channel.reuse,
-            )
-        )
 
     def probed(self, number: int, probe_s: float, now_s: float) -> None:
         """Set how long a channel's first round may take, now that it has been measured."""
-        if number in self._crowds:
-            self._crowds[number].probed(probe_s)
-            return
-        lane = self._lanes[number]
-        lane.probed(replace(lane.channel, probe_s=probe_s), now_s)
+        self.channels[number].probed(probe_s, now_s)
 
     @property
     def room(self) -> int:
-        """How many seats the crew may have: as many as all its methods can average."""
+        """How many seats the crew may have: as many as all its averagers can average."""
         return min(self._room.values(), default=SEATS_MAX)
 
     def silent_rounds(self, peer: PeerId) -> int:
@@ -126,28 +135,15 @@ class Node(Rounds):
 
         Its first average (of each fragment) has weight 0: it takes the crew's values, and gives from then on.
         """
-        self._newcomer_to.add(number)
-        channel = self._channel(number)
-        channel.done = max(channel.done, round_)
+        self.channels[number].resume(round_)
 
     def heard_of(self, number: int) -> int:
         """The newest round of a channel that anything has come of; -1: none."""
-        return self._channel(number).highest
+        return self.channels[number].highest
 
     def newer(self, number: int) -> bool:
-        """Whether others are known to be past this peer's last round of a channel, so that it can follow.
-
-        In a crowd that shows when it looks for a group.
-        """
-        channel = self._channel(number)
-        return number in self._crowds or channel.highest > channel.done
-
-    def _channel(self, number: int) -> Lane | Many:
-        return self._crowds[number] if number in self._crowds else self._lanes[number]
-
-    def budgets_s(self, number: int) -> tuple[float, float]:
-        """How long the next round may scatter, and gather."""
-        return self._lanes[number].budgets_s(self._rtt_s.values())
+        """Whether others are known to be past this peer's last round of a channel, so that it can follow."""
+        return self.channels[number].newer()
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event and say what to do."""
@@ -158,11 +154,13 @@ class Node(Rounds):
                 return self.board.step(now_s, event)
             if event.timer.channel == MEET:
                 return self._miss(self._exchange(event.timer.round).step(now_s, event))
-            if event.timer.channel in self._crowds:
-                return self._crowds[event.timer.channel].step(now_s, event)
-            return self._route(now_s, event.timer.channel, event.timer.round, event)
+            machine = self.channels.get(event.timer.channel)
+            return [] if machine is None else machine.step(now_s, event)
         if isinstance(event, Average | Offer):
-            return self._average(now_s, event)
+            machine = self.channels.get(event.channel)
+            if machine is None:
+                raise KeyError(f"channel {event.channel} is not configured; call configure() first")
+            return machine.step(now_s, event)
         if isinstance(event, Tell):
             exchange = self._exchange(event.number)
             # one that met nobody is not waited for again, unless the others know that it comes
@@ -171,49 +169,37 @@ class Node(Rounds):
         if isinstance(event, Post):
             return self.board.step(now_s, event)
         if isinstance(event, Measured):
-            self._rtt_s[event.peer] = event.rtt_s
+            self.crew.rtt_s[event.peer] = event.rtt_s
             return self.board.step(now_s, event)
         if isinstance(event, Joined):
             if event.peer >= self.room:
                 why = f"seat {event.peer}, and this crew averages at most {self.room}; {LARGER_CREWS}"
                 return [Noted("refused", event.peer, why)]
-            self._came(event.peer)
+            self.crew.came(event.peer)
             self._meetings.tell(now_s, event)
-            effects = self._presence.joined(event.peer) + self._tell_crowds(now_s, event)
+            effects = self._presence.joined(event.peer) + self._tell_channels(now_s, event)
             return effects + self.board.step(now_s, event)
         if isinstance(event, Visits):
             self._presence.visit(event.peer)
-            self._comes(event.peer)
-            return self._meetings.tell(now_s, event)
+            self.crew.comes(event.peer)
+            return self._tell_channels(now_s, event) + self._meetings.tell(now_s, event)
         if isinstance(event, Left):
             return self._leave(now_s, event)
         return []
 
-    # -- Rounds
-
-    def _tell_crowds(self, now_s: float, event: Joined | Left) -> list[Effect]:
-        return [effect for crowd in self._crowds.values() for effect in crowd.step(now_s, event)]
-
-    def _average(self, now_s: float, ask: Average | Offer) -> list[Effect]:
-        newcomer = ask.channel in self._newcomer_to
-        self._newcomer_to.discard(ask.channel)
-        if ask.channel in self._crowds:
-            if isinstance(ask, Offer):
-                raise ValueError(
-                    f"channel {ask.channel} averages in groups; rows are gathered by all at once"
-                )
-            return self._crowds[ask.channel].step(now_s, replace(ask, weight=0.0) if newcomer else ask)
-        return self._begin(now_s, ask, newcomer)
+    def _tell_channels(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
+        return [effect for machine in self.channels.values() for effect in machine.step(now_s, event)]
 
     # -- Arrivals
 
     def _arrived(self, now_s: float, event: Arrived) -> list[Effect]:
         runs, presence = event.runs, self._presence
         effects: list[Effect] = []
-        hails = [run for run in runs if run.key.stage & HAIL and run.key.channel in self._lanes]
-        if hails:  # who only answers may still compute: that is no sign that it takes part
+        hails = [run for run in runs if run.key.stage & HAIL and run.key.channel in self.channels]
+        if hails:  # a peer that only answers may still compute: that is no sign that it takes part
             for run in hails:
-                effects += self._hailed(now_s, run) if run.peer in presence else []
+                if run.peer in presence:
+                    effects += self.channels[run.key.channel].step(now_s, Arrived([run]))
             rest = [run for run in runs if run not in hails]
             return effects + (self._arrived(now_s, Arrived(rest)) if rest else [])
         if len(runs) == 1:  # in a simulated world, always
@@ -251,45 +237,30 @@ class Node(Rounds):
     def _deliver(self, now_s: float, channel: int, number: int, event: Arrived) -> list[Effect]:
         if channel == MEET:
             return self._exchange(number).step(now_s, event)
-        if channel in self._crowds:
-            return self._crowds[channel].step(now_s, event)
         if channel == BOARD:
             return self.board.step(now_s, event)
-        lane = self._lanes.get(channel)
-        if lane is None:
-            return []
-        machine = lane.rounds.get(number)
-        if machine is None and self.n > PEERS_MAX:
-            return []  # a probe from before the crew grew so large
-        growth = self.growth if machine is None else machine.spec.growth
-        for run in event.runs:
-            if run.key.block >> BLOCK_BITS != growth:
-                return self._deliver_apart(now_s, channel, number, event)
-        return self._deliver_alike(now_s, lane, number, event)
+        machine = self.channels.get(channel)
+        return [] if machine is None else machine.step(now_s, event)
 
     # -- Who is there
 
     def _hear_of(self, peer: PeerId, channel: int, number: int) -> list[Effect]:
-        """Something came from a peer. What is of rounds long done shows that it lives, but is behind."""
+        """Something came from a peer."""
         if channel == BOARD:
             return []  # its driver answers there though its trainer may hang
-        lane = self._lanes.get(channel)
-        if lane is None and peer in self.gone:
-            return []  # on its way in: it only talks
-        return self._presence.hear(peer) if lane is None or number >= lane.done else []
+        machine = self.channels.get(channel)
+        here = peer not in self.gone if machine is None else machine.shows(peer, number)
+        return self._presence.hear(peer) if here else []
 
     def _miss(self, effects: list[Effect]) -> list[Effect]:
         """After a meeting: who told nothing is absent."""
         return effects + self._presence.miss(p for e in effects if isinstance(e, Met) for p in e.missing)
 
     def _leave(self, now_s: float, event: Left) -> list[Effect]:
-        self._went(event.peer)  # others may have dealt blocks to one on its way in already
+        self.crew.went(event.peer)  # others may have dealt blocks to one on its way in already
         if event.peer in self.gone:
-            return []
+            return self._tell_channels(now_s, Visits(event.peer))
         self._presence.leave(event.peer)
-        self._rtt_s.pop(event.peer, None)
+        self.crew.rtt_s.pop(event.peer, None)
         effects: list[Effect] = [Noted("left", event.peer), *self.board.step(now_s, event)]
-        for number, lane in self._lanes.items():
-            if lane.active is not None:
-                effects += self._route(now_s, number, lane.active, event)
-        return effects + self._meetings.tell(now_s, event) + self._tell_crowds(now_s, event)
+        return effects + self._tell_channels(now_s, event) + self._meetings.tell(now_s, event)

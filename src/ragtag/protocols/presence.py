@@ -1,4 +1,4 @@
-"""Who is there, as one peer sees it: who was heard, who has fallen silent, who has left.
+"""The crew as one peer sees it: who was heard, has fallen silent, has left; how many places there are.
 
 A round does not wait for a peer that was not heard in the round before; after ``GONE_AFTER`` silent
 rounds its blocks go to others. Anything heard brings it back.
@@ -157,3 +157,65 @@ class Presence:
         self.heard.clear()
         self._changes += 1
         return effects
+
+
+class Crew:
+    """The crew as one peer sees it, the same for all its channels: its places, who is there, how far away.
+
+    n: how many places it has, taken or not; founded: had when it began, on all peers the same. rtt_s: round
+    trips as measured, by peer.
+    """
+
+    def __init__(self, me: PeerId, n: int, seed: int, founded: int | None = None) -> None:
+        self.me, self.n, self.seed, self.founded = me, n, seed, n if founded is None else founded
+        self.cut = n
+        """A vector is cut into so many blocks: one for each place up to the highest of a living peer."""
+        self.presence = Presence(me, n)
+        self.rtt_s: dict[PeerId, float] = {}
+        self._newer_places = set(range(self.founded, n))  # that somebody has, of those beyond the founders'
+        self._departed: set[PeerId] = set()  # had such a place, and is gone
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """The peers that own blocks now: this one, and those not silent for long."""
+        return self.presence.live
+
+    @property
+    def gone(self) -> frozenset[PeerId]:
+        """The peers that have left."""
+        return self.presence.gone
+
+    @property
+    def growth(self) -> int:
+        """How many more blocks a vector is cut into than when the crew was founded."""
+        return self.cut - self.founded
+
+    def comes_or_is(self, peer: PeerId) -> bool:
+        """Whether somebody is known to have a place, or to be on the way to it."""
+        return peer not in self._departed and (peer in self.presence or peer < self.n)
+
+    def grow(self, n: int) -> None:
+        """The crew has ``n`` places at least, and deals as many blocks."""
+        self.cut = max(self.cut, n)
+        if n > self.n:
+            self.n = n
+            self.presence.grow(n)
+
+    def came(self, peer: PeerId) -> None:
+        """A peer takes part, maybe in a place beyond the founders'."""
+        self._departed.discard(peer)
+        if peer >= self.founded:
+            self._newer_places.add(peer)
+        self.grow(peer + 1)
+
+    def comes(self, peer: PeerId) -> None:
+        """A peer is on its way in, and has no blocks until it takes part."""
+        self.went(peer)
+        self._departed.discard(peer)
+
+    def went(self, peer: PeerId) -> None:
+        """A peer is gone: of the last places, those that nobody has any more get no blocks."""
+        self._newer_places.discard(peer)
+        if peer >= self.founded:
+            self._departed.add(peer)
+        self.cut = min(self.cut, max({self.founded, self.me + 1, *(p + 1 for p in self._newer_places)}))

@@ -8,10 +8,11 @@ lost. Here the unit of loss is the datagram, not the block, and owners rotate (s
 
 from __future__ import annotations
 
+from ragtag.protocols.averager import Averager, Setting
 from ragtag.protocols.base import Round, Spec
 from ragtag.protocols.layout import layout_of, rotating_owners
-from ragtag.protocols.method import Method, Setting
 from ragtag.protocols.reduce import ScatterGather
+from ragtag.protocols.rounds import at_once
 
 
 def _make(setting: Setting, repair: bool) -> Round:
@@ -31,8 +32,16 @@ def _make(setting: Setting, repair: bool) -> Round:
     )
 
 
-rps = Method("rps", lambda setting: _make(setting, repair=False), written="RPS()")
+rps = at_once("rps", lambda setting: _make(setting, repair=False), written="RPS()")
 """The paper's algorithm."""
 
-rps_repair = Method("rps+repair", lambda setting: _make(setting, repair=True), written="RPS(repair=True)")
+rps_repair = at_once("rps+repair", lambda setting: _make(setting, repair=True), written="RPS(repair=True)")
 """Beyond the paper: holes are asked for again while the deadline allows."""
+
+
+def RPS(repair: bool = False) -> Averager:
+    """Average over what arrives: what is lost or late is left out, nobody waits for it (ICML 2019).
+
+    repair: ask again for what is missing while the deadline allows.
+    """
+    return rps_repair if repair else rps

@@ -17,8 +17,8 @@ from ragtag.core import seed as random
 from ragtag.core.faults import Faults, Slow
 from ragtag.core.types import Average, Floats, Noted, Outcome, PeerId
 from ragtag.core.wire import n_chunks
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.centre import Sharing
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.recipes.asynchronous_task import Pool
 from ragtag.recipes.staleness_others import subject
@@ -56,14 +56,14 @@ class Training:
     strength: float = 0.0
 
     @property
-    def method(self) -> Method:
+    def method(self) -> Averager:
         """What averages."""
         made = Centre(self.rule, self.strength)
-        crowd = made.crowd
-        if not self.strength or not isinstance(crowd, Sharing):
+        central = made.open
+        if not self.strength or not isinstance(central, Sharing):
             return made
         rated = Compensation(self.strength, lambda: self.learning_rate)
-        return made._replace(crowd=replace(crowd, correction=rated))
+        return replace(made, open=replace(central, correction=rated))
 
     @property
     def faults(self) -> Faults:

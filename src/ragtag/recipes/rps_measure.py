@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.method import Method
+from ragtag.protocols.rounds import at_once
 from ragtag.protocols.rps import rps
 from ragtag.recipes.jobs import Job
 from ragtag.recipes.rps_theory import (
@@ -37,7 +37,7 @@ Key = tuple[bool, str, float]
 
 def measure_mixing(n: int, p: float, owners: str, rounds: int, chunks_per_block: int) -> Mixing:
     """The mixing matrix of RPS with rotating or fixed owners."""
-    method = rps if owners == "rotating" else Method("rps, fixed owners", fixed_owner_rps)
+    method = rps if owners == "rotating" else at_once("rps, fixed owners", fixed_owner_rps)
     return mixing(n, line(p), method=method, rounds=rounds, chunks_per_block=chunks_per_block, seed=_SEED)
 
 

@@ -24,9 +24,9 @@ from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.faults import BurstLoss, Faults, Loss
 from ragtag.core.types import Floats, Outcome
+from ragtag.protocols.averager import Averager, Setting
 from ragtag.protocols.base import Round, Spec
 from ragtag.protocols.layout import Layout, fixed_owners
-from ragtag.protocols.method import Method, Setting
 from ragtag.protocols.reduce import ScatterGather
 from ragtag.recipes.lockstep import LATENCY_S, run_rounds
 
@@ -117,7 +117,7 @@ def bursts(p: float, length: float) -> Faults:
 
 
 def mixing(
-    n: int, faults: Faults, *, method: Method, rounds: int, chunks_per_block: int, seed: int
+    n: int, faults: Faults, *, method: Averager, rounds: int, chunks_per_block: int, seed: int
 ) -> Mixing:
     """Measure W over ``rounds`` rounds of ``n * chunks_per_block`` chunks each.
 
@@ -148,7 +148,7 @@ def mixing(
 
 
 def steady_disagreement(
-    n: int, faults: Faults, *, method: Method, rounds: int, chunks_per_block: int, seed: int
+    n: int, faults: Faults, *, method: Averager, rounds: int, chunks_per_block: int, seed: int
 ) -> Estimate:
     """The peers' variance after each round (unbiased, per value), when unit noise comes before each.
 
@@ -200,7 +200,7 @@ def fixed_owner_rps(setting: Setting) -> Round:
     )
 
 
-def difference(method: Method, other: Method, *, n: int, n_chunks: int, seed: int) -> float:
+def difference(method: Averager, other: Averager, *, n: int, n_chunks: int, seed: int) -> float:
     """Largest difference between two methods' averages of the same values on a line without loss.
 
     Relative to the largest value of the average; over all peers.

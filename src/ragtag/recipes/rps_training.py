@@ -23,13 +23,13 @@ from ragtag.core import seed as random
 from ragtag.core.faults import Faults
 from ragtag.core.types import Floats, Outcome
 from ragtag.protocols.allreduce import direct
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.rps import rps, rps_repair
 from ragtag.recipes.lockstep import DEADLINE_S_MIN, run_rounds
 from ragtag.recipes.rps_tasks import Batches, Task, load, shards
 from ragtag.recipes.rps_theory import bursts, line
 
-METHODS: dict[str, Method] = {"all-reduce": direct, "RPS": rps, "RPS with repair": rps_repair}
+METHODS: dict[str, Averager] = {"all-reduce": direct, "RPS": rps, "RPS with repair": rps_repair}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ from ragtag.core.types import (
     Visits,
 )
 from ragtag.core.wire import VERSION
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.district import partners
 from ragtag.protocols.member_types import Changed, Describe, Entered, Limits, MemberEffect, MemberEvent
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.roster import NO_SEAT, Card, Reach, Roster, RosterEffect, Unseated, encode_card
 from ragtag.protocols.seating import Seating
@@ -55,7 +55,7 @@ class CrewWorld:
     def __init__(
         self,
         founders: int,
-        method: Method,
+        method: Averager,
         faults: Faults,
         seed: int,
         *,

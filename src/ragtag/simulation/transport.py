@@ -36,9 +36,8 @@ from ragtag.core.types import (
     PeerId,
     Post,
 )
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.board import Notices
-from ragtag.protocols.centre import Sharing
-from ragtag.protocols.method import Method
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rps import rps
 from ragtag.simulation.cost import ComputeCost
@@ -204,14 +203,14 @@ class SimulatedCrew:
             del self._awaited[peer]
             self._ready.append(self._trainers[peer])
 
-    def checks(self, channel: int, method: Method, codec: Codec, schema: Schema) -> None:
+    def checks(self, channel: int, method: Averager, codec: Codec, schema: Schema) -> None:
         """Say to the checker, if there is one, by which rules a channel is averaged."""
         checker = self.world.checker
         if checker is None:
             return
-        if isinstance(method.crowd, Sharing) or schema.fragments > 1 or not codec.exact:
+        if method.kind == "central" or schema.fragments > 1 or not codec.exact:
             checker.leave_out(channel)
-        elif method.crowd is not None:
+        elif method.kind == "in groups":
             checker.averages_in_groups(channel)
 
     def agree(self, channel: int, schema: Schema) -> None:
@@ -261,7 +260,7 @@ class SimulatedTransport:
     # -- Averages
 
     def configure(
-        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:
         """Open a channel: compare schemas, then measure by a round of zeros how long averaging takes.
 

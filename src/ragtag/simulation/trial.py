@@ -11,11 +11,9 @@ from ragtag.core import seed as random
 from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Slow, Window
 from ragtag.core.types import Average, Left, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.groups import moshpit, random_groups
-from ragtag.protocols.method import Method
-from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.averager import Averager, Channel
+from ragtag.protocols.averagers import AVERAGERS
+from ragtag.protocols.node import Node
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import OVERHEAD_BYTES
 from ragtag.simulation.progress import demand_progress
@@ -23,9 +21,12 @@ from ragtag.simulation.world import World
 
 GROUPS = {8: False, 3: True}
 """Sizes of groups, and whether a crew, which has up to 8 peers, is more than one of them."""
-METHODS: dict[str, Method] = {method.name: method for method in (rps, rps_repair, direct, ring)} | {
-    method.name: method for size in GROUPS for method in (moshpit(size), random_groups(size))
+METHODS: dict[str, Averager] = {
+    averager.name: averager
+    for entry in AVERAGERS.values()
+    for averager in ([entry.make(group) for group in GROUPS] if entry.number == "group" else [entry.make()])
 }
+"""All that there are, in storms; those in groups in each size."""
 DECLARED = 3
 """Steps after which members know of a death, where a method goes by who is a member."""
 _CHANNEL = 0
@@ -121,7 +122,7 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
         go(peer, now_s)
 
     command = f'python -c "from ragtag.simulation.trial import trial; trial({seed}, {method!r}, {rounds})"'
-    crowd = METHODS[method].crowd is not None
+    crowd = METHODS[method].kind == "in groups"
     several = crowd and GROUPS[int(method.rpartition("/")[2])]
     grouped = (_CHANNEL,) if crowd else ()
     world = World(nodes, faults, seed, check=True, on_done=done, replay=command, grouped=grouped)
@@ -137,7 +138,7 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
     return Trial(n, faults, world.live, tuple(rounds_done), averaged, healed, world.events, world.digest())
 
 
-def crew(n: int, n_chunks: int, method: Method, seed: int, probe_s: float, rtt_s: float) -> list[Node]:
+def crew(n: int, n_chunks: int, method: Averager, seed: int, probe_s: float, rtt_s: float) -> list[Node]:
     """Nodes of ``n`` peers with one channel of ``n_chunks`` float32 chunks."""
     nodes = [Node(peer, n, seed) for peer in range(n)]
     for node in nodes:

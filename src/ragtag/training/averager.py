@@ -1,20 +1,17 @@
-"""What training needs of a network: the interface to a transport, and the methods that users choose from.
+"""What training needs of a network: the interface to a transport.
 
 The live transport and the simulated one are made elsewhere; training knows neither.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Protocol
 
 from ragtag.codecs.base import Codec
-from ragtag.core.names import Named
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bytes, Floats, Outcome
-from ragtag.protocols import allreduce, groups, rps
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.board import Notices
-from ragtag.protocols.method import Method
 
 
 class Pending(Protocol):
@@ -80,7 +77,7 @@ class Transport(Peers, Protocol):
     """What a network gives to training."""
 
     def configure(
-        self, channel: int, schema: Schema, method: Method, codec: Codec, *, together_s: float | None = None
+        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:
         """Open a channel: compare the schema with every peer's. together_s: all peers open it now, also
         those that came late, and wait so long for each other; ``None``: one that comes late opens what the
@@ -125,45 +122,3 @@ class Transport(Peers, Protocol):
         rows: uint8 ``[k, chunk_bytes]``, k at most ``schema.n_chunks(codec.elements)``; not changed any more.
         """
         ...
-
-
-def RPS(repair: bool = False) -> Method:
-    """Average over what arrives: what is lost or late is left out, nobody waits for it (ICML 2019).
-
-    repair: ask again for what is missing while the deadline allows.
-    """
-    return rps.rps_repair if repair else rps.rps
-
-
-def AllReduce(ring: bool = False) -> Method:
-    """Average over everybody, with retransmission: the loss-free baseline, which waits for the slowest.
-
-    ring: pass partial sums around a ring rather than straight to each block's owner.
-    """
-    return allreduce.ring if ring else allreduce.direct
-
-
-def Moshpit(group: int = 8, repair: bool = True) -> Method:
-    """Average in groups that change each round, on a grid that follows who is there (NeurIPS 2021).
-
-    For crews of up to 1,024 peers; the methods that average all at once take 64.
-    group: peers in a group at most, 2 to 64; a crew of M^d peers in groups of M is as one after d rounds.
-    repair: ask again for what is missing in a group while its deadline allows.
-    """
-    return groups.moshpit(group, repair)
-
-
-def RandomGroups(group: int = 8, repair: bool = True) -> Method:
-    """Average in groups of about ``group`` peers, 2 to 64, drawn anew each round; of up to 1,024 peers."""
-    return groups.random_groups(group, repair)
-
-
-AVERAGERS: dict[str, Named[Method]] = {
-    "rps": Named(RPS),
-    "rps+repair": Named(partial(RPS, repair=True)),
-    "allreduce": Named(AllReduce),
-    "ring": Named(partial(AllReduce, ring=True)),
-    "moshpit": Named(Moshpit, "group"),
-    "random-groups": Named(RandomGroups, "group"),
-}
-"""By name: ``averager="moshpit=4"`` is ``averager=Moshpit(group=4)``."""

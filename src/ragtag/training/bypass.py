@@ -26,6 +26,7 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median, median_low
 
 import numpy as np
@@ -45,7 +46,7 @@ WINDOW = 16
 """Rounds between choices."""
 TRIALS_MAX = 0.01
 """Trying rounds of the kind that was not chosen takes at most this share of the time of the others."""
-_METHOD = rps_repair._replace(patience=gather.patience)  # all replicas share it: worth standing by for
+_METHOD = replace(rps_repair, patience=gather.patience)  # all replicas share it: worth standing by for
 _SEEN = 5  # measurements of which the middle one counts
 _POST = struct.Struct("<BIdd")
 _VERSION = 1

@@ -18,9 +18,9 @@ import torch
 
 from ragtag.core.types import Floats, PeerId
 from ragtag.optim.compensate import compensated
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.centre import Sharing, centre
 from ragtag.protocols.centre_block import Verdict
-from ragtag.protocols.method import Method
 from ragtag.schedules.asynchronous import Asynchronous
 from ragtag.schedules.backup import BackupWorkers
 from ragtag.schedules.base import Schedule
@@ -101,7 +101,7 @@ class Compensation:
         return corrected
 
 
-def Centre(schedule: Rule | ProgressiveGrouping | None = None, compensate: float = 0.0) -> Method:
+def Centre(schedule: Rule | ProgressiveGrouping | None = None, compensate: float = 0.0) -> Averager:
     """Share a central state that has no master, under a schedule; by default each update counts as it comes.
 
     schedule: ``ragtag.schedules.BackupWorkers``, ``SoftSync``, ``Asynchronous`` or ``ProgressiveGrouping``. A
@@ -143,14 +143,14 @@ def is_rule(schedule: Any) -> bool:
     return hasattr(schedule, "judge") and hasattr(schedule, "barrier")
 
 
-def is_centred(method: Method) -> bool:
+def is_centred(method: Averager) -> bool:
     """Whether a method is a central state."""
-    return isinstance(method.crowd, Sharing)
+    return method.kind == "central"
 
 
 def centred(
-    method: Method | None, schedule: Schedule | Rule | ProgressiveGrouping | None
-) -> tuple[Method | None, Schedule | None]:
+    method: Averager | None, schedule: Schedule | Rule | ProgressiveGrouping | None
+) -> tuple[Averager | None, Schedule | None]:
     """The averager, and when to average, where the schedule given may be one for a central state.
 
     Raises ValueError: it is, and there is another averager.
@@ -165,21 +165,21 @@ def centred(
     return Centre(cast(Rule, schedule)), None
 
 
-def rated(method: Method, inner: torch.optim.Optimizer, n: int) -> Method:
+def rated(method: Averager, inner: torch.optim.Optimizer, n: int) -> Averager:
     """The averager; a central state's compensation now reads the learning rate of ``inner``.
 
     Raises ValueError: its rule asks for more peers than the ``n`` that the crew has (a crew of one goes on
     alone), or updates are to be compensated that are not one gradient each.
     """
-    if not isinstance(method.crowd, Sharing):
+    if not isinstance(method.open, Sharing):
         return method
-    rule, correction = method.crowd.rule, method.crowd.correction
+    rule, correction = method.open.rule, method.open.correction
     if n > 1 and isinstance(rule, Judged):
         rule.schedule.judge(Arrival(0, 0, 1, n))
     if not isinstance(correction, Compensation):
         return method
     correction = replace(correction, rate=_rate_of(inner))
-    return method._replace(crowd=replace(method.crowd, correction=correction))
+    return replace(method, open=replace(method.open, correction=correction))
 
 
 def _rate_of(inner: torch.optim.Optimizer) -> Callable[[], float]:

@@ -12,7 +12,7 @@ from ragtag.codecs.base import Codec
 from ragtag.core.channels import channel_of, require_name
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
@@ -108,9 +108,9 @@ class CrewOptimizer(torch.optim.Optimizer):
         inner: torch.optim.Optimizer,
         transport: Transport,
         *,
-        method: Method | str | None = None,
+        method: Averager | str | None = None,
         average: Literal["models", "gradients"] = "models",
-        schedule: Schedule | Centre | ProgressiveGrouping | Method | str | None = None,
+        schedule: Schedule | Centre | ProgressiveGrouping | Averager | str | None = None,
         every: int | None = None,
         model: torch.nn.Module | None = None,
         buffers: bool = True,

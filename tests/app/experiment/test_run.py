@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ragtag.app.experiment import METHODS, ExperimentError, RoundFigures, Setup, simulate
+from ragtag.app.experiment import ExperimentError, RoundFigures, Setup, simulate
 from ragtag.app.report import build_report, report_json
 from ragtag.app.simulate_view import _at_the_centre, _in_groups
 from ragtag.app.tracefile import read_run
@@ -30,7 +30,7 @@ def test_rps_at_ten_percent_loss_comes_to_the_steady_disagreement_of_theory() ->
     assert result.disagreement == pytest.approx(0.0857, rel=0.04)  # beta / (1 - beta), n = 8, p = .1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["rps", "rps+repair", "allreduce", "ring"])
 def test_without_loss_no_disagreement_is_left(method: str) -> None:
     result = simulate(Setup(peers=4, values=2_000, rounds=3, method=method, check=True))
     assert [figures.round for figures in result.rounds] == [0, 1, 2]
@@ -235,5 +235,7 @@ def test_a_mean_of_a_group_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("method", ["moshpit=1", "moshpit=65", "random-groups=x", "moshpit="])
 def test_groups_of_no_size_are_refused(method: str) -> None:
-    with pytest.raises(ExperimentError, match="groups have 2 to 64 peers: write"):
+    with pytest.raises(
+        ExperimentError, match=r"a group has 2 to 64 peers|a whole number, as (moshpit|random-groups)=2"
+    ):
         Setup(method=method)

@@ -8,6 +8,6 @@ disagreement, in units of a step's variance, which averaging over a lossy line k
 
 from ragtag.app.experiment.figures import Result, RoundFigures
 from ragtag.app.experiment.run import simulate
-from ragtag.app.experiment.setup import METHODS, ExperimentError, Setup
+from ragtag.app.experiment.setup import ExperimentError, Setup
 
 __all__ = ["METHODS", "ExperimentError", "Result", "RoundFigures", "Setup", "simulate"]

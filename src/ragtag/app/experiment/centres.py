@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from ragtag.core.names import named
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
 from ragtag.schedules.centre import Arrival, Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.schedules.names import CENTRES
@@ -26,7 +26,7 @@ def schedule_of(text: str, peers: int) -> Centre | ProgressiveGrouping | None:
     return schedule
 
 
-def method_of(schedule: Centre | ProgressiveGrouping) -> Method:
+def method_of(schedule: Centre | ProgressiveGrouping) -> Averager:
     """A central state under this schedule."""
     from ragtag.training.centre import Centre as central  # needs torch, which other methods do without
 

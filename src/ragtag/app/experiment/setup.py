@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ragtag.app.experiment.centres import CENTRES, method_of, schedule_of
@@ -10,15 +9,9 @@ from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers
 from ragtag.core.types import PEERS_MAX
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.groups import moshpit, random_groups
-from ragtag.protocols.method import Method
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.averager import Averager
+from ragtag.protocols.averagers import AVERAGERS, averager_named
 
-METHODS: dict[str, Method] = {method.name: method for method in (rps, rps_repair, direct, ring)}
-GROUPS: dict[str, Callable[[int], Method]] = {"moshpit": moshpit, "random-groups": random_groups}
-"""Averagers in groups, each of at most so many peers; written ``moshpit``, or ``moshpit=4``."""
-GROUP = 8
 FLOOR_S = 1e-4
 """The shortest round trip."""
 
@@ -36,7 +29,7 @@ class Setup:
     invariants meanwhile, and at the end heal the network and demand that all hear all again; in groups, that
     the values of all come to all. A central state has no such end, and is not checked.
 
-    method: of ``METHODS`` or ``GROUPS``, or a schedule of a central state (``centres.CENTRES``), as
+    method: of ``AVERAGERS`` (``moshpit=4``), or a schedule of a central state (``centres.CENTRES``), as
     ``softsync=2``. Then a round is a peer's own turn, of which the first only takes the state, and the run
     ends as soon as one peer has done its last: disagreement is between peers after as many turns, at
     different times. In groups a line without delay takes ``FLOOR_S`` there and back: who is asked again for
@@ -68,11 +61,11 @@ class Setup:
             raise ExperimentError(str(error)) from None
         averager = averager_of(self.method)
         if not centred and averager is None:
-            there = ", ".join([*METHODS, *(f"{name}={GROUP}" for name in GROUPS), *CENTRES])
+            there = ", ".join([*AVERAGERS, *CENTRES])
             raise ExperimentError(f"no method is called {self.method!r}; there are {there}")
         most = PEERS_MAX if averager is None else averager.seats_max
         if not 1 <= self.peers <= most:
-            more = "" if most > PEERS_MAX else f"; more average in groups: --method moshpit={GROUP}"
+            more = "" if most > PEERS_MAX else "; more average in groups: --method moshpit=8"
             raise ExperimentError(f"{self.peers} peers: {self.method} averages 1 to {most}{more}")
         if centred and self.check:
             raise ExperimentError(
@@ -80,7 +73,7 @@ class Setup:
             )
 
     @property
-    def channel_method(self) -> Method:
+    def channel_method(self) -> Averager:
         """What averages."""
         schedule = schedule_of(self.method, self.peers)
         averager = averager_of(self.method) if schedule is None else method_of(schedule)
@@ -102,19 +95,18 @@ class Setup:
     @property
     def in_groups(self) -> bool:
         """Whether peers average in groups."""
-        return not self.centred and self.channel_method.crowd is not None
+        return self.channel_method.kind == "in groups"
 
 
-def averager_of(name: str) -> Method | None:
+def averager_of(name: str) -> Averager | None:
     """The averager of this name; ``None``: there is none.
 
     Raises:
-        ExperimentError: its groups have no size that groups can have.
+        ExperimentError: it takes no such number.
     """
-    kind, equals, size = name.partition("=")
-    if kind not in GROUPS:
-        return METHODS.get(name)
+    if name.partition("=")[0] not in AVERAGERS:
+        return None
     try:
-        return GROUPS[kind](int(size) if equals else GROUP)
-    except ValueError:
-        raise ExperimentError(f"{name}: groups have 2 to {PEERS_MAX} peers: write {kind}={GROUP}") from None
+        return averager_named(name)
+    except ValueError as error:
+        raise ExperimentError(str(error)) from None

@@ -12,7 +12,9 @@ from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.names import named
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.method import Method
+from ragtag.protocols.averager import Averager
+from ragtag.protocols.averagers import AVERAGERS
+from ragtag.protocols.rps import RPS
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.every import EveryStep
@@ -20,7 +22,6 @@ from ragtag.schedules.every import every as every_so_many
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.schedules.names import SCHEDULES
 from ragtag.training.align_plan import Align
-from ragtag.training.averager import AVERAGERS, RPS
 from ragtag.training.centre import centred, is_centred, is_rule, rated
 from ragtag.training.coherence import Coherence
 from ragtag.training.compress import TopK
@@ -30,22 +31,22 @@ from ragtag.training.modes import Gradients, Mode, Models
 AnySchedule = Schedule | Centre | ProgressiveGrouping
 
 
-def averaging_of(averager: object, schedule: object) -> tuple[Method | None, AnySchedule | None]:
+def averaging_of(averager: object, schedule: object) -> tuple[Averager | None, AnySchedule | None]:
     """By what, and when: objects, or their names (``AVERAGERS``, ``SCHEDULES``).
 
     ``Centre()`` is an averager, and may stand in the schedule's place. Raises TypeError: something else
     stands where these belong; ValueError: nothing of that name. Both say what to write.
     """
     method, when = _averager_of(averager), _schedule_of(schedule)
-    if not isinstance(when, Method):
+    if not isinstance(when, Averager):
         return method, when
     if method is not None:
         raise ValueError(f"schedule={when!r} is an averager, beside averager={method!r}: give one of them")
     return when, None
 
 
-def _averager_of(averager: object) -> Method | None:
-    if averager is None or isinstance(averager, Method):
+def _averager_of(averager: object) -> Averager | None:
+    if averager is None or isinstance(averager, Averager):
         return averager
     if isinstance(averager, str) and averager.partition("=")[0] not in SCHEDULES:
         return named(averager, AVERAGERS, "averager")
@@ -60,13 +61,13 @@ def _averager_of(averager: object) -> Method | None:
     )
 
 
-def _schedule_of(schedule: object) -> AnySchedule | Method | None:
+def _schedule_of(schedule: object) -> AnySchedule | Averager | None:
     """An averager that may take the schedule's place is handed through."""
-    if schedule is None or (isinstance(schedule, Method) and is_centred(schedule)):
+    if schedule is None or (isinstance(schedule, Averager) and is_centred(schedule)):
         return schedule
     if isinstance(schedule, str) and schedule.partition("=")[0] not in AVERAGERS:
         return named(schedule, SCHEDULES, "schedule")
-    if isinstance(schedule, str | Method):
+    if isinstance(schedule, str | Averager):
         raise TypeError(f"schedule={schedule!r} is an averager; write averager={schedule!r}")
     if isinstance(schedule, int):
         raise TypeError(

@@ -16,8 +16,8 @@ import torch
 from ragtag.codecs.base import Codec
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.allreduce import ring
+from ragtag.protocols.averager import Averager
 from ragtag.protocols.centre import Sharing
-from ragtag.protocols.method import Method
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.every import EveryStep, LocalSteps
 from ragtag.training.align_plan import Align
@@ -33,7 +33,7 @@ class Asked:
     """
 
     inner: torch.optim.Optimizer
-    averager: Method
+    averager: Averager
     average: str = "models"
     schedule: Schedule | None = None
     every: int | None = None
@@ -77,8 +77,8 @@ class Feature:
 
 
 def _corrects(asked: Asked) -> bool:
-    crowd = asked.averager.crowd
-    return isinstance(crowd, Sharing) and crowd.correction is not None
+    central = asked.averager.open
+    return isinstance(central, Sharing) and central.correction is not None
 
 
 def _momentum(asked: Asked) -> bool:
@@ -87,10 +87,10 @@ def _momentum(asked: Asked) -> bool:
 
 GROUPS = Feature(
     "averager=Moshpit() or RandomGroups()",
-    lambda a: a.averager.crowd is not None and not isinstance(a.averager.crowd, Sharing),
+    lambda a: a.averager.kind == "in groups",
 )
 RING = Feature("averager=AllReduce(ring=True)", lambda a: a.averager.name == ring.name)
-CENTRE = Feature("averager=Centre()", lambda a: isinstance(a.averager.crowd, Sharing))
+CENTRE = Feature("averager=Centre()", lambda a: a.averager.kind == "central")
 COMPENSATE = Feature("averager=Centre(compensate=...)", _corrects)
 MODELS = Feature('average="models"', lambda a: a.average == "models")
 GRADIENTS = Feature('average="gradients"', lambda a: a.average == "gradients")

@@ -195,14 +195,7 @@ class Node:
     def _arrived(self, now_s: float, event: Arrived) -> list[Effect]:
         runs, presence = event.runs, self._presence
         effects: list[Effect] = []
-        hails = [run for run in runs if run.key.stage & HAIL and run.key.channel in self.channels]
-        if hails:  # a peer that only answers may still compute: that is no sign that it takes part
-            for run in hails:
-                if run.peer in presence:
-                    effects += self.channels[run.key.channel].step(now_s, Arrived([run]))
-            rest = [run for run in runs if run not in hails]
-            return effects + (self._arrived(now_s, Arrived(rest)) if rest else [])
-        if len(runs) == 1:  # in a simulated world, always
+        if len(runs) == 1 and not runs[0].key.stage & HAIL:  # in a simulated world, mostly
             peer, key = runs[0].peer, runs[0].key
             if peer not in presence.heard:
                 if peer not in presence:
@@ -210,6 +203,13 @@ class Node:
                 effects = self._hear_of(peer, key.channel, key.round)
             more = self._deliver(now_s, key.channel, key.round, event)
             return effects + more if effects else more
+        hails = [run for run in runs if run.key.stage & HAIL and run.key.channel in self.channels]
+        if hails:  # a peer that only answers may still compute: that is no sign that it takes part
+            for run in hails:
+                if run.peer in presence:
+                    effects += self.channels[run.key.channel].step(now_s, Arrived([run]))
+            rest = [run for run in runs if run not in hails]
+            return effects + (self._arrived(now_s, Arrived(rest)) if rest else [])
         if not all(run.peer in presence for run in runs):
             event = Arrived(runs := [run for run in runs if run.peer in presence])
         at = 0
@@ -235,12 +235,12 @@ class Node:
         return self._meetings.of(number, make)
 
     def _deliver(self, now_s: float, channel: int, number: int, event: Arrived) -> list[Effect]:
+        machine = self.channels.get(channel)
+        if machine is not None:
+            return machine.step(now_s, event)
         if channel == MEET:
             return self._exchange(number).step(now_s, event)
-        if channel == BOARD:
-            return self.board.step(now_s, event)
-        machine = self.channels.get(channel)
-        return [] if machine is None else machine.step(now_s, event)
+        return self.board.step(now_s, event) if channel == BOARD else []
 
     # -- Who is there
 

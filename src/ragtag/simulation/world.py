@@ -176,7 +176,7 @@ class World:
             InvariantBroken: a machine broke a rule (only with ``check``).
             RuntimeError: more than ``events_max`` events.
         """
-        heap = self._heap
+        heap, take = self._heap, self._take
         stop = self.events + events_max
         while heap and heap[0][0] <= until_s:
             if self.events >= stop:
@@ -184,7 +184,7 @@ class World:
                     f"{events_max} events and not done at {heap[0][0]} s of virtual time (seed {self.seed}): "
                     f"machines that answer each other for ever, or raise events_max"
                 )
-            self._take()
+            take()
         if self.now_s < until_s < math.inf:
             self.now_s = until_s
 
@@ -224,15 +224,15 @@ class World:
     # -- One event
 
     def _deliver(self, at_s: float, order: int, peer: PeerId, event: Event | Call) -> None:
-        if callable(event):
-            event(at_s)
-            return
         if type(event) is Arrived:
             run = event.runs[0]
             mask = run.mask
             self._history += _RUN(at_s, peer, run.peer, run.first, len(run.payload), run.ended, *run.key)
             if mask is not None:
                 self._history += mask.tobytes()
+        elif callable(event):
+            event(at_s)
+            return
         else:
             self._history += _EVENT(at_s, peer, len(type(event).__name__))
         if len(self._history) > _DIGEST_BUFFER_BYTES:

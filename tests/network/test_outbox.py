@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ragtag.core.faults import Faults
 from ragtag.core.types import Bytes, MessageKey, Run, Send
@@ -30,6 +31,7 @@ class Wire:
         self.rows: list[Bytes] = []
         self.shorts: list[bytes] = []
         self.next: list[Bytes] = []
+        self.next_shorts: list[bytes] = []
 
     def send(self, rows: Bytes, address: Address) -> int:
         self.rows.append(rows.copy())
@@ -40,8 +42,10 @@ class Wire:
 
     def receive(self) -> Received:
         rows, self.next = self.next, []
+        shorts, self.next_shorts = self.next_shorts, []
         table = np.concatenate([np.zeros((0, 1152), np.uint8), *rows])
-        return Received(table, [], 0, True, [(len(table), OTHER)] if rows else [])
+        sources = [(len(table), OTHER)] if rows else []
+        return Received(table, shorts, 0, True, sources, [OTHER] * len(shorts))
 
 
 class Peer:
@@ -56,9 +60,10 @@ class Peer:
         self.inbox = Inbox(self.wire, self.framer, flows, self.outbox, Node(me, 2, 1))  # type: ignore[arg-type]
 
     def give(self, k: int) -> None:
+        """To the other one."""
         rows = np.zeros((k, CHUNK_BYTES), np.uint8)
         weight, heard = np.ones(k, np.float32), np.ones(k, np.uint64)
-        run = Run(1, MessageKey(0, 0, 0, 0), 0, k, rows, weight, heard, None, True)
+        run = Run(self.flow.peer, MessageKey(0, 0, 0, 0), 0, k, rows, weight, heard, None, True)
         self.outbox.enqueue(Send(run, 60.0))
 
 
@@ -102,3 +107,39 @@ def test_what_nobody_wants_any_more_has_come_all_the_same() -> None:
     assert (inbound.highest, inbound.received, inbound.whole) == (12, 12, True)
     acks = [short for short in parsed(here, there.wire.shorts) if short.kind == Kind.ACK]
     assert [ack.received for ack in acks] == [12]
+
+
+def exchanged(here: Peer, there: Peer, sent_s: float, heard_s: float) -> None:
+    """``here`` sends a datagram, which ``there`` reads at ``heard_s`` and answers at once."""
+    here.give(1)
+    here.outbox.flush(sent_s)
+    there.wire.next, here.wire.rows = here.wire.rows, []
+    there.inbox.receive(heard_s)
+    here.wire.next_shorts, there.wire.shorts = there.wire.shorts, []
+    here.inbox.receive(heard_s)
+
+
+def test_what_waited_for_the_other_to_listen_is_no_round_trip_once_there_is_another() -> None:
+    """Who takes a seat is told of before its driver runs: what reaches it meanwhile is answered much later.
+
+    Newcomers took that for the way to the one that begins, and their first rounds for as long.
+    """
+    here, there = Peer(0), Peer(1)
+    exchanged(here, there, 0.0, 2.0)
+    pacer = here.flow.pacer
+    assert (pacer.srtt_s, pacer.sure) == (2.0, False)
+    exchanged(here, there, 2.1, 2.101)
+    assert pacer.sure and pacer.srtt_s == pytest.approx(0.001, rel=0.01) and pacer.rto_s < 0.01
+    assert not here.flow.asks(1), "it is known by now, and asked for more rarely"
+
+
+def test_who_changed_seats_is_heard_under_its_new_number_only() -> None:
+    """Its old seat stands empty, with its address: it must not be taken for that one's datagrams."""
+    here, there = Peer(0), Peer(1)
+    left = here.inbox._flows[2] = Flow(2, OTHER)
+    left.mute = True
+    here.inbox.reindex()
+    there.give(1)
+    there.outbox.flush(0.0)
+    here.wire.next = there.wire.rows
+    assert len(here.inbox.receive(0.1).runs) == 1 and here.framer.refused.elsewhere == 0

@@ -88,9 +88,10 @@ def test_one_that_was_on_its_way_in_when_this_peer_came_is_told_of_when_it_takes
 def test_who_is_dead_is_sent_nothing_more_and_heard_again_when_it_is_back(agent: Agent) -> None:
     here, flows = people(agent)
     told(here, member(1))
-    flow = flows[1]
+    flow, here.moved = flows[1], False
     assert told(here, member(1), Status.SUSPECT, Status.DEAD) == [Noted("declared dead", 1, "p1"), Left(1)]
     assert flow.mute and not flow.queue and not flow.endings
+    assert here.moved, "its address may be another's by now"
     back = told(here, member(1), Status.DEAD)
     assert [type(news) for news in back] == [Noted, Joined]
     assert flows[1] is flow and not flow.mute  # the same process: what was measured holds

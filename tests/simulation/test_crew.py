@@ -132,3 +132,20 @@ def test_256_members_know_of_a_death_and_of_newcomers_within_seconds() -> None:
     assert (
         max(member.seat for member in crew.running()) <= 270
     )  # the dead's first, and few places are left free
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("latency_s", [0.0001, 0.02])
+def test_newcomers_of_one_instant_that_want_one_seat_are_all_heard_by_all(
+    seed: int, latency_s: float
+) -> None:
+    """Who gave way to another one in a seat was told of it then, and reaches it there."""
+    crew = CrewWorld(1, rps, Faults(latency_s=latency_s, jitter_s=latency_s / 10), seed, step_s=0.1)
+    crew.run(1.0)
+    for index in (1, 2, 3):
+        crew.come(index, (0,))
+    until(crew, lambda: len(crew.running()) == 4 and crew.agreed(), 20.0)
+    crew.run(crew.now_s + 3.0)
+    assert crew.agreed()
+    assert all((member.outcomes[-1][1].heard == 0b1111).all() for member in crew.running())
+    until(crew, lambda: crew.spread() < 1e-6, 3.0)

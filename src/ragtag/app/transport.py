@@ -303,6 +303,7 @@ class DriverTransport:
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
         with self._phases.of("schema"):
             self._compare(channel, schema, late, deadline_s, together)
+        rtt_s = max(1e-4, self._driver.rto_s())  # as it is by now
         if late:
             self._driver.probed(channel, 2.0 * rtt_s)
         elif self._driver.node.heard_of(channel) >= 0:

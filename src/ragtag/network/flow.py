@@ -71,9 +71,10 @@ class Ending:
 
 @dataclass(slots=True)
 class Inbound:
-    """What has come from a peer in this epoch of its process."""
+    """What has come from a peer in this epoch of its process, since ``since_s``."""
 
     epoch: int = -1
+    since_s: float = 0.0
     highest: int = 0
     received: int = 0
     unanswered: int = 0
@@ -161,9 +162,12 @@ class Flow:
             self.ping_s, self.pings = min(self.ping_s, now_s), 0
 
     def asks(self, n: int) -> bool:
-        """Whether the last of the next ``n`` datagrams asks for an answer: four times in a window."""
+        """Whether the last of the next ``n`` datagrams asks for an answer: four times in a window.
+
+        Until a round trip is known for sure, each does.
+        """
         pacer = self.pacer
-        if pacer.sent + n - self._asked < pacer.limit // 4 and pacer.allowance > n:
+        if pacer.sure and pacer.sent + n - self._asked < pacer.limit // 4 and pacer.allowance > n:
             return False
         self._asked = pacer.sent + n
         return True

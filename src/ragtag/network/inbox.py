@@ -81,7 +81,9 @@ class Inbox:
 
     def reindex(self) -> None:
         """Peers have come, or moved: whose datagrams come from which address."""
-        self._peer_at = {flow.address: peer for peer, flow in self._flows.items()}
+        # a seat that was left empty has its last holder's address, who may sit elsewhere now
+        flows = sorted(self._flows.values(), key=lambda flow: not flow.mute)
+        self._peer_at = {flow.address: flow.peer for flow in flows}
 
     def _of_their_senders(self, got: Received) -> Bytes:
         """The rows that come from the address of the peer that they claim to be of.
@@ -148,6 +150,8 @@ class Inbox:
             return False
         flow.hear(now_s)
         self._heard[flow.peer] = flow
+        if known != epoch:
+            flow.inbound.since_s = now_s
         if known != epoch and (known != -1 or flow.peer in self._node.gone):
             flow.pacer.restart()
             if not self._members:  # leftovers of one that has left bring nobody back
@@ -177,8 +181,9 @@ class Inbox:
         highest = flow.unwrap(short.seq)
         behind = (highest - short.received) & 0xFFFFFFFF
         received = highest - behind if behind < 1 << 31 else highest  # the path duplicates
-        rtt_s = ((int(now_s * 1e6) - short.stamp) & 0xFFFFFFFF) * 1e-6
-        flow.pacer.on_ack(now_s, highest, received, short.chunk, rtt_s)
+        took_us = (int(now_s * 1e6) - short.stamp) & 0xFFFFFFFF
+        sure = took_us <= int(now_s * 1e6) - int(flow.inbound.since_s * 1e6)
+        flow.pacer.on_ack(now_s, highest, received, short.chunk, took_us * 1e-6, sure)
         flow.ping_s, flow.pings = now_s + flow.pacer.rto_s, 0
         if flow.endings and short.total and highest == received:  # all marks up to here have come
             for number in [n for n, ending in flow.endings.items() if ending.seq <= highest]:

@@ -32,7 +32,11 @@ _UNKNOWN_S = 0.1  # until there is an answer nothing is measured; peers begin to
 
 @dataclass(slots=True)
 class Pacer:
-    """One direction to one peer."""
+    """One direction to one peer.
+
+    sure: whether a round trip was measured with what was sent after the other had been heard. What was sent
+    before may have lain in a socket that nobody read yet, for seconds.
+    """
 
     granted: int = WINDOW_FIRST
     window: float = WINDOW_FIRST
@@ -41,6 +45,7 @@ class Pacer:
     received: int = 0
     srtt_s: float = 0.0
     rttvar_s: float = 0.0
+    sure: bool = False
     ambient: float = 0.0
     _mark_acked: int = 0
     _mark_received: int = 0
@@ -86,15 +91,26 @@ class Pacer:
         """The share of datagrams lost so far on this path."""
         return 1.0 - self.received / self.acked if self.acked else 0.0
 
-    def on_ack(self, now_s: float, highest: int, received: int, granted: int, rtt_s: float | None) -> None:
-        """An answer: the highest number seen, how many came in all, and the window granted."""
+    def on_ack(
+        self,
+        now_s: float,
+        highest: int,
+        received: int,
+        granted: int,
+        rtt_s: float | None,
+        sure: bool = True,
+    ) -> None:
+        """An answer: the highest number seen, how many came in all, and the window granted.
+
+        sure: what it answers was sent after the other had been heard.
+        """
         if not 0 <= highest <= self.sent or received > highest:
             return  # no answer to what was sent
         self.granted = max(1, min(granted, _WINDOW_MAX))
         if highest <= self.acked:
             return  # overtaken or repeated: how long it took says nothing about the path
         if rtt_s is not None:
-            self._measure(rtt_s)
+            self._measure(rtt_s, sure)
         if self._unheard is None:  # until its first answer the other may not have listened yet
             self._unheard = highest - self.acked + self.received - received
         self.received = max(self.received, min(highest, received + self._unheard))
@@ -107,18 +123,21 @@ class Pacer:
         """Another process listens from now on: what its predecessor did not get is no loss of the path."""
         self.received += self.sent - self.acked
         self.acked = self.sent
-        self._unheard = None
+        self._unheard, self.sure = None, False
 
-    def _measure(self, rtt_s: float) -> None:
+    def _measure(self, rtt_s: float, sure: bool) -> None:
         """RFC 6298, section 2; but one answer teaches at most twice the timeout.
 
         What a process stood still for, at either end, is in the round trip of whatever was under way:
         seconds, after which marks and questions would be repeated only that rarely. A path that has really
-        become slower shows in every answer, and the timeout follows it.
+        become slower shows in every answer, and the timeout follows it. The first one that is ``sure``
+        replaces what was measured before.
         """
-        if self.srtt_s > 0.0:
+        first = self.srtt_s == 0.0 or (sure and not self.sure)
+        self.sure |= sure
+        if not first:
             rtt_s = min(rtt_s, 2.0 * self.rto_s)
-        if self.srtt_s == 0.0:
+        if first:
             self.srtt_s, self.rttvar_s = rtt_s, rtt_s / 2
         else:
             self.rttvar_s += 0.25 * (abs(self.srtt_s - rtt_s) - self.rttvar_s)

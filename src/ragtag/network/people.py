@@ -27,7 +27,7 @@ class People:
     inside: whom the node takes for peers that average, from the beginning: not those on their way in.
     expected_until_s: by when they are members at the latest; who is not by then is left out until it comes.
     lost_seat: why this peer may average no more (empty: it may). moved: whether anybody is reached elsewhere
-    than before; whoever goes by addresses resets it.
+    than before, or is not there any more; whoever goes by addresses resets it.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class People:
     def _mute(self, peer: PeerId, mute: bool) -> None:
         flow = self._flows.get(peer)
         if flow is not None:
+            self.moved |= flow.mute != mute
             flow.mute = mute
             if mute:
                 flow.clear()

@@ -237,6 +237,7 @@ class CrewWorld:
             if not averages:
                 node.step(self.now_s, Visits(peer) if peer in live else Left(peer))
         member.inside = {peer for peer, holder in live.items() if holder.card.averaging}
+        member.reach = {peer: holder.card.epoch for peer, holder in live.items()}
         self._admitted(member, node)
 
     # -- Rounds

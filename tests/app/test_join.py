@@ -530,6 +530,33 @@ def test_peers_that_have_left_form_a_crew_again_and_again(tmp_path: Path) -> Non
     assert names == [names[0], f"{names[0]}.2", f"{names[0]}.3"]
 
 
+DIED = """
+if crew.rank == 2:
+    os.kill(os.getpid(), 9)
+give_up_s = time.monotonic() + GIVE_UP_S
+while 2 in crew.live:
+    assert time.monotonic() < give_up_s
+    time.sleep(0.01)
+for k in range(2):
+    crew.leave()
+    began_s = time.monotonic()
+    crew = ragtag.join(deadline_s=GIVE_UP_S)
+    torch.manual_seed(0)
+    optimizer = crew.optimizer(torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1))
+    optimizer.average()
+    print(time.monotonic() - began_s, bin(int(optimizer.outcome.heard[0])))
+"""
+
+
+def test_who_died_in_an_earlier_crew_is_not_waited_for_in_later_ones(tmp_path: Path) -> None:
+    events, ends = launched(tmp_path, 3, DIED.replace("GIVE_UP_S", str(PATIENCE_S)), PATIENCE_S)
+    for peer in (0, 1):
+        assert not ends[peer].failed, events
+        said = [line.split() for line in lines(events, peer)]
+        assert [heard for _, heard in said] == ["0b11"] * 2
+        assert all(float(took_s) < PATIENCE_S / 2 for took_s, _ in said), said
+
+
 def test_a_crew_that_was_not_left_is_not_joined_again(two: Others) -> None:
     two.say(1, hello())
     with join(deadline_s=PATIENCE_S) as crew:

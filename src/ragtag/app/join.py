@@ -31,6 +31,7 @@ from ragtag.app.membership import (
     admitted,
     invited,
     launched,
+    lost,
     member_socket,
     member_socket_of,
     resolved,
@@ -48,6 +49,7 @@ from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
 from ragtag.network.shelf import Shelf
 from ragtag.network.udp import Endpoint
+from ragtag.protocols.member import Membership
 from ragtag.protocols.node import Node
 
 __all__ = ["JoinError", "join", "join_as"]
@@ -65,9 +67,9 @@ def join(*, deadline_s: float = 120.0) -> Crew:
 
     A process may join again once it has left (a sweep, one crew after another): all peers do so in the same
     order, keep their numbers, and form a new crew, whose trace and invitation are in ``RUN/crew-2``,
-    ``RUN/crew-3``, ... A peer that died meanwhile is waited for until the deadline, then left out. A peer
-    that was invited enters the crew of its invitation again. Alone a process may have any number of crews at
-    a time.
+    ``RUN/crew-3``, ... A peer that was declared dead in an earlier one is not waited for, and takes part once
+    it comes all the same; one that died since is waited for until the deadline, then left out. A peer that
+    was invited enters the crew of its invitation again. Alone a process may have any number of crews.
 
     deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
     machine). Who is not there by then is left out until it is heard.
@@ -93,6 +95,8 @@ class _Joined:
         self._place: Place | None = None
         self._crews = 0
         self._newest: weakref.ref[Crew] | None = None
+        self._members: Membership | None = None  # of the newest, which outlives it
+        self._lost: frozenset[PeerId] = frozenset()
 
     def join(self, place: Place, deadline_s: float) -> Crew:
         """Join the next one. Raises JoinError: the last one was not left."""
@@ -103,12 +107,16 @@ class _Joined:
                 "returned, or call its leave() before joining again (`with ragtag.join() as crew:` does)"
             )
         if place != self._place:
-            self._place, self._crews = place, 0
+            self._place, self._crews, self._members, self._lost = place, 0, None, frozenset()
+        if self._members is not None:
+            self._lost = lost(self._members, place.size, self._lost)
         number = self._crews + 1
         mine = place.of_crew(number)
         if mine.socket_fd is not None:  # a crew closes what it has; the next one needs it, too
             mine = replace(mine, socket_fd=os.dup(mine.socket_fd))
-        crew = join_as(mine, deadline_s)
+        crew = join_as(mine, deadline_s, self._lost)
+        driver = crew._driver
+        self._members = None if driver is None else driver.membership
         if number > 1 and mine.token is None:
             _begin_folder(mine, crew)
         self._crews, self._newest = number, weakref.ref(crew)
@@ -129,8 +137,8 @@ def _begin_folder(place: Place, crew: Crew) -> None:
         _log.warning("no invitation to crew %r could be kept: %s", place.crew, explain(error))
 
 
-def join_as(place: Place | None, deadline_s: float) -> Crew:
-    """``join``, in this place (``None``: alone)."""
+def join_as(place: Place | None, deadline_s: float, lost: frozenset[PeerId] = frozenset()) -> Crew:
+    """``join``, in this place (``None``: alone). lost: who died in an earlier crew: it is not waited for."""
     if place is None:
         return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.monotonic())
     # By the wall clock, which all machines share and somebody may set, once; never again
@@ -151,12 +159,18 @@ def join_as(place: Place | None, deadline_s: float) -> Crew:
     with ExitStack() as undo:
         if writer is not None:
             undo.callback(writer.close)
-        crew = _join(place, writer, origin_s, deadline_s)
+        crew = _join(place, writer, origin_s, deadline_s, lost)
         undo.pop_all()
     return crew
 
 
-def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s: float) -> Crew:
+def _join(
+    place: Place,
+    writer: TraceWriter | None,
+    origin_s: float,
+    deadline_s: float,
+    lost: frozenset[PeerId],
+) -> Crew:
     """Meet the others over a driver."""
     with ExitStack() as undo:
         endpoint = _endpoint(place)
@@ -177,6 +191,10 @@ def _join(place: Place, writer: TraceWriter | None, origin_s: float, deadline_s:
             entrance = launched(way.place, data, way.state_port)
             undo.callback(entrance.agent.close)
         node = Node(place.rank, place.size, place.seed)
+        others = set(range(place.size)) - {place.rank}
+        if entrance is not None and others - lost:  # membership tells where one of them comes all the same
+            for peer in sorted(others & lost):
+                node.step(0.0, Left(peer))
         driver, met = _start(way, node, endpoint, dict(enumerate(known.addresses)), entrance)
         crew = _crew(way, driver, entrance, met)
         undo.pop_all()

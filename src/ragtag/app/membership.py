@@ -25,7 +25,7 @@ from ragtag.protocols.district import partners
 from ragtag.protocols.invitation import Said
 from ragtag.protocols.member import Membership
 from ragtag.protocols.member_pace import INITIAL_RTO_S
-from ragtag.protocols.member_types import Changed, Identity
+from ragtag.protocols.member_types import Changed, Identity, Status
 from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
 from ragtag.protocols.seating import Seating
 
@@ -71,13 +71,30 @@ def launched(place: Place, data: Address, state_port: int = 0) -> Entrance:
     assert place.members is not None
     card = Card(VERSION, place.rank, 0, _epoch(), True, *data, state_port, place.size, place.seed)
     sock = _socket(place.member_fd, place.members[place.rank])
-    name = place.name or f"peer-{place.rank}"
+    name = place.name or _launched_name(place.rank)
     agent = _agent(name, place.members[place.rank], place.key, card, sock)
     agent.roster.claim(card)
     others = frozenset(range(place.size)) - {place.rank}
     asked = sorted(others if place.size <= PEERS_MAX else partners(place.rank, others))
     agent.join(agent.now_s(), [place.members[peer] for peer in asked], FOREVER_S)
     return Entrance(agent, card, False, {})
+
+
+def _launched_name(rank: PeerId) -> str:
+    return f"peer-{rank}"
+
+
+def lost(membership: Membership, size: int, before: frozenset[PeerId]) -> frozenset[PeerId]:
+    """Which of a crew's launched peers are dead: declared so in it, or lost ``before`` and not seen in it."""
+    found = set(before)
+    members = membership.members()
+    for peer in range(size):
+        member = members.get(_launched_name(peer))
+        if member is not None and member.status is Status.DEAD:
+            found.add(peer)
+        elif member is not None:
+            found.discard(peer)
+    return frozenset(found)
 
 
 def resolved(token: Token) -> Token:

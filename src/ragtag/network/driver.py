@@ -26,6 +26,7 @@ from ragtag.network.engine import Engine
 from ragtag.network.mailbox import DriverFailed
 from ragtag.network.udp import Address
 from ragtag.protocols.board import Notices
+from ragtag.protocols.member import Membership
 from ragtag.protocols.node import Channel
 from ragtag.protocols.roster import Card, Holder
 
@@ -216,6 +217,11 @@ class Driver(Engine):
         machine = self._people.agent.machine
         live = set(machine.live()) - {machine.me.name}
         return [member.address for name, member in list(machine.members().items()) if name in live]
+
+    @property
+    def membership(self) -> Membership | None:
+        """What this peer knows of the members, after ``close`` too (``None``: without membership)."""
+        return None if self._people is None else self._people.agent.machine
 
     @property
     def own_member_address(self) -> Address | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -79,24 +80,26 @@ def test_what_was_taken_from_another_is_not_added_again() -> None:
 
 
 class Replica:
-    """Adds the rows of two senders (each a block of its own), in their round or the next one."""
+    """Adds the rows of two senders (each a block of its own), in their round or up to ``BEHIND`` later."""
 
     def __init__(self) -> None:
         self.late, self.sum = Late(), np.zeros(D, np.float32)
         self.late.keeps = True
         self.there: dict[int, Bools] = {}
 
-    def step(self, round_: int, comes: Bools) -> None:
-        """comes: of which senders a row comes in time; the last round's are all in after it."""
-        parts = [(round_, comes, comes)]
-        if round_ - 1 in self.there:
-            parts.append((round_ - 1, ~self.there[round_ - 1], WHOLE))
-        self.there = {round_: comes}
-        found = [(number, self._part(number, fresh, whole)) for number, fresh, whole in parts]
+    def step(self, round_: int, draw: Callable[[], Bools]) -> None:
+        """draw: of which senders the row of a round comes now."""
+        found = []
+        for number in [round_, *sorted(self.there)]:
+            before = self.there.get(number, ~WHOLE)
+            now = before | (draw() if number > round_ - BEHIND else WHOLE)
+            self.there[number] = now
+            found.append((number, self._part(number, now & ~before, now)))
         for number, part in found:
             self.late.add(self.sum, number, part.rows, part.factor, "fp32")
         self.late.add_again(self.sum, "fp32")
         self.late.saw(round_, replace(found[0][1], late=tuple(found[1:])))
+        self.there = {number: there for number, there in self.there.items() if not there.all()}
 
     def _part(self, round_: int, fresh: Bools, whole: Bools) -> Gathered:
         sent = [fragments(*row_of(round_, sender)) for sender in np.flatnonzero(fresh).tolist()]
@@ -118,8 +121,9 @@ def test_each_row_counts_once_whoever_takes_from_whom(data: st.DataObject) -> No
     places = st.integers(0, D)
     for round_ in range(rounds):
         for replica in replicas:
-            comes = round_ == rounds - 1 or data.draw(st.tuples(st.booleans(), st.booleans()), "comes")
-            replica.step(round_, WHOLE & np.array(comes))
+            replica.step(
+                round_, lambda: np.array(data.draw(st.tuples(st.booleans(), st.booleans()), "comes"))
+            )
         giver = data.draw(st.sampled_from([None, 0, 1, 2]), "giver")
         came = None if giver is None else replicas[giver].late.came()
         if giver is None or came is None:
@@ -130,7 +134,7 @@ def test_each_row_counts_once_whoever_takes_from_whom(data: st.DataObject) -> No
             replicas[taker].sum[where] = replicas[giver].sum[where]
             replicas[taker].late.replaced(round_, where, came)
     for replica in replicas:
-        replica.step(rounds, WHOLE)
+        replica.step(rounds, lambda: WHOLE)
     right = sum(row_of(round_, sender)[0] / 2 for round_ in range(rounds + 1) for sender in range(2))
     for replica in replicas:
         assert np.array_equal(replica.sum, right)

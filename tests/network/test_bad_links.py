@@ -27,6 +27,8 @@ CHUNKS = 96
 WITHIN_S = 30.0
 """How long what is waited for may take: far longer than it does."""
 DOWN_S = 2.0
+STEP_S = 0.01
+"""How long a peer computes between two rounds; one that is alone would else have thousands a second."""
 ENOUGH = 5
 """So many rounds with everybody, from each peer, are to go on averaging."""
 LOSS_PER_MILLE = 300
@@ -50,7 +52,7 @@ from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint
 from ragtag.protocols.allreduce import direct
 from ragtag.protocols.node import Channel, Node
-from tests.network.test_bad_links import CHUNKS, WITHIN_S
+from tests.network.test_bad_links import CHUNKS, STEP_S, WITHIN_S
 from tests.network.test_namespaces import N, PORT, host_of
 
 me = int(sys.argv[1])
@@ -61,7 +63,7 @@ driver = Driver(Node(me, N, 1), endpoint, Identity("otters", me), addresses)
 driver.start()
 driver.configure(0, Channel(direct, fp32, CHUNKS, 1.0, 1e-3), 7).result(WITHIN_S)
 assert not driver.meet(0, b"", WITHIN_S).result(WITHIN_S).missing
-while not select.select([sys.stdin], [], [], 0)[0]:
+while not select.select([sys.stdin], [], [], STEP_S)[0]:
     began_s = time.monotonic()
     outcome = driver.average(Average(0, values[me], 1.0)).result(WITHIN_S)
     members = [peer for peer in range(N) if (outcome.heard >> np.uint64(peer) & np.uint64(1)).all()]
@@ -127,10 +129,12 @@ class Peers:
             rounds = [[said for said in of if said.began_s >= since_s] for of in self._said]
             if enough(rounds):
                 return rounds
+            late = f"not within {WITHIN_S} s; last: {[of[-3:] for of in rounds]}"
+            assert time.monotonic() < deadline_s, late
             try:
-                peer, line = self._heard.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                peer, line = self._heard.get(timeout=WITHIN_S)
             except queue.Empty:
-                raise AssertionError(f"not within {WITHIN_S} s; last: {[of[-3:] for of in rounds]}") from None
+                raise AssertionError(late) from None
             assert line, f"peer {peer} has ended"
             self._said[peer].append(Said(**json.loads(line)))
 

@@ -16,7 +16,16 @@ import pytest
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.udp import FAILING_MAX, SLAB_ROWS, TRAIN, Endpoint, Failures, PortInUse, Received
+from ragtag.network.udp import (
+    FAILING_MAX,
+    SLAB_ROWS,
+    TRAIN,
+    UDP_SEGMENT,
+    Endpoint,
+    Failures,
+    PortInUse,
+    Received,
+)
 
 LINUX = sys.platform == "linux"
 linux = pytest.mark.skipif(not LINUX, reason="segmentation and coalescing are the Linux kernel's")
@@ -256,6 +265,36 @@ def test_segmentation_is_given_up_where_the_route_refuses_it(error: int) -> None
         # the kernel must not cut any more either: a datagram of another size leaves in one piece
         source.sock.sendto(bytes(2 * DATAGRAM_BYTES), dest.address)
         assert take(dest, 0, malformed=1).malformed == 1
+
+
+@linux
+def test_a_route_that_refuses_what_may_be_segmented_gets_single_datagrams_too() -> None:
+    """As where its MTU is below a datagram's size: also a datagram alone is refused, and a header."""
+
+    class Small:
+        """Refuses all sends while segmentation is on."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self.sock = sock
+
+        def sendto(self, data: memoryview, address: tuple[str, int]) -> int:
+            if self.sock.getsockopt(socket.SOL_UDP, UDP_SEGMENT):
+                raise OSError(errno.EINVAL, "segments do not fit")
+            return self.sock.sendto(data, address)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.sock, name)
+
+    for rows in (random_rows(1), random_rows(TRAIN + 1)):
+        with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+            source.sock = Small(source.sock)  # type: ignore[assignment]
+            assert source.send(rows, dest.address) == len(rows)
+            assert not source.segmentation and not source.failures.count
+            assert np.array_equal(take(dest, len(rows)).table, rows)
+    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+        source.sock = Small(source.sock)  # type: ignore[assignment]
+        source.send_short(bytes(HEADER_BYTES), dest.address)
+        assert not source.segmentation and not source.failures.count
 
 
 ERRORS = [

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.training.align_rows import (
     PER_ROW,
+    Came,
     Given,
+    came_rows,
     digest_rows,
+    read_came,
     read_digests,
     read_values,
     rows_of,
@@ -72,6 +75,31 @@ def test_values_that_are_not_finite_are_refused() -> None:
         values = vector(PER_ROW + 3)
         values[-1] = bad
         assert read_values(offered(0, values), 9, [PER_ROW + 3]) == []
+
+
+@given(st.dictionaries(st.integers(0, 2**32 - 1), st.integers(0, 700), min_size=1, max_size=2))
+def test_what_a_giver_had_of_the_last_rounds_is_read_in_any_order(counts: dict[int, int]) -> None:
+    came = {number: np.arange(number % 7, number % 7 + n, dtype=np.uint32) for number, n in counts.items()}
+    rows = came_rows(3, 9, came)
+    [(sender, found)] = read_came(rows[::-1], 9).items()
+    assert sender == 3 and list(found) == list(came)
+    assert all(np.array_equal(found[number], names) for number, names in came.items())
+    assert read_came(rows[1:], 9) == {} == read_came(rows, 8)
+    assert not len(came_rows(3, 9, {}))
+
+
+def test_values_that_lack_rows_are_read_with_what_came_of_these_and_else_not_at_all() -> None:
+    came: Came = {8: np.array([5], np.uint32)}
+    values = value_rows(Given(0, 1, 7, 2, vector(9), came), 9)
+    said = came_rows(1, 9, came)
+    [found] = read_values(np.concatenate([values, said]), 9, [9])
+    assert found.came[8].tolist() == [5]
+    assert not len(read_values(np.concatenate([values, came_rows(2, 9, came)]), 9, [9]))
+    broken = said.copy()
+    broken[:, 32 + 4] = 3  # so many names, of which there is one
+    assert not len(read_values(np.concatenate([values, broken]), 9, [9]))
+    [other] = read_values(np.concatenate([values, offered(0, vector(9), sender=4, votes=1)]), 9, [9])
+    assert other.sender == 4 and not other.came
 
 
 @given(st.binary(max_size=4 * CHUNK_BYTES), st.booleans())

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ragtag.codecs.base import finite_rows
 from ragtag.codecs.indices import HEADER_BYTES, Indices
@@ -103,6 +104,13 @@ class SparseSum:
         return True
 
 
+def names(rows: Bytes) -> NDArray[np.uint32]:
+    """uint32 ``[m]``: sender and number of each fragment, which no other one of its round has."""
+    header = rows[:, :HEADER_BYTES].copy().view(HEADER)[:, 0]
+    name: NDArray[np.uint32] = header["sender"].astype(np.uint32) << 16 | header["fragment"]
+    return name
+
+
 class Added(NamedTuple):
     """sender, fragment: int64 ``[m]``, of the rows that were good. refused: why the others were not. unsound:
     whose rows held values too large to be averaged (see ``finite_rows``).
@@ -123,7 +131,7 @@ def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Values) -> Adde
     """
     header = rows[:, :HEADER_BYTES].copy().view(HEADER)[:, 0]
     sender, fragment = header["sender"].astype(np.int64), header["fragment"].astype(np.int64)
-    name = sender << 16 | fragment
+    name = names(rows)
     order = np.argsort(name, kind="stable")
     twice = np.zeros(len(rows), np.bool_)
     twice[1:] = name[order][1:] == name[order][:-1]

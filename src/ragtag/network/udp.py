@@ -163,7 +163,7 @@ class Endpoint:
         except BlockingIOError:
             return False
         except OSError as error:
-            if len(data) > DATAGRAM_BYTES and error.errno in (errno.EIO, errno.EINVAL, errno.EMSGSIZE):
+            if self.segmentation and error.errno in (errno.EIO, errno.EINVAL, errno.EMSGSIZE):
                 return self._one_by_one(data, address)
             self.failures.failed(address, error)
         else:
@@ -172,21 +172,28 @@ class Endpoint:
         return True
 
     def _one_by_one(self, data: memoryview, address: Address) -> bool:
-        """A train was refused: by its way, which refuses one datagram, too, or because it is one.
-
-        Then the device behind this route cannot segment (no checksum offload): one by one from now on.
+        """What was sent was refused: by its way, which refuses a datagram without segmentation, too, or
+        because of it. Then the device behind this route has no checksum offload, or takes only datagrams
+        smaller than ours: the kernel cuts these, but sends nothing from a socket that segments. One by one
+        from now on.
         """
+        self._segment(False)
         before = self.failures.count
         if not self._send(data[:DATAGRAM_BYTES], address):
+            self._segment(True)  # nothing is known yet
             return False
         if self.failures.count > before:  # so would be the others
-            self.failures.count += len(data) // DATAGRAM_BYTES - 1
+            self.failures.count += (len(data) - 1) // DATAGRAM_BYTES
+            self._segment(True)
             return True
-        self.segmentation = False
-        _option(self.sock, UDP_SEGMENT, 0)
         for at in range(DATAGRAM_BYTES, len(data), DATAGRAM_BYTES):
             self._send(data[at : at + DATAGRAM_BYTES], address)
         return True
+
+    def _segment(self, on: bool) -> None:
+        """Whether the kernel is to cut what is sent into datagrams."""
+        self.segmentation = on
+        _option(self.sock, UDP_SEGMENT, DATAGRAM_BYTES if on else 0)
 
     # -- In
 

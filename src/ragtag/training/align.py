@@ -18,8 +18,9 @@ Nothing of this needs agreement. Views that differ, since a row was lost, lead t
 or that two do: of these all take the one with more peers behind it. What is still apart is found at the
 next look. A peer gives only what it knows most living peers' digests of.
 
-Of sparse averages rows may come a round late. Who has some to come gives nothing yet (once), and who took a
-unit from a peer that had them all does not add them again (``late``): each counts once.
+Of sparse averages rows may come a round late. A peer that has some to come says, with what it gives, which
+it has. Who takes a unit adds those that the giver lacked, and no other ones of these rounds (``late``): each
+counts once.
 
 A unit has parameters and all that an optimizer keeps of them, so that a replica is whole again: with the
 parameters alone, a momentum that had another gradient in it would pull them apart anew.
@@ -47,8 +48,10 @@ from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.gather import gather
 from ragtag.training.align_plan import GOLDEN, Align, Aligned, Pace, Wanted, judge
 from ragtag.training.align_rows import (
+    Came,
     Given,
     View,
+    came_rows,
     digest_rows,
     read_digests,
     read_values,
@@ -71,13 +74,16 @@ Patch = tuple[Given, ...]
 class Rows(Protocol):
     """A sparse average: rows of a round may come with a later one (see ``late``)."""
 
-    @property
-    def settled(self) -> bool:
-        """Whether nothing that others have is still to come."""
+    def keep(self) -> None:
+        """Replicas will be compared."""
         ...
 
-    def replaced(self, round_: int, pieces: Iterable[tuple[int, int, int]]) -> None:
-        """After a round these pieces of parameters became those of a replica that was settled."""
+    def came(self) -> Came | None:
+        """By round of which more may come: which rows are in here; ``None``: not everywhere the same."""
+        ...
+
+    def replaced(self, round_: int, pieces: Iterable[tuple[int, int, int]], came: Came) -> None:
+        """After a round these pieces of parameters became those of a replica that had these rows."""
         ...
 
 
@@ -107,7 +113,8 @@ class Aligner:
         self.every, self._transport = align.every, transport
         self._channel = channel_of(f"{name}/replicas")
         self._deadline_s, self._rows, self._note = deadline_s, rows, note
-        self._held = False
+        if rows is not None:
+            rows.keep()
         self._units = units = Units(parts, state)
         self._turns = max(1, math.ceil(4 * units.n_values / LOOK_BYTES))
         size = min(units.each, units.n_values) * (1 + _STATES_MAX) + 64
@@ -142,16 +149,14 @@ class Aligner:
         if not self._due(outcome):
             return ()
         came = self._exchange(np.zeros((0, CHUNK_BYTES), np.uint8), 0.0)
-        return tuple(read_values(_rows(came), outcome.round, self._sizes))
+        patch = tuple(read_values(_rows(came), outcome.round, self._sizes))
+        self._replaced(patch, outcome.round)
+        return patch
 
-    def put(self, patch: Patch, round_: int) -> tuple[int, float]:
-        """Take over, after a round, the units that are other ones here; how many, and their distance (see
-        ``Aligned``).
-        """
+    def put(self, patch: Patch) -> tuple[int, float]:
+        """Take over the units that are other ones here; how many, and their distance (see ``Aligned``)."""
         changed = was = 0.0
         taken = 0
-        if self._rows is not None and (settled := [given.unit for given in patch if given.settled]):
-            self._rows.replaced(round_, [piece for unit in settled for piece in self._units.pieces(unit)])
         for given in patch:
             norms = self._units.put(given.unit, given.form, given.values)
             if norms is not None:
@@ -185,7 +190,9 @@ class Aligner:
         came = self._exchange(np.concatenate([own, *gifts]), 1.0)
         rows = _rows(came)
         patch = read_values(rows, round_, self._sizes)
-        taken, distance = self.put(tuple(gift for gift in patch if gift.sender != me), round_)
+        others = tuple(gift for gift in patch if gift.sender != me)
+        self._replaced(others, round_)
+        taken, distance = self.put(others)
         self._pace.learn(rows_due, came)
         view = read_digests(rows, round_, first, stop - first)
         wanted, counts = judge(view, first, number)
@@ -229,20 +236,30 @@ class Aligner:
     ) -> tuple[list[Bytes], int]:
         """The rows of those units that are this peer's to give, and how many units these are."""
         gifts: list[Bytes] = []
-        settled = self._rows is None or self._rows.settled
         mine = [unit for unit, wanted in due.items() if wanted.giver == self._transport.me]
-        # others may have what is still to come here, and would lose it; but some give is better than none
-        self._held = bool(mine) and not settled and not self._held
-        for unit in [] if self._held else mine:
+        came = {} if self._rows is None or not mine else self._rows.came()
+        if came is None:
+            return [], 0
+        said = came_rows(self._transport.me, round_, came)
+        rows_most -= len(said)
+        for unit in mine:
             wanted = due[unit]
             form, values = self._units.values(unit, look)
             rows = rows_of(form.total)
             if rows > rows_most or form.total > self._sizes[unit] or not np.isfinite(values).all():
                 continue
             rows_most -= rows
-            given = Given(unit, wanted.giver, form.tag, wanted.votes, values, settled)
+            given = Given(unit, wanted.giver, form.tag, wanted.votes, values, came)
             gifts.append(value_rows(given, round_))
-        return gifts, len(gifts)
+        return [said, *gifts] if gifts else [], len(gifts)
+
+    def _replaced(self, patch: Patch, round_: int) -> None:
+        """Of sparse averages, what comes late is not to count twice in what is taken, nor to be lost."""
+        if self._rows is not None:
+            for giver in sorted({given.sender for given in patch}):
+                units = [given for given in patch if given.sender == giver]
+                pieces = [piece for given in units for piece in self._units.pieces(given.unit)]
+                self._rows.replaced(round_, pieces, units[0].came)
 
     def _want(self, found: dict[int, Wanted], looked: range, given: set[int], view: View) -> None:
         """What is to be given the next time. What was given just now had been looked at before."""

@@ -1,4 +1,5 @@
-"""Rows of an alignment: what each peer has of each unit, in 32 bits; and whole units for those who differ.
+"""Rows of an alignment: what each peer has of each unit, in 32 bits; whole units for those who differ; and
+which rows of sparse averages are in these, where more are still to come.
 
 A row is a chunk of 1,088 bytes and decodes alone: 32 bytes of header, 264 values of 32 bits.
 """
@@ -6,8 +7,8 @@ A row is a chunk of 1,088 bytes and decodes alone: 32 bytes of header, 264 value
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,8 @@ from ragtag.core.wire import CHUNK_BYTES
 
 HEADER_BYTES = 32
 PER_ROW = (CHUNK_BYTES - HEADER_BYTES) // 4
-"""Digests, or values, in a row."""
-DIGESTS, VALUES = 0xA1, 0xA2
+"""Digests, values, or names of rows, in a row."""
+DIGESTS, VALUES, CAME = 0xA1, 0xA2, 0xA3
 _VERSION = 1
 _HEADER = np.dtype(
     [
@@ -32,12 +33,15 @@ _HEADER = np.dtype(
         ("total", "<u4"),
         ("votes", "<u2"),
         ("count", "<u2"),
-        ("open", "<u4"),  # of values: whether rows of earlier rounds may be missing in them
+        ("open", "<u4"),  # of values: whether rows of the last rounds may be missing in them
     ]
 )
 assert _HEADER.itemsize == HEADER_BYTES
 
-Digests = NDArray[np.uint32]
+Words = NDArray[np.uint32]
+Digests = Words
+Came = Mapping[int, Words]
+"""By round of which more rows may come: the names of those that have (``codecs.gather.names``)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +55,8 @@ class View:
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
     """A unit as a peer gave it. form: what its values are (``units.Form.tag``); votes: how many peers had
-    it so, as far as the giver knew. settled: whether all that sparse averages came to until then is in them.
+    it so, as far as the giver knew. came: of sparse averages, which rows of the last rounds are in them; of
+    rounds that are not named all are that will be.
     """
 
     unit: int
@@ -59,7 +64,7 @@ class Given:
     form: int
     votes: int
     values: Floats
-    settled: bool = True
+    came: Came = field(default_factory=dict)
 
 
 def rows_of(values: int) -> int:
@@ -78,8 +83,43 @@ def value_rows(given: Given, round_: int) -> Bytes:
     """uint8 ``[k, 1088]``: a unit's values."""
     rows, header = _rows(VALUES, given.sender, round_, given.values.view(np.uint32))
     header["unit"], header["form"], header["votes"] = given.unit, given.form, given.votes
-    header["open"] = not given.settled
+    header["open"] = bool(given.came)
     return rows
+
+
+def came_rows(sender: PeerId, round_: int, came: Came) -> Bytes:
+    """uint8 ``[k, 1088]``: which rows of the last rounds are in what a peer gives after a round; by round its
+    number, how many, and their names.
+    """
+    words = [np.array([number, len(names)], np.uint32) for number, names in came.items()]
+    parts = [part for head, names in zip(words, came.values(), strict=True) for part in (head, names)]
+    return _rows(CAME, sender, round_, np.concatenate([np.zeros(0, np.uint32), *parts]))[0]
+
+
+def read_came(rows: Bytes, round_: int) -> dict[PeerId, Came]:
+    """What each peer says of that: of those peers only of whom all came, and makes sense."""
+    pieces: dict[tuple[int, int], dict[int, Words]] = {}
+    for header, words in _of_kind(rows, CAME, round_):
+        sender, total, offset, count = (int(header[name]) for name in ("sender", "total", "offset", "count"))
+        if offset < total and offset % PER_ROW == 0 and count == min(PER_ROW, total - offset):
+            pieces.setdefault((sender, total), {})[offset] = words[:count]
+    found: dict[PeerId, Came] = {}
+    for (sender, total), parts in sorted(pieces.items()):
+        if len(parts) == rows_of(total):
+            came = _by_round(np.concatenate([words for _, words in sorted(parts.items())]))
+            if came:
+                found.setdefault(sender, came)
+    return found
+
+
+def _by_round(words: Words) -> dict[int, Words]:
+    came: dict[int, Words] = {}
+    at = 0
+    while at + 2 <= len(words):
+        number, count = (int(word) for word in words[at : at + 2])
+        came[number] = words[at + 2 : at + 2 + count]
+        at += 2 + count
+    return came if at == len(words) else {}
 
 
 def read_digests(rows: Bytes, round_: int, first: int, n: int) -> View:
@@ -105,10 +145,11 @@ def read_digests(rows: Bytes, round_: int, first: int, n: int) -> View:
 
 
 def read_values(rows: Bytes, round_: int, sizes: Sequence[int]) -> list[Given]:
-    """The units that came whole, with finite values; of several givers' of one unit, the one that had most
-    peers behind it, then the lowest. sizes: how many values each unit may have at most.
+    """The units that came whole, with finite values (and with what their giver had of the last rounds, where
+    that was not all); of several givers' of one unit, the one that had most peers behind it, then the lowest.
+    sizes: how many values each unit may have at most.
     """
-    pieces: dict[tuple[int, int, int, int, int, int], dict[int, NDArray[np.uint32]]] = {}
+    pieces: dict[tuple[int, int, int, int, int, int], dict[int, Words]] = {}
     for header, words in _of_kind(rows, VALUES, round_):
         unit, total, offset, count = (int(header[name]) for name in ("unit", "total", "offset", "count"))
         if unit >= len(sizes) or not 0 < total <= sizes[unit] or offset % PER_ROW:
@@ -118,18 +159,19 @@ def read_values(rows: Bytes, round_: int, sizes: Sequence[int]) -> list[Given]:
             key = (unit, -votes, int(header["sender"]), int(header["form"]), total, open_)
             pieces.setdefault(key, {})[offset] = words[:count]
     best: dict[int, Given] = {}
+    came = read_came(rows, round_)
     for key in sorted(pieces):
         unit, votes, sender, form, total, open_ = key
-        if unit in best or len(pieces[key]) < rows_of(total):
+        if unit in best or len(pieces[key]) < rows_of(total) or (open_ and sender not in came):
             continue
         values: Floats = np.concatenate([words for _, words in sorted(pieces[key].items())]).view(np.float32)
         if np.isfinite(values).all():
-            best[unit] = Given(unit, sender, form, -votes, values, not open_)
+            best[unit] = Given(unit, sender, form, -votes, values, came[sender] if open_ else {})
     return list(best.values())
 
 
 def _rows(
-    kind: int, sender: PeerId, round_: int, words: NDArray[np.uint32]
+    kind: int, sender: PeerId, round_: int, words: Words
 ) -> tuple[Bytes, np.ndarray[tuple[int], np.dtype[np.void]]]:
     k = rows_of(len(words))
     rows: Bytes = np.zeros((k, CHUNK_BYTES), np.uint8)
@@ -140,11 +182,11 @@ def _rows(
     header["count"] = np.minimum(PER_ROW, len(words) - np.arange(k) * PER_ROW)
     padded = np.zeros(k * PER_ROW, "<u4")
     padded[: len(words)] = words
-    rows[:, HEADER_BYTES:] = padded.view(np.uint8).reshape(k, -1)
+    rows[:, HEADER_BYTES:] = padded.view(np.uint8).reshape(k, CHUNK_BYTES - HEADER_BYTES)
     return rows, header
 
 
-def _of_kind(rows: Bytes, kind: int, round_: int) -> Iterator[tuple[np.void, NDArray[np.uint32]]]:
+def _of_kind(rows: Bytes, kind: int, round_: int) -> Iterator[tuple[np.void, Words]]:
     """Headers and words of the rows of a kind and round."""
     if not len(rows):
         return

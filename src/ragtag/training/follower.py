@@ -111,7 +111,7 @@ class Follower:
             self._gradients.apply()
         patch = () if self._aligner is None else self._aligner.follow(outcome)
         if apply and self._aligner is not None:
-            self._aligner.put(patch, outcome.round)
+            self._aligner.put(patch)
         if outcome.averaged.mean() < ARRIVED_MIN:
             return outcome, None
         table = self._exchange.bucket.values.copy()
@@ -126,4 +126,4 @@ class Follower:
         self._exchange.bucket.restore(mean.table, mean.averaged)
         self._gradients.apply()
         if self._aligner is not None:
-            self._aligner.put(mean.patch, mean.round)
+            self._aligner.put(mean.patch)

@@ -36,6 +36,7 @@ from ragtag.optim.outer import Nesterov
 from ragtag.protocols.base import UNSOUND
 from ragtag.protocols.gather import gather
 from ragtag.protocols.rps import rps_repair
+from ragtag.training.align_rows import Came
 from ragtag.training.averager import Pending, Transport
 from ragtag.training.bucket import Bucket
 from ragtag.training.bypass import Bypass, delivered
@@ -170,16 +171,19 @@ class SparseReplica:
             self._bypass.ended(outcome.round, dense)
         return outcome
 
-    @property
-    def settled(self) -> bool:
-        """Whether nothing that others have of rounds that are over is still to come."""
-        return self.late.settled
+    def keep(self) -> None:
+        """Replicas will be compared: keep the last rounds' rows."""
+        self.late.keeps = True
 
-    def replaced(self, round_: int, pieces: Iterable[tuple[int, int, int]]) -> None:
-        """After a round these pieces of parts (see ``Bucket.where``) were taken from a replica that was
-        settled: what comes late of rounds until then is in them.
+    def came(self) -> Came | None:
+        """Which rows of the last rounds are in this replica: see ``Late.came``."""
+        return self.late.came()
+
+    def replaced(self, round_: int, pieces: Iterable[tuple[int, int, int]], came: Came) -> None:
+        """After the round that is over these pieces of parts (see ``Bucket.where``) were taken from a replica
+        that had these rows: see ``Late.replaced``.
         """
-        self.late.replaced(round_, self.bucket.where(pieces))
+        self.late.replaced(round_, self.bucket.where(pieces), came)
 
     def anchor_here(self) -> None:
         """The model, as it is now, is what all peers have."""
@@ -233,6 +237,7 @@ class SparseReplica:
             mine = added.fragment[added.sender == self._transport.me]
             counts = self._sent.decide(round_, mine, part)
             committed, restored = committed + counts[0], restored + counts[1]
+        self.late.add_again(self._mean, self.compress.values)
         if self._note is not None:
             for peer in sorted(unsound):
                 self._note(Noted(UNSOUND, peer, f"in round {number}: it counts for nothing"))

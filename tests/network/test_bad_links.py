@@ -1,0 +1,203 @@
+"""Links that turn bad while peers average, in network namespaces: they take small datagrams only, none at
+all, or lose three of ten. Drivers go on, and average with everybody again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.network.test_namespaces import PORT, ROOT, N, built, hub_of, run
+
+pytestmark = pytest.mark.root
+
+CHUNKS = 96
+"""About a hundred kilobytes of values."""
+WITHIN_S = 30.0
+"""How long what is waited for may take: far longer than it does."""
+DOWN_S = 2.0
+STEP_S = 0.01
+"""How long a peer computes between two rounds; one that is alone would else have thousands a second."""
+ENOUGH = 5
+"""So many rounds with everybody, from each peer, are to go on averaging."""
+LOSS_PER_MILLE = 300
+LOSS = f"""
+table inet lossy {{
+  chain incoming {{
+    type filter hook input priority 0;
+    udp dport {PORT} counter
+    udp dport {PORT} numgen random mod 1000 < {LOSS_PER_MILLE} counter drop
+  }}
+}}
+"""
+
+PEER = """
+import json, select, sys, time
+import numpy as np
+from ragtag.codecs.dense import fp32
+from ragtag.core.types import Average
+from ragtag.core.wire import Identity
+from ragtag.network.driver import Driver
+from ragtag.network.udp import Endpoint
+from ragtag.protocols.allreduce import direct
+from ragtag.protocols.node import Channel, Node
+from tests.network.test_bad_links import CHUNKS, STEP_S, WITHIN_S
+from tests.network.test_namespaces import N, PORT, host_of
+
+me = int(sys.argv[1])
+values = [np.random.default_rng(peer).standard_normal((CHUNKS, 272)).astype(np.float32) for peer in range(N)]
+endpoint = Endpoint((host_of(me), PORT))
+addresses = {peer: (host_of(peer), PORT) for peer in range(N)}
+driver = Driver(Node(me, N, 1), endpoint, Identity("otters", me), addresses)
+driver.start()
+driver.configure(0, Channel(direct, fp32, CHUNKS, 1.0, 1e-3), 7).result(WITHIN_S)
+assert not driver.meet(0, b"", WITHIN_S).result(WITHIN_S).missing
+while not select.select([sys.stdin], [], [], STEP_S)[0]:
+    began_s = time.monotonic()
+    outcome = driver.average(Average(0, values[me], 1.0)).result(WITHIN_S)
+    members = [peer for peer in range(N) if (outcome.heard >> np.uint64(peer) & np.uint64(1)).all()]
+    mean = np.mean([values[peer] for peer in members], axis=0)
+    print(json.dumps({
+        "began_s": began_s, "members": members, "whole": bool(outcome.averaged.all()),
+        "off": float(np.abs(outcome.mean - mean).max()), "segmentation": endpoint.segmentation,
+    }), flush=True)
+driver.close(1.0)
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a peer says of a round. began_s: by the machine's clock; members: who is in all of it; off: how
+    far it is from their mean.
+    """
+
+    began_s: float
+    members: list[int]
+    whole: bool
+    off: float
+    segmentation: bool
+
+
+Rounds = list[list[Said]]
+
+
+def with_all(rounds: list[Said]) -> list[Said]:
+    """The rounds in which everybody is."""
+    return [said for said in rounds if said.whole and said.members == list(range(N))]
+
+
+class Peers:
+    """One process for each namespace, which averages round after round until its input is closed."""
+
+    def __init__(self, names: list[str], folder: Path, undo: ExitStack) -> None:
+        script = folder / "peer.py"
+        script.write_text(PEER)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+        self._heard: queue.Queue[tuple[int, str]] = queue.Queue()
+        self._said: Rounds = [[] for _ in names]
+        for peer, name in enumerate(names):
+            command = ["ip", "netns", "exec", name, sys.executable, str(script), str(peer)]
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            reader = threading.Thread(target=self._read, args=(peer, process))
+            reader.start()
+            for action in (reader.join, process.wait, process.kill):
+                undo.callback(action)
+
+    def _read(self, peer: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._heard.put((peer, line))
+        self._heard.put((peer, ""))
+
+    def until(self, enough: Callable[[Rounds], bool], since_s: float) -> Rounds:
+        """Wait until the rounds that have begun since then are enough; what was said of them, by peer."""
+        deadline_s = time.monotonic() + WITHIN_S
+        while True:
+            rounds = [[said for said in of if said.began_s >= since_s] for of in self._said]
+            if enough(rounds):
+                return rounds
+            late = f"not within {WITHIN_S} s; last: {[of[-3:] for of in rounds]}"
+            assert time.monotonic() < deadline_s, late
+            try:
+                peer, line = self._heard.get(timeout=WITHIN_S)
+            except queue.Empty:
+                raise AssertionError(late) from None
+            assert line, f"peer {peer} has ended"
+            self._said[peer].append(Said(**json.loads(line)))
+
+    def go_on(self, since_s: float) -> Rounds:
+        """Wait until everybody averages with everybody; what is averaged is right."""
+        rounds = self.until(lambda rounds: all(len(with_all(of)) >= ENOUGH for of in rounds), since_s)
+        assert max(said.off for of in rounds for said in with_all(of)) < 1e-5
+        return rounds
+
+
+@pytest.fixture
+def names() -> Iterator[list[str]]:
+    with ExitStack() as undo:
+        yield built(undo, offloads=True)
+
+
+@pytest.fixture
+def peers(names: list[str], tmp_path: Path) -> Iterator[Peers]:
+    with ExitStack() as undo:
+        peers = Peers(names, tmp_path, undo)
+        peers.go_on(0.0)
+        yield peers
+
+
+def test_they_go_on_where_links_take_small_datagrams_only(names: list[str], peers: Peers) -> None:
+    """Below the size of ours: the system cuts them, and refuses to cut trains."""
+    for peer, name in enumerate(names):
+        run("ip", "-n", name, "link", "set", "eth0", "mtu", "576")
+        run("ip", "-n", hub_of(names), "link", "set", f"port{peer}", "mtu", "576")
+    peers.go_on(time.monotonic())
+    for name in names:
+        lines = run("ip", "netns", "exec", name, "cat", "/proc/net/snmp").splitlines()
+        titles, counts = (line.split() for line in lines if line.startswith("Ip:"))
+        assert int(dict(zip(titles, counts, strict=True))["FragCreates"]) > 0
+
+
+def test_they_go_on_after_a_link_was_down(names: list[str], peers: Peers) -> None:
+    """Sends fail meanwhile; the others average without that peer, and with it as soon as it is back."""
+    run("ip", "-n", names[0], "link", "set", "eth0", "down")
+    down_s = time.monotonic()
+
+    def enough(rounds: Rounds) -> bool:
+        alone = [sum(said.members == [1, 2] for said in of) for of in rounds[1:]]
+        return min(alone) >= ENOUGH and time.monotonic() > down_s + DOWN_S
+
+    rounds = peers.until(enough, down_s)
+    assert not any(with_all(of) for of in rounds)
+    run("ip", "-n", names[0], "link", "set", "eth0", "up")
+    peers.go_on(time.monotonic())
+
+
+def test_they_go_on_where_three_of_ten_are_lost(names: list[str], peers: Peers) -> None:
+    """Averages are complete while that lasts, and after it."""
+    for name in names:
+        run("ip", "netns", "exec", name, "nft", "-f", "-", stdin=LOSS)
+    peers.go_on(time.monotonic())
+    for name in names:
+        table = json.loads(run("ip", "netns", "exec", name, "nft", "-j", "list", "table", "inet", "lossy"))
+        rules = [item["rule"]["expr"] for item in table["nftables"] if "rule" in item]
+        seen, lost = (
+            next(part["counter"]["packets"] for part in rule if "counter" in part) for rule in rules
+        )
+        share = LOSS_PER_MILLE / 1000
+        assert abs(lost / seen - share) < 5 * (share * (1 - share) / seen) ** 0.5
+        run("ip", "netns", "exec", name, "nft", "delete", "table", "inet", "lossy")
+    peers.go_on(time.monotonic())

@@ -30,10 +30,10 @@ from ragtag.core.types import Average, Outcome
 from ragtag.core.wire import Identity, n_chunks
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps
 
 METHODS: dict[str, Averager] = {"rps": rps, "allreduce": direct, "ring": ring}
 DEADLINE_S = 60.0

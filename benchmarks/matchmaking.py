@@ -25,9 +25,9 @@ from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.types import Average, Left, Outcome, PeerId
-from ragtag.protocols.averager import Averager, Channel, Opening
-from ragtag.protocols.groups import GroupNode, Moshpit, RandomGroups
-from ragtag.protocols.presence import Crew as Membership
+from ragtag.protocols.channel.averager import Averager, Channel, Opening
+from ragtag.protocols.channel.presence import Crew as Membership
+from ragtag.protocols.groups.channel import GroupNode, Moshpit, RandomGroups
 from ragtag.simulation.world import World
 
 LATENCY_S, CHUNKS = 0.01, 4

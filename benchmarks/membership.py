@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ragtag.core.faults import Faults, Loss
-from ragtag.protocols.member_types import Status
+from ragtag.protocols.membership.types import Status
 from ragtag.simulation.check import InvariantBroken
 from ragtag.simulation.member_trial import MemberTrial, member_trial
 from ragtag.simulation.members import MemberWorld, changes, name_of

@@ -22,7 +22,7 @@ VIOLATIONS = {
         "protocols/worse.py",
         "from ragtag.codecs.dense import fp32",
     ),
-    "codecs and schedules import core only": ("codecs/bad.py", "import ragtag.protocols.rps"),
+    "codecs and schedules import core only": ("codecs/bad.py", "import ragtag.protocols.rounds.rps"),
     "optim imports core only": ("optim/bad.py", "import ragtag.training.bucket"),
     "codecs and schedules know no optim": ("schedules/worse.py", "import ragtag.optim.outer"),
     "codecs and schedules never meet": ("schedules/bad.py", "import ragtag.codecs.base"),

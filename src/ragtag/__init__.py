@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from ragtag.network.mailbox import DriverFailed as DriverFailed
     from ragtag.network.udp import PortInUse as PortInUse
     from ragtag.optim.outer import Outer as Outer
-    from ragtag.protocols.allreduce import AllReduce as AllReduce
-    from ragtag.protocols.averager import Averager as Averager
-    from ragtag.protocols.groups import Moshpit as Moshpit
-    from ragtag.protocols.groups import RandomGroups as RandomGroups
-    from ragtag.protocols.rps import RPS as RPS
-    from ragtag.training.align_plan import Align as Align
+    from ragtag.protocols.channel.averager import Averager as Averager
+    from ragtag.protocols.groups.channel import Moshpit as Moshpit
+    from ragtag.protocols.groups.channel import RandomGroups as RandomGroups
+    from ragtag.protocols.rounds.allreduce import AllReduce as AllReduce
+    from ragtag.protocols.rounds.rps import RPS as RPS
+    from ragtag.training.align.plan import Align as Align
     from ragtag.training.centre import Centre as Centre
-    from ragtag.training.checkpoint import NoWholeCheckpoint as NoWholeCheckpoint
     from ragtag.training.coherence import Coherence as Coherence
-    from ragtag.training.compress import TopK as TopK
-    from ragtag.training.sizes import BatchSizes as BatchSizes
-    from ragtag.training.split import skewed_shards as skewed_shards
+    from ragtag.training.exchange.compress import TopK as TopK
+    from ragtag.training.samples.sizes import BatchSizes as BatchSizes
+    from ragtag.training.samples.split import skewed_shards as skewed_shards
+    from ragtag.training.state.checkpoint import NoWholeCheckpoint as NoWholeCheckpoint
 
 _HOMES = {
     "Error": "ragtag.core.errors",
     "DriverFailed": "ragtag.network.mailbox",
     "HasLeft": "ragtag.core.errors",
-    "NoWholeCheckpoint": "ragtag.training.checkpoint",
+    "NoWholeCheckpoint": "ragtag.training.state.checkpoint",
     "PlaceError": "ragtag.app.environment",
     "PortInUse": "ragtag.network.udp",
     "SeatLost": "ragtag.app.transport",
@@ -57,18 +57,18 @@ _HOMES = {
     "join": "ragtag.app.join",
     "SchemaMismatch": "ragtag.core.schema",
     "Outer": "ragtag.optim.outer",
-    "Align": "ragtag.training.align_plan",
-    "Averager": "ragtag.protocols.averager",
-    "RPS": "ragtag.protocols.rps",
-    "AllReduce": "ragtag.protocols.allreduce",
-    "Moshpit": "ragtag.protocols.groups",
-    "RandomGroups": "ragtag.protocols.groups",
+    "Align": "ragtag.training.align.plan",
+    "Averager": "ragtag.protocols.channel.averager",
+    "RPS": "ragtag.protocols.rounds.rps",
+    "AllReduce": "ragtag.protocols.rounds.allreduce",
+    "Moshpit": "ragtag.protocols.groups.channel",
+    "RandomGroups": "ragtag.protocols.groups.channel",
     "Centre": "ragtag.training.centre",
     "NotFinite": "ragtag.core.errors",
-    "BatchSizes": "ragtag.training.sizes",
+    "BatchSizes": "ragtag.training.samples.sizes",
     "Coherence": "ragtag.training.coherence",
-    "TopK": "ragtag.training.compress",
-    "skewed_shards": "ragtag.training.split",
+    "TopK": "ragtag.training.exchange.compress",
+    "skewed_shards": "ragtag.training.samples.split",
 }
 _ROOMS = ("hooks", "schedules")
 __all__ = ["__version__", "hooks", "schedules", *_HOMES]

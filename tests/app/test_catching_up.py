@@ -19,10 +19,10 @@ from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import Noted
 from ragtag.network.driver import DriverFailed
 from ragtag.network.fetch import Fetched
-from ragtag.protocols.allreduce import direct
+from ragtag.protocols.rounds.allreduce import direct
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.standing import NO_STATE
-from ragtag.training.state import capture
+from ragtag.training.state.capture import capture
+from ragtag.training.state.standing import NO_STATE
 from tests.network.crew import PATIENCE_S, Crew, values_of
 from tests.training.fake_transport import FakeCrew
 

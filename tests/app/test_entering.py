@@ -13,7 +13,7 @@ from ragtag.app.membership import Entrance, invited, member_socket
 from ragtag.app.phases import Phases
 from ragtag.app.token import Token, new_key
 from ragtag.network.agent import Told
-from ragtag.protocols.member_types import Changed
+from ragtag.protocols.membership.types import Changed
 
 DEADLINE_S, GOSSIP_S = 30.0, 3.0
 

@@ -20,11 +20,11 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import PEERS_MAX, Outcome
 from ragtag.network.udp import bound
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.groups import Moshpit
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_types import Limits
-from ragtag.protocols.rps import rps
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.groups.channel import Moshpit
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.types import Limits
+from ragtag.protocols.rounds.rps import rps
 from tests.network.agents import KEY
 from tests.network.crew import PATIENCE_S, until
 

@@ -13,7 +13,7 @@ from ragtag.app.token import kept_token
 from ragtag.app.transport import SoloTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
-from ragtag.protocols.allreduce import direct
+from ragtag.protocols.rounds.allreduce import direct
 from tests.app.test_elastic import Place, place
 
 __all__ = ["place"]

@@ -17,11 +17,11 @@ from torch import nn
 
 from ragtag.app.state import Keeper
 from ragtag.core.types import Noted
-from ragtag.training.checkpoint import Checkpoints, NoWholeCheckpoint
-from ragtag.training.checkpoint_file import HEADER_BYTES
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.snapshot import Snapshot
-from ragtag.training.state import capture
+from ragtag.training.state.capture import capture
+from ragtag.training.state.checkpoint import Checkpoints, NoWholeCheckpoint
+from ragtag.training.state.checkpoint_file import HEADER_BYTES
+from ragtag.training.state.snapshot import Snapshot
 from tests.training.fake_transport import FakeCrew
 
 
@@ -235,7 +235,7 @@ def test_folders_of_their_own_compare(tmp_path: Path) -> None:
 def test_checkpoints_of_the_first_version_are_read_and_counted_on(tmp_path: Path) -> None:
     train(tmp_path, [7], [Peer()])
     path = tmp_path / "peer-00-step-000007.ragtag"
-    from ragtag.training import checkpoint_file as module
+    from ragtag.training.state import checkpoint_file as module
 
     data = path.read_bytes()
     body = data[:8] + (1).to_bytes(4, "little") + data[12 : HEADER_BYTES - 16]

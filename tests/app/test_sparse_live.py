@@ -8,7 +8,7 @@ import pytest
 
 from ragtag.app.launch import launch
 from ragtag.app.launch_events import Event, Line
-from ragtag.training.bypass import WINDOW
+from ragtag.training.exchange.bypass import WINDOW
 
 WORKER = Path(__file__).with_name("sparse_worker.py")
 

@@ -14,10 +14,10 @@ from ragtag.app.state import COMPRESSION, Keeper
 from ragtag.core.types import Noted
 from ragtag.network.shelf import Shelf
 from ragtag.optim.outer import Nesterov
-from ragtag.training.compress import TopK
-from ragtag.training.compression_state import CompressionState
+from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.snapshot import Snapshot
+from ragtag.training.state.compression_state import CompressionState
+from ragtag.training.state.snapshot import Snapshot
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_sparse import flat, loss_of, net, replica, sgd, steps
 
@@ -148,7 +148,7 @@ def test_who_fetches_the_state_anew_keeps_its_own_residual() -> None:
     optimizers = train(FakeCrew(N), models, "models")
     before = replica(optimizers[1]).feedback.residual.copy()
     donor = keeper(0, optimizers[0])
-    from ragtag.training.state import capture
+    from ragtag.training.state.capture import capture
 
     snapshot = capture(optimizers[0], donor._extra(own=False))
     keeper(1, optimizers[1])._load(optimizers[1], Snapshot.from_bytes(snapshot.to_bytes()))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ragtag
 from ragtag.app.crew import Crew
 from ragtag.app.environment import VARIABLES
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.training.optimizer import CrewOptimizer
 
 OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "on_step", "seed"}

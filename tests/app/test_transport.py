@@ -21,11 +21,11 @@ from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
 from ragtag.core.types import Outcome
 from ragtag.network.driver import Driver, DriverFailed
-from ragtag.protocols.allreduce import direct
-from ragtag.protocols.rps import rps
-from ragtag.training.answers import Answers
+from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.rps import rps
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.split import Split
+from ragtag.training.samples.answers import Answers
+from ragtag.training.samples.split import Split
 from tests.network.crew import PATIENCE_S, Crew
 
 GIVE_UP_S = 2.0

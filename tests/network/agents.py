@@ -11,9 +11,9 @@ from types import TracebackType
 
 from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent, Told
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_types import Address, Changed, Identity, Limits, Status
-from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, encode_card
+from ragtag.protocols.membership.types import Address, Changed, Identity, Limits, Status
 from tests.network.crew import PATIENCE_S
 
 KEY = bytes(range(32))

@@ -18,9 +18,9 @@ from ragtag.core.types import Average, Floats, Met, Noted, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.rps import rps
 
 PATIENCE_S = 60.0
 """How long a test waits for what must come: far beyond what a busy machine takes."""

@@ -10,10 +10,10 @@ import pytest
 
 from ragtag.core.seed import generator
 from ragtag.network.agent import READS_MAX, Agent
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_types import Address, Failed, Identity, Status, Transmit
-from ragtag.protocols.member_wire import DATAGRAM_BYTES_MAX, Ping, Seal
-from ragtag.protocols.roster import Roster
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.roster import Roster
+from ragtag.protocols.membership.types import Address, Failed, Identity, Status, Transmit
+from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX, Ping, Seal
 from tests.network.agents import KEY, Agents
 
 FLOOD = 600

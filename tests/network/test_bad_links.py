@@ -50,7 +50,7 @@ from ragtag.core.types import Average
 from ragtag.core.wire import Identity
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint
-from ragtag.protocols.allreduce import direct
+from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.node import Channel, Node
 from tests.network.test_bad_links import CHUNKS, STEP_S, WITHIN_S
 from tests.network.test_namespaces import N, PORT, host_of

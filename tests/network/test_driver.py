@@ -20,13 +20,13 @@ from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver import Driver, DriverFailed
 from ragtag.network.udp import Endpoint
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.district import partners
-from ragtag.protocols.groups import Moshpit
-from ragtag.protocols.layout import layout_of, rotating_owners
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.district import partners
+from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import GONE_AFTER, HEADROOM, Channel, Node
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.layout import layout_of, rotating_owners
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.network.crew import PATIENCE_S, Crew, mean_of, until, values_of
 
 ALL = (rps, rps_repair, direct, ring)

@@ -22,11 +22,11 @@ from ragtag.core.types import Arrived, MessageKey, Met, Run, Tell
 from ragtag.core.wire import CHUNK_BYTES, HEADER_BYTES, Identity, Kind
 from ragtag.network.driver import Driver
 from ragtag.network.frame import Framer
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.meet import MEET, from_rows, to_rows
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.meet import MEET, from_rows, to_rows
 from ragtag.protocols.node import Node
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.network.crew import PATIENCE_S, Crew, mean_of, until, values_of
 from tests.network.fuzz import ROWS, Source, same, shorts_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from ragtag.network.invited import ask_for_key
 from ragtag.network.udp import Address
-from ragtag.protocols.invitation import Said, invitation_key
+from ragtag.protocols.membership.invitation import Said, invitation_key
 from tests.network.agents import KEY, Agents
 from tests.network.crew import PATIENCE_S
 

@@ -13,9 +13,9 @@ from ragtag.core.wire import CHUNK_BYTES, Identity, Kind
 from ragtag.network.driver import Driver
 from ragtag.network.frame import Framer
 from ragtag.network.udp import Endpoint
-from ragtag.protocols.base import BLOCK_BITS
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.base import BLOCK_BITS
+from ragtag.protocols.rounds.rps import rps
 from tests.network.agents import Agents
 from tests.network.crew import NAME, PATIENCE_S, mean_of, until, values_of
 

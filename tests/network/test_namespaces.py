@@ -47,9 +47,9 @@ from ragtag.core.types import Average
 from ragtag.core.wire import Identity
 from ragtag.network.driver import Driver
 from ragtag.network.udp import Endpoint
-from ragtag.protocols.allreduce import direct
+from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.rps import rps
 from tests.network.test_namespaces import ANSWER_S, CHUNKS, N, PORT, ROUNDS, host_of, values_of
 
 me, folder = int(sys.argv[1]), sys.argv[2]

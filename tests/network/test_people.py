@@ -17,9 +17,9 @@ from ragtag.network.agent import Agent
 from ragtag.network.flow import ENDINGS_APART_MAX, Flow
 from ragtag.network.inject import Injector
 from ragtag.network.people import APART_MAX, News, People
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_types import Changed, Failed, Identity, Member, Remarked, Status
-from ragtag.protocols.roster import NO_SEAT, Card, Roster, decode_card, encode_card
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, decode_card, encode_card
+from ragtag.protocols.membership.types import Changed, Failed, Identity, Member, Remarked, Status
 from tests.network.agents import KEY
 
 MINE = Card(VERSION, 0, 0, 99, True, "127.0.0.1", 6000, 0, 3, 7)

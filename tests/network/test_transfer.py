@@ -22,8 +22,8 @@ from ragtag.network.fetch import Donor, Fetched, TransferError, fetch_state
 from ragtag.network.fetch_link import Link
 from ragtag.network.shelf import Shelf
 from ragtag.network.udp import PortInUse
-from ragtag.protocols.transfer_frame import Chunk
-from ragtag.protocols.transfer_types import Came, chunk_bytes_for
+from ragtag.protocols.transfer.frame import Chunk
+from ragtag.protocols.transfer.types import Came, chunk_bytes_for
 from tests.network.transferring import (
     KEY,
     PATIENCE_S,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from ragtag.network.donor_session import DonorLimits
 from ragtag.network.fetch import Donor, TransferError, fetch_state
-from ragtag.protocols.transfer_frame import Session
-from ragtag.protocols.transfer_types import BLOB_BYTES_MAX
-from ragtag.protocols.transfer_wire import (
+from ragtag.protocols.transfer.frame import Session
+from ragtag.protocols.transfer.types import BLOB_BYTES_MAX
+from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
     PROOF_BYTES,
     VERDICT_BYTES,

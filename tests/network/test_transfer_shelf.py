@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.network.shelf import SNAPSHOTS_MAX, Shelf
-from ragtag.protocols.transfer_types import CHUNK_BYTES_MIN
-from ragtag.protocols.transfer_wire import hash_of
+from ragtag.protocols.transfer.types import CHUNK_BYTES_MIN
+from ragtag.protocols.transfer.wire import hash_of
 
 
 def put(shelf: Shelf, round_: int, blob: bytes = b"state") -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ragtag.core import seed as random
-from ragtag.protocols.grid import Grid, settled
+from ragtag.protocols.groups.grid import Grid, settled
 from ragtag.recipes.moshpit_plan import mixed
 from ragtag.recipes.moshpit_run import Case, run
 

@@ -16,12 +16,12 @@ import pytest
 from numpy.typing import NDArray
 
 from ragtag.core.types import Send
-from ragtag.protocols.averager import Averager, Setting
-from ragtag.protocols.base import GATHER, SCATTER, Round, Spec
-from ragtag.protocols.layout import fixed_owners, layout_of, rotating_owners
-from ragtag.protocols.reduce import ScatterGather
-from ragtag.protocols.rounds import at_once
-from ragtag.protocols.rps import rps
+from ragtag.protocols.channel.at_once import at_once
+from ragtag.protocols.channel.averager import Averager, Setting
+from ragtag.protocols.rounds.base import GATHER, SCATTER, Round, Spec
+from ragtag.protocols.rounds.layout import fixed_owners, layout_of, rotating_owners
+from ragtag.protocols.rounds.reduce import ScatterGather
+from ragtag.protocols.rounds.rps import rps
 from tests.protocols.harness import World, members, vectors
 
 

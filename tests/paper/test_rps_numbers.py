@@ -2,8 +2,8 @@
 
 import pytest
 
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps
 from ragtag.recipes.rps_theory import Closed, difference, line, mixing, slope, steady_disagreement
 
 TABLE = {  # n = 16: alpha1, alpha2

@@ -14,8 +14,8 @@ from itertools import pairwise
 import pytest
 
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, OneWay, Window
-from ragtag.protocols.member_types import Address, Status
-from ragtag.protocols.member_wire import Ask, Ping, Seal
+from ragtag.protocols.membership.types import Address, Status
+from ragtag.protocols.membership.wire import Ask, Ping, Seal
 from ragtag.simulation.members import KEY, Life, MemberWorld, changes, name_of, remarks
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.rps import rps
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps
 from tests.network.crew import PATIENCE_S, Crew, values_of
 
 N, N_CHUNKS = 3, 40

@@ -17,7 +17,8 @@ import pytest
 from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults
 from ragtag.core.types import Average, Done, Event, Floats, Outcome, PeerId
-from ragtag.protocols import centre, centre_groups
+from ragtag.protocols.central import channel as centre
+from ragtag.protocols.central import grouping as centre_groups
 from ragtag.protocols.node import Node
 from ragtag.schedules import ProgressiveGrouping
 from ragtag.simulation.replay import replay

@@ -6,9 +6,9 @@ import numpy as np
 
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Arrived, Event
-from ragtag.protocols.allreduce import ring
 from ragtag.protocols.node import Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.allreduce import ring
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.replay import replay
 from tests.network.crew import Crew
 from tests.parity.test_worlds import N_CHUNKS, ROUNDS, real, simulated

@@ -18,8 +18,8 @@ from ragtag.app import transport as module
 from ragtag.app.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.optim.outer import Nesterov
-from ragtag.protocols.allreduce import AllReduce
-from ragtag.protocols.averager import Channel
+from ragtag.protocols.channel.averager import Channel
+from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.recipes.diloco_training import Method, Setup, _Crew, train
 from ragtag.training.optimizer import CrewOptimizer
 from tests.app.test_transport import all_at_once, transports

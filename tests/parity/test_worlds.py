@@ -8,10 +8,10 @@ import pytest
 from ragtag.codecs.dense import fp32
 from ragtag.core.faults import BurstLoss, Faults, Loss
 from ragtag.core.types import Average, Bools, Outcome, PeerId
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.simulation.replay import replay
 from ragtag.simulation.world import World
 from tests.network.crew import PROBE_S, Crew, values_of

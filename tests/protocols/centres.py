@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ragtag.core.types import Arrived, Event, Floats, Joined, Left, Outcome, Run
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.centre import CentreNode, centre
-from ragtag.protocols.centre_block import Rule, Verdict
+from ragtag.protocols.central.block import Rule, Verdict
+from ragtag.protocols.central.channel import CentreNode, centre
+from ragtag.protocols.channel.averager import Averager
 from tests.protocols.harness import TINY, World
 
 TURNS, STEP_S = 8, 0.01

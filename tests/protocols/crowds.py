@@ -10,9 +10,9 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults
 from ragtag.core.seed import generator
 from ragtag.core.types import Average, Done, Effect, Event, Floats, Noted, Outcome, PeerId
-from ragtag.protocols.crowd import Crowd, Lane
-from ragtag.protocols.groups import GroupNode
-from ragtag.protocols.moshpit import View
+from ragtag.protocols.groups.channel import GroupNode
+from ragtag.protocols.groups.keys import View
+from ragtag.protocols.groups.machine import Crowd, Lane
 from ragtag.simulation.world import World
 
 RTT_S = 0.02

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ragtag.core import seed as random
 from ragtag.core.types import Arm, Arrived, Effect, Event, Expired, Joined, Left, Post, Posted, Send
-from ragtag.protocols.board import Board
+from ragtag.protocols.crew.board import Board
 
 EVENTS_MAX = 2_000_000
 

@@ -30,7 +30,7 @@ from ragtag.core.types import (
     Run,
     Send,
 )
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 
 TINY = fp32._replace(name="tiny", elements=4)

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from ragtag.core.faults import Faults
 from ragtag.core.types import PEERS_MAX, Joined, Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION
-from ragtag.protocols.member_types import Changed, Describe, Entered, MemberEffect, MemberEvent
-from ragtag.protocols.roster import NO_SEAT, Card, Roster, RosterEffect, Unseated, encode_card
-from ragtag.protocols.seating import Seating
+from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, RosterEffect, Unseated, encode_card
+from ragtag.protocols.membership.seating import Seating
+from ragtag.protocols.membership.types import Changed, Describe, Entered, MemberEffect, MemberEvent
 from ragtag.simulation.members import Life, MemberWorld, name_of
 
 AVERAGES_AFTER_S = 0.5

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ragtag.core.types import Left, Send
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import GATHER, NACK, SCATTER
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import HEADROOM
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER
 from tests.protocols.harness import World, mean_of_heard, vectors
 
 BOTH = pytest.mark.parametrize("method", [direct, ring], ids=lambda m: m.name)

@@ -25,7 +25,7 @@ from ragtag.core.types import (
     Send,
 )
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.board import (
+from ragtag.protocols.crew.board import (
     _HEAD,
     BLOB_MAX,
     BOARD,

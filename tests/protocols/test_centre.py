@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragtag.core.types import Arrived, Average, Left, MessageKey, Noted, Run, Send
-from ragtag.protocols.averager import Channel, Opening
-from ragtag.protocols.base import NACK
-from ragtag.protocols.centre import CentreNode, Sharing, centre
-from ragtag.protocols.centre_wire import ASK, COPY, HOLD, PULL, PUSH, TELL
-from ragtag.protocols.presence import Crew
+from ragtag.protocols.central.channel import CentreNode, Sharing, centre
+from ragtag.protocols.central.wire import ASK, COPY, HOLD, PULL, PUSH, TELL
+from ragtag.protocols.channel.averager import Channel, Opening
+from ragtag.protocols.channel.presence import Crew
+from ragtag.protocols.rounds.base import NACK
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
 from ragtag.training.centre import Judged
 from tests.protocols.centres import STEP_S, TURNS, Centres, Each, comes, doubled, in_batches

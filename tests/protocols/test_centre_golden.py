@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from ragtag.core.types import Arm, Arrived, Average, Done, Effect, Event, Expired, Left, Noted, Run, Send
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import NACK
-from ragtag.protocols.centre_block import Rule
-from ragtag.protocols.centre_wire import (
+from ragtag.protocols.central.block import Rule
+from ragtag.protocols.central.wire import (
     ASK,
     COPY,
     FETCH,
@@ -30,6 +28,8 @@ from ragtag.protocols.centre_wire import (
     state_version,
     without_pace,
 )
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.base import NACK
 from ragtag.schedules import BackupWorkers, ProgressiveGrouping
 from ragtag.training.centre import Centre, Judged
 from tests.conftest import GOLDEN

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragtag.core.types import Arm, Arrived, Average, Expired, Left, Run
-from ragtag.protocols import centre_wire as wire
-from ragtag.protocols.averager import Channel, Opening
-from ragtag.protocols.centre_block import Block, Update
-from ragtag.protocols.centre_book import PACE_WINDOW, Book
-from ragtag.protocols.centre_gate import Step
-from ragtag.protocols.centre_groups import Barriers
-from ragtag.protocols.centre_owners import Owners
-from ragtag.protocols.presence import Crew
+from ragtag.protocols.central import wire
+from ragtag.protocols.central.block import Block, Update
+from ragtag.protocols.central.book import PACE_WINDOW, Book
+from ragtag.protocols.central.gate import Step
+from ragtag.protocols.central.grouping import Barriers
+from ragtag.protocols.central.owners import Owners
+from ragtag.protocols.channel.averager import Channel, Opening
+from ragtag.protocols.channel.presence import Crew
 from ragtag.schedules import ProgressiveGrouping
 from ragtag.schedules.grouping import scale
 from ragtag.training.centre import Centre, Grouped

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.optim.compensate import compensated
-from ragtag.protocols import centre_wire as wire
-from ragtag.protocols.centre_block import Block, Rule, Update
-from ragtag.protocols.centre_owners import GONE_AFTER, Owners
+from ragtag.protocols.central import wire
+from ragtag.protocols.central.block import Block, Rule, Update
+from ragtag.protocols.central.owners import GONE_AFTER, Owners
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
 from ragtag.training.centre import Compensation, Judged
 from tests.protocols.centres import Each

@@ -12,9 +12,9 @@ from ragtag.codecs.dense import bf16, fp32, int8
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.seed import generator
 from ragtag.core.types import Floats, Outcome
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.recipes.lockstep import LATENCY_S, run_rounds
 
 N, CHUNKS, ROUNDS = 4, 9, 3

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ragtag.core.types import Outcome
-from ragtag.protocols.hail import ANSWER
 from ragtag.protocols.node import HEADROOM
-from ragtag.protocols.rps import rps_repair
+from ragtag.protocols.rounds.hail import ANSWER
+from ragtag.protocols.rounds.rps import rps_repair
 from tests.protocols.harness import World, vectors
 
 STEP_S, LATENCY_S = 0.01, 0.0005

@@ -7,10 +7,10 @@ import pytest
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average, Done, Outcome
-from ragtag.protocols.averager import Channel
-from ragtag.protocols.groups import Moshpit
+from ragtag.protocols.channel.averager import Channel
+from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import CATCH_UP, Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.rps import rps
 
 FRAGMENTS, CHUNKS = 3, 2
 

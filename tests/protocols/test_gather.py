@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ragtag.core.seed import generator
 from ragtag.core.types import Average, Bytes, Offer, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.gather import gather
 from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.rounds.gather import gather
 from tests.protocols.harness import TINY, World
 
 MOST = 12

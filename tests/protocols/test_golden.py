@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.layout import fixed_owners, rotating_owners
-from ragtag.protocols.rps import rps
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.layout import fixed_owners, rotating_owners
+from ragtag.protocols.rounds.rps import rps
 from tests.protocols.harness import World, vectors
 from tests.protocols.transcript import transcript
 

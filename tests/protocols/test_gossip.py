@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from ragtag.core.faults import Crash, Faults, Loss
-from ragtag.protocols.gossip import Gossip
-from ragtag.protocols.moshpit import View
+from ragtag.protocols.groups.gossip import Gossip
+from ragtag.protocols.groups.keys import View
 from tests.protocols.crowds import RTT_S, Crowds, Make, lane
 
 

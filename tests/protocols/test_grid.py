@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.grid import Grid, grid_of, places, settled, shuffled, standing
+from ragtag.protocols.groups.grid import Grid, grid_of, places, settled, shuffled, standing
 
 
 @given(st.integers(1, 20_000), st.integers(2, 64))

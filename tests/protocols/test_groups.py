@@ -21,13 +21,13 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
-from ragtag.protocols import match
-from ragtag.protocols.base import SCATTER, told
-from ragtag.protocols.grid import Grid
-from ragtag.protocols.groups import GroupNode
-from ragtag.protocols.hail import ANSWER, HERE, NEVER, hail
-from ragtag.protocols.match import ANNOUNCE, WAIT
-from ragtag.protocols.moshpit import MoshpitKeys, Place, RandomKeys, View
+from ragtag.protocols.groups import host as match
+from ragtag.protocols.groups.channel import GroupNode
+from ragtag.protocols.groups.grid import Grid
+from ragtag.protocols.groups.host import ANNOUNCE, WAIT
+from ragtag.protocols.groups.keys import MoshpitKeys, Place, RandomKeys, View
+from ragtag.protocols.rounds.base import SCATTER, told
+from ragtag.protocols.rounds.hail import ANSWER, HERE, NEVER, hail
 from tests.protocols.crowds import RTT_S, Crowds, Make, lane
 
 

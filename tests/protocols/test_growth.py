@@ -19,12 +19,12 @@ from ragtag.core.types import (
     Tell,
     Visits,
 )
-from ragtag.protocols.allreduce import direct
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import BLOCK_BITS
-from ragtag.protocols.meet import MEET, TELL
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.meet import MEET, TELL
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.base import BLOCK_BITS
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.world import World
 from tests.protocols.harness import members
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ragtag.core.types import Arrived, Average, Effect, MessageKey, Outcome, Run, Send
-from ragtag.protocols.allreduce import direct
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import GATHER, SCATTER, told
-from ragtag.protocols.hail import HERE, NEVER, hail
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps, rps_repair
-from ragtag.protocols.stages import Stages
+from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.base import GATHER, SCATTER, told
+from ragtag.protocols.rounds.hail import HERE, NEVER, hail
+from ragtag.protocols.rounds.rps import rps, rps_repair
+from ragtag.protocols.rounds.stages import Stages
 from tests.protocols.harness import TINY, World, vectors
 
 N, LAST, ODD = 4, 12, 10

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.invitation import ANSWER_BYTES, Said, answer, ask, invitation_key, is_ask, read_answer
+from ragtag.protocols.membership.invitation import (
+    ANSWER_BYTES,
+    Said,
+    answer,
+    ask,
+    invitation_key,
+    is_ask,
+    read_answer,
+)
 
 CREW = bytes(range(32))
 NUMBER, NONCE = b"n" * 16, b"o" * 16

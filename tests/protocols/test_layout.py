@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.layout import fixed_owners, layout_of, rotating_owners
+from ragtag.protocols.rounds.layout import fixed_owners, layout_of, rotating_owners
 
 SIZES = st.integers(1, 64)
 

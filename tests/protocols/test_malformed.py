@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ragtag.core.types import Arrived, Average, Done, Effect, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import BLOCK_BITS, GATHER, NACK, SCATTER
-from ragtag.protocols.layout import layout_of
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.base import BLOCK_BITS, GATHER, NACK, SCATTER
+from ragtag.protocols.rounds.layout import layout_of
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.protocols.harness import TINY, vectors
 
 METHODS = pytest.mark.parametrize("method", [rps, rps_repair, direct, ring], ids=lambda m: m.name)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Send, Timer
-from ragtag.protocols import match
-from ragtag.protocols.match import BATCHES_MAX, Ask, Host, Roster
+from ragtag.protocols.groups import host as match
+from ragtag.protocols.groups.host import BATCHES_MAX, Ask, Host, Roster
 
 
 def host() -> Host:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, Send, Tell, Timer, Visits
-from ragtag.protocols.district import partners
-from ragtag.protocols.meet import (
+from ragtag.protocols.crew.district import partners
+from ragtag.protocols.crew.meet import (
     BLOB_MAX,
     EXCHANGES_MAX,
     MEET,

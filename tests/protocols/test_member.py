@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, OneWay, Partition, Window
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_types import (
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.types import (
     Address,
     Describe,
     Entered,
@@ -26,7 +26,7 @@ from ragtag.protocols.member_types import (
     Wake,
     Woke,
 )
-from ragtag.protocols.member_wire import Gossip, Ping, Record, Seal
+from ragtag.protocols.membership.wire import Gossip, Ping, Record, Seal
 from ragtag.simulation.members import (
     KEY,
     Jump,
@@ -405,7 +405,7 @@ def test_a_flooding_member_is_limited_and_named() -> None:
 
 
 def test_a_helper_serves_a_limited_number_of_others() -> None:
-    from ragtag.protocols.member_wire import Ask
+    from ragtag.protocols.membership.wire import Ask
 
     world = crew(4, limits=Limits(relays_max=10))
     asker, victim = world.lives[1].machine.me, world.lives[0].machine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from ragtag.core.faults import Faults, Partition, Window
-from ragtag.protocols.member_types import (
+from ragtag.protocols.membership.types import (
     Changed,
     Entered,
     Failed,
@@ -24,7 +24,7 @@ from ragtag.protocols.member_types import (
     Stopped,
     Transmit,
 )
-from ragtag.protocols.member_wire import (
+from ragtag.protocols.membership.wire import (
     Ack,
     Ask,
     Challenge,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.member_pace import Allowance, Health, ReplayWindow, RoundTrip
+from ragtag.protocols.membership.pace import Allowance, Health, ReplayWindow, RoundTrip
 
 
 def test_the_timeout_follows_rfc_6298() -> None:

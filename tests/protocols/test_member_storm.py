@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ragtag.core.faults import Faults, Freeze
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_types import Member, Status
-from ragtag.protocols.member_view import View
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.types import Member, Status
+from ragtag.protocols.membership.view import View
 from ragtag.simulation import member_trial as trials
 from ragtag.simulation.check import InvariantBroken
 from ragtag.simulation.member_trial import Watch, member_trial
@@ -64,8 +64,8 @@ def _raises(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_the_dead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("ragtag.protocols.member_probe.Prober.knock", lambda self: None)
-    patch.setattr("ragtag.protocols.member_entry.Door.ask_missing", lambda self: None)
+    patch.setattr("ragtag.protocols.membership.probe.Prober.knock", lambda self: None)
+    patch.setattr("ragtag.protocols.membership.entry.Door.ask_missing", lambda self: None)
 
 
 def _never_judges(patch: pytest.MonkeyPatch) -> None:

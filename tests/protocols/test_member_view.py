@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.member_core import Core
-from ragtag.protocols.member_pace import Health
-from ragtag.protocols.member_suspicion import Suspicion, confirmations_wanted, shortest_periods
-from ragtag.protocols.member_types import Changed, Failed, Identity, Limits, Remarked, Status, Transmit
-from ragtag.protocols.member_view import LEAP_MAX, View
-from ragtag.protocols.member_wire import Record
+from ragtag.protocols.membership.core import Core
+from ragtag.protocols.membership.pace import Health
+from ragtag.protocols.membership.suspicion import Suspicion, confirmations_wanted, shortest_periods
+from ragtag.protocols.membership.types import Changed, Failed, Identity, Limits, Remarked, Status, Transmit
+from ragtag.protocols.membership.view import LEAP_MAX, View
+from ragtag.protocols.membership.wire import Record
 
 ME = Identity("me", ("10.0.0.9", 4000), 100, bytes(32))
 ALIVE, SUSPECT, DEAD, LEFT = Status

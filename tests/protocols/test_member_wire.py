@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.protocols.member_types import Member, Status
-from ragtag.protocols.member_wire import (
+from ragtag.protocols.membership.types import Member, Status
+from ragtag.protocols.membership.wire import (
     DATAGRAM_BYTES_MAX,
     HEADER_BYTES,
     VERSION,

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.types import PEERS_MAX
-from ragtag.protocols.grid import Grid
-from ragtag.protocols.moshpit import MoshpitKeys, RandomKeys, View, pieces
+from ragtag.protocols.groups.grid import Grid
+from ragtag.protocols.groups.keys import MoshpitKeys, RandomKeys, View, pieces
 
 
 def groups(keys: list, view: View, round_: int) -> Counter[int]:

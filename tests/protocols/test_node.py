@@ -27,16 +27,16 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import GATHER, SCATTER, told, whole
-from ragtag.protocols.centre import centre
-from ragtag.protocols.gather import gather
-from ragtag.protocols.groups import Moshpit
-from ragtag.protocols.hail import HAIL, HERE, Patience, hail
-from ragtag.protocols.layout import layout_of, rotating_owners
+from ragtag.protocols.central.channel import centre
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.base import GATHER, SCATTER, told, whole
+from ragtag.protocols.rounds.gather import gather
+from ragtag.protocols.rounds.hail import HAIL, HERE, Patience, hail
+from ragtag.protocols.rounds.layout import layout_of, rotating_owners
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.protocols.centres import Each
 from tests.protocols.harness import TINY, World, mean_of_heard, members, vectors
 

@@ -3,8 +3,8 @@ import pytest
 
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Outcome, PeerId
-from ragtag.protocols.moshpit import View
-from ragtag.protocols.pushsum import PushSum
+from ragtag.protocols.groups.keys import View
+from ragtag.protocols.groups.pushsum import PushSum
 from tests.protocols.crowds import RTT_S, Crowds, lane
 
 

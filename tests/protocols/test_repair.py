@@ -13,13 +13,13 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Average, Bools, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.allreduce import direct
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import NACK
-from ragtag.protocols.groups import Moshpit
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.repair import BITS, request, requested
-from ragtag.protocols.rps import rps_repair
+from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.base import NACK
+from ragtag.protocols.rounds.repair import BITS, request, requested
+from ragtag.protocols.rounds.rps import rps_repair
 from ragtag.simulation.world import World
 
 KEY = MessageKey(1, 2, 0, 3)

@@ -12,9 +12,9 @@ import pytest
 
 from ragtag.core.seed import generator
 from ragtag.core.types import Outcome, Run
-from ragtag.protocols.allreduce import direct
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.protocols.harness import World, vectors
 
 PAUSE_S = 0.027

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from ragtag.core.faults import Faults, Loss, Partition, Window
 from ragtag.core.types import PEERS_MAX, SEATS_MAX, Joined, Left, Noted, Visits
 from ragtag.core.wire import VERSION
-from ragtag.protocols.member_probe import ANNOUNCED_MAX
-from ragtag.protocols.member_types import Limits, Member, Status
-from ragtag.protocols.roster import (
+from ragtag.protocols.membership.probe import ANNOUNCED_MAX
+from ragtag.protocols.membership.roster import (
     CARD_BYTES_MAX,
     NO_SEAT,
     Card,
@@ -27,7 +26,8 @@ from ragtag.protocols.roster import (
     decode_card,
     encode_card,
 )
-from ragtag.protocols.seating import Seating
+from ragtag.protocols.membership.seating import Seating
+from ragtag.protocols.membership.types import Limits, Member, Status
 from ragtag.simulation.members import name_of
 from tests.protocols.rostered import SeatedWorld, card_of
 

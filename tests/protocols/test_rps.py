@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from ragtag.core.types import Floats, MessageKey, Outcome, Run, Send
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import GATHER, SCATTER
-from ragtag.protocols.layout import layout_of, rotating_owners
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import HEADROOM
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.base import GATHER, SCATTER
+from ragtag.protocols.rounds.layout import layout_of, rotating_owners
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.protocols.harness import World, mean_of_heard, members, vectors
 
 METHODS = pytest.mark.parametrize("method", [rps, rps_repair, direct, ring], ids=lambda m: m.name)

@@ -10,7 +10,7 @@ import pytest
 
 from ragtag.core.seed import generator
 from ragtag.core.types import Average, Outcome
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.rps import rps
 from tests.protocols.harness import World, vectors
 
 N, STEP_S, SLEEP_S, LATENCY_S, UNTIL_S = 4, 0.05, 1.0, 0.0005, 30.0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.transfer import Transfer
-from ragtag.protocols.transfer_types import (
+from ragtag.protocols.transfer.machine import Transfer
+from ragtag.protocols.transfer.types import (
     BLOB_BYTES_MAX,
     CHUNK_BYTES_MAX,
     CHUNKS_MAX,

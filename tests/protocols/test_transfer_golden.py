@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from ragtag.protocols.transfer_types import (
+from ragtag.protocols.transfer.types import (
     Arm,
     Ask,
     Came,

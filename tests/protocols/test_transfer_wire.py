@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.transfer_frame import CONTROL_BYTES_MAX, HEAD_BYTES, Chunk, Frame, Reader, Session
-from ragtag.protocols.transfer_wire import (
+from ragtag.protocols.transfer.frame import CONTROL_BYTES_MAX, HEAD_BYTES, Chunk, Frame, Reader, Session
+from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
     PROOF_BYTES,
     VERDICT_BYTES,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ragtag.core.faults import Crash, Faults, Loss
-from ragtag.protocols.tree import TreeAllReduce
+from ragtag.protocols.groups.tree import TreeAllReduce
 from tests.protocols.crowds import RTT_S, Crowds, lane
 
 

@@ -12,13 +12,13 @@ from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import bf16, fp32, int8
 from ragtag.core.seed import generator
 from ragtag.core.types import WEIGHT_MAX, Floats, Outcome, Run
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.base import GATHER, SCATTER, UNSOUND
-from ragtag.protocols.groups import Moshpit
-from ragtag.protocols.layout import layout_of
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import Channel
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.base import GATHER, SCATTER, UNSOUND
+from ragtag.protocols.rounds.layout import layout_of
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.protocols.harness import World
 
 N, N_CHUNKS = 4, 14

@@ -20,8 +20,8 @@ from ragtag.core.types import (
     Run,
     Send,
 )
-from ragtag.protocols.base import GATHER, NACK, SCATTER
-from ragtag.protocols.repair import BITS, requested
+from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER
+from ragtag.protocols.rounds.repair import BITS, requested
 from tests.protocols.harness import World, members
 
 T = TypeVar("T")

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from ragtag.codecs.dense import fp32
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps
 from ragtag.recipes.lockstep import run_rounds
 from ragtag.recipes.rps_theory import line
 

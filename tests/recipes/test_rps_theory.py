@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from ragtag.protocols.rounds import at_once
-from ragtag.protocols.rps import rps
+from ragtag.protocols.channel.at_once import at_once
+from ragtag.protocols.rounds.rps import rps
 from ragtag.recipes.rps_theory import Closed, Estimate, bursts, fixed_owner_rps, line, mixing, slope
 
 

@@ -10,7 +10,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults
 from ragtag.core.seed import generator
 from ragtag.core.types import Average, Effect, Event, Floats, MessageKey, Outcome, PeerId, Run
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.world import World
 

@@ -26,9 +26,9 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
-from ragtag.protocols.base import Incoming
 from ragtag.protocols.node import Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.base import Incoming
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.check import Checker, InvariantBroken
 from ragtag.simulation.world import World
 from tests.simulation.scripted import Crew, Scripted, message, nodes

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ragtag.core.types import Average, Floats, MessageKey, Outcome, Run, nobodys
-from ragtag.protocols.base import GATHER, SCATTER
-from ragtag.protocols.group import BLOCK_BITS
+from ragtag.protocols.groups.group import BLOCK_BITS
+from ragtag.protocols.rounds.base import GATHER, SCATTER
 from ragtag.simulation.check_groups import GroupChecker
 
 TAG, CHUNKS = 5, 2

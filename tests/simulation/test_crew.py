@@ -10,9 +10,9 @@ import pytest
 
 from ragtag.core.faults import Faults, Freeze, Loss
 from ragtag.core.types import PEERS_MAX
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.groups import Moshpit, RandomGroups
-from ragtag.protocols.rps import rps
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.groups.channel import Moshpit, RandomGroups
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.crew import CrewWorld
 
 LINE = Faults(latency_s=0.005, jitter_s=0.001)

@@ -10,8 +10,8 @@ from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes, Gathered, Offer, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.gather import gather
 from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.rounds.gather import gather
 from ragtag.simulation.check import InvariantBroken
 from ragtag.simulation.check_rows import RowChecker
 from ragtag.simulation.world import World

@@ -8,7 +8,7 @@ import pytest
 
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.newcomer import PHASES, NewcomerWorld
 
 PEERS, COMES_S, LIMIT_S = 8, 4.0, 60.0

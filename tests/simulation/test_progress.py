@@ -9,7 +9,7 @@ import pytest
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, Partition, Window
 from ragtag.core.types import Arrived, Effect, Event
 from ragtag.protocols.node import Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.check import InvariantBroken
 from ragtag.simulation.progress import demand_progress
 from tests.simulation.scripted import Crew, nodes

@@ -8,9 +8,9 @@ import pytest
 from ragtag.core.faults import BurstLoss, Faults, Freeze
 from ragtag.core.recording import Recording, RecordingFull
 from ragtag.core.types import Arrived, Average, Joined, Outcome, Start
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.simulation.replay import effects, replay
 from tests.simulation.scripted import Crew, message, nodes, values
 

@@ -8,11 +8,11 @@ import pytest
 
 from ragtag.core.faults import Faults
 from ragtag.core.types import Post
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.groups import Moshpit
-from ragtag.protocols.member_probe import NONCES_MAX
-from ragtag.protocols.member_types import Limits
-from ragtag.protocols.rps import rps
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.groups.channel import Moshpit
+from ragtag.protocols.membership.probe import NONCES_MAX
+from ragtag.protocols.membership.types import Limits
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.crew import CrewWorld
 from tests.tables import tables
 

@@ -23,8 +23,8 @@ from ragtag.core.types import (
     Start,
     Timer,
 )
-from ragtag.protocols.allreduce import direct
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.world import World
 from tests.simulation.scripted import Crew, Scripted, message, nodes, values
 

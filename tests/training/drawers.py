@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from ragtag.training.ledger import EpochReport
-from ragtag.training.pool import Deck, Over, Pool, Tell, Use, Wait
+from ragtag.training.samples.ledger import EpochReport
+from ragtag.training.samples.pool import Deck, Over, Pool, Tell, Use, Wait
 from tests.protocols.hall import Hall
 
 LOOK_S = 0.002

@@ -34,8 +34,8 @@ from ragtag.core.types import (
     Run,
     Send,
 )
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.board import Notices
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.node import Channel, Node
 
 T = TypeVar("T")

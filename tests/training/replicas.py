@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from ragtag.core.channels import channel_of
 from ragtag.core.faults import Faults, LossStream
 from ragtag.core.types import Effect, Noted, Send
-from ragtag.protocols.base import GATHER
-from ragtag.training.align_plan import Aligned
+from ragtag.protocols.rounds.base import GATHER
+from ragtag.training.align.plan import Aligned
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import ragtag.training.align as align_module
+import ragtag.training.align.aligner as align_module
 from ragtag.core.channels import channel_of
-from ragtag.protocols.allreduce import AllReduce
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.rps import RPS
-from ragtag.training.align import Aligner, Patch
-from ragtag.training.align_plan import Align
-from ragtag.training.compress import TopK
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.protocols.rounds.rps import RPS
+from ragtag.training.align.aligner import Aligner, Patch
+from ragtag.training.align.plan import Align
 from ragtag.training.exchange.aligned import Aligning
 from ragtag.training.exchange.base import layer
+from ragtag.training.exchange.compress import TopK
 from tests.training.replicas import OPTIMIZERS, Training
 from tests.training.test_replay import LATE, Wide
 from tests.training.test_replay import OPTIMIZERS as MAKES

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.training.align_rows import (
+from ragtag.training.align.rows import (
     PER_ROW,
     Came,
     Given,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ragtag.protocols.board import Notices
-from ragtag.training.answers import PATIENCE, PATIENCE_MAX, Answers
+from ragtag.protocols.crew.board import Notices
+from ragtag.training.samples.answers import PATIENCE, PATIENCE_MAX, Answers
 
 RTO_S = 0.05
 

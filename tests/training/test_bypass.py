@@ -16,8 +16,8 @@ from ragtag.codecs.advice import Choice
 from ragtag.codecs.gather import senders, whole_mark, whole_marks
 from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.types import Average, Gathered, Noted, Offer, Outcome
-from ragtag.training.bypass import WINDOW, Bypass, Corrected, delivered, read
-from ragtag.training.compress import Compression, TopK
+from ragtag.training.exchange.bypass import WINDOW, Bypass, Corrected, delivered, read
+from ragtag.training.exchange.compress import Compression, TopK
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_sparse import flat, loss_of, net, replica, sgd
@@ -106,7 +106,7 @@ def test_the_middle_of_all_peers_times_decides_for_all_at_the_same_round() -> No
 
 
 def test_a_selection_is_tried_by_all_in_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragtag.training.bypass.TRIALS_MAX", 1.0)
+    monkeypatch.setattr("ragtag.training.exchange.bypass.TRIALS_MAX", 1.0)
     notes: list[Noted] = []
     models, _, seen = trained(FakeCrew(N), 4 * WINDOW, lambda *_: (1.0, 2.0), notes)
     tried = {2 * WINDOW, 3 * WINDOW}  # once it is long enough ago

@@ -19,10 +19,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.training.checkpoint import Checkpoints, NoWholeCheckpoint
-from ragtag.training.checkpoint_file import HEADER_BYTES, Damage, Header, read_whole
-from ragtag.training.snapshot import Snapshot
-from ragtag.training.state import capture, restore
+from ragtag.training.state.capture import capture, restore
+from ragtag.training.state.checkpoint import Checkpoints, NoWholeCheckpoint
+from ragtag.training.state.checkpoint_file import HEADER_BYTES, Damage, Header, read_whole
+from ragtag.training.state.snapshot import Snapshot
 from tests.training.test_state import crew, net, sgd, train
 
 PLAIN = {"class": "SGD", "defaults": [], "names": [], "param_groups": [], "state": {}}
@@ -178,7 +178,7 @@ def _whole(content: bytes, step: int) -> bytes:
 
 
 def _other_version(path: Path) -> None:
-    from ragtag.training import checkpoint_file as module
+    from ragtag.training.state import checkpoint_file as module
 
     data = path.read_bytes()
     body = data[:8] + (3).to_bytes(4, "little") + data[12 : HEADER_BYTES - 16]
@@ -412,7 +412,7 @@ def _python(script: str, *arguments: str) -> subprocess.Popen[str]:
 AT_EVERY_CALL = """
 import os, signal, sys
 from pathlib import Path
-from ragtag.training import atomic
+from ragtag.training.state import atomic
 from tests.training.test_checkpoint import Checkpoints, leftovers, snapshot, steps
 folder = Path(sys.argv[1])
 atomic._PIECE_BYTES = 1_500

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.training.claims import (
+from ragtag.training.samples.claims import (
     SPANS_MAX,
     Section,
     Span,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragtag.training.answers import PATIENCE_MAX
+from ragtag.training.samples.answers import PATIENCE_MAX
 from tests.training.drawers import LOOK_S, Drawers, deck_of, shards_of
 
 PEERS, EPOCHS, SIZE = 6, 6, 2

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from ragtag.training.epochs import Epochs
-from ragtag.training.split import Split
-from ragtag.training.tree import copy_tree
+from ragtag.training.samples.epochs import Epochs
+from ragtag.training.samples.split import Split
+from ragtag.training.state.tree import copy_tree
 from tests.training.test_split import Crew, Numbers, Stream, drawn, flat
 
 

@@ -16,11 +16,11 @@ from ragtag.codecs.density import Density
 from ragtag.codecs.feedback import ErrorFeedback
 from ragtag.codecs.options import Options
 from ragtag.core.types import Bools, Bytes, Floats, Gathered
-from ragtag.protocols.lane import BEHIND
-from ragtag.training.align_plan import Align
+from ragtag.protocols.channel.lane import BEHIND
+from ragtag.training.align.late import Late
+from ragtag.training.align.plan import Align
 from ragtag.training.bucket import Bucket
-from ragtag.training.compress import TopK
-from ragtag.training.late import Late
+from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer import CrewOptimizer
 from ragtag.training.tensors import Part
 from tests.training.fake_transport import FakeTransport, run_peers

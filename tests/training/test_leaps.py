@@ -10,8 +10,8 @@ from torch import nn
 
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import Noted
-from ragtag.protocols.base import UNSOUND
-from ragtag.training.compress import TopK
+from ragtag.protocols.rounds.base import UNSOUND
+from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 

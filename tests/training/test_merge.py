@@ -12,9 +12,9 @@ from torch import nn
 
 from ragtag.core.channels import topic_of
 from ragtag.core.types import Floats, Outcome, nobodys
-from ragtag.protocols.allreduce import AllReduce
-from ragtag.protocols.groups import Moshpit
-from ragtag.protocols.rps import RPS
+from ragtag.protocols.groups.channel import Moshpit
+from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules import SSP, LocalSteps, Partial
 from ragtag.training.conduct import Conduct
 from ragtag.training.exchange.slow import Merge

@@ -18,8 +18,8 @@ from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Floats, Outcome
-from ragtag.protocols.allreduce import AllReduce
-from ragtag.protocols.rps import RPS
+from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules.base import Average, Decision, Progress, Wait
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers

@@ -10,8 +10,8 @@ from torch import nn
 
 import ragtag
 from ragtag.codecs.dense import DENSE, fp32
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.averagers import AVERAGERS
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.channel.averagers import AVERAGERS
 from ragtag.schedules import (
     SSP,
     Asynchronous,

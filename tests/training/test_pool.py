@@ -8,7 +8,7 @@ from math import ceil
 import pytest
 
 from ragtag.core import seed as random
-from ragtag.training.pool import Over, Tell, Use
+from ragtag.training.samples.pool import Over, Tell, Use
 from tests.training.drawers import Drawers, deck_of, shards_of
 
 SIZE = 2  # samples of a block

@@ -17,15 +17,23 @@ from torch import nn
 from torch.nn import functional as F
 
 from ragtag.core.types import Outcome
-from ragtag.protocols.allreduce import AllReduce
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.groups import Moshpit
-from ragtag.protocols.rps import RPS
-from ragtag.training.compress import TopK
-from ragtag.training.follower import KEPT_BYTES, ROUNDS_MAX, ROUNDS_MIN, Follower, Mean, Means, rounds_max
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.groups.channel import Moshpit
+from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.protocols.rounds.rps import RPS
+from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.replay import TRIES, CatchUp, Result, Ways
-from ragtag.training.state import Snapshot, capture, restore
+from ragtag.training.state.capture import Snapshot, capture, restore
+from ragtag.training.state.follower import (
+    KEPT_BYTES,
+    ROUNDS_MAX,
+    ROUNDS_MIN,
+    Follower,
+    Mean,
+    Means,
+    rounds_max,
+)
+from ragtag.training.state.replay import TRIES, CatchUp, Result, Ways
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
 N, LATE = 3, 2

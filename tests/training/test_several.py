@@ -10,10 +10,10 @@ from torch import nn
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Outcome
-from ragtag.protocols.allreduce import AllReduce
-from ragtag.protocols.rps import RPS
-from ragtag.training.align_plan import Align
-from ragtag.training.compress import TopK
+from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.protocols.rounds.rps import RPS
+from ragtag.training.align.plan import Align
+from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 

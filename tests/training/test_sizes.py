@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from ragtag.core.channels import topic_of
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.sizes import _POST, BatchSizes, Sizer, share
-from ragtag.training.split import EpochReport, Split
+from ragtag.training.samples.sizes import _POST, BatchSizes, Sizer, share
+from ragtag.training.samples.split import EpochReport, Split
 from tests.protocols.hall import Hall
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_split import Crew, Numbers, Seat, Stream, flat

@@ -16,9 +16,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.snapshot import HEADER_BYTES_MAX, layout_of
-from ragtag.training.state import Snapshot, capture
-from ragtag.training.tree import DEPTH_MAX, Packer, Unpacker, copy_tree
+from ragtag.training.state.capture import Snapshot, capture
+from ragtag.training.state.snapshot import HEADER_BYTES_MAX, layout_of
+from ragtag.training.state.tree import DEPTH_MAX, Packer, Unpacker, copy_tree
 from tests.training.test_state import adam, crew, net, same, train
 
 

@@ -24,10 +24,10 @@ from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Average, Gathered, Offer
 from ragtag.optim.outer import Nesterov
-from ragtag.protocols.allreduce import AllReduce
-from ragtag.protocols.groups import Moshpit, RandomGroups
-from ragtag.protocols.rps import RPS
-from ragtag.training.compress import Compression, TopK
+from ragtag.protocols.groups.channel import Moshpit, RandomGroups
+from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.protocols.rounds.rps import RPS
+from ragtag.training.exchange.compress import Compression, TopK
 from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers

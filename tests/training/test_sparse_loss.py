@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.sparse_loss import TIGHT_S, trained
-from ragtag.training.compress import TopK
+from ragtag.training.exchange.compress import TopK
 
 COMPRESS = TopK(ratio=0.02, resync=0, bypass=False)
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.state import Snapshot, capture, restore
-from ragtag.training.tree import copy_tree
+from ragtag.training.state.capture import Snapshot, capture, restore
+from ragtag.training.state.tree import copy_tree
 from tests.training.fake_transport import FakeCrew
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragtag.core.types import Outcome, nobodys
-from ragtag.training.whole import (
+from ragtag.training.state.whole import (
     Finished,
     Stand,
     alike,

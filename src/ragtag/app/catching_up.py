@@ -8,9 +8,9 @@ from functools import partial
 from ragtag.app.state import Keeper, State
 from ragtag.app.transport import DriverTransport
 from ragtag.core.types import Outcome, PeerId
-from ragtag.protocols.roster import Holder
-from ragtag.training.follower import rounds_max
-from ragtag.training.replay import CatchUp, Result, Ways
+from ragtag.protocols.membership.roster import Holder
+from ragtag.training.state.follower import rounds_max
+from ragtag.training.state.replay import CatchUp, Result, Ways
 
 
 def fall_behind(keeper: Keeper, transport: DriverTransport, channel: int, state_round: int) -> None:

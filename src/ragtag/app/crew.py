@@ -39,27 +39,27 @@ from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
 from ragtag.network.shelf import Shelf
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import CATCH_UP
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
-from ragtag.training.align_plan import Align
-from ragtag.training.checkpoint import Found
+from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
-from ragtag.training.compress import TopK
 from ragtag.training.conduct import Conduct
-from ragtag.training.deal import Indices
-from ragtag.training.epochs import Epochs
-from ragtag.training.loader import require_loader
+from ragtag.training.exchange.compress import TopK
 from ragtag.training.modules import parameters_of
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.sizes import BatchSizes
-from ragtag.training.split import Split
-from ragtag.training.standing import NO_STATE
-from ragtag.training.state import Stateful
-from ragtag.training.together import together
-from ragtag.training.whole import Finished, Stand, digest_of, rounds_of
+from ragtag.training.samples.deal import Indices
+from ragtag.training.samples.epochs import Epochs
+from ragtag.training.samples.loader import require_loader
+from ragtag.training.samples.sizes import BatchSizes
+from ragtag.training.samples.split import Split
+from ragtag.training.samples.together import together
+from ragtag.training.state.capture import Stateful
+from ragtag.training.state.checkpoint import Found
+from ragtag.training.state.standing import NO_STATE
+from ragtag.training.state.whole import Finished, Stand, digest_of, rounds_of
 
 _log = logging.getLogger("ragtag")
 LEAVE_S = 5.0
@@ -465,7 +465,7 @@ class Crew(Logbook):
 
         Raises:
             ValueError: it is of another model or optimizer, naming the first difference; nothing has changed.
-            ragtag.training.checkpoint.NoWholeCheckpoint: all are damaged.
+            ragtag.training.state.checkpoint.NoWholeCheckpoint: all are damaged.
             StateMissing: another peer's checkpoint is newer, and its state did not come.
         """
         transport = self._transport

@@ -19,9 +19,9 @@ from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.app.words import these_peers
 from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.types import PEERS_MAX, PeerId
-from ragtag.training.deck import LEASE_S
-from ragtag.training.snapshot import Progress
-from ragtag.training.whole import (
+from ragtag.training.samples.deck import LEASE_S
+from ragtag.training.state.snapshot import Progress
+from ragtag.training.state.whole import (
     Finished,
     Stand,
     Stands,

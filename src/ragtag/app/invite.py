@@ -18,7 +18,7 @@ from ragtag.app.token import Token, decode, encode, kept_token, new_key
 from ragtag.app.tracefile import Follower
 from ragtag.core.errors import Error
 from ragtag.network.invited import ask_for_key
-from ragtag.protocols.member_pace import INITIAL_RTO_S
+from ragtag.protocols.membership.pace import INITIAL_RTO_S
 
 LOOK_S = 1.5 * INITIAL_RTO_S
 """How long a command looks whether a crew is there: a few attempts, with no round trip known."""

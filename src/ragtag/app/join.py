@@ -49,7 +49,7 @@ from ragtag.network.donor import DonorServer
 from ragtag.network.driver import Driver
 from ragtag.network.shelf import Shelf
 from ragtag.network.udp import Endpoint
-from ragtag.protocols.member import Membership
+from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.node import Node
 
 __all__ = ["JoinError", "join", "join_as"]

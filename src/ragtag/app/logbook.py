@@ -20,8 +20,8 @@ from ragtag.core.arrival import arrived
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver import Driver
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.split import EpochReport
-from ragtag.training.whole import Stand, joined_digest
+from ragtag.training.samples.split import EpochReport
+from ragtag.training.state.whole import Stand, joined_digest
 
 _log = logging.getLogger("ragtag")
 PACE_EVERY_S = 0.5

@@ -21,13 +21,13 @@ from ragtag.core.wire import VERSION
 from ragtag.network.agent import Agent, Told
 from ragtag.network.invited import ask_for_key
 from ragtag.network.udp import bound
-from ragtag.protocols.district import partners
-from ragtag.protocols.invitation import Said
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_pace import INITIAL_RTO_S
-from ragtag.protocols.member_types import Changed, Identity, Status
-from ragtag.protocols.roster import NO_SEAT, Card, Roster, encode_card
-from ragtag.protocols.seating import Seating
+from ragtag.protocols.crew.district import partners
+from ragtag.protocols.membership.invitation import Said
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.pace import INITIAL_RTO_S
+from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, encode_card
+from ragtag.protocols.membership.seating import Seating
+from ragtag.protocols.membership.types import Changed, Identity, Status
 
 _log = logging.getLogger("ragtag")
 LISTEN_S = 3 * INITIAL_RTO_S

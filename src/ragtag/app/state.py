@@ -14,16 +14,16 @@ from ragtag.core.types import Noted, PeerId
 from ragtag.network.donor import DonorServer
 from ragtag.network.fetch import Donor, Fetched, TransferError, fetch_state
 from ragtag.network.shelf import Shelf
-from ragtag.protocols.roster import Holder
-from ragtag.training.checkpoint import Checkpoints, Found
-from ragtag.training.compression_state import NAME as COMPRESSION
-from ragtag.training.compression_state import CompressionState
-from ragtag.training.epochs import NAME as DATA
-from ragtag.training.epochs import Epochs
+from ragtag.protocols.membership.roster import Holder
 from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.snapshot import Snapshot, layout_of
-from ragtag.training.state import Further, Stateful, capture, restore
-from ragtag.training.tree import copy_tree
+from ragtag.training.samples.epochs import NAME as DATA
+from ragtag.training.samples.epochs import Epochs
+from ragtag.training.state.capture import Further, Stateful, capture, restore
+from ragtag.training.state.checkpoint import Checkpoints, Found
+from ragtag.training.state.compression_state import NAME as COMPRESSION
+from ragtag.training.state.compression_state import CompressionState
+from ragtag.training.state.snapshot import Snapshot, layout_of
+from ragtag.training.state.tree import copy_tree
 
 DONORS_MAX = 4
 """Donors that one newcomer asks: each takes a snapshot for it."""
@@ -313,7 +313,7 @@ class Keeper:
 
         Raises:
             RuntimeError: there is no optimizer yet.
-            ragtag.training.checkpoint.NoWholeCheckpoint: all are damaged.
+            ragtag.training.state.checkpoint.NoWholeCheckpoint: all are damaged.
             ValueError: it is of another model or optimizer; the message names the first difference.
         """
         if self.optimizer is None:

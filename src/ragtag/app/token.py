@@ -24,8 +24,8 @@ from msgspec import Meta
 from ragtag.app.environment import format_address, parse_address
 from ragtag.core.errors import Error
 from ragtag.network.udp import Address
-from ragtag.protocols.invitation import NUMBER_BYTES, invitation_key
-from ragtag.training.atomic import write_whole
+from ragtag.protocols.membership.invitation import NUMBER_BYTES, invitation_key
+from ragtag.training.state.atomic import write_whole
 
 VERSION = 2
 KEY_BYTES = 32

@@ -34,12 +34,12 @@ from ragtag.core.types import (
 )
 from ragtag.core.wire import NAMED, name_hash
 from ragtag.network.driver import Driver
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.board import Notices
-from ragtag.protocols.gather import nothing_gathered
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps
-from ragtag.training.standing import Standing
+from ragtag.protocols.rounds.gather import nothing_gathered
+from ragtag.protocols.rounds.rps import rps
+from ragtag.training.state.standing import Standing
 
 PROBE = 254
 """The channel of probes."""

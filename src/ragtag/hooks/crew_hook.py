@@ -22,16 +22,16 @@ from ragtag.core.errors import NotFinite
 from ragtag.core.types import Outcome
 from ragtag.hooks.backward import Names, after_backward
 from ragtag.hooks.table import Table
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import CATCH_UP
-from ragtag.protocols.rps import RPS
+from ragtag.protocols.rounds.rps import RPS
 from ragtag.training.averager import Transport
 from ragtag.training.checks import require_weight
 from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.modules import buffer_parts
+from ragtag.training.state.whole import Stand, Whole, kept_up
 from ragtag.training.tensors import Part
-from ragtag.training.whole import Stand, Whole, kept_up
 
 MODELS_EVERY = 32
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 from ragtag.core.address import unusable
 from ragtag.network.udp import BROKEN, Failures, family_of_socket
-from ragtag.protocols.invitation import is_ask
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_types import (
+from ragtag.protocols.membership.invitation import is_ask
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.roster import Card, Roster, encode_card
+from ragtag.protocols.membership.types import (
     Address,
     Changed,
     Describe,
@@ -31,8 +32,7 @@ from ragtag.protocols.member_types import (
     Wake,
     Woke,
 )
-from ragtag.protocols.member_wire import DATAGRAM_BYTES_MAX
-from ragtag.protocols.roster import Card, Roster, encode_card
+from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX
 
 READS_MAX = 64
 """Datagrams that are read in one turn; what is left waits for the next one."""

@@ -21,7 +21,7 @@ from ragtag.network.donor_budget import CpuBudget, LinkBudget
 from ragtag.network.donor_session import Closed, DonorLimits, DonorSession
 from ragtag.network.shelf import Shelf
 from ragtag.network.udp import Address, bound
-from ragtag.protocols.transfer_wire import KEY_BYTES
+from ragtag.protocols.transfer.wire import KEY_BYTES
 
 _LOOK_S = 1.0  # how often the trainer's progress is looked at
 _NAP_S = 0.1  # a pause is no longer, so that closing takes no longer

@@ -12,9 +12,9 @@ from enum import Enum, auto
 
 from ragtag.network.donor_budget import LinkBudget, delivery_rate
 from ragtag.network.shelf import Shelf, Snapshot
-from ragtag.protocols.transfer_frame import Chunk, Reader, Session
-from ragtag.protocols.transfer_types import OUTSTANDING_MAX
-from ragtag.protocols.transfer_wire import (
+from ragtag.protocols.transfer.frame import Chunk, Reader, Session
+from ragtag.protocols.transfer.types import OUTSTANDING_MAX
+from ragtag.protocols.transfer.wire import (
     NONCE_BYTES,
     PROOF_BYTES,
     Behind,

@@ -25,10 +25,10 @@ from ragtag.core.wire import DATAGRAM_BYTES
 from ragtag.network.engine import Engine
 from ragtag.network.mailbox import DriverFailed
 from ragtag.network.udp import Address
-from ragtag.protocols.board import Notices
-from ragtag.protocols.member import Membership
+from ragtag.protocols.crew.board import Notices
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.roster import Card, Holder
 from ragtag.protocols.node import Channel
-from ragtag.protocols.roster import Card, Holder
 
 __all__ = ["Driver", "DriverFailed", "Traffic"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ragtag.core.errors import Error
 from ragtag.network.fetch_link import Link
 from ragtag.network.udp import Address
-from ragtag.protocols.transfer import Transfer
-from ragtag.protocols.transfer_types import (
+from ragtag.protocols.transfer.machine import Transfer
+from ragtag.protocols.transfer.types import (
     BLOB_BYTES_MAX,
     Arm,
     Ask,
@@ -31,7 +31,7 @@ from ragtag.protocols.transfer_types import (
     TransferEffect,
     TransferEvent,
 )
-from ragtag.protocols.transfer_wire import KEY_BYTES
+from ragtag.protocols.transfer.wire import KEY_BYTES
 
 Note = Callable[[str, str, str], None]
 """Told what, of which donor, and a detail."""

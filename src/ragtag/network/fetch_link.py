@@ -12,9 +12,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from ragtag.network.udp import Address
-from ragtag.protocols.transfer_frame import Chunk, Reader, Session
-from ragtag.protocols.transfer_types import Came, Lost, Offer, Offered, Refused, Told, TransferEvent
-from ragtag.protocols.transfer_wire import (
+from ragtag.protocols.transfer.frame import Chunk, Reader, Session
+from ragtag.protocols.transfer.types import Came, Lost, Offer, Offered, Refused, Told, TransferEvent
+from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
     NONCE_BYTES,
     VERDICT_BYTES,

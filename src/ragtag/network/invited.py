@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from ragtag.network.udp import Address
-from ragtag.protocols.invitation import ANSWER_BYTES, NONCE_BYTES, Said, ask, read_answer
-from ragtag.protocols.member_pace import INITIAL_RTO_S
+from ragtag.protocols.membership.invitation import ANSWER_BYTES, NONCE_BYTES, Said, ask, read_answer
+from ragtag.protocols.membership.pace import INITIAL_RTO_S
 
 
 def ask_for_key(

@@ -12,8 +12,8 @@ from ragtag.core.types import Joined, Left, Noted, PeerId, Visits
 from ragtag.network.agent import Agent, Told
 from ragtag.network.flow import Flow
 from ragtag.network.inject import Injector
-from ragtag.protocols.member_types import Address, Changed, Failed
-from ragtag.protocols.roster import NO_SEAT, Reach, RosterEffect, Unseated
+from ragtag.protocols.membership.roster import NO_SEAT, Reach, RosterEffect, Unseated
+from ragtag.protocols.membership.types import Address, Changed, Failed
 
 APART_MAX = 256
 """Processes without a seat, of which it is kept what was sent to them and what came."""

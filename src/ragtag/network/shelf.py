@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ragtag.protocols.transfer_types import BLOB_BYTES_MAX, Offer, chunk_bytes_for
-from ragtag.protocols.transfer_wire import hash_of
+from ragtag.protocols.transfer.types import BLOB_BYTES_MAX, Offer, chunk_bytes_for
+from ragtag.protocols.transfer.wire import hash_of
 
 SNAPSHOTS_MAX = 2
 

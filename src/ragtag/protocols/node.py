@@ -26,14 +26,14 @@ from ragtag.core.types import (
     Tell,
     Visits,
 )
-from ragtag.protocols.averager import Channel, Machine, Opening
-from ragtag.protocols.board import BOARD, Board
-from ragtag.protocols.district import partners
-from ragtag.protocols.hail import HAIL
-from ragtag.protocols.lane import HEADROOM
-from ragtag.protocols.meet import MEET, Exchange, Meetings
-from ragtag.protocols.presence import GONE_AFTER, Crew
-from ragtag.protocols.rounds import CATCH_UP
+from ragtag.protocols.channel.at_once import CATCH_UP
+from ragtag.protocols.channel.averager import Channel, Machine, Opening
+from ragtag.protocols.channel.lane import HEADROOM
+from ragtag.protocols.channel.presence import GONE_AFTER, Crew
+from ragtag.protocols.crew.board import BOARD, Board
+from ragtag.protocols.crew.district import partners
+from ragtag.protocols.crew.meet import MEET, Exchange, Meetings
+from ragtag.protocols.rounds.hail import HAIL
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 

@@ -17,8 +17,8 @@ from ragtag.core import seed as random
 from ragtag.core.faults import Faults, Slow
 from ragtag.core.types import Average, Floats, Noted, Outcome, PeerId
 from ragtag.core.wire import n_chunks
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.centre import Sharing
+from ragtag.protocols.central.channel import Sharing
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.recipes.asynchronous_task import Pool
 from ragtag.recipes.staleness_others import subject

@@ -23,7 +23,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults
 from ragtag.core.types import Floats, Outcome
 from ragtag.optim.outer import Nesterov
-from ragtag.protocols.allreduce import direct
+from ragtag.protocols.rounds.allreduce import direct
 from ragtag.recipes.lockstep import run_rounds
 from ragtag.recipes.texts import (
     batches,

@@ -12,7 +12,7 @@ from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults
 from ragtag.core.types import Average, Floats, Outcome, PeerId
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.link import Traffic
 from ragtag.simulation.world import World

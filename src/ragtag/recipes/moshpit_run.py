@@ -17,13 +17,13 @@ from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.faults import Faults
 from ragtag.core.types import Average, Effect, Event, Floats, Outcome, PeerId
-from ragtag.protocols.crowd import Crowd, Lane
-from ragtag.protocols.gossip import Gossip
-from ragtag.protocols.grid import Grid
-from ragtag.protocols.groups import GroupNode
-from ragtag.protocols.moshpit import MoshpitKeys, RandomKeys, View
-from ragtag.protocols.pushsum import PushSum
-from ragtag.protocols.tree import TreeAllReduce
+from ragtag.protocols.groups.channel import GroupNode
+from ragtag.protocols.groups.gossip import Gossip
+from ragtag.protocols.groups.grid import Grid
+from ragtag.protocols.groups.keys import MoshpitKeys, RandomKeys, View
+from ragtag.protocols.groups.machine import Crowd, Lane
+from ragtag.protocols.groups.pushsum import PushSum
+from ragtag.protocols.groups.tree import TreeAllReduce
 from ragtag.simulation.world import World
 
 METHODS = (

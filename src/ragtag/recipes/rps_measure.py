@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ragtag.protocols.allreduce import direct, ring
-from ragtag.protocols.rounds import at_once
-from ragtag.protocols.rps import rps
+from ragtag.protocols.channel.at_once import at_once
+from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.rps import rps
 from ragtag.recipes.jobs import Job
 from ragtag.recipes.rps_theory import (
     Estimate,

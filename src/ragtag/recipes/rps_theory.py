@@ -24,10 +24,10 @@ from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.faults import BurstLoss, Faults, Loss
 from ragtag.core.types import Floats, Outcome
-from ragtag.protocols.averager import Averager, Setting
-from ragtag.protocols.base import Round, Spec
-from ragtag.protocols.layout import Layout, fixed_owners
-from ragtag.protocols.reduce import ScatterGather
+from ragtag.protocols.channel.averager import Averager, Setting
+from ragtag.protocols.rounds.base import Round, Spec
+from ragtag.protocols.rounds.layout import Layout, fixed_owners
+from ragtag.protocols.rounds.reduce import ScatterGather
 from ragtag.recipes.lockstep import LATENCY_S, run_rounds
 
 Doubles = NDArray[np.float64]

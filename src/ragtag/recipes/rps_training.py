@@ -22,9 +22,9 @@ from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.faults import Faults
 from ragtag.core.types import Floats, Outcome
-from ragtag.protocols.allreduce import direct
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.rps import rps, rps_repair
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.recipes.lockstep import DEADLINE_S_MIN, run_rounds
 from ragtag.recipes.rps_tasks import Batches, Task, load, shards
 from ragtag.recipes.rps_theory import bursts, line

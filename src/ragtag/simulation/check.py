@@ -31,10 +31,10 @@ from ragtag.core.types import (
     Run,
     Send,
 )
-from ragtag.protocols.base import NACK, peers_in
-from ragtag.protocols.board import BOARD
-from ragtag.protocols.hail import ANSWERS
-from ragtag.protocols.meet import MEET
+from ragtag.protocols.crew.board import BOARD
+from ragtag.protocols.crew.meet import MEET
+from ragtag.protocols.rounds.base import NACK, peers_in
+from ragtag.protocols.rounds.hail import ANSWERS
 from ragtag.simulation.check_groups import GroupChecker
 from ragtag.simulation.check_rows import RowChecker
 

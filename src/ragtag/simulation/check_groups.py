@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ragtag.core.types import Average, Floats, Outcome, PeerId, Run
-from ragtag.protocols.base import GATHER, SCATTER, peers_in
-from ragtag.protocols.group import BLOCK_BITS
+from ragtag.protocols.groups.group import BLOCK_BITS
+from ragtag.protocols.rounds.base import GATHER, SCATTER, peers_in
 
 ROUNDS_KEPT = 64
 """Rounds of a channel of which values are kept: messages and outcomes come late by fewer."""

@@ -33,12 +33,20 @@ from ragtag.core.types import (
     Visits,
 )
 from ragtag.core.wire import VERSION
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.district import partners
-from ragtag.protocols.member_types import Changed, Describe, Entered, Limits, MemberEffect, MemberEvent
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.district import partners
+from ragtag.protocols.membership.roster import (
+    NO_SEAT,
+    Card,
+    Reach,
+    Roster,
+    RosterEffect,
+    Unseated,
+    encode_card,
+)
+from ragtag.protocols.membership.seating import Seating
+from ragtag.protocols.membership.types import Changed, Describe, Entered, Limits, MemberEffect, MemberEvent
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.roster import NO_SEAT, Card, Reach, Roster, RosterEffect, Unseated, encode_card
-from ragtag.protocols.seating import Seating
 from ragtag.simulation.crew_member import Member, epoch_of, index_of, run_of
 from ragtag.simulation.link import Link
 from ragtag.simulation.members import Life, MemberWorld, address_of

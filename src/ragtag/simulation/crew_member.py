@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ragtag.core.types import Floats, Noted, Outcome, PeerId, Run
+from ragtag.protocols.membership.roster import Card, Roster
+from ragtag.protocols.membership.seating import Seating
 from ragtag.protocols.node import Node
-from ragtag.protocols.roster import Card, Roster
-from ragtag.protocols.seating import Seating
 from ragtag.simulation.members import Life
 
 

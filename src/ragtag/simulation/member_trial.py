@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ragtag.core import seed as random
-from ragtag.protocols.member_types import Address, Changed, MemberEffect, MemberEvent, Status
+from ragtag.protocols.membership.types import Address, Changed, MemberEffect, MemberEvent, Status
 from ragtag.simulation.members import Jump, Life, MemberWorld, changes, remarks
 from ragtag.simulation.trial import storm
 

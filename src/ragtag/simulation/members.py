@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from ragtag.core import seed as random
 from ragtag.core.faults import Faults
-from ragtag.protocols.member import Membership
-from ragtag.protocols.member_types import (
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.types import (
     Address,
     Changed,
     Entered,
@@ -32,7 +32,7 @@ from ragtag.protocols.member_types import (
     Wake,
     Woke,
 )
-from ragtag.protocols.member_wire import DATAGRAM_BYTES_MAX
+from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX
 from ragtag.simulation.check import InvariantBroken
 
 KEY = bytes(range(32))

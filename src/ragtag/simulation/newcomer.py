@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from ragtag.core import seed as random
 from ragtag.core.types import Done, Effect, Event, Met, Tell
-from ragtag.protocols.member_types import Entered, MemberEffect, MemberEvent
+from ragtag.protocols.membership.types import Entered, MemberEffect, MemberEvent
 from ragtag.protocols.node import Node
-from ragtag.protocols.transfer_types import Finished, chunk_bytes_for
+from ragtag.protocols.transfer.types import Finished, chunk_bytes_for
 from ragtag.simulation.crew import CHANNEL, CrewWorld
 from ragtag.simulation.crew_member import Member, index_of
 from ragtag.simulation.members import Life

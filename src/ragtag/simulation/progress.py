@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ragtag.core.types import Average, Outcome, PeerId
-from ragtag.protocols.base import peers_in
+from ragtag.protocols.rounds.base import peers_in
 from ragtag.simulation.world import World
 
 _TRIES = 4  # so many times the rounds demanded, at most, until all hear all

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ragtag.protocols.transfer import Transfer
-from ragtag.protocols.transfer_types import (
+from ragtag.protocols.transfer.machine import Transfer
+from ragtag.protocols.transfer.types import (
     OUTSTANDING_MAX,
     Arm,
     Ask,

@@ -36,10 +36,10 @@ from ragtag.core.types import (
     PeerId,
     Post,
 )
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.board import Notices
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rps import rps
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.world import World
 

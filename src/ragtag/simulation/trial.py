@@ -11,8 +11,8 @@ from ragtag.core import seed as random
 from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Slow, Window
 from ragtag.core.types import Average, Left, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.averager import Averager, Channel
-from ragtag.protocols.averagers import AVERAGERS
+from ragtag.protocols.channel.averager import Averager, Channel
+from ragtag.protocols.channel.averagers import AVERAGERS
 from ragtag.protocols.node import Node
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import OVERHEAD_BYTES

@@ -10,8 +10,8 @@ from typing import Protocol
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bytes, Floats, Outcome
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.board import Notices
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.board import Notices
 
 
 class Pending(Protocol):

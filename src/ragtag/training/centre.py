@@ -3,7 +3,7 @@
 What each peer learned since it last took the state, the difference of its model, goes to the owners of the
 state's blocks; a schedule (``ragtag.schedules``: BackupWorkers, SoftSync, Asynchronous,
 ProgressiveGrouping) says what of it counts and when; back comes the newest state, which is the peer's model
-from then on. There is no master (``ragtag.protocols.centre``).
+from then on. There is no master (``ragtag.protocols.central.channel``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 from ragtag.core.types import Floats, PeerId
 from ragtag.optim.compensate import compensated
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.centre import Sharing, centre
-from ragtag.protocols.centre_block import Verdict
+from ragtag.protocols.central.block import Verdict
+from ragtag.protocols.central.channel import Sharing, centre
+from ragtag.protocols.channel.averager import Averager
 from ragtag.schedules.asynchronous import Asynchronous
 from ragtag.schedules.backup import BackupWorkers
 from ragtag.schedules.base import Schedule

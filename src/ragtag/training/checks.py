@@ -10,7 +10,7 @@ import torch
 
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import PEERS_MAX, WEIGHT_MAX, Floats, Outcome, PeerId, PeerSet
-from ragtag.protocols.base import peers_in
+from ragtag.protocols.rounds.base import peers_in
 from ragtag.training.bucket import Bucket
 
 LEAP = 100.0

@@ -12,16 +12,15 @@ from ragtag.codecs.base import Codec
 from ragtag.core.channels import channel_of, require_name
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
-from ragtag.training.align import Aligner
-from ragtag.training.align_plan import Align, Aligned
+from ragtag.training.align.aligner import Aligner
+from ragtag.training.align.plan import Align, Aligned
 from ragtag.training.averager import Transport
 from ragtag.training.centre import is_centred
 from ragtag.training.coherence import Coherence, CoherenceMeter
-from ragtag.training.compress import Compression, TopK
 from ragtag.training.conduct import Conduct
 from ragtag.training.exchange.aligned import Aligning
 from ragtag.training.exchange.asked import (
@@ -36,16 +35,17 @@ from ragtag.training.exchange.asked import (
 )
 from ragtag.training.exchange.base import Exchange, layer
 from ragtag.training.exchange.combine import require_together
+from ragtag.training.exchange.compress import Compression, TopK
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.exchange.outer import Outer
 from ragtag.training.exchange.slow import SlowPeer
 from ragtag.training.exchange.sparse import SparseReplica
-from ragtag.training.follower import Follower
 from ragtag.training.modes import Closure, Gradients, Models
 from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
+from ragtag.training.state.follower import Follower
+from ragtag.training.state.whole import Stand, Whole, kept_up
 from ragtag.training.tensors import Part
 from ragtag.training.weight import Weight, weight_of
-from ragtag.training.whole import Stand, Whole, kept_up
 
 _KEY = "ragtag"  # this optimizer's entry in a state_dict
 

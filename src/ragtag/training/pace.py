@@ -11,7 +11,7 @@ from statistics import median, median_low
 
 from ragtag.core.channels import topic_of
 from ragtag.core.types import Noted, PeerId
-from ragtag.protocols.board import Notices
+from ragtag.protocols.crew.board import Notices
 from ragtag.schedules.grouping import plausible
 from ragtag.training.averager import Peers
 

@@ -15,7 +15,7 @@ from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.core.faultspec import parse_faults
 from ragtag.core.types import Effect, Outcome
-from ragtag.protocols.groups import GroupNode
+from ragtag.protocols.groups.channel import GroupNode
 from ragtag.simulation.check import InvariantBroken
 
 SMALL = Setup(peers=4, values=2_000, rounds=6, faults=parse_faults("loss=0.1,delay=0.005"))

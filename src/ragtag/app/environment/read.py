@@ -11,7 +11,7 @@ from ragtag.app.environment.addresses import Address, parse_address
 from ragtag.app.environment.place import Place, PlaceError, Rendezvous
 from ragtag.core.faultspec import check_peers, parse_faults
 from ragtag.core.types import SEATS_MAX, PeerId
-from ragtag.protocols.member_types import KEY_BYTES
+from ragtag.protocols.membership.types import KEY_BYTES
 
 
 def place_from_environment(env: Mapping[str, str] | None = None) -> Place | None:

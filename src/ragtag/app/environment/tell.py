@@ -21,7 +21,7 @@ from ragtag.app.environment.addresses import (
 )
 from ragtag.app.environment.place import Place, PlaceError, Rendezvous
 from ragtag.core.types import PeerId
-from ragtag.protocols.member_types import KEY_BYTES
+from ragtag.protocols.membership.types import KEY_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as TorchStore

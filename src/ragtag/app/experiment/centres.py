@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from ragtag.core.names import named
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.schedules.centre import Arrival, Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.schedules.names import CENTRES

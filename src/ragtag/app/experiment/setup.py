@@ -9,8 +9,8 @@ from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers
 from ragtag.core.types import PEERS_MAX
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.averagers import AVERAGERS, averager_named
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.channel.averagers import AVERAGERS, averager_named
 
 FLOOR_S = 1e-4
 """The shortest round trip."""

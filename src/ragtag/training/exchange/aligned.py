@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ragtag.core.types import Outcome
-from ragtag.training.align import Aligner
+from ragtag.training.align.aligner import Aligner
 from ragtag.training.exchange.base import Exchange, Layer
 
 

@@ -12,20 +12,20 @@ from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.names import named
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.averagers import AVERAGERS
-from ragtag.protocols.rps import RPS
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.channel.averagers import AVERAGERS
+from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.every import EveryStep
 from ragtag.schedules.every import every as every_so_many
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.schedules.names import SCHEDULES
-from ragtag.training.align_plan import Align
+from ragtag.training.align.plan import Align
 from ragtag.training.centre import centred, is_centred, is_rule, rated
 from ragtag.training.coherence import Coherence
-from ragtag.training.compress import TopK
 from ragtag.training.exchange.combine import Asked, require_together
+from ragtag.training.exchange.compress import TopK
 from ragtag.training.modes import Gradients, Mode, Models
 
 AnySchedule = Schedule | Centre | ProgressiveGrouping

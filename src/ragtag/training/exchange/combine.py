@@ -15,13 +15,13 @@ import torch
 
 from ragtag.codecs.base import Codec
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.allreduce import ring
-from ragtag.protocols.averager import Averager
-from ragtag.protocols.centre import Sharing
+from ragtag.protocols.central.channel import Sharing
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.allreduce import ring
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.every import EveryStep, LocalSteps
-from ragtag.training.align_plan import Align
-from ragtag.training.compress import TopK
+from ragtag.training.align.plan import Align
+from ragtag.training.exchange.compress import TopK
 
 
 @dataclass(frozen=True, slots=True)

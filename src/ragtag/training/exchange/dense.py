@@ -11,7 +11,7 @@ from ragtag.codecs.base import Codec
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import Floats, Outcome, PeerId
-from ragtag.protocols.averager import Averager
+from ragtag.protocols.channel.averager import Averager
 from ragtag.training.averager import Pending, Transport
 from ragtag.training.bucket import Bucket
 from ragtag.training.checks import Leaps, require_weight

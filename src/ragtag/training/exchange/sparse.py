@@ -33,18 +33,18 @@ from ragtag.core.schema import Schema
 from ragtag.core.types import Bools, Bytes, Floats, Gathered, Noted, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.optim.outer import Nesterov
-from ragtag.protocols.base import UNSOUND
-from ragtag.protocols.gather import gather
-from ragtag.protocols.rps import rps_repair
-from ragtag.training.align_rows import Came
+from ragtag.protocols.rounds.base import UNSOUND
+from ragtag.protocols.rounds.gather import gather
+from ragtag.protocols.rounds.rps import rps_repair
+from ragtag.training.align.late import Late
+from ragtag.training.align.rows import Came
 from ragtag.training.averager import Pending, Transport
 from ragtag.training.bucket import Bucket
-from ragtag.training.bypass import Bypass, delivered
 from ragtag.training.checks import Leaps, require_weight
-from ragtag.training.compress import Compression, TopK
+from ragtag.training.exchange.bypass import Bypass, delivered
+from ragtag.training.exchange.compress import Compression, TopK
 from ragtag.training.exchange.dense import Replica
-from ragtag.training.late import Late
-from ragtag.training.sent import Undecided
+from ragtag.training.exchange.sent import Undecided
 from ragtag.training.tensors import Part
 
 _WARM = 1 << 17  # values: enough to be selected from as millions are

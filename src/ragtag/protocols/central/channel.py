@@ -1,0 +1,418 @@
+"""A central state without a master: peers push updates to it, and any of them can rebuild it.
+
+The state is a vector in blocks (``layout``); each block has an owner among the live peers
+(``centre_owners``). An ``Average`` is one turn of a peer: to each block's owner it pushes what it has
+learned, the difference of its values to those that its last turn ended with, and the version that this was
+learned on. The owner judges it by a rule (``centre_block.Rule``: a schedule), adds what is taken, which makes
+the block's next version, and answers with the block's newest values: those are the outcome's mean, from which
+the peer goes on. Versions differ by block, and so does staleness: the owner's count, less the base's.
+
+- A first turn, and one of weight 0, only takes. A block that nobody has is founded on its owner's values.
+- A rule with a barrier answers when a version closes; at a deadline learned from earlier ones it closes with
+  what it has, and who misses it twice in a row is not counted until it comes again. Blocks then count their
+  versions as one clock (Lamport's): an update says how far its peer has seen any block come, and a block
+  that is behind closes at once and goes on from there. Else blocks out of step hold each other up for ever.
+- An owner that may not have the newest (it has just come to own a block, or sees an update of a version newer
+  than its own) asks all what they have, and goes on from the newest copy (``centre_rebuild``): all keep the
+  values that they last took. So the loss of an owner costs what nobody had taken yet, mostly one turn.
+- Each update counts once at most: an owner remembers the newest of each peer, and nothing is sent to a second
+  owner. What a dead owner had passed on of an update nobody can say, so a peer takes the block anew instead.
+- A peer never takes an older version of a block than it has: versions (``centre_wire``) are in one order.
+- Where no answer came by the deadline, own values stay, and the next update is measured from them.
+
+The idea of a server for parameters: "Scaling Distributed Machine Learning with the Parameter Server", Li et
+al., OSDI 2014; here the workers are the servers. Rules name their own sources. It is an owner's machine that
+answers, not its trainer, so a peer that computes for long holds up nobody whose block it owns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from statistics import median_low
+
+import numpy as np
+
+from ragtag.core.deadline import Deadline
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Average,
+    Done,
+    Effect,
+    Event,
+    Expired,
+    Floats,
+    Joined,
+    Left,
+    MessageKey,
+    Noted,
+    Offer,
+    PeerId,
+    Run,
+    Send,
+    Timer,
+)
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.central import wire
+from ragtag.protocols.central.block import Correction, Rule
+from ragtag.protocols.central.book import PACE_WINDOW, Grouping
+from ragtag.protocols.central.keeper import Keeper
+from ragtag.protocols.central.owners import GONE_AFTER, Owners
+from ragtag.protocols.central.turn import Turn, begun
+from ragtag.protocols.channel.averager import Averager, Opening
+from ragtag.protocols.rounds.base import BLOCK_BITS, NACK
+from ragtag.protocols.rounds.layout import layout_of
+from ragtag.protocols.rounds.repair import BITS, COPIES, request, requested
+
+HEADROOM = 3.0
+"""A turn may take this many times what nine in ten recent ones took: cutting one short loses its answers."""
+NUMBER_MAX = 0xFFFFFFFF
+"""Numbers of turns travel in 32 bits."""
+
+
+class CentreNode:
+    """One peer's part in the central state: its own turns here, the blocks that it owns in a ``Keeper``."""
+
+    def __init__(
+        self,
+        opening: Opening,
+        rule: Rule,
+        grouping: Grouping | None = None,
+        correction: Correction | None = None,
+    ) -> None:
+        channel, crew = opening.channel, opening.crew
+        if channel.fragments > 1:
+            raise ValueError("a central state has a version for each block: no fragments")
+        self.me, self._channel, self._codec = crew.me, opening.number, channel.codec
+        self._shape = (channel.n_chunks, channel.codec.elements)
+        self._row_bytes = channel.codec.encode(np.zeros((1, self._shape[1]), np.float32)).shape[1]
+        self.layout = layout_of(channel.n_chunks, min(wire.BLOCKS_MAX, channel.n_chunks))
+        self.owners = Owners(crew.me, crew.seed, self.layout.n_blocks, opening.peers)
+        self._newcomer = False
+        self.done = self.highest = -1
+        self.active: int | None = None
+        self._turn: Turn | None = None
+        self._anchor: Floats | None = None  # what the last turn ended with: updates are measured from it
+        self._rule = rule
+        self._ended_s: float | None = None
+        self._late: tuple[int, float] = (-1, 0.0)  # the last turn that ran into its deadline, and its start
+        self._changes = self.owners.changes
+        self._took = Deadline(channel.probe_s, headroom=HEADROOM)
+        self.keeper = Keeper(opening, rule, self.layout, self.owners, self._patience_s, grouping, correction)
+        self._grouped = grouping is not None
+        self._clock = 0
+        self._computed_s: deque[float] = deque(maxlen=PACE_WINDOW)
+
+    # -- What a node asks of it
+
+    def probed(self, probe_s: float, now_s: float = 0.0) -> None:
+        """One exchange of the whole vector takes this long: where deadlines begin."""
+        self._took = Deadline(probe_s, headroom=HEADROOM)
+        self.keeper.probed(probe_s)
+
+    def resume(self, round_: int) -> None:
+        """The next turn comes after ``round_``, and only takes."""
+        self._newcomer = True
+        self.done = max(self.done, round_)
+
+    def newer(self) -> bool:
+        """The state may have gone on: a turn shows."""
+        return True
+
+    def shows(self, peer: PeerId, number: int) -> bool:
+        """A peer that has left, or is on its way in, only talks."""
+        return peer in self.owners
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take one event and say what to do."""
+        effects: list[Effect] = []
+        if isinstance(event, Arrived):
+            for run in event.runs:
+                effects += self._arrived(now_s, run)
+        elif isinstance(event, Expired):
+            effects += self._expired(now_s, event.timer)
+        elif isinstance(event, Average):
+            ask = replace(event, weight=0.0) if self._newcomer else event
+            self._newcomer = False
+            effects += self._average(now_s, ask)
+        elif isinstance(event, Offer):
+            raise ValueError(f"channel {event.channel} is a central state; rows are gathered by all at once")
+        elif isinstance(event, Joined):
+            self.owners.joined(event.peer)
+            self.keeper.forget(event.peer)
+        elif isinstance(event, Left) and event.peer != self.me:
+            self.owners.left(event.peer)
+            self.keeper.forget(event.peer)
+            effects += self.keeper.left(now_s, event.peer)
+        if self.owners.changes != self._changes:
+            self._changes = self.owners.changes
+            effects += self.keeper.review(now_s)
+            effects += self._land(now_s)
+            effects += self._again(now_s)
+        return effects + self._land(now_s)
+
+    def _land(self, now_s: float) -> list[Effect]:
+        """What the keeper has for this peer itself; a turn of which all blocks are there ends."""
+        effects, turn = self.keeper.turned(now_s), self._turn
+        for block, answer in self.keeper.take_own():
+            if turn is not None and turn.open.get(block) == self.me and answer.number == turn.number:
+                held = self.keeper.copies.blocks[block]
+                assert held.values is not None
+                turn.land(self.layout.spans[block], held.values, held.version, held.contributors(answer))
+                self._clock = wire.later(self._clock, answer.clock)
+                turn.close(block, answer.stale)
+        return effects + (self._finish(now_s, expired=False) if turn is not None and not turn.open else [])
+
+    # -- A turn
+
+    def _average(self, now_s: float, ask: Average) -> list[Effect]:
+        if self._turn is not None:
+            raise RuntimeError(f"turn {self.active} is not done yet; one at a time")
+        if ask.channel != self._channel:
+            raise KeyError(f"channel {ask.channel} is not this machine's, which is {self._channel}")
+        given = ask.values
+        if given.shape != self._shape or given.dtype != np.float32 or not given.flags.c_contiguous:
+            raise ValueError(
+                f"values of shape {given.shape}, {given.dtype}; give contiguous float32 of {self._shape}"
+            )
+        number = self.done + 1
+        if number > NUMBER_MAX:
+            raise RuntimeError(f"channel {self._channel} has had {number} turns, as many as can be numbered")
+        self.active = self.highest = number
+        computed_s = 0.0 if self._ended_s is None else now_s - self._ended_s
+        self.keeper.begins(given, computed_s)
+        if self._grouped and computed_s > 0:
+            self._computed_s.append(computed_s)
+        step_s = median_low(self._computed_s) if self._computed_s else None
+        turn = self._turn = begun(number, ask, now_s, now_s + self._budget_s(ask.deadline_s))
+        known = self.keeper.copies.versions
+        learned = None if self._anchor is None or ask.weight <= 0 else given - self._anchor
+        effects: list[Effect] = []
+        lead = self._lead()
+        for block in self._in_turn():
+            span = self.layout.spans[block]
+            owner = turn.open[block] = self.owners[block]
+            if learned is None or not known[span].all():
+                effects += self._pull(now_s, turn, block, owner)
+            elif owner == self.me:
+                effects += self.keeper.push_own(
+                    now_s, block, number, ask.weight, learned[span], lead[block], step_s
+                )
+            else:
+                effects.append(self._push(turn, block, owner, learned[span], lead[block], step_s))
+        return [*effects, Arm(Timer(self._channel, number, "turn"), turn.until_s)]
+
+    def _budget_s(self, at_most_s: float | None) -> float:
+        self._took.floor_s = self.keeper.floor_s()
+        budget_s = self._took.budget_s()
+        return budget_s if at_most_s is None else min(budget_s, at_most_s)
+
+    def _patience_s(self) -> float:
+        """How long a block may take on its way."""
+        return self._took.budget_s()
+
+    def _lead(self) -> list[int]:
+        """How many versions each block is behind the furthest, where a barrier makes them one clock; where
+        peers step in groups, their clock itself.
+        """
+        if self._grouped:
+            return [self._clock] * self.layout.n_blocks
+        versions = self.keeper.copies.versions
+        counts = [wire.count_of(int(versions[span].min())) for span in self.layout.spans]
+        return [min(wire.LEAD_MAX, max(counts) - count) if self._rule.barrier else 0 for count in counts]
+
+    def _in_turn(self) -> list[int]:
+        """Blocks, starting behind oneself, so that not all send to one owner at first."""
+        blocks = self.layout.n_blocks
+        return sorted(range(blocks), key=lambda block: ((self.owners[block] - self.me) % 64, block))
+
+    def _push(
+        self, turn: Turn, block: int, owner: PeerId, learned: Floats, lead: int, step_s: float | None
+    ) -> Send:
+        span, size = self.layout.spans[block], self.layout.sizes[block]
+        key = MessageKey(self._channel, turn.number, wire.PUSH, lead << BLOCK_BITS | block)
+        weight = np.full(size, turn.ask.weight, np.float32)
+        bases = wire.with_pace(self.keeper.copies.versions[span].astype(np.uint64), step_s)
+        turn.owners.add(owner)
+        run = turn.sent[block] = Run(
+            owner, key, 0, size, self._codec.encode(learned), weight, bases, ended=True
+        )
+        return Send(run, turn.until_s)
+
+    def _pull(self, now_s: float, turn: Turn, block: int, owner: PeerId) -> list[Effect]:
+        turn.pulled.add(block)
+        known = int(self.keeper.copies.versions[self.layout.spans[block]].max())
+        if owner == self.me:
+            return self.keeper.pull(now_s, block, self.me, turn.number, known)
+        turn.owners.add(owner)
+        key = MessageKey(self._channel, turn.number, wire.PULL, block)
+        return [Send(wire.small(owner, key, wire.encode_pull(known)), max(now_s, turn.until_s))]
+
+    def _again(self, now_s: float) -> list[Effect]:
+        """Owners are gone in mid-turn, or this peer owns a block no more: take these from whose they are now.
+
+        The update is not sent again: whether it is in the copies that the next owner finds, nobody can say.
+        """
+        turn = self._turn
+        if turn is None:
+            return []
+        effects: list[Effect] = []
+        gone = {b for b, owner in turn.open.items() if owner not in self.owners}
+        for block in sorted(
+            gone | {b for b, owner in turn.open.items() if owner == self.me != self.owners[b]}
+        ):
+            owner = turn.open[block] = self.owners[block]
+            turn.sent.pop(block, None)
+            effects += self._pull(now_s, turn, block, owner)
+        return effects
+
+    # -- Arrivals
+
+    def _arrived(self, now_s: float, run: Run) -> list[Effect]:
+        key = run.key
+        if run.peer == self.me or key.channel != self._channel or run.peer not in self.owners:
+            return []
+        effects: list[Effect] = []
+        was = self.owners.heard(run.peer)
+        if was >= GONE_AFTER:
+            effects.append(Noted("owner heard again", run.peer, f"after {was} silent turn{'s' * (was > 1)}"))
+        if self._turn is not None:
+            self._turn.came.add(run.peer)
+        block, stage = wire.block_of(key), key.stage & ~NACK
+        if block >= self.layout.n_blocks or stage > wire.HOLD:
+            return effects
+        size = self.layout.sizes[block]
+        if key.stage & NACK:
+            fits = run.total == COPIES * -(-size // BITS) and run.payload.shape[1] == CHUNK_BYTES
+            if fits and stage == wire.PUSH:
+                return effects + self._resend(now_s, run, block)
+            return effects + (self.keeper.lacks(now_s, run, block, stage) if fits else [])
+        if stage in (wire.PUSH, wire.STATE, wire.COPY):
+            rows = len(run.payload)
+            if (
+                run.total != size
+                or run.first + rows > size
+                or (rows and run.payload.shape[1] != self._row_bytes)
+            ):
+                return effects
+        if stage == wire.STATE:
+            return effects + self._state(now_s, run, block)
+        return effects + self.keeper.take(now_s, run, block, stage)
+
+    def _resend(self, now_s: float, run: Run, block: int) -> list[Effect]:
+        """An owner lacks chunks of this peer's update."""
+        turn = self._turn
+        sent = None if turn is None else turn.sent.get(block)
+        if turn is None or sent is None or sent.peer != run.peer or run.key.round != turn.number:
+            return []
+        asked = requested(run, sent.total)
+        again = Run(
+            sent.peer, sent.key, 0, sent.total, sent.payload, sent.weight, sent.heard, mask=asked, ended=True
+        )
+        return [Send(again, max(now_s, turn.until_s))] if asked.any() else []  # after a freeze it may be late
+
+    def _state(self, now_s: float, run: Run, block: int) -> list[Effect]:
+        """An owner answers."""
+        turn = self._turn
+        here = np.arange(len(run.payload)) if run.mask is None else np.flatnonzero(run.mask)
+        number, stale, clock = wire.echoed(float(run.weight[here[0]])) if len(here) else (-1, 0, 0)
+        if (
+            self._late[0] >= 0
+            and number == self._late[0] & 0xFF
+            and (turn is None or turn.number & 0xFF != number)
+        ):
+            self._took.late(now_s - self._late[1])
+            self._late = (-1, 0.0)
+        if turn is None or turn.open.get(block) != run.peer:
+            return []
+        span = self.layout.spans[block]
+        if wire.count_of(wire.state_version(run.key)) > wire.BELIEVED:
+            return []
+        if len(here) and number == turn.number & 0xFF:
+            turn.store(run, span.start + run.first, self.keeper.copies.versions, self._codec)
+            if not turn.left[span].any():
+                turn.close(block, stale)
+                self._clock = wire.later(self._clock, clock)
+                return []
+        if not run.ended:
+            return []
+        turn.asked_s[block] = now_s
+        return [self._lacking(now_s, turn, block), self._repair_timer(now_s, turn)]
+
+    def _lacking(self, now_s: float, turn: Turn, block: int) -> Send:
+        key = MessageKey(self._channel, turn.number, wire.STATE, block)
+        return Send(
+            request(turn.open[block], key, turn.left[self.layout.spans[block]]), max(now_s, turn.until_s)
+        )
+
+    def _repair_timer(self, now_s: float, turn: Turn) -> Arm:
+        return Arm(Timer(self._channel, turn.number, "repair"), now_s + self.keeper.answer_s())
+
+    # -- Time
+
+    def _expired(self, now_s: float, timer: Timer) -> list[Effect]:
+        turn = self._turn
+        if timer.name not in ("turn", "repair"):
+            return self.keeper.expired(now_s, timer)
+        if turn is None or timer.round != turn.number:
+            return []
+        if timer.name == "turn":
+            return self._finish(now_s, expired=True)
+        pause_s = self.keeper.answer_s()
+        idle = [block for block, at_s in turn.asked_s.items() if at_s + pause_s <= now_s]
+        turn.asked_s.update(dict.fromkeys(idle, now_s))
+        effects: list[Effect] = [self._lacking(now_s, turn, block) for block in idle]
+        return [*effects, self._repair_timer(now_s, turn)] if turn.asked_s else effects
+
+    def _finish(self, now_s: float, expired: bool) -> list[Effect]:
+        turn = self._turn
+        assert turn is not None
+        effects: list[Effect] = []
+        outcome = turn.outcome(self.me, self._channel, now_s, expired)
+        missed = set(outcome.missed)
+        if expired:
+            self._late = turn.number, turn.started_s
+            if turn.came & missed:  # silence alone lengthens nothing
+                self._took.missed()
+            for peer in sorted(missed - turn.came):
+                if self.owners.silent(peer) == 1:
+                    blocks = sum(owner == peer for owner in turn.open.values())
+                    effects.append(
+                        Noted(
+                            "owner silent",
+                            peer,
+                            f"{blocks} block{'s keep' if blocks > 1 else ' keeps'} own values",
+                        )
+                    )
+        elif turn.owners:
+            self._took.completed(now_s - turn.started_s)
+        self.keeper.copies.took(turn.mean, turn.got, turn.versions)
+        self._anchor, self._turn, self._ended_s = turn.mean, None, now_s
+        self.done, self.active = turn.number, None
+        return [*effects, Done(replace(outcome, groups=self.keeper.gate.groups))]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Makes each peer's part in a central state, under a rule; see ``Keeper`` of what else there is."""
+
+    rule: Rule
+    grouping: Grouping | None = None
+    correction: Correction | None = None
+
+    def __call__(self, opening: Opening) -> CentreNode:
+        """One peer's part."""
+        return CentreNode(opening, self.rule, self.grouping, self.correction)
+
+
+def centre(
+    name: str, rule: Rule, grouping: Grouping | None = None, correction: Correction | None = None
+) -> Averager:
+    """An averager whose peers share a central state, under a rule. name: says which, on all peers the same.
+
+    grouping: peers step in groups (``centre_groups``); the rule has a barrier, and is not asked.
+    """
+    return Averager(
+        f"centre: {name}", Sharing(rule, grouping, correction), "central", written=f"Centre({name})"
+    )

@@ -1,0 +1,241 @@
+"""Groups at a central state: peers of like speed step together, and no group waits for another.
+
+"Balancing Stragglers Against Staleness in Distributed Deep Learning", Basu, Saxena, Panja, Verma, HiPC
+2018: synchronous inside a group, asynchronous between groups. A group's barrier is at the owner of each
+block: what its members learned is held until all of them have pushed, or a deadline has passed; then their
+mean, times the group's scale (its part of the crew's samples per second), makes the block's next version,
+which they are answered with.
+
+Who goes with whom each owner derives by itself, by one rule from the same figures: every update says what
+its peer's steps take, and whoever misses a deadline takes at least as long as it has been waited for. Owners
+may differ for a step, or where the rule keeps to what it had before (hysteresis). Then a peer waits for the
+larger of its groups; nothing else depends on their agreement.
+
+Blocks whose barriers end differently (a deadline, a lost update) would hold each other up: a peer waits here
+for one that waits there. So a group's steps have a clock (Lamport's, as in ``centre``): an update says how
+far its peer has seen any block come, and what is held for an earlier step is closed at once. Who comes after
+its group has gone on without it is added at once, by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ragtag.core.deadline import Deadline
+from ragtag.core.types import Arm, Floats, Noted, PeerId, Timer
+from ragtag.protocols.central.block import Answer, Block, Update
+from ragtag.protocols.central.book import Book, Grouping, Groups
+from ragtag.protocols.central.gate import HEADROOM, Step
+from ragtag.protocols.central.owners import Owners
+from ragtag.protocols.central.wire import ahead, clock_in, count_of, later, ticked
+from ragtag.protocols.channel.averager import Opening
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What a group has given of its next step of one block: the sum by weight, and who waits for the step."""
+
+    number: int
+    clock: int
+    since_s: float
+    total: Floats
+    mass: Floats
+    kept: dict[PeerId, Answer] = field(default_factory=dict)
+
+    def add(self, update: Update, answer: Answer) -> None:
+        """One more; the same peer's again is more of the same update (or what the first lacked)."""
+        weight, got = np.float32(update.weight), update.got
+        self.total[got] += update.values[got] * weight
+        self.mass[got if update.peer not in self.kept else got & (self.mass == 0)] += weight
+        self.kept[update.peer] = answer
+        self.clock = later(self.clock, clock_in(update.lead))
+
+
+class Barriers:
+    """The barriers of all groups in the blocks that one peer owns. At most one batch per block and peer."""
+
+    def __init__(self, opening: Opening, grouping: Grouping, blocks: list[Block], owners: Owners) -> None:
+        self._me, self._channel, self._blocks, self._owners = opening.me, opening.number, blocks, owners
+        self.book = Book(grouping, owners)
+        self._barrier = Deadline(opening.channel.probe_s, headroom=HEADROOM)
+        self._changes = 0
+        self._noted = -1
+        self._doubted: frozenset[PeerId] = frozenset()
+        self._open: list[list[Batch]] = [[] for _ in blocks]
+        self._late: dict[tuple[int, PeerId], tuple[int, float]] = {}
+        self._numbers = 0
+
+    @property
+    def groups(self) -> Groups:
+        """Who goes with whom, as far as this owner has seen."""
+        return self.book.groups
+
+    def probed(self, probe_s: float) -> None:
+        """Where deadlines begin."""
+        self._barrier = Deadline(probe_s, headroom=HEADROOM)
+
+    def stands_s(self, computed_s: float) -> float:
+        """How long this peer's group may wait for its slowest."""
+        slowest_s = self.book.slowest_s(self.book.mates(self._me))
+        self._barrier.floor_s = HEADROOM * max(computed_s, slowest_s)
+        return self._barrier.budget_s()
+
+    def pushed(self, now_s: float, peer: PeerId, number: int, step_s: float | None) -> None:
+        """Something of a peer's update has come."""
+        self.book.pushed(now_s, peer, number, step_s)
+
+    def answered(self, now_s: float, peer: PeerId) -> None:
+        """A peer goes on."""
+        self.book.answered(now_s, peer)
+
+    def judge(self, now_s: float, block: int, update: Update) -> Step:
+        """An update of a block has come."""
+        held, peer, clock = self._blocks[block], update.peer, clock_in(update.lead)
+        held.judged[peer] = update.number
+        self.book.gave(peer, update.weight)
+        answers: list[tuple[int, Answer]] = []
+        if not self._open[block]:
+            self.book.look(now_s)
+            answers = self._sweep(now_s)
+        late_at, since_s = self._late.pop((block, peer), (-1, now_s))
+        answer = Answer(peer, update.number, 0, update.base)
+        if late_at >= 0 and not ahead(clock, late_at):
+            if len(self.book.mates(peer)) > 1:
+                self._barrier.late(now_s - since_s)
+            alone = self._batch(now_s, held, late_at)
+            alone.add(update, answer)
+            return self._step(answers + self._close(now_s, block, alone))
+        batch = self._of(block, peer)
+        if batch is not None and ahead(clock, batch.clock):  # it has been closed in another block
+            answers += self._close(now_s, block, batch)
+            batch = None
+        timers: list[Arm] = []
+        if batch is None:
+            batch = self._batch(now_s, held, clock)
+            self._open[block].append(batch)
+            timers = [self._timer(now_s, block, batch, peer)]
+        batch.add(update, answer)
+        if not self._missing(block, batch):
+            if len(batch.kept) > 1:
+                self._barrier.completed(now_s - batch.since_s)
+            return self._step(answers + self._close(now_s, block, batch))
+        return self._step(answers, timers)
+
+    def expired(self, now_s: float, block: int, timer: Timer) -> Step:
+        """A batch has waited for long enough: step with what there is, and see who goes with whom."""
+        batch = next((one for one in self._open[block] if one.number == timer.round), None)
+        if batch is None or not self._blocks[block].serving:
+            return Step([], [], [])
+        missing = self._missing(block, batch)
+        self.book.missed(now_s, missing)
+        self.book.review()
+        still = missing & self.book.waited_for(batch.kept)
+        if still:
+            self._barrier.missed()
+        for peer in missing:
+            self._late[block, peer] = batch.clock, batch.since_s
+        step = self._step(self._close(now_s, block, batch) + self._sweep(now_s))
+        if still and batch.clock != self._noted:  # once for all blocks of about one time
+            self._noted = batch.clock
+            detail = f"a step of block {block} without peers {', '.join(map(str, sorted(still)))}"
+            step.notes.append(Noted("barrier ended", self._me, detail))
+        return step
+
+    def close(self, now_s: float, block: int) -> list[Answer]:
+        """Step by all that is held of a block."""
+        answers: list[Answer] = []
+        for batch in list(self._open[block]):
+            answers += [answer for _, answer in self._close(now_s, block, batch)]
+        return answers
+
+    def review(self, now_s: float, blocks: list[int]) -> Step:
+        """Who is there has changed: nobody waits for who is gone."""
+        self.book.review()
+        return self._step(self._sweep(now_s))
+
+    def rearm(self, now_s: float, block: int) -> list[Arm]:
+        """A block is served again: what it holds has an end."""
+        return [self._timer(now_s, block, batch, min(batch.kept)) for batch in self._open[block]]
+
+    def forget(self, peer: PeerId) -> None:
+        """A peer is gone, or has come: what it gave counts, it is not answered."""
+        for block, batches in enumerate(self._open):
+            self._late.pop((block, peer), None)
+            for batch in batches:
+                if peer in batch.kept:
+                    batch.kept[peer] = batch.kept[peer]._replace(number=-1)
+        self.book.forget(peer)
+
+    def _step(self, answers: list[tuple[int, Answer]], timers: Iterable[Arm] = ()) -> Step:
+        """With notes of what has changed: groups, by the owner of the first block, and who is in none."""
+        notes: list[Noted] = []
+        if self.book.changes != self._changes and self._owners[0] == self._me:
+            self._changes = self.book.changes
+            notes.append(Noted("groups", self._me, self.book.told()))
+        if self.book.doubted.keys() != self._doubted:
+            news = sorted(self.book.doubted.keys() - self._doubted)
+            notes += [self._doubt(peer) for peer in news if self._says_of(peer)]
+            self._doubted = frozenset(self.book.doubted)
+        return Step(answers, [*timers], notes)
+
+    def _says_of(self, peer: PeerId) -> bool:
+        """Whether it is this owner that says that a speed is not believed: the first one that is another."""
+        owners = (self._owners[block] for block in range(len(self._blocks)))
+        return next((owner for owner in owners if owner != peer), self._me) == self._me
+
+    def _doubt(self, peer: PeerId) -> Noted:
+        why = f"{self.book.doubted[peer]:g} s a step, far from the others': it goes alone"
+        return Noted("speed not believed", peer, why)
+
+    def _batch(self, now_s: float, held: Block, clock: int) -> Batch:
+        assert held.values is not None
+        self._numbers = (self._numbers + 1) & 0xFFFFFFFF
+        return Batch(
+            self._numbers, clock, now_s, np.zeros_like(held.values), np.zeros(len(held.values), np.float32)
+        )
+
+    def _of(self, block: int, peer: PeerId) -> Batch | None:
+        """The batch that a peer's update belongs to: its own, else its mates'."""
+        batches = self._open[block]
+        mates = self.book.mates(peer)
+        own = next((batch for batch in batches if peer in batch.kept), None)
+        return own or next((batch for batch in batches if mates & batch.kept.keys()), None)
+
+    def _missing(self, block: int, batch: Batch) -> frozenset[PeerId]:
+        """Who is waited for, and has given to no batch of the block."""
+        here = {peer for one in self._open[block] for peer in one.kept} | batch.kept.keys()
+        return self.book.waited_for(batch.kept) - here
+
+    def _timer(self, now_s: float, block: int, batch: Batch, peer: PeerId) -> Arm:
+        self._barrier.floor_s = HEADROOM * self.book.slowest_s(self.book.mates(peer))
+        return Arm(Timer(self._channel, batch.number, f"barrier/{block}"), now_s + self._barrier.budget_s())
+
+    def _sweep(self, now_s: float) -> list[tuple[int, Answer]]:
+        """Close what waits for nobody any more."""
+        answers: list[tuple[int, Answer]] = []
+        for block, batches in enumerate(self._open):
+            for batch in list(batches):
+                if self._blocks[block].serving and not self._missing(block, batch):
+                    answers += self._close(now_s, block, batch)
+        return answers
+
+    def _close(self, now_s: float, block: int, batch: Batch) -> list[tuple[int, Answer]]:
+        """Step by the mean of what is held; whose it is goes on."""
+        held = self._blocks[block]
+        self._open[block] = [one for one in self._open[block] if one is not batch]
+        count = count_of(held.version)
+        stale = {peer: max(0, count - count_of(answer.base)) for peer, answer in batch.kept.items()}
+        share = min(1.0, self.book.share(now_s, batch.kept))
+        scale = np.float32(self.book.grouping.scale(share, max(stale.values())))
+        some = batch.mass > 0
+        batch.total[some] *= (scale / batch.mass[some])[:, None]
+        held.step_by(batch.total, sorted(batch.kept))
+        clock = ticked(batch.clock)
+        return [
+            (block, answer._replace(stale=stale[peer], clock=clock))
+            for peer, answer in batch.kept.items()
+            if answer.number >= 0
+        ]

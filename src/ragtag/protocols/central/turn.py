@@ -1,0 +1,111 @@
+"""One turn of a peer at a central state: what it has sent, what has come, what it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragtag.codecs.base import Codec, finite_rows
+from ragtag.core.types import Average, Bools, Floats, Outcome, PeerId, PeerSet, Run
+from ragtag.protocols.central.wire import state_version
+from ragtag.protocols.rounds.base import spans_of
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn under way.
+
+    mean: float32 ``[n_chunks, elements]``, what the state has given where ``got``; versions, heard: of that.
+    left: chunks of which nothing was heard yet. open: the owner of each block that has not answered; sent:
+    the updates, for repairs; pulled: the blocks that are only taken. owners, came: who was asked, who was
+    heard. stale: of each update that was answered, how many versions old it was. asked_s: when the holes of a
+    block's answer were asked for.
+    """
+
+    number: int
+    ask: Average
+    started_s: float
+    until_s: float
+    mean: Floats
+    versions: NDArray[np.int64]
+    heard: PeerSet
+    got: Bools
+    left: Bools
+    open: dict[int, PeerId] = field(default_factory=dict)
+    sent: dict[int, Run] = field(default_factory=dict)
+    pulled: set[int] = field(default_factory=set)
+    owners: set[PeerId] = field(default_factory=set)
+    came: set[PeerId] = field(default_factory=set)
+    stale: list[int] = field(default_factory=list)
+    asked_s: dict[int, float] = field(default_factory=dict)
+
+    def store(self, run: Run, at: int, known: NDArray[np.int64], codec: Codec) -> None:
+        """Take an answer's chunks, the first of them being chunk ``at`` of the vector.
+
+        known: the versions that this peer has, which none of them may take it back behind.
+        """
+        k, version = len(run.payload), state_version(run.key)
+        new = self.left[at : at + k].copy()
+        if run.mask is not None:
+            new &= run.mask
+        for a, b in spans_of(new) if new.any() else []:
+            rows = slice(at + a, at + b)
+            self.left[rows] = False
+            codec.decode(run.payload[a:b], self.mean[rows])
+            good, finite = known[rows] <= version, finite_rows(self.mean[rows])
+            if finite is not None:
+                good &= finite
+            self.got[rows], self.versions[rows], self.heard[rows] = good, version, run.heard[a:b]
+
+    def land(self, span: slice, values: Floats, version: int, heard: int) -> None:
+        """The same of a block that this peer owns itself."""
+        self.mean[span], self.versions[span], self.heard[span] = values, version, heard
+        self.got[span], self.left[span] = True, False
+
+    def close(self, block: int, stale: int) -> None:
+        """A block has been answered."""
+        self.open.pop(block, None)
+        self.sent.pop(block, None)
+        self.asked_s.pop(block, None)
+        if block not in self.pulled:
+            self.stale.append(stale)
+
+    def outcome(self, me: PeerId, channel: int, now_s: float, expired: bool) -> Outcome:
+        """What it comes to; where nothing came, own values stay."""
+        kept, took_s = ~self.got, now_s - self.started_s
+        self.mean[kept], self.heard[kept] = self.ask.values[kept], 1 << me
+        sizes = np.unpackbits(self.heard.view(np.uint8).reshape(-1, 8), axis=1).sum(axis=1)
+        return Outcome(
+            channel=channel,
+            round=self.number,
+            mean=self.mean,
+            weight=sizes.astype(np.float32),
+            heard=self.heard,
+            averaged=self.got,
+            missed=tuple(sorted(set(self.open.values()) - {me})),
+            waited_for=tuple(sorted(self.owners)),
+            started_s=self.started_s,
+            scatter_s=took_s,
+            gather_s=0.0,
+            total_s=took_s,
+            expired=expired,
+            stale=tuple(self.stale),
+        )
+
+
+def begun(number: int, ask: Average, now_s: float, until_s: float) -> Turn:
+    """A turn in which nothing has come."""
+    k, shape = len(ask.values), ask.values.shape
+    return Turn(
+        number=number,
+        ask=ask,
+        started_s=now_s,
+        until_s=until_s,
+        mean=np.empty(shape, np.float32),
+        versions=np.zeros(k, np.int64),
+        heard=np.zeros(k, np.uint64),
+        got=np.zeros(k, np.bool_),
+        left=np.ones(k, np.bool_),
+    )

@@ -1,0 +1,162 @@
+"""What an averager is: how the peers of a crew come to a mean on a channel, as a value.
+
+A new averager is a file with a machine, and a line in ``averagers``. The machine takes a peer's values and
+gives an outcome for each round; how peers meet for it is its own affair. Most average all at once, in rounds
+with owners of blocks, and share the machine of ``rounds``; these bring only what one round does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ragtag.codecs.base import Codec
+from ragtag.core.types import PEERS_MAX, Effect, Event, Floats, PeerId
+from ragtag.protocols.channel.presence import Crew
+from ragtag.protocols.rounds.base import Round
+
+Kind = Literal["at once", "in groups", "central"]
+"""How peers meet: all in each round, in groups that change, or at a state that they share."""
+
+
+class Machine(Protocol):
+    """One peer's part in all rounds of a channel: matchmaking, rounds and deadlines are its own.
+
+    done: the last round that is over; -1: none.
+    highest: the newest that was heard of.
+    active: the one under way.
+    """
+
+    @property
+    def done(self) -> int: ...  # noqa: D102
+    @property
+    def highest(self) -> int: ...  # noqa: D102
+    @property
+    def active(self) -> int | None: ...  # noqa: D102
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take one event: ``Average`` or ``Offer`` begins its next round, which ``Done`` ends; what comes is
+        of one round; who comes and goes is told.
+        """
+        ...
+
+    def probed(self, probe_s: float, now_s: float) -> None:
+        """One exchange of the whole vector takes this long."""
+        ...
+
+    def resume(self, round_: int) -> None:
+        """The next round comes after ``round_``, and is the first of a peer that came late: in it (for each
+        fragment) the peer takes, and gives nothing.
+        """
+        ...
+
+    def newer(self) -> bool:
+        """Whether others are known to be past this peer's last round, so that it can follow. In groups that
+        shows when it looks for one.
+        """
+        ...
+
+    def shows(self, peer: PeerId, number: int) -> bool:
+        """Whether something that came of a round shows that its sender takes part now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """What is averaged on a channel, how, and how long its first round may take (measured by a probe).
+
+    floor_s: no stage's deadline is shorter, nor shorter than the measured round trip to the middle peer.
+    reuse: use the memory of an outcome's mean again once the round after the next begins.
+    fragments: values come as a table of so many parts of ``n_chunks`` each, of which a round averages one.
+    passing: it is not used for long (a probe), and does not decide how far the crew may grow.
+    """
+
+    averager: Averager
+    codec: Codec
+    n_chunks: int
+    probe_s: float
+    rtt_s: float
+    floor_s: float = 0.0
+    reuse: bool = False
+    fragments: int = 1
+    passing: bool = False
+
+    def part(self, round_: int) -> slice:
+        """The rows of the table that a round averages: so it does not matter who skipped which rounds."""
+        start = round_ % self.fragments * self.n_chunks
+        return slice(start, start + self.n_chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an averager needs to open a channel on one peer.
+
+    number: the channel's. crew: the peers as this one sees them, the same for all its channels. now_s: when.
+    """
+
+    number: int
+    channel: Channel
+    crew: Crew
+    now_s: float = 0.0
+
+    @property
+    def me(self) -> PeerId:
+        """This peer."""
+        return self.crew.me
+
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """Who is there, with this one."""
+        return frozenset(range(self.crew.n)) - self.crew.gone
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What an averager needs to make the machine of one round.
+
+    live: the peers that own blocks, as far as this one knows; present: those that have not left for good.
+    growth: of ``n`` since the crew was founded (``base.Spec``).
+    scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
+    earlier: the machines of the rounds before that still answer.
+    """
+
+    me: PeerId
+    n: int
+    seed: int
+    channel: int
+    round: int
+    live: frozenset[PeerId]
+    present: frozenset[PeerId]
+    n_chunks: int
+    codec: Codec
+    repair_s: float
+    growth: int = 0
+    scratch: Floats | None = None
+    earlier: tuple[Round, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Averager:
+    """How a channel is averaged.
+
+    name: what peers compare when they meet.
+    open: makes one peer's part in all rounds of a channel.
+    kind: how peers meet.
+    patience: how many times the measured budget a round may take. Lossy averagers take 1; one that repairs
+        what is lost stands by longer, as its name promises.
+    gathers: it takes ``Offer`` in place of ``Average``, and ``n_chunks`` is how many rows a peer may offer.
+    seats_max: how many seats the crew may have.
+    written: how a script asks for it, which is also its ``repr``.
+    """
+
+    name: str
+    open: Callable[[Opening], Machine]
+    kind: Kind
+    patience: float = 1.0
+    gathers: bool = False
+    seats_max: int = PEERS_MAX
+    written: str = ""
+
+    def __repr__(self) -> str:
+        return self.written or f"Averager({self.name!r})"

@@ -1,0 +1,334 @@
+"""A notice board: each peer's latest small value per topic reaches all live peers.
+
+A post goes to everybody at once, and again to who has not acknowledged it, after the measured timeout (RFC
+6298, sections 2 and 3): a few times at that pace and two at a time, since somebody may be waiting and a post
+is one datagram; then after pauses that back off (section 5.5). There is one slot per topic and peer: a newer
+post takes an older one's place, acknowledged or not, and goes out at most once in a round trip; so what is on
+its way is bounded, however often a peer posts. An acknowledgement carries the newest post of its sender on
+the topic (a datagram has one size, full or not). Hence: whom a peer has acknowledged knows all that this peer
+had posted by then, and what it posts later has a higher number (Lamport, "Time, clocks, and the ordering
+of events in a distributed system", CACM 1978).
+
+In a crew of more than 64 seats each district (``district``) has a board of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Bytes,
+    Effect,
+    Event,
+    Expired,
+    Joined,
+    Left,
+    Measured,
+    MessageKey,
+    PeerId,
+    Post,
+    Posted,
+    Run,
+    Send,
+    Timer,
+)
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.crew.district import district_of
+
+BOARD = 253
+"""The channel of posts."""
+TOPICS_MAX = 128
+"""Topics that a board keeps; others' posts on further ones are not taken."""
+_TOPICS = 1 << 32
+_HEAD = struct.Struct("<HHII")
+BLOB_MAX = CHUNK_BYTES - _HEAD.size
+POST, TAKEN = 0, 1
+EVEN = 4
+"""Sends at the pace of the timeout, before pauses back off; repeated ones are of two copies."""
+SILENT_AFTER, SILENT_AFTER_MAX = 11, 23
+"""Unanswered sends, the later ones eight timeouts apart, after which a peer counts as silent."""
+_SILENT_BY_CHANCE = 1e-4
+"""On a path that loses much, so many that they are all lost by chance no more often than this."""
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 8.0
+_GRANULARITY_S = 1e-3
+_NUMBER_MAX = (1 << 32) - 1
+_AHEAD_MAX = 1 << 24
+"""A number further ahead of all that is known is not believed: it would use up the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """What one peer's board knows of a topic at one moment.
+
+    peers: everybody who ever had a place, but oneself. posts: every peer's newest post, one's own included;
+    reached: the newest of one's own posts that each peer has acknowledged; silent: the peers that have left,
+    or leave post after post unanswered. rto_s: how long an answer may take, of the peers that are not silent
+    the middle one's (RFC 6298).
+    """
+
+    peers: frozenset[PeerId]
+    posts: Mapping[PeerId, Posted]
+    reached: Mapping[PeerId, int]
+    silent: frozenset[PeerId]
+    rto_s: float = _PAUSE_FIRST_S
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One topic on its way to one peer. tries: sends since anything was heard of the peer."""
+
+    sent: int = 0
+    sent_s: float = 0.0
+    copies: int = 0
+    tries: int = 0
+    acked: int = 0
+
+
+@dataclass(slots=True)
+class _Line:
+    """The way to one peer."""
+
+    gone: bool = False
+    srtt_s: float = 0.0
+    var_s: float = 0.0
+    told_s: float = 0.0
+    lost: float = 0.1
+    armed_s: float = float("inf")
+    slots: dict[int, _Slot] = field(default_factory=dict)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has left, or post after post stays unanswered. Any thread may ask."""
+        return self.gone or any(slot.tries > self.tries_max for slot in list(self.slots.values()))
+
+    @property
+    def tries_max(self) -> int:
+        """Unanswered sends after which the peer counts as silent, by how much the path has lost so far."""
+        tries = math.ceil(math.log(_SILENT_BY_CHANCE) / math.log(min(self.lost, 0.9)))
+        return min(SILENT_AFTER_MAX, max(SILENT_AFTER, tries))
+
+    def heard(self) -> None:
+        """It is there: what it left unanswered was lost, one way or the other."""
+        for slot in self.slots.values():
+            for unanswered in [1.0] * (slot.tries - 1) + [0.0] * (slot.tries > 0):
+                self.lost += (unanswered - self.lost) / 32
+            slot.tries = 0
+
+    def measure(self, took_s: float) -> None:
+        """RFC 6298, 2.2 and 2.3; one answer teaches at most twice the timeout (``network.pace`` says why)."""
+        took_s = min(took_s, 2.0 * self.rto_s) if self.rto_s else took_s
+        if self.srtt_s == 0.0:
+            self.srtt_s, self.var_s = took_s, took_s / 2
+        else:
+            self.var_s += (abs(self.srtt_s - took_s) - self.var_s) / 4
+            self.srtt_s += (took_s - self.srtt_s) / 8
+
+    @property
+    def rto_s(self) -> float:
+        """The retransmission timeout; 0: nothing has been measured."""
+        return self.srtt_s + max(_GRANULARITY_S, 4 * self.var_s) if self.srtt_s else self.told_s
+
+
+class Board:
+    """The machine of peer ``me`` of ``n``; ``Posted`` comes once per post that is new to it.
+
+    Peers of other districts have no place on it.
+    """
+
+    def __init__(self, me: PeerId, n: int) -> None:
+        self._me = me
+        self._district = district_of(me)
+        self._lines = {p: _Line() for p in range(n) if p != me and district_of(p) == self._district}
+        self._posts: dict[int, dict[PeerId, Posted]] = {}
+        self._clock: dict[int, int] = {}
+
+    def notices(self, topic: int) -> Notices:
+        """What is known of a topic now. Any thread may ask."""
+        lines = dict(self._lines)
+        reached = {p: slot.acked for p, line in lines.items() if (slot := line.slots.get(topic)) is not None}
+        silent = frozenset(p for p, line in lines.items() if line.silent)
+        rtos_s = sorted(line.rto_s for p, line in lines.items() if line.rto_s > 0 and p not in silent)
+        rto_s = rtos_s[len(rtos_s) // 2] if rtos_s else _PAUSE_FIRST_S
+        # posts last: what an acknowledgement brought was put there before it was counted
+        return Notices(frozenset(lines), dict(self._posts.get(topic, {})), reached, silent, rto_s)
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take one event and say what to do."""
+        if isinstance(event, Post):
+            return self._post(now_s, event)
+        if isinstance(event, Arrived):
+            return [effect for run in event.runs for effect in self._take(now_s, run)]
+        if isinstance(event, Expired):
+            line = self._lines.get(event.timer.round)
+            if line is None or now_s < line.armed_s:
+                return []
+            line.armed_s = float("inf")
+            return self._flush(now_s, event.timer.round)
+        if isinstance(event, Measured):
+            if event.peer in self._lines:
+                self._lines[event.peer].told_s = event.rtt_s
+        elif isinstance(event, Left):
+            if event.peer in self._lines:
+                self._lines[event.peer].gone = True
+        elif (
+            isinstance(event, Joined) and event.peer != self._me and district_of(event.peer) == self._district
+        ):
+            self._lines.setdefault(event.peer, _Line())  # the crew may have grown
+            return self._joined(now_s, event.peer)
+        return []
+
+    def _post(self, now_s: float, post: Post) -> list[Effect]:
+        if not 0 <= post.topic < _TOPICS:
+            raise ValueError(f"topic {post.topic}: topics are numbered from 0 to {_TOPICS - 1}")
+        if post.topic not in self._posts and not self._room():
+            raise ValueError(f"topic {post.topic}: this peer posts on {TOPICS_MAX} topics already, the most")
+        if len(post.blob) > BLOB_MAX:
+            raise ValueError(f"{len(post.blob)} bytes to post; at most {BLOB_MAX} can be")
+        number = self._clock.get(post.topic, 0) + 1
+        if number > _NUMBER_MAX:
+            raise RuntimeError(f"topic {post.topic} has had {number} posts, as many as can be numbered")
+        posted = Posted(self._me, post.topic, number, bytes(post.blob))
+        effects = self._keep(posted)
+        for peer in self._lines:
+            effects += self._flush(now_s, peer)
+        return effects
+
+    def _room(self) -> bool:
+        """Whether there is room for a topic of one's own; one of which only others post makes room."""
+        if len(self._posts) < TOPICS_MAX:
+            return True
+        others = next((topic for topic, posts in self._posts.items() if self._me not in posts), None)
+        if others is None:
+            return False
+        del self._posts[others]
+        return True
+
+    def _keep(self, posted: Posted) -> list[Effect]:
+        """Take a post to be its peer's newest, if it is."""
+        posts = self._posts.setdefault(posted.topic, {})
+        self._clock[posted.topic] = max(self._clock.get(posted.topic, 0), posted.number)
+        known = posts.get(posted.peer)
+        if known is not None and known.number >= posted.number:
+            return []
+        posts[posted.peer] = posted
+        return [posted]
+
+    def _joined(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """Another process: it has heard nothing, and its numbers start anew."""
+        line = self._lines[peer]
+        line.gone, line.slots = False, {}
+        for posts in list(self._posts.values()):
+            posts.pop(peer, None)
+        return self._flush(now_s, peer)
+
+    # -- Out
+
+    def _flush(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """Send what is due to a peer, and come back when more is."""
+        line = self._lines[peer]
+        if line.gone:
+            return []
+        effects: list[Effect] = []
+        due_s = float("inf")
+        for topic, posts in self._posts.items():
+            newest = posts.get(self._me)
+            if newest is None:
+                continue
+            slot = line.slots.setdefault(topic, _Slot())
+            if slot.acked >= newest.number:
+                continue
+            if self._due_s(line, slot, newest.number) <= now_s:
+                again = slot.sent == newest.number
+                slot.copies = slot.copies + 1 if again else 1
+                slot.sent, slot.sent_s, slot.tries = newest.number, now_s, slot.tries + 1
+                pause_s = self._due_s(line, slot, newest.number) - now_s
+                send = Send(_run(peer, POST, newest, newest.number, 0), now_s + pause_s)
+                effects += [send, send] if again and slot.tries <= EVEN else [send]
+            due_s = min(due_s, self._due_s(line, slot, newest.number))
+        if due_s < line.armed_s:
+            line.armed_s = due_s
+            effects.append(Arm(Timer(BOARD, peer, "again"), due_s))
+        return effects
+
+    def _due_s(self, line: _Line, slot: _Slot, number: int) -> float:
+        """When a slot's newest post may be sent: a newer one after a round trip, the same after a timeout."""
+        if slot.acked >= slot.sent:
+            return slot.sent_s  # nothing is on its way
+        rto_s = line.rto_s or max((other.rto_s for other in self._lines.values()), default=0.0)
+        rto_s = rto_s or _PAUSE_FIRST_S
+        if number > slot.sent and slot.tries < 2:
+            return slot.sent_s + (line.srtt_s or rto_s)
+        times = min(1 << max(0, slot.tries - EVEN), 8) if slot.tries <= line.tries_max else 64
+        return slot.sent_s + min(_PAUSE_MAX_S, times * rto_s)
+
+    # -- In
+
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        line, number = self._lines.get(run.peer), run.key.round
+        blob = _read(run)
+        if line is None or line.gone or blob is None or number < 1:
+            return []
+        check, other, topic, told = blob
+        if topic not in self._posts and len(self._posts) >= TOPICS_MAX:
+            return []
+        if max(number, other) > self._clock.get(topic, 0) + _AHEAD_MAX:
+            return []
+        line.heard()
+        if run.key.stage == POST and check == _check(told):
+            effects = self._keep(Posted(run.peer, topic, number, told))
+            newest = self._posts[topic].get(self._me) or Posted(self._me, topic, 0, b"")
+            answer = _run(run.peer, TAKEN, newest, number, check)
+            return [
+                *effects,
+                Send(answer, now_s + (line.rto_s or _PAUSE_FIRST_S)),
+                *self._flush(now_s, run.peer),
+            ]
+        if run.key.stage != TAKEN:
+            return []
+        effects = self._keep(Posted(run.peer, topic, other, told)) if other else []
+        self._acknowledge(now_s, line, topic, number, check)
+        return effects + self._flush(now_s, run.peer)
+
+    def _acknowledge(self, now_s: float, line: _Line, topic: int, number: int, check: int) -> None:
+        newest = self._posts.get(topic, {}).get(self._me)
+        slot = line.slots.get(topic)
+        if slot is None or newest is None or not slot.acked < number <= slot.sent:
+            return  # of another process of this peer's, or known
+        if number == newest.number and check != _check(newest.blob):
+            return
+        if number == slot.sent and slot.copies == 1:  # Karn's rule: RFC 6298, section 3
+            line.measure(max(1e-6, now_s - slot.sent_s))
+        slot.acked = number
+
+
+def _check(blob: bytes) -> int:
+    """16 bits of a post, which its acknowledgement repeats: a process that is gone posted something else."""
+    return int.from_bytes(hashlib.blake2b(blob, digest_size=2).digest(), "little")
+
+
+def _run(peer: PeerId, stage: int, post: Posted, number: int, check: int) -> Run:
+    """A message of one chunk; an acknowledgement has the number of what it answers, and carries a post."""
+    check, other = (_check(post.blob), 0) if stage == POST else (check, post.number)
+    data = _HEAD.pack(len(post.blob), check, other, post.topic) + post.blob
+    row: Bytes = np.frombuffer(data + bytes(CHUNK_BYTES - len(data)), np.uint8).reshape(1, CHUNK_BYTES)
+    key = MessageKey(BOARD, number, stage, post.topic & 0xFFFF)
+    return Run(peer, key, 0, 1, row, np.zeros(1, np.float32), np.zeros(1, np.uint64))
+
+
+def _read(run: Run) -> tuple[int, int, int, bytes] | None:
+    """A message's check, number of the post it carries, topic, and the post; None: it cannot be read."""
+    if run.total != 1 or run.first != 0 or run.payload.shape != (1, CHUNK_BYTES):
+        return None
+    if run.mask is not None and not run.mask.all():
+        return None
+    data = run.payload.tobytes()
+    size, check, other, topic = _HEAD.unpack_from(data)
+    return (check, other, topic, data[_HEAD.size : _HEAD.size + size]) if size <= BLOB_MAX else None

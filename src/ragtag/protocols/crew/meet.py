@@ -1,0 +1,242 @@
+"""Peers meet: each tells the others a few bytes, and knows that they were heard.
+
+Used to find each other, and to compare what will be averaged before any work is lost. Until there is an
+answer there is no measured round trip, so the first pause is a fixed one that doubles (RFC 6298 section 5
+starts the same way); it costs a few datagrams and decides no deadline.
+
+Who comes late meets peers that answer at once, and has measured how long that takes as soon as some have:
+once half of them have met it, it goes on without those of whom nothing comes for ``PATIENCE`` times as long.
+They are frozen, dead or cut off; they are answered when they come back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Effect,
+    Expired,
+    Joined,
+    Left,
+    MessageKey,
+    Met,
+    PeerId,
+    Run,
+    Send,
+    Tell,
+    Timer,
+    Visits,
+)
+from ragtag.core.types import Event as AnyEvent
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.rounds.base import Incoming, whole
+
+MEET = 255
+"""The channel of exchanges."""
+BLOB_MAX = 1 << 20
+TELL, TOLD = 0, 1
+EXCHANGES_MAX = 32
+"""Exchanges that are kept, to go on answering."""
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 1.0
+PATIENCE = 4.0
+"""A late peer waits so many times longer than the slowest answer (or the first pause) took; till then it has
+told whom it waits for at least three times."""
+
+
+def to_rows(blob: bytes) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """A blob with its length in front, padded to whole chunks: uint8 ``[k, chunk_bytes]``."""
+    if len(blob) > BLOB_MAX:
+        raise ValueError(f"{len(blob)} bytes to tell; at most {BLOB_MAX} can be")
+    data = len(blob).to_bytes(4, "little") + blob
+    data += bytes(-len(data) % CHUNK_BYTES)
+    return np.frombuffer(data, np.uint8).reshape(-1, CHUNK_BYTES)
+
+
+def from_rows(rows: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> bytes | None:
+    """The blob in these rows, or None where its length does not fit them."""
+    data = rows.tobytes()
+    size = int.from_bytes(data[:4], "little")
+    return data[4 : 4 + size] if size <= len(data) - 4 else None
+
+
+class _Blob:
+    """What has come of one peer's blob."""
+
+    __slots__ = ("incoming", "rows")
+
+    def __init__(self, total: int) -> None:
+        self.rows = np.zeros((total, CHUNK_BYTES), np.uint8)
+        self.incoming = Incoming(total)
+
+
+class Exchange:
+    """One exchange on one peer. It goes on answering after it is over.
+
+    others: whose word counts; few: those of them that are told and waited for (``None``: all of them).
+    """
+
+    def __init__(self, others: frozenset[PeerId], number: int, few: frozenset[PeerId] | None = None) -> None:
+        self.number = number
+        self._others, self._few = set(others), few
+        self._expected = set(others if few is None else few)
+        self._blobs: dict[PeerId, _Blob] = {}
+        self._acked: set[PeerId] = set()
+        self._tell: Tell | None = None
+        self._told_s: dict[PeerId, float] = {}  # when each was told first
+        self._slowest_s = self._pause_s = _PAUSE_FIRST_S
+        self._patient_until_s = -math.inf
+        self.over = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether this peer waits for its end."""
+        return self._tell is not None and not self.over
+
+    @property
+    def held(self) -> bool:
+        """Whether this peer has told its own in it."""
+        return self._tell is not None
+
+    def without(self, absent: frozenset[PeerId]) -> None:
+        """Wait for none of these; what they tell all the same, in time, counts."""
+        self._expected -= absent
+
+    def step(self, now_s: float, event: AnyEvent) -> list[Effect]:
+        """Take one event; ``Met`` comes once, after ``Tell``."""
+        effects: list[Effect] = []
+        if isinstance(event, Arrived):
+            for run in event.runs:
+                effects += self._take(now_s, run)
+        elif isinstance(event, Tell):
+            if self._tell is not None:
+                raise RuntimeError(f"meeting {self.number} has been held already; give each its own number")
+            self._tell = event
+            self._rows = to_rows(event.blob)
+            effects += self._say(now_s)
+            effects.append(Arm(self._timer("deadline"), event.deadline_s))
+        elif isinstance(event, Expired) and self._tell is not None and not self.over:
+            if event.timer.name == "deadline":
+                return self._meet(force=True)
+            if event.timer.name == "again":
+                effects += self._say(now_s)
+        elif isinstance(event, Left):
+            self._expected.discard(event.peer)
+        elif isinstance(event, Joined | Visits):  # a new process: it has heard nothing, and may tell another
+            self._others.add(event.peer)
+            if isinstance(event, Joined) and (self._few is None or event.peer in self._few):
+                self._expected.add(event.peer)
+            self._acked.discard(event.peer)
+            self._blobs.pop(event.peer, None)
+            self._told_s.pop(event.peer, None)
+        return effects + self._lose_patience(now_s) + self._meet(force=False)
+
+    def _say(self, now_s: float) -> list[Effect]:
+        assert self._tell is not None
+        pause_s, self._pause_s = self._pause_s, min(_PAUSE_MAX_S, 2 * self._pause_s)
+        # who has met already tells its own only when it is asked, and not again by itself
+        done = self._met() if self._tell.late else self._acked
+        effects: list[Effect] = []
+        for peer in sorted(self._expected - done):
+            self._told_s.setdefault(peer, now_s)
+            effects.append(self._told(peer, self._tell.deadline_s))
+        return [*effects, Arm(self._timer("again"), now_s + pause_s)]
+
+    def _lose_patience(self, now_s: float) -> list[Effect]:
+        """A late peer: wait no longer for those of whom nothing has come, where most have answered."""
+        if self._tell is None or self.over or not self._tell.late:
+            return []
+        met = self._met()
+        for peer in met & self._told_s.keys():
+            self._slowest_s = max(self._slowest_s, now_s - self._told_s.pop(peer))
+        mute = self._expected - self._acked - self._blobs.keys()
+        if not mute or 2 * len(met & self._expected) < len(self._expected):
+            return []
+        until_s = {p: self._told_s[p] + PATIENCE * self._slowest_s for p in mute & self._told_s.keys()}
+        lost = {peer for peer, at_s in until_s.items() if at_s <= now_s}
+        self._expected -= lost
+        next_s = min((at_s for peer, at_s in until_s.items() if peer not in lost), default=math.inf)
+        if next_s == math.inf or now_s < self._patient_until_s <= next_s:
+            return []
+        self._patient_until_s = next_s
+        return [Arm(self._timer("patience"), next_s)]
+
+    def _met(self) -> set[PeerId]:
+        """Who has told all, and knows that it was heard."""
+        return {peer for peer in self._acked if peer in self._blobs and not self._blobs[peer].incoming.left}
+
+    def _told(self, peer: PeerId, deadline_s: float) -> Effect:
+        k = len(self._rows)
+        weight, heard = np.zeros(k, np.float32), np.zeros(k, np.uint64)
+        return Send(whole(peer, self._key(TELL), self._rows, weight, heard), deadline_s)
+
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        if run.peer not in self._others:
+            return []
+        if run.key.stage == TOLD:
+            if len(run.payload) and (run.mask is None or run.mask.any()):
+                self._acked.add(run.peer)
+            return []
+        if run.key.stage != TELL or not 0 < run.total <= BLOB_MAX // CHUNK_BYTES + 1:
+            return []
+        blob = self._blobs.setdefault(run.peer, _Blob(run.total))
+        if run.total != len(blob.rows) or run.first + len(run.payload) > run.total:
+            return []
+        for a, b in blob.incoming.fresh(run):
+            blob.rows[run.first + a : run.first + b] = run.payload[a:b]
+        if blob.incoming.left or not (run.ended or run.first + len(run.payload) == run.total):
+            return []
+        told = np.zeros((1, CHUNK_BYTES), np.uint8)
+        answer = whole(run.peer, self._key(TOLD), told, np.zeros(1, np.float32), np.zeros(1, np.uint64))
+        effects: list[Effect] = [Send(answer, now_s + _PAUSE_MAX_S)]
+        late = self.over or run.peer not in self._expected
+        if self._tell is not None and late and run.peer not in self._acked:  # it needs to be told, too
+            effects.append(self._told(run.peer, now_s + _PAUSE_MAX_S))
+        return effects
+
+    def _meet(self, force: bool) -> list[Effect]:
+        if self._tell is None or self.over:
+            return []
+        heard = {peer for peer, blob in self._blobs.items() if not blob.incoming.left}
+        if not force and not self._expected <= self._met():
+            return []
+        self.over = True
+        blobs = {peer: from_rows(self._blobs[peer].rows) for peer in sorted(heard)}
+        told = {peer: blob for peer, blob in blobs.items() if blob is not None}
+        asked = self._others if self._few is None else self._few
+        return [Met(self.number, told, tuple(sorted(asked - told.keys())))]
+
+    def _key(self, stage: int) -> MessageKey:
+        return MessageKey(MEET, self.number, stage, 0)
+
+    def _timer(self, name: str) -> Timer:
+        return Timer(MEET, self.number, name)
+
+
+class Meetings:
+    """All exchanges of a peer, bounded. One that this peer holds goes last: newcomers are answered in it.
+
+    Of those that only others have told of, the highest number goes first: theirs are counted from 0 on.
+    """
+
+    def __init__(self) -> None:
+        self._exchanges: dict[int, Exchange] = {}
+
+    def of(self, number: int, make: Callable[[], Exchange]) -> Exchange:
+        """The exchange with this number; ``make`` it, where it is new."""
+        exchange = self._exchanges.get(number)
+        if exchange is None:
+            if len(self._exchanges) >= EXCHANGES_MAX:
+                heard_of = [other for other, known in self._exchanges.items() if not known.held]
+                idle = [other for other, known in self._exchanges.items() if not known.under_way]
+                del self._exchanges[max(heard_of) if heard_of else min(idle or self._exchanges)]
+            exchange = self._exchanges[number] = make()
+        return exchange
+
+    def tell(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
+        """Who comes and goes concerns all of them."""
+        return [effect for exchange in self._exchanges.values() for effect in exchange.step(now_s, event)]

@@ -1,0 +1,266 @@
+"""Matchmaking: peers with the same key find each other, without a master, by a deadline.
+
+A key's *host* is a peer that everyone computes (``moshpit.View.hosts``). A peer announces itself there; the
+host answers at once by when it will close the group, and closes it when it is full or its wait is over. A
+host that does not answer within a measured round trip is asked once more, then the next one is. Each
+announcement of a round has a number (its key's block), which the answer to it carries: so round trips are
+measured however late an answer is, and none is taken for one to a later announcement (Karn and Partridge,
+SIGCOMM 1987). A round of matchmaking takes at most ``HOSTS * TRIES`` answers' deadlines, the host's wait, and
+one deadline more. How long hosts wait is learned from how far apart announcements came, and rosters carry
+that to all members; to it one answer's deadline is added, not a factor: who waited for the dead in one group
+comes that much later to the next one, which waits for all of them, and a factor would grow without bound.
+Whoever comes when its group has met is sent on to the next round at once, and asks its host there to hold the
+group open for as long as the others may still be busy: so a crew that has fallen apart in time comes together
+again. Being early it teaches nothing about how long to wait; that is counted from the first that comes as
+members usually do, and also where that one was left alone before the next came. A member that asks where its
+roster stays, and hears that the group is still open, waits on.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ragtag.core.deadline import Deadline
+from ragtag.core.seed import mix
+from ragtag.core.types import PEERS_MAX, Arm, Effect, MessageKey, PeerId, Send, Timer
+from ragtag.protocols.rounds.base import told
+
+ANNOUNCE, WAIT, ROSTER, BEHIND, MET = 2, 3, 4, 5, 6
+"""Stages of a message key, beside those of averaging (``base``). The last two: the host is in this later
+round already; the group of this round has met."""
+HOSTS, TRIES = 3, 2
+"""So many hosts are asked, each so often."""
+BATCHES_MAX = 256
+"""Groups that one host gathers at once, or remembers to answer again."""
+
+_ANNOUNCE = struct.Struct("<QHHI")  # key, index, most, microseconds to hold the group open
+_WAIT = struct.Struct("<QI")  # key, microseconds until the group is closed
+_ROSTER = struct.Struct("<QIH")  # key, spread of announcements in microseconds, members
+_MEMBER = struct.Struct("<IH")  # peer, index
+_US = 1e6
+_US_MAX = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """A closed group: its members with their indices, in the order of the indices.
+
+    spread_s: how far apart the first and the last of them announced themselves.
+    """
+
+    key: int
+    peers: tuple[PeerId, ...]
+    indices: tuple[int, ...]
+    spread_s: float = 0.0
+
+    @property
+    def tag(self) -> int:
+        """10 bits that tell this group's messages from those of another with the same key and round."""
+        value = self.key
+        for peer, index in zip(self.peers, self.indices, strict=True):
+            value = mix(value ^ (peer << 16 | index))
+        return value & 0x3FF
+
+
+class Ask(NamedTuple):
+    """An announcement: the group's key, the index (seat) wanted in it, and how many to expect.
+
+    hold_s: to wait so much longer, because this peer was sent on from a round that others are still in.
+    attempt: the announcement's number, which goes in its key; 0: no answer to it is timed.
+    """
+
+    key: int
+    seat: int
+    most: int
+    hold_s: float = 0.0
+    attempt: int = 0
+
+
+def encode_announce(ask: Ask) -> bytes:
+    """An announcement's bytes."""
+    return _ANNOUNCE.pack(ask.key, ask.seat, ask.most, min(_US_MAX, int(ask.hold_s * _US)))
+
+
+def decode_announce(blob: bytes) -> Ask | None:
+    """An announcement; ``None`` where it makes no sense."""
+    if len(blob) < _ANNOUNCE.size:
+        return None
+    key, index, most, hold_us = _ANNOUNCE.unpack_from(blob)
+    return Ask(key, index, most, hold_us / _US) if 1 <= most <= PEERS_MAX and index < PEERS_MAX else None
+
+
+def encode_wait(key: int, wait_s: float) -> bytes:
+    """A host's answer. wait_s: below 0 where its own timer is overdue, as on a busy machine."""
+    return _WAIT.pack(key, min(_US_MAX, max(0, int(wait_s * _US)) + 1))
+
+
+def decode_wait(blob: bytes) -> tuple[int, float] | None:
+    """Key, and in how many seconds the group is closed."""
+    if len(blob) < _WAIT.size:
+        return None
+    key, wait_us = _WAIT.unpack_from(blob)
+    return key, wait_us / _US
+
+
+def encode_roster(roster: Roster) -> bytes:
+    """A roster's bytes: at most 398, so it fits one datagram."""
+    head = _ROSTER.pack(roster.key, min(_US_MAX, int(roster.spread_s * _US)), len(roster.peers))
+    members = zip(roster.peers, roster.indices, strict=True)
+    return head + b"".join(_MEMBER.pack(peer, index) for peer, index in members)
+
+
+def decode_roster(blob: bytes) -> Roster | None:
+    """A roster; ``None`` where it makes no sense (peers or indices named twice, too many, cut short)."""
+    if len(blob) < _ROSTER.size:
+        return None
+    key, spread_us, count = _ROSTER.unpack_from(blob)
+    if not 1 <= count <= PEERS_MAX or len(blob) < _ROSTER.size + count * _MEMBER.size:
+        return None
+    members = [_MEMBER.unpack_from(blob, _ROSTER.size + i * _MEMBER.size) for i in range(count)]
+    peers, indices = tuple(p for p, _ in members), tuple(i for _, i in members)
+    if len(set(peers)) < count or len(set(indices)) < count:
+        return None
+    return Roster(key, peers, indices, spread_us / _US)
+
+
+def seats(wanted: dict[PeerId, int], most: int) -> list[tuple[int, PeerId]]:
+    """An index for each member: the one it wants, or, where two want the same, the lowest that is free."""
+    taken: dict[int, PeerId] = {}
+    homeless = [peer for peer in sorted(wanted) if taken.setdefault(wanted[peer], peer) != peer]
+    free = iter([i for i in range(max(most, len(wanted))) if i not in taken])
+    for peer in homeless:
+        taken[next(free)] = peer
+    return sorted(taken.items())
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A group that a host gathers.
+
+    first_s, last_s: when members came first and last (infinite: none has) that were in a group in the round
+    before. Those that were sent on are early, and say nothing about how far apart members come.
+    late: whether others have come since it met. roster: who is in it, once it is closed.
+    """
+
+    number: int
+    key: int
+    until_s: float
+    most: int
+    wanted: dict[PeerId, int] = field(default_factory=dict)
+    first_s: float = math.inf
+    last_s: float = -math.inf
+    late: bool = False
+    roster: Roster | None = None
+
+    @property
+    def spread_s(self) -> float:
+        """How far apart its members came."""
+        return max(0.0, self.last_s - self.first_s)
+
+
+class Host:
+    """One peer's part as a host: it gathers announcements and closes groups."""
+
+    def __init__(self, me: PeerId, channel: int, wait: Deadline, answer: Deadline) -> None:
+        self._me, self._channel, self._wait, self._answers = me, channel, wait, answer
+        self._batches: dict[tuple[int, int], list[_Batch]] = {}
+        self._count = 0
+
+    def wait_s(self) -> float:
+        """How long this peer, as a host, waits for a group to fill."""
+        return self._wait.typical_s() + self._answers.budget_s()
+
+    def announce(
+        self, now_s: float, peer: PeerId, round_: int, ask: Ask
+    ) -> tuple[list[Effect], Roster | None]:
+        """A peer (perhaps this one) is there: what to do, and the roster if that closes this peer's own."""
+        key, index, most, hold_s, attempt = ask
+        effects: list[Effect] = []
+        batches = self._batches.setdefault((round_, key), [])
+        for batch in batches:
+            if peer in batch.wanted:  # its answer was lost
+                return self._answer(now_s, peer, round_, batch, attempt), None
+        over = [batch for batch in batches if batch.roster is not None]
+        if over and not over[-1].late and hold_s == 0:
+            over[-1].late = True  # several that come together are one reason to wait longer, not several
+            self._learn(now_s - over[-1].first_s)
+        came = sum(len(batch.wanted) for batch in over) + 1
+        if over and (came >= most or any(len(batch.wanted) > 1 for batch in over)):
+            # too late, and nobody else is to come, or none that would wait: the next round is this peer's
+            if peer == self._me:
+                return [], Roster(key, (peer,), (index,))
+            run = told(peer, MessageKey(self._channel, round_, MET, attempt), b"\0")
+            return [Send(run, now_s + self.wait_s())], None
+        until_s = now_s + self.wait_s() + hold_s
+        if batches and batches[-1].roster is None:
+            batch = batches[-1]
+            if hold_s == 0 and batch.first_s == math.inf:
+                batch.until_s = until_s  # those that were waited for begin to come: now they are, as ever
+                effects.append(Arm(self._timer(round_, key, batch.number), until_s))
+        else:
+            self._count += 1
+            batch = _Batch(self._count, key, until_s, most)
+            batches.append(batch)
+        batch.wanted[peer] = index
+        batch.most = max(batch.most, most)  # who knows of more is right, or waits a little
+        if hold_s == 0:
+            batch.first_s, batch.last_s = min(batch.first_s, now_s), now_s
+        if len(batch.wanted) == 1:
+            effects.append(Arm(self._timer(round_, key, batch.number), batch.until_s))
+            self._forget(round_)
+        if len(batch.wanted) >= min(batch.most, PEERS_MAX):
+            closed, roster = self._close(now_s, round_, key, batch, {peer: attempt})
+            return effects + closed, roster
+        return effects + self._answer(now_s, peer, round_, batch, attempt), None
+
+    def expire(self, now_s: float, timer: Timer) -> tuple[list[Effect], Roster | None]:
+        """A host's wait is over: close the group as it is."""
+        key, number = (int(part, 16) for part in timer.name.split("/")[1:])
+        for batch in self._batches.get((timer.round, key), ()):
+            if batch.number == number and batch.roster is None and now_s >= batch.until_s:
+                return self._close(now_s, timer.round, key, batch, {})
+        return [], None
+
+    def _learn(self, apart_s: float) -> None:
+        """A member came so long after the first: at most twice what is waited now is learned from one."""
+        if 0 < apart_s < math.inf:
+            self._wait.completed(min(apart_s, 2 * self.wait_s()))
+
+    def _timer(self, round_: int, key: int, number: int) -> Timer:
+        return Timer(self._channel, round_, f"host/{key:x}/{number:x}")
+
+    def _close(
+        self, now_s: float, round_: int, key: int, batch: _Batch, answered: dict[PeerId, int]
+    ) -> tuple[list[Effect], Roster | None]:
+        members = seats(batch.wanted, batch.most)
+        peers, indices = tuple(p for _, p in members), tuple(i for i, _ in members)
+        batch.roster = Roster(key, peers, indices, batch.spread_s)
+        blob = encode_roster(batch.roster)
+        until_s = now_s + self.wait_s()
+        effects: list[Effect] = []
+        for p in peers:
+            if p != self._me:
+                wire = MessageKey(self._channel, round_, ROSTER, answered.get(p, 0))
+                effects.append(Send(told(p, wire, blob), until_s))
+        return effects, batch.roster if self._me in batch.wanted else None
+
+    def _answer(self, now_s: float, peer: PeerId, round_: int, batch: _Batch, attempt: int) -> list[Effect]:
+        if peer == self._me:
+            return []
+        if batch.roster is not None:
+            run = told(peer, MessageKey(self._channel, round_, ROSTER, attempt), encode_roster(batch.roster))
+        else:
+            blob = encode_wait(batch.key, batch.until_s - now_s)
+            run = told(peer, MessageKey(self._channel, round_, WAIT, attempt), blob)
+        return [Send(run, now_s + self.wait_s())]
+
+    def _forget(self, round_: int) -> None:
+        """Keep what is known bounded: closed groups of rounds before the last go, then the oldest."""
+        for entry in [entry for entry in self._batches if entry[0] < round_ - 1]:
+            if all(batch.roster is not None for batch in self._batches[entry]):
+                del self._batches[entry]
+        while len(self._batches) > BATCHES_MAX:
+            del self._batches[min(self._batches, key=lambda entry: entry[0])]

@@ -1,0 +1,196 @@
+"""Which group a peer averages in: Moshpit's keys, and random groups to compare with.
+
+The source is that of ``grid``. Beyond the paper: sides of the grid follow from the live number of peers; an
+index stays with its peer while nobody else in the group holds it, so that peers that miss a round find their
+cell free; a grid that is too empty is left for random groups until enough peers are there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragtag.core import seed as random
+from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.protocols.groups.grid import Cell, Grid, grid_of, settled, standing
+
+
+class View:
+    """The live peers, as one peer sees them; immutable, so that many peers may share one.
+
+    Each key has *hosts* where its peers meet: the peers that follow it on a ring of hashes (consistent
+    hashing: Karger et al., STOC 1997), so views that differ in one peer differ in few hosts.
+    """
+
+    __slots__ = ("_on", "_ring", "_standing", "peers")
+
+    def __init__(self, peers: Iterable[PeerId]) -> None:
+        self.peers = tuple(sorted(set(peers)))
+        if not self.peers:
+            raise ValueError("a view of no peers: it holds at least the peer itself")
+        keys = random.stream_keys(0, "ring", self.peers).tolist()
+        order = sorted(zip(keys, self.peers, strict=True))
+        self._on: tuple[int, NDArray[np.int64], tuple[list[int], ...]] | None = None
+        self._ring = [key for key, _ in order]
+        self._standing = [peer for _, peer in order]
+
+    def __len__(self) -> int:
+        return len(self.peers)
+
+    def __contains__(self, peer: PeerId) -> bool:
+        at = bisect_left(self.peers, peer)
+        return at < len(self.peers) and self.peers[at] == peer
+
+    def rank(self, peer: PeerId) -> int:
+        """A peer's place among the live ones."""
+        return bisect_left(self.peers, peer)
+
+    def hosts(self, key: int, k: int) -> tuple[PeerId, ...]:
+        """The first ``k`` hosts of a key (all peers, where there are fewer)."""
+        n, at = len(self._ring), bisect_left(self._ring, key)
+        return tuple(self._standing[(at + i) % n] for i in range(min(k, n)))
+
+    def on(self, grid: Grid, seed: int) -> tuple[NDArray[np.int64], tuple[list[int], ...]]:
+        """Each peer's cell on a grid, by rank; how many stand on its lines (``settled``, ``standing``)."""
+        key = random.stream_key(seed, "cells", *grid.sides)
+        if self._on is None or self._on[0] != key:
+            self._on = key, settled(grid, key, self.peers), standing(grid, key, self.peers)
+        return self._on[1:]
+
+    def joined(self, peer: PeerId) -> View:
+        """The view with one peer more."""
+        return self if peer in self else View((*self.peers, peer))
+
+    def left(self, peer: PeerId) -> View:
+        """The view without a peer; the last one stays."""
+        if peer not in self or len(self.peers) == 1:
+            return self
+        return View(other for other in self.peers if other != peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer averages in a round: its group's key, the index it would have, and how many to expect."""
+
+    key: int
+    index: int
+    most: int
+
+
+class Keys(Protocol):
+    """How one peer chooses its group, round by round."""
+
+    def place(self, round_: int, view: View) -> Place:
+        """The peer's group in a round."""
+        ...
+
+    def moved(self, round_: int, index: int | None) -> None:
+        """The round is over: the peer had this index in its group (``None``: it met no group)."""
+        ...
+
+
+def pieces(n: int, group: int) -> int:
+    """Into how many groups of about ``group`` so many peers are cut: for crews of nearly ``n`` as many.
+
+    Its first five bits count, so that one peer more or less hardly ever moves all the cuts.
+    """
+    least = -(-n // PEERS_MAX)
+    exact = max(1, n // group, least)
+    step = 1 << max(0, exact.bit_length() - 5)
+    rounded = exact - exact % step
+    return rounded if rounded >= least else rounded + step
+
+
+@lru_cache(maxsize=32)
+def drawn(key: int, peers: tuple[PeerId, ...]) -> tuple[int, ...]:
+    """The place of each of these peers in a random order, in which it does not matter who else there is."""
+    order = np.argsort(random.stream_keys(key, "drawn", peers), kind="stable")
+    places = np.empty(len(peers), np.int64)
+    places[order] = np.arange(len(peers))
+    return tuple(places.tolist())
+
+
+class RandomKeys:
+    """Groups of about ``group`` drawn anew each round: a permutation of the live peers, cut in pieces.
+
+    Paper, section 4.1: "averaging in random groups as a simpler version". There are about ``n // group``
+    groups (``pieces``), their sizes differ by at most one. In the permutation peers stand by a hash of their
+    own, so that peers whose views differ in one peer differ in one member of their group, and meet all the
+    same: in a large crew somebody comes or goes in most rounds, and not all hear of it before the same one.
+    """
+
+    def __init__(self, me: PeerId, seed: int, group: int) -> None:
+        if not 2 <= group <= PEERS_MAX:
+            raise ValueError(f"groups of {group}: a group has 2 to {PEERS_MAX} peers")
+        self._me, self._seed, self._group = me, seed, group
+
+    def place(self, round_: int, view: View) -> Place:
+        """The piece of this round's permutation in which the peer stands."""
+        n = len(view)
+        groups = pieces(n, self._group)
+        at = drawn(random.stream_key(self._seed, "random groups", round_), view.peers)[view.rank(self._me)]
+        piece = at * groups // n
+        first, until = (-(-i * n // groups) for i in (piece, piece + 1))
+        return Place(random.stream_key(self._seed, "random group", round_, piece), at - first, until - first)
+
+    def moved(self, round_: int, index: int | None) -> None:
+        """Nothing of a round is remembered."""
+
+
+class MoshpitKeys:
+    """Moshpit's keys on a grid that follows the live number of peers, or on one that is given."""
+
+    def __init__(self, me: PeerId, seed: int, group: int, grid: Grid | None = None) -> None:
+        self._me, self._seed, self._group, self._fixed = me, seed, group, grid
+        self._random = RandomKeys(me, seed, group)
+        self._grid: Grid | None = None
+        self._view: View | None = None
+        self._cell: Cell = ()
+        self._standing: tuple[list[int], ...] = ()
+        self.thin = False
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid that the peer stands on; ``None``: it has not begun."""
+        return self._grid
+
+    @property
+    def cell(self) -> Cell:
+        """The peer's cell."""
+        return self._cell
+
+    def place(self, round_: int, view: View) -> Place:
+        """The line through the peer's cell along this round's axis."""
+        n = len(view)
+        grid = self._fixed or grid_of(n, self._group)
+        if grid != self._grid or view is not self._view:
+            self._settle(grid, view)
+        self.thin = grid.thin(n) or n > grid.cells
+        if self.thin:
+            return self._random.place(round_, view)
+        axis, cell = grid.axis(round_), self._cell
+        expected = max(1, self._standing[axis][grid.number(cell, axis)])
+        return Place(grid.line(cell, axis, self._seed), cell[axis], expected)
+
+    def _settle(self, grid: Grid, view: View) -> None:
+        """Take a cell that nobody else takes, as long as views agree (groups part those who share one).
+
+        When peers come or go all settle anew, so that each knows how many to expect on every line.
+        """
+        self._grid, self._view = grid, view
+        cells, self._standing = view.on(grid, self._seed)
+        self._cell = grid.place(int(cells[view.rank(self._me)]))
+
+    def moved(self, round_: int, index: int | None) -> None:
+        """Drop the oldest index, append the new one; whoever met nobody appends the one it drops."""
+        if index is None or self.thin or self._grid is None:
+            return
+        axis = self._grid.axis(round_)
+        if index < self._grid.sides[axis]:
+            self._cell = (*self._cell[:axis], index, *self._cell[axis + 1 :])

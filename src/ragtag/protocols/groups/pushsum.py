@@ -1,0 +1,134 @@
+"""Push-sum: each peer keeps half of what it has and sends half to another, weights included.
+
+"Gossip-based computation of aggregate information", Kempe, Dobra, Gehrke, FOCS 2003, section 2: targets are
+drawn uniformly. ``exponential``: the peer ``2^(t mod log2 n)`` places on, as in "Stochastic gradient push for
+distributed deep learning", Assran, Loizou, Ballas, Rabbat, ICML 2019, section 4.
+
+A peer's estimate is its sum over its weight. The weights matter: without them what spreads is no mean, as
+peers receive unequally often. A message that comes late counts in the next round; one that is lost takes
+its share of sum and weight along, so estimates stay means, of what is left.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from ragtag.core import seed as random
+from ragtag.core.deadline import Deadline
+from ragtag.core.types import Average, Effect, Floats, PeerId, Run, Timer
+from ragtag.protocols.groups.keys import View
+from ragtag.protocols.groups.machine import Crowd, Lane
+from ragtag.protocols.rounds.base import Incoming
+
+_MASS = 0
+_SENDERS_MAX = 63
+_SEEN_MAX = 256
+_ROUNDS_SEEN = 8
+
+
+@lru_cache(maxsize=8)
+def _targets(seed: int, round_: int, n: int, exponential: bool) -> tuple[int, ...]:
+    if exponential:
+        hop = 1 << round_ % max(1, (n - 1).bit_length())
+        return tuple((rank + hop) % n for rank in range(n))
+    keys = random.stream_keys(seed, "push", [round_] * n, range(n))
+    drawn = (random.first_uniforms(keys) * (n - 1)).astype(np.int64)
+    return tuple((drawn + (drawn >= np.arange(n))).tolist())
+
+
+@lru_cache(maxsize=8)
+def _sources(seed: int, round_: int, n: int, exponential: bool) -> dict[int, tuple[int, ...]]:
+    sources: dict[int, tuple[int, ...]] = {}
+    for rank, target in enumerate(_targets(seed, round_, n, exponential)):
+        sources[target] = (*sources.get(target, ()), rank)
+    return sources
+
+
+class PushSum(Crowd):
+    """One peer of push-sum. ``Average.weight`` is its weight now: 1 at first, then what the outcome said."""
+
+    def __init__(self, me: PeerId, view: View, seed: int, lane: Lane, *, exponential: bool = False) -> None:
+        super().__init__(me, view, seed, lane)
+        self._exponential = exponential
+        self._restart()
+        self._sum: Floats = np.zeros((lane.n_chunks, lane.codec.elements), np.float32)
+        self._weight: Floats = np.zeros(lane.n_chunks, np.float32)
+        self._seen: dict[tuple[int, PeerId], Incoming] = {}
+        self._open: set[PeerId] = set()
+        self._heard: dict[PeerId, None] = {}
+
+    def _restart(self) -> None:
+        self._wait = Deadline(self.lane.probe_s, floor_s=self.lane.rtt_s)
+
+    def _begin(self, now_s: float, ask: Average) -> list[Effect]:
+        assert self.active is not None
+        n = len(self.view)
+        if n == 1:
+            return self.alone(now_s, expired=False)
+        rank, peers = self.view.rank(self.me), self.view.peers
+        target = peers[_targets(self.seed, self.active, n, self._exponential)[rank]]
+        sources = _sources(self.seed, self.active, n, self._exponential).get(rank, ())
+        self._open = {peers[source] for source in sources}
+        for peer in tuple(self._open):
+            seen = self._seen.get((self.active, peer))
+            if seen is not None and seen.closed:
+                self._open.discard(peer)
+        until_s = now_s + self._wait.budget_s()
+        send = self._vector(target, _MASS, ask.values, ask.weight / 2, until_s)
+        if not sources:  # whom nobody sends to keeps pace with the others
+            return [send, self._arm("push", now_s + self._wait.typical_s())]
+        return [send, self._arm("push", until_s), *self._end_if_whole(now_s)]
+
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        if run.key.stage != _MASS or run.key.round < self.done - _ROUNDS_SEEN:
+            return []  # so old that it could not be told from a copy
+        if run.total != self.lane.n_chunks or run.first + len(run.payload) > run.total:
+            return []
+        entry = (run.key.round, run.peer)
+        seen = self._seen.get(entry)
+        if seen is None:
+            if len(self._seen) >= _SEEN_MAX:
+                return []
+            seen = self._seen[entry] = Incoming(run.total)
+        for a, b in seen.fresh(run):
+            rows = slice(run.first + a, run.first + b)
+            self.lane.codec.accumulate(run.payload[a:b], run.weight[a:b], self._sum[rows])
+            self._weight[rows] += run.weight[a:b]
+            self._heard[run.peer] = None
+        if run.key.round == self.active and seen.closed:
+            self._open.discard(run.peer)
+            return self._end_if_whole(now_s)
+        if run.key.round == self.done:
+            self._wait.late(now_s - self.started_s)
+        return []
+
+    def _expired(self, now_s: float, timer: Timer) -> list[Effect]:
+        if timer.round != self.active:
+            return []
+        if self._open:
+            self._wait.missed()
+        return self._end(now_s, bool(self._open))
+
+    def _end_if_whole(self, now_s: float) -> list[Effect]:
+        if self._open:
+            return []
+        if now_s > self.started_s:
+            self._wait.completed(now_s - self.started_s)
+        return self._end(now_s, False)
+
+    def _end(self, now_s: float, expired: bool) -> list[Effect]:
+        ask = self._ask
+        assert ask is not None and self.active is not None
+        half = np.float32(ask.weight / 2)
+        weight = self._weight + half
+        mean = self._sum + ask.values * half
+        mean /= np.where(weight > 0, weight, 1)[:, None]
+        members = (self.me, *self._heard)[: _SENDERS_MAX + 1]
+        came = np.where(self._weight > 0, (1 << len(members)) - 1, 1).tolist()
+        outcome = self.outcome(now_s, mean, weight, came, members, tuple(sorted(self._open)), expired)
+        self._sum, self._weight = np.zeros_like(self._sum), np.zeros_like(self._weight)
+        self._heard, self._open = {}, set()
+        self._seen = {e: i for e, i in self._seen.items() if e[0] >= self.active - _ROUNDS_SEEN}
+        return self._finish(now_s, outcome)

@@ -1,0 +1,108 @@
+"""Invitations that end: how a newcomer that has one comes by the crew's key, from any member.
+
+The crew's key makes an invitation's key, from the invitation's number and end. A token carries number, end
+and that key, not the crew's. Every member can compute it again, so none need keep a list of invitations; with
+another end another key comes out, so who changes a token's end has a token that nobody knows.
+
+    newcomer                                        member
+    asks: number, end, nonce, tag              ->   computes the invitation's key; looks at its clock
+                                               <-   the crew's key, masked and under a tag
+                                                    or: it has ended; or: it is not known here
+
+Tags and masks are keyed BLAKE2b (RFC 7693) under the invitation's key. Only its holder can ask, and an answer
+is worth nothing to anybody else. A question is as long as its answer, so that a forged sender is sent no more
+than was spent on it, and a member keeps nothing of those that ask. Who has an invitation and has recorded an
+answer to it from before its end can read the key out of that: an end binds those that come later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from enum import IntEnum
+from hmac import compare_digest
+
+from ragtag.protocols.membership.types import KEY_BYTES
+
+NUMBER_BYTES = NONCE_BYTES = 16
+_MAGIC = 0x4952  # "RI"
+_VERSION = 1
+_TAG_BYTES = 16
+_ASK = struct.Struct(f"<HBB{NUMBER_BYTES}sQ{NONCE_BYTES}s")
+_ANSWER = struct.Struct(f"<HBB{NONCE_BYTES}s{KEY_BYTES}s")
+ANSWER_BYTES = _ANSWER.size + _TAG_BYTES
+_PADDING = bytes(ANSWER_BYTES - _ASK.size - _TAG_BYTES)
+
+
+class Said(IntEnum):
+    """What a datagram says."""
+
+    ASK = 0
+    WELCOME = 1
+    ENDED = 2
+    UNKNOWN = 3
+
+
+def invitation_key(crew_key: bytes, number: bytes, ends_unix_s: int) -> bytes:
+    """The key of an invitation. ends_unix_s: 0: never."""
+    what = number + ends_unix_s.to_bytes(8, "little")
+    return _hash(crew_key, b"ragtag-invited", what, KEY_BYTES)
+
+
+def ask(key: bytes, number: bytes, ends_unix_s: int, nonce: bytes) -> bytes:
+    """A newcomer's datagram. key: the invitation's; nonce: random, for this question alone."""
+    body = _ASK.pack(_MAGIC, _VERSION, Said.ASK, number, ends_unix_s, nonce)
+    return body + _tag(key, body) + _PADDING
+
+
+def is_ask(data: bytes) -> bool:
+    """Whether a datagram may be a newcomer's question."""
+    return len(data) == ANSWER_BYTES and data[:4] == struct.pack("<HBB", _MAGIC, _VERSION, Said.ASK)
+
+
+def answer(crew_key: bytes, data: bytes, now_unix_s: float) -> bytes:
+    """A member's answer to a datagram for which ``is_ask`` holds."""
+    body, tag = data[: _ASK.size], data[_ASK.size : _ASK.size + _TAG_BYTES]
+    _, _, _, number, ends_unix_s, nonce = _ASK.unpack(body)
+    key = invitation_key(crew_key, number, ends_unix_s)
+    if not compare_digest(_tag(key, body), tag):
+        return _answer(key, Said.UNKNOWN, nonce, bytes(KEY_BYTES))
+    if ends_unix_s and now_unix_s > ends_unix_s:
+        return _answer(key, Said.ENDED, nonce, bytes(KEY_BYTES))
+    return _answer(key, Said.WELCOME, nonce, _masked(key, nonce, crew_key))
+
+
+def read_answer(key: bytes, nonce: bytes, data: bytes) -> tuple[Said, bytes] | None:
+    """What a member answered, and with ``WELCOME`` the crew's key; ``None``: it is no answer to this nonce.
+
+    key: the invitation's. ``UNKNOWN`` comes from whoever does not have that key, so nothing vouches for it.
+    """
+    if len(data) != ANSWER_BYTES:
+        return None
+    body, tag = data[: _ANSWER.size], data[_ANSWER.size :]
+    magic, version, said, echo, masked = _ANSWER.unpack(body)
+    if (magic, version, echo) != (_MAGIC, _VERSION, nonce):
+        return None
+    if said == Said.UNKNOWN:
+        return Said.UNKNOWN, b""
+    if said not in (Said.WELCOME, Said.ENDED) or not compare_digest(_tag(key, body), tag):
+        return None
+    return Said(said), _masked(key, nonce, masked) if said == Said.WELCOME else b""
+
+
+def _answer(key: bytes, said: Said, nonce: bytes, masked: bytes) -> bytes:
+    body = _ANSWER.pack(_MAGIC, _VERSION, said, nonce, masked)
+    return body + _tag(key, body)
+
+
+def _masked(key: bytes, nonce: bytes, text: bytes) -> bytes:
+    mask = _hash(key, b"ragtag-mask", nonce, KEY_BYTES)
+    return bytes(a ^ b for a, b in zip(text, mask, strict=True))
+
+
+def _tag(key: bytes, body: bytes) -> bytes:
+    return _hash(key, b"ragtag-ask", body, _TAG_BYTES)
+
+
+def _hash(key: bytes, person: bytes, what: bytes, size: int) -> bytes:
+    return hashlib.blake2b(what, key=key, digest_size=size, person=person).digest()

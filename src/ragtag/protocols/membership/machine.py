@@ -1,0 +1,270 @@
+"""Membership without a master: who is in the crew, as a machine.
+
+SWIM (Das, Gupta, Motivala, "SWIM: Scalable Weakly-consistent Infection-style Process Group Membership
+Protocol", DSN 2002) with suspicion and incarnation numbers, and from Lifeguard (Dadgar, Phillips, Currey,
+"Lifeguard: Local Health Awareness for More Accurate Failure Detection", DSN-W 2018) the suspicion that
+shortens as others agree, the accusation that is told to the accused first, and doubt in oneself. Added to
+them: a partition heals (the dead are knocked at, rarely), all times follow from measured round trips, and
+every datagram is authenticated, bound to two processes, and taken once.
+
+    member_types   what goes in and comes out          member_view   who is believed to be there
+    member_wire    datagrams                           member_probe  who answers
+    member_pace    round trips, allowances, health     member_entry  who is let in
+    member_core    time, timers, chance                member_suspicion  how long a suspect has
+    member_gossip  what is told to whom                member_row   what is kept of each
+    invitation     who is told the key
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ragtag.protocols.membership.core import Core, Due
+from ragtag.protocols.membership.entry import Door
+from ragtag.protocols.membership.invitation import answer
+from ragtag.protocols.membership.pace import Health
+from ragtag.protocols.membership.probe import Prober
+from ragtag.protocols.membership.row import Entry
+from ragtag.protocols.membership.types import (
+    Describe,
+    Failed,
+    Identity,
+    Join,
+    Leave,
+    Limits,
+    Member,
+    MemberEffect,
+    MemberEvent,
+    Received,
+    Status,
+    Stopped,
+)
+from ragtag.protocols.membership.view import View
+from ragtag.protocols.membership.wire import (
+    Ack,
+    Ask,
+    Challenge,
+    Introduce,
+    Message,
+    Opened,
+    Page,
+    Ping,
+    Pull,
+    Refused,
+    gossip_of,
+)
+
+_FAREWELLS = 3
+
+
+class Membership:
+    """One peer's part: told ``(now_s, event)``, it says what to do. Nothing it is sent makes it raise."""
+
+    def __init__(self, me: Identity, limits: Limits | None = None) -> None:
+        self._core = Core(me, limits or Limits())
+        self._health = Health()
+        self._view = View(self._core, self._health)
+        self._prober = Prober(self._core, self._view, self._health)
+        self._door = Door(self._core, self._view, self._prober)
+        self._slot = 0
+        self._farewells = 0
+        self.over = False
+        if len(me.metadata) > self._core.limits.metadata_bytes:
+            raise ValueError(
+                f"member: {len(me.metadata)} bytes of metadata; at most {self._core.limits.metadata_bytes}"
+            )
+
+    # -- Looking
+
+    @property
+    def me(self) -> Member:
+        """This peer, as it tells others."""
+        return self._view.mine
+
+    def members(self) -> dict[str, Member]:
+        """All members known, by name: the living (this peer, too), the suspected, the dead and the gone."""
+        others = {member.name: member for member in self._view.members()}
+        return {self.me.name: self.me, **others}
+
+    def live(self) -> tuple[str, ...]:
+        """The names of all that are alive or only suspected, this peer's among them, sorted."""
+        return tuple(sorted([self.me.name, *self._view.live]))
+
+    @property
+    def whole(self) -> bool:
+        """Whether this peer is in, and has the whole list of members that it was let in with."""
+        return self._door.entered and not self._door.pulling
+
+    @property
+    def period_s(self) -> float:
+        """The protocol period now: a few members are probed in each."""
+        return self._prober.period_s
+
+    def ours(self, data: bytes) -> bool:
+        """Whether a datagram comes from somebody who has the crew's key."""
+        return self._core.seal.ours(data)
+
+    def invite(self, data: bytes, now_unix_s: float) -> bytes | None:
+        """The answer to a newcomer's question for the crew's key (``invitation.is_ask``).
+
+        ``None``: this peer is in no crew itself, or too many ask.
+        """
+        if not self._door.entered or self.over or not self._door.hears_strangers():
+            return None
+        return answer(self._core.me.key, data, now_unix_s)
+
+    def rtt_s(self, name: str) -> float | None:
+        """The smoothed round trip to a member, if it was measured."""
+        entry = self._view.entries.get(name)
+        return entry.rtt.srtt_s if entry is not None and entry.rtt.measured else None
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What was refused or limited, and how often (see ``Seal.refused`` and ``Remarked``)."""
+        return {**self._core.counts, **self._core.seal.refused}
+
+    # -- Stepping
+
+    def step(self, now_s: float, event: MemberEvent) -> list[MemberEffect]:
+        """Take one event at time ``now_s`` (a time before the last one counts as the last)."""
+        if self.over:
+            return []
+        core = self._core
+        core.advance(now_s, slack_s=self.period_s / core.limits.fanout)
+        if isinstance(event, Received):
+            self._received(event)
+        elif isinstance(event, Join):
+            self._door.join(event)
+            core.after(core.uniform() * self.period_s / core.limits.fanout, "slot")
+        elif isinstance(event, Leave):
+            self._leave()
+        elif isinstance(event, Describe):
+            self._describe(event.metadata)
+        for _ in range(1024):
+            due = core.due()
+            if due is None:
+                break
+            self._expired(due)
+        effects = core.finish()
+        for i, effect in enumerate(effects):
+            if isinstance(effect, Failed | Stopped):
+                self.over = True
+                return effects[: i + 1]
+        return effects
+
+    def _expired(self, due: Due) -> None:
+        if due.what == "slot":
+            self._turn()
+        elif due.what == "probe":
+            self._prober.expired(due.nonce)
+        elif due.what == "relay":
+            self._prober.relay_expired(due.nonce)
+        elif due.what == "join":
+            self._door.retry()
+        elif due.what == "pull":
+            self._door.pull_expired(due.nonce)
+        elif due.what == "farewell":
+            self._farewell()
+
+    def _turn(self) -> None:
+        """A few times in each period: probe the next member, and see whose time to refute is over."""
+        period_s = self.period_s * self._health.factor
+        self._view.judge(period_s)
+        self._prober.turn()
+        self._slot += 1
+        if self._slot % self._core.limits.fanout == 0:
+            self._prober.measure()
+            self._prober.knock()
+            self._door.ask_missing()
+        self._core.after(period_s / self._core.limits.fanout, "slot")
+
+    def _leave(self) -> None:
+        if self.me.status is not Status.LEFT:
+            self._view.renew(status=Status.LEFT)
+            self._farewell()
+
+    def _farewell(self) -> None:
+        """Tell some members, thrice a round trip apart; they tell the others."""
+        if self._farewells == _FAREWELLS or not self._view.live:
+            self._core.effects.append(Stopped())
+            self._core.halt()
+            return
+        self._farewells += 1
+        self._prober.spread(2 + math.ceil(math.log2(len(self._view.live) + 1)))
+        self._core.after(self._prober.default_rto_s, "farewell")
+
+    def _describe(self, metadata: bytes) -> None:
+        """Raises ValueError where that is too much."""
+        if len(metadata) > self._core.limits.metadata_bytes:
+            raise ValueError(
+                f"member: {len(metadata)} bytes of metadata; at most {self._core.limits.metadata_bytes}"
+            )
+        self._view.renew(metadata=metadata)
+        self._prober.announce()
+
+    # -- Hearing
+
+    def _received(self, event: Received) -> None:
+        opened = self._core.seal.open(event.data)
+        if opened is None:
+            self._door.lost(event.source, event.data)
+            return
+        entry = self._known(event, opened)
+        if entry is None:
+            return
+        if not entry.allowance.take(self._core.now_s):
+            self._core.remark("flooding", entry.member.name, "too many datagrams; some are not taken")
+        elif not entry.window.fresh(opened.number):
+            self._core.counts["replayed"] += 1
+        else:
+            self._take(event, entry, opened)
+
+    def _known(self, event: Received, opened: Opened) -> Entry | None:
+        """The sender's row; a stranger is dealt with at the door."""
+        message = opened.message
+        name = message.record.name if isinstance(message, Introduce) else getattr(message, "source", None)
+        if isinstance(message, Page) and not self._door.entered:
+            for record in message.gossip:
+                if record.name == message.source and record.epoch == opened.source_epoch:
+                    self._view.admit(record)
+        entry = self._view.find(name, opened.source_epoch) if name is not None else None
+        if entry is None:
+            self._door.stranger(event.source, opened)
+        return entry
+
+    def _take(self, event: Received, entry: Entry, opened: Opened) -> None:
+        """A message of a member: first its news, for the answer is to tell what comes of them."""
+        message, name = opened.message, entry.member.name
+        was = entry.member.status
+        self._news(entry, message)
+        if self._view.find(name, opened.source_epoch) is None:
+            return
+        if isinstance(message, Ping):
+            ack = Ack(self.me.name, message.nonce, True, gossip_of(self._view.gossip(name)))
+            self._prober.tell(entry, ack)
+        elif isinstance(message, Ack):
+            self._prober.acked(name, message)
+        elif isinstance(message, Ask):
+            self._prober.asked(name, message)
+        elif isinstance(message, Page):
+            self._door.paged(name, message)
+        elif isinstance(message, Pull):
+            self._door.page_to(entry, message.after)
+        elif isinstance(message, Introduce):
+            if self._core.seal.knows_cookie(message.cookie, self._core.now_s, event.source):
+                self._door.page_to(entry, "")
+            else:
+                self._door.stranger(event.source, opened)
+        elif isinstance(message, Challenge | Refused):
+            self._door.stranger(event.source, opened)
+        if was is Status.DEAD and entry.member.status is Status.ALIVE:
+            self._door.pull(entry)
+
+    def _news(self, entry: Entry, message: Message) -> None:
+        if isinstance(message, Introduce):
+            self._view.hear(message.record)
+        elif not isinstance(message, Challenge | Refused):
+            asked_for = isinstance(message, Page) and self._door.asked(entry)
+            for record in message.gossip:
+                self._view.hear(record, None if asked_for else entry)

@@ -1,0 +1,305 @@
+"""Seats: under which number each member averages.
+
+Membership knows members by name; averaging knows peers by small numbers, a bit each in a chunk's
+contributors. A member tells its seat in its metadata, as a card. There is nobody who gives out seats: a
+newcomer takes one that is free in its view. Where two claim one seat all decide alike: who averages already
+stays before who only comes, then the later term, then the process (``Holder.claim``); the other one takes
+another seat, or, if it averaged, ends. A seat is given away only once its holder is declared dead or has
+left, in a higher term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ragtag.core.address import family_of, unusable
+from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Visits
+from ragtag.core.wire import VERSION
+from ragtag.protocols.membership.types import HOST_BYTES_MAX, Address, Member, Status
+
+NO_SEAT = -1
+CARD_BYTES_MAX = 256
+_Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class Card(msgspec.Struct, array_like=True, frozen=True):
+    """What a member tells of itself in its metadata.
+
+    wire: version of the data's format. seat, term: under which number it averages, and the how manieth holder
+    it is. epoch: in its datagrams, so that another process's are not taken for its own. averaging: whether it
+    takes part; else it is on its way in. host, port: where it takes data; state_port: where it gives its
+    training state to newcomers (0: nowhere). founded, seed: the crew's. seats: how many seats the crew may
+    have for all that it averages.
+    """
+
+    wire: Annotated[int, Meta(ge=0, le=255)]
+    seat: Annotated[int, Meta(ge=NO_SEAT, lt=SEATS_MAX)]
+    term: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    epoch: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    averaging: bool
+    host: Annotated[str, Meta(min_length=1, max_length=HOST_BYTES_MAX)]
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    state_port: _Port
+    founded: Annotated[int, Meta(ge=1, le=SEATS_MAX)]
+    seed: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    seats: Annotated[int, Meta(ge=1, le=SEATS_MAX)] = PEERS_MAX
+
+
+_decoder = msgspec.msgpack.Decoder(Card)
+
+
+def encode_card(card: Card) -> bytes:
+    """A card as metadata. Raises ValueError where it is too long (a host's name of 200 letters)."""
+    data = msgspec.msgpack.encode(card)
+    if len(data) > CARD_BYTES_MAX:
+        raise ValueError(f"the host {card.host[:40]!r}... is too long to be told; give its address")
+    return data
+
+
+def decode_card(data: bytes) -> Card | None:
+    """A card; ``None`` where it is none."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Data for ``peer`` goes to ``address`` from now on, to a process whose datagrams carry ``epoch``."""
+
+    peer: PeerId
+    address: Address
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unseated:
+    """This peer's own seat is another's; the reason says whose and why."""
+
+    reason: str
+
+
+RosterEffect = Reach | Visits | Joined | Left | Noted | Unseated
+
+
+@dataclass(slots=True)
+class Holder:
+    """Who has a seat, or had it last."""
+
+    name: str
+    epoch: int
+    card: Card
+    live: bool = True
+
+    @property
+    def claim(self) -> tuple[bool, int, int, str]:
+        """Of two claims to a seat the greater one holds.
+
+        Of two that average in one term it is the later process: nobody averages before it has the seat, and
+        a seat is given away only to those who come. (Newcomers hear nothing of the dead, so terms repeat.) Of
+        two that come it is the older, so that who has settled already stays.
+        """
+        averaging = self.card.averaging
+        return averaging, self.card.term, self.epoch if averaging else -self.epoch, self.name
+
+
+class Roster:
+    """The seats, as one peer sees them; told of each change of membership.
+
+    A seat is its greatest living claim's, in whatever order claims and deaths are heard of: peers that
+    believe the same of all members see the same seats. Bounded by what membership knows of.
+    """
+
+    def __init__(self, name: str, epoch: int) -> None:
+        self._name, self._epoch = name, epoch
+        self._mine: Card | None = None
+        self._claims: dict[str, Holder] = {}
+        self._claimed: dict[PeerId, dict[str, Holder]] = {}  # the same by seat
+        self._seats: dict[PeerId, Holder] = {}
+        self._terms: dict[PeerId, int] = {}
+
+    @property
+    def mine(self) -> Card | None:
+        """What this peer says of itself."""
+        return self._mine
+
+    @property
+    def seats(self) -> Mapping[PeerId, Holder]:
+        """The others' seats, the dead's too."""
+        return self._seats
+
+    def seat_of(self, name: str) -> PeerId:
+        """The seat that a member has, or had last; -1: none."""
+        if name == self._name and self._mine is not None:
+            return self._mine.seat
+        claim = self._claims.get(name)
+        if claim is not None and self._seats.get(claim.card.seat) is claim:
+            return claim.card.seat
+        return next((peer for peer, holder in self._seats.items() if holder.name == name), NO_SEAT)
+
+    def claim(self, card: Card) -> None:
+        """This peer says this of itself."""
+        before, self._mine = self._mine, card
+        for peer in {card.seat, before.seat if before is not None else NO_SEAT} - {NO_SEAT}:
+            self._terms[peer] = max(self._terms.get(peer, 0), card.term if peer == card.seat else 0)
+            self._settle(peer, None)
+
+    def contested(self) -> str:
+        """Why this peer's claim does not hold, if it does not."""
+        mine = self._mine
+        holder = self._seats.get(mine.seat) if mine is not None else None
+        if mine is None or holder is None or not holder.live:
+            return ""
+        return f"seat {mine.seat} is {holder.name}'s"
+
+    @property
+    def room(self) -> int:
+        """How many seats the crew may have: more than ``PEERS_MAX`` where all that average work in groups."""
+        cards = [holder.card for holder in self._claims.values()]
+        if any(card.founded > PEERS_MAX or card.seat >= PEERS_MAX for card in cards):
+            return SEATS_MAX
+        return min((card.seats for card in cards if card.averaging), default=PEERS_MAX)
+
+    def rivals(self, card: Card) -> int:
+        """How many have a better claim to a card's seat than this peer would have by that card."""
+        mine = Holder(self._name, self._epoch, card).claim
+        return sum(holder.claim > mine for holder in self._claimed.get(card.seat, {}).values())
+
+    def free(self, after: int = 0) -> tuple[PeerId, int]:
+        """A seat to take, and the term to take it for: of the dead first, so that the crew need not grow.
+
+        after: so many free seats are left to others that look for one, too. In a large crew many come at
+        once, and would claim one after the other; a smaller one should rather not grow.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        room = self.room
+        after = after if room > PEERS_MAX else 0
+        taken = {holder.card.seat for holder in self._claims.values()}
+        founded = max((holder.card.founded for holder in self._claims.values()), default=0)
+        n = max([founded, *(peer + 1 for peer in taken)])
+        free = [peer for peer in range(min(n + 1 + after, room)) if peer not in taken]
+        if free:
+            peer = free[min(after, len(free) - 1)]
+            return peer, 1 + self._terms.get(peer, 0)
+        why = LARGER_CREWS if room < SEATS_MAX else "a crew has no more"
+        raise RuntimeError(f"all {room} seats of the crew are taken; {why}")
+
+    # -- Changes
+
+    def changed(self, member: Member, was: Status | None) -> list[RosterEffect]:
+        """Membership believes something new of a member: what that means to averaging."""
+        if member.status is Status.SUSPECT:  # under load this is often; what comes of it is told
+            return []
+        before = self._claims.get(member.name)
+        if member.status in (Status.DEAD, Status.LEFT):
+            if before is None or before.epoch != member.epoch:
+                return []
+            self._withdraw(member.name)
+            return self._settle(before.card.seat, member)
+        card = decode_card(member.metadata)
+        if card is None or (why := self._unfit(card)):
+            return self._refuse(
+                member, "no card; install the same Ragtag everywhere" if card is None else why
+            )
+        self._withdraw(member.name)
+        if card.seat >= 0:
+            holder = Holder(member.name, member.epoch, card)
+            self._claims[member.name] = self._claimed.setdefault(card.seat, {})[member.name] = holder
+            self._terms[card.seat] = max(self._terms.get(card.seat, 0), card.term)
+        moved = before is not None and before.card.seat != card.seat
+        effects = self._settle(before.card.seat, member) if before is not None and moved else []
+        return effects if card.seat < 0 else effects + self._settle(card.seat, member, before)
+
+    def _withdraw(self, name: str) -> Holder | None:
+        """A member claims nothing any more."""
+        holder = self._claims.pop(name, None)
+        if holder is not None:
+            del self._claimed[holder.card.seat][name]
+        return holder
+
+    def _unfit(self, card: Card) -> str:
+        """Why this peer cannot average with who tells this card; empty: it can."""
+        if card.wire != VERSION:
+            return f"wire format {card.wire}, {VERSION} here; install the same Ragtag everywhere"
+        family = 0 if self._mine is None else family_of(self._mine.host)
+        why = unusable((card.host, card.port), family)
+        return f"takes data where nothing can be sent: {why}" if why else ""
+
+    def _refuse(self, member: Member, why: str) -> list[RosterEffect]:
+        """Who speaks otherwise, or cannot be reached, has no seat."""
+        before = self._withdraw(member.name)
+        seat = NO_SEAT if before is None else before.card.seat
+        left = [] if before is None else self._settle(seat, member)
+        return [Noted("refused", seat, f"{member.name}: {why}"), *left]
+
+    def _settle(self, peer: PeerId, told: Member | None, was: Holder | None = None) -> list[RosterEffect]:
+        """Who holds a seat, now that ``told`` is known; was: what ``told`` claimed before."""
+        claims = self._claimed.get(peer, {})
+        best = max(claims.values(), key=lambda holder: holder.claim, default=None)
+        before = self._seats.get(peer)
+        if self._mine is not None and self._mine.seat == peer:
+            return self._defend(peer, best, self._mine)
+        if best is None:
+            if before is None or not before.live:
+                return []
+            before.live = False
+            return [*_gone(peer, before, told), Left(peer)]
+        effects: list[RosterEffect] = []
+        claimed = told is not None and self._claims.get(told.name)
+        if (
+            told is not None
+            and claimed
+            and claimed is not best
+            and claimed != was
+            and claimed.card.seat == peer
+        ):
+            effects.append(Noted("seat taken", peer, f"{told.name} claims the seat of {best.name}"))
+        return effects + self._seat(peer, best, told)
+
+    def _defend(self, peer: PeerId, best: Holder | None, mine: Card) -> list[RosterEffect]:
+        """This peer's own seat."""
+        before = self._seats.get(peer)
+        if best is None or best.claim < Holder(self._name, self._epoch, mine).claim:
+            self._seats.pop(peer, None)
+            return []
+        self._seats[peer] = best
+        known = before is not None and before.live and (before.name, before.epoch) == (best.name, best.epoch)
+        return [] if known else [Unseated(self.contested())]
+
+    def _seat(self, peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:
+        """``holder`` has the seat: whether that is new, and what of it."""
+        before = self._seats.get(peer)
+        if before is holder:
+            return []
+        self._seats[peer] = holder
+        effects: list[RosterEffect] = []
+        same = before is not None and (before.name, before.epoch) == (holder.name, holder.epoch)
+        card, address = holder.card, (holder.card.host, holder.card.port)
+        if before is not None and not same and before.live:
+            effects += [*_gone(peer, before, told), Left(peer)]
+        if before is None or not same or address != (before.card.host, before.card.port):
+            effects.append(Reach(peer, address, card.epoch))
+        if same and before is not None and before.live and before.card.averaging == card.averaging:
+            return effects
+        if same and before is not None and not before.live:
+            why = f"{holder.name} was out of reach, and had been declared dead"
+            effects.append(Noted("back", peer, why))
+        else:
+            effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name))
+        return [*effects, Joined(peer) if card.averaging else Visits(peer)]
+
+
+def _gone(peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:
+    """What became of one that held a seat, if it is what was just told of it."""
+    if told is None or (told.name, told.epoch) != (holder.name, holder.epoch):
+        return []
+    what = {Status.LEFT: "has left", Status.DEAD: "declared dead"}.get(told.status)
+    return [] if what is None else [Noted(what, peer, holder.name)]

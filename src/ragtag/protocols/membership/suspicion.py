@@ -1,0 +1,58 @@
+"""How long a suspect has to speak up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragtag.protocols.membership.wire import ACCUSERS_MAX
+
+_UNCONFIRMED = 2.5
+"""How many times as long a suspicion lasts that nobody else shares."""
+
+
+def confirmations_wanted(n: int) -> int:
+    """After how many further accusers a suspicion in a crew of ``n`` is as good as certain."""
+    return max(0, min(3, n - 3))
+
+
+def shortest_periods(n: int) -> float:
+    """The least time to refute, in protocol periods: in it, a rumour must reach the suspect and come back.
+
+    It grows with the logarithm of the crew, as the time that a rumour takes to reach all does (SWIM,
+    section 4.2; there a constant times log n).
+    """
+    return 2.0 + math.log(max(n, 2)) / math.log(4.0)
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Who accuses a member, and since when this peer knows.
+
+    The time to refute falls with each independent accuser from its longest to its shortest, as the logarithm
+    of their number (Lifeguard, section IV-B, equation for SuspicionTimeout).
+    """
+
+    since_s: float
+    accusers: dict[int, None]
+    wanted: int
+    periods: float
+    certain: bool = False
+
+    def add(self, accusers: Sequence[int]) -> bool:
+        """Whether any of these is a new accuser, and counts."""
+        before = len(self.accusers)
+        for accuser in accusers:
+            if len(self.accusers) < min(ACCUSERS_MAX, self.wanted + 1):
+                self.accusers[accuser] = None
+        return len(self.accusers) > before
+
+    def until_s(self, period_s: float, rto_s: float) -> float:
+        """When it ends in death; the suspect's own round trip is added, as it may be far away."""
+        shortest_s = self.periods * period_s
+        share = 0.0
+        if not self.certain and self.wanted:
+            further = max(0, min(len(self.accusers) - 1, self.wanted))
+            share = 1.0 - math.log(further + 1) / math.log(self.wanted + 1)
+        return self.since_s + 2 * rto_s + shortest_s * (1.0 + (_UNCONFIRMED - 1.0) * share)

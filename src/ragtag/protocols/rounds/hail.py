@@ -1,0 +1,68 @@
+"""Asking a peer whether it is there at all: its node answers at once, though its trainer may still compute.
+
+A round that lacks only a few peers' messages asks those. Who answers gets its whole deadline; who does not is
+frozen, dead or cut off, and is waited for no longer. So a peer that froze costs the others two measured
+budgets of a stage in which little is computed, rather than the deadline that the slowest trainer needs.
+
+Who has ended that round, or deals the blocks otherwise, says that what is asked for comes no more. Unless it
+does while an answer may take (it may be under way), it is waited for no longer either. Else two could wait
+for each other, in different rounds or for blocks that each takes for the other's, until the deadline.
+
+All messages are one chunk with no values in it. The end mark of each says as much as its chunk, and is
+repeated until it is answered: loss makes nobody look dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ragtag.core.types import MessageKey, PeerId, Run, Send
+from ragtag.protocols.rounds.base import GATHER, SCATTER, told
+
+HAIL, HERE, NEVER = 0x40, 0x44, 0x45
+"""Stages of a message key: the question (plus the stage of the message that is asked for) and the answers:
+this peer is there, or that message comes no more."""
+QUESTIONS = HAIL | SCATTER, HAIL | GATHER
+ANSWERS = HERE, NEVER
+ANSWER = 2.0
+"""An answer may take so many round trips, each with its margin: what was lost once is repeated after one."""
+_GROWTH, _DECAY, _MOST = 2.0, 0.98, 64.0
+
+
+class Patience:
+    """How many times longer than ``ANSWER`` an answer may take here: learned from those given up too early.
+
+    On a busy machine a driver may wait for a processor much longer than its round trips tell. An answer that
+    comes after its peer was given up, and before the deadline would have, doubles the patience (as TCP backs
+    off); answers in time take it back little by little.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._given_up: dict[PeerId, tuple[int, float]] = {}
+
+    def gave_up(self, number: int, until_s: Mapping[PeerId, float]) -> None:
+        """In this round these did not answer; else the round would have waited for them until then."""
+        for peer, at_s in until_s.items():
+            self._given_up[peer] = number, at_s
+
+    def answered(self, now_s: float, peer: PeerId, number: int) -> None:
+        """A peer has answered what it was asked in a round."""
+        given_up, until_s = self._given_up.get(peer, (-1, 0.0))
+        if given_up != number:
+            self.factor = max(1.0, _DECAY * self.factor)
+            return
+        del self._given_up[peer]
+        if now_s < until_s:
+            self.factor = min(_MOST, _GROWTH * self.factor)
+
+
+def hail(peer: PeerId, key: MessageKey) -> Run:
+    """Ask a peer for a message that has not come. key: that message's."""
+    return told(peer, key._replace(stage=HAIL | key.stage), b"")
+
+
+def here(now_s: float, run: Run, rtt_s: float, never: bool = False) -> Send:
+    """The answer to a question. never: what it asks for was sent before, if at all, or goes elsewhere."""
+    key = run.key._replace(stage=NEVER if never else HERE)
+    return Send(told(run.peer, key, b""), now_s + ANSWER * rtt_s)

@@ -1,0 +1,249 @@
+"""Reduce-scatter then all-gather through block owners: what RPS and direct all-reduce share.
+
+Stage SCATTER: every peer sends its copy of each block to the block's owner, who averages what came.
+Stage GATHER: the owner sends the average to every peer; where none comes, a peer keeps its own values.
+
+With ``Spec.repair_s`` set, holes are asked for again while time remains; without, what is lost is lost.
+
+What is not sound (``base.sound``: not finite, huge, or of an absurd weight) has come and counts for nothing:
+an owner averages without it, be it its own, and a peer that gets it as an average keeps its own values. Where
+sound values overflow when they are added up, their owner tells no average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+import numpy as np
+
+from ragtag.codecs.base import finite_rows
+from ragtag.core.types import Bytes, Done, Effect, Noted, Outcome, PeerId, Run
+from ragtag.protocols.rounds.awaiting import DONE, GATHERING, SCATTERING, WAITING
+from ragtag.protocols.rounds.base import (
+    GATHER,
+    NACK,
+    SCATTER,
+    UNSOUND,
+    Incoming,
+    Spec,
+    bit,
+    peers_in,
+    scratch_of,
+    sound,
+    spans_of,
+    whole,
+    within,
+)
+from ragtag.protocols.rounds.repair import Repairer
+from ragtag.protocols.rounds.stages import Stages
+
+
+class ScatterGather(Stages):
+    """One round of averaging on one peer.
+
+    It may take runs before ``Begin``: they are added up at once, so that nothing has to be kept.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        layout = spec.layout
+        mine = [j for j, owner in enumerate(spec.owners) if owner == spec.me and layout.sizes[j]]
+        super().__init__(spec, mine, Repairer(spec) if spec.repair_s is not None else None)
+        self._mean = scratch_of(spec)
+        self._weight = np.zeros(layout.n_chunks, np.float32)
+        self._heard = np.zeros(layout.n_chunks, np.uint64)
+        for block in mine:
+            self._mean[layout.spans[block]] = 0.0
+        self._averaged = np.zeros(layout.n_chunks, np.bool_)
+        self._incoming: dict[tuple[PeerId, int], Incoming] = {}
+        self._unsound: set[PeerId] = set()
+        self._gathered = {
+            j: Incoming(layout.sizes[j])
+            for j, o in enumerate(spec.owners)
+            if o != spec.me and layout.sizes[j]
+        }
+
+    def _owners(self) -> Collection[PeerId]:
+        return {self.spec.owners[block] for block in self._gathered}
+
+    # -- Begin: scatter own copies to the owners
+
+    def _scatter(self) -> Iterator[Effect]:
+        spec, begin = self.spec, self._begun
+        spans, sizes, values = spec.layout.spans, spec.layout.sizes, begin.values
+        weights = np.full(max(sizes), begin.weight, np.float32)
+        peers = np.full(max(sizes), bit(spec.me) if begin.weight > 0 else 0, np.uint64)
+        for block, owner in self._turn():
+            if owner == spec.me and sizes[block]:
+                yield from self._add_own(block)
+            elif sizes[block]:
+                k, payload = sizes[block], spec.codec.encode(values[spans[block]])
+                run = whole(owner, spec.key(SCATTER, block), payload, weights[:k], peers[:k])
+                yield self._send(run, self._scatter_until_s)
+
+    def _add_own(self, block: int) -> list[Effect]:
+        span = self.spec.layout.spans[block]
+        values, weight = self._begun.values[span], np.float32(self._begun.weight)
+        finite = finite_rows(values)
+        for a, b in ((0, len(values)),) if finite is None else spans_of(finite):
+            at = slice(span.start + a, span.start + b)
+            if self._weight[at].any() or weight != 1.0:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self._mean[at] += values[a:b] * weight
+            else:
+                self._mean[at] = values[a:b]
+            self._weight[at] += weight
+            if weight > 0:
+                self._heard[at] |= bit(self.spec.me)
+        return [] if finite is None else self._refused(self.spec.me)
+
+    # -- Arrivals
+
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        stage, block = run.key.stage, self.spec.block(run.key)
+        layout = self.spec.layout
+        if not 0 <= block < layout.n_blocks or run.peer not in self.spec.members or run.peer == self.spec.me:
+            return []
+        if stage & NACK:
+            if self._repair is None or self._state == WAITING:
+                return []
+            return self._repair.answer(run, now_s + self._begun.gather_s)  # the other may have begun later
+        if run.total != layout.sizes[block] or run.first + len(run.payload) > run.total:
+            return []
+        if stage == SCATTER:
+            self._gave.add(run.peer)
+        elif stage == GATHER:
+            self._told = True
+            if self.spec.owners[block] == self.spec.me:
+                return self._owns_it_too(now_s, run, block)
+        if stage == SCATTER and self.spec.owners[block] == self.spec.me and self._state <= SCATTERING:
+            incoming = self._scattered_of(run.peer, block)
+            noted = self._accumulate(run, incoming, layout.starts[block] + run.first)
+        elif stage == GATHER and block in self._gathered and self._state <= GATHERING:
+            incoming = self._gathered[block]
+            noted = self._store(run, incoming, layout.starts[block] + run.first)
+            if incoming.left == 0:  # the average is here, from whomever this peer takes for its owner
+                self._open.discard((self.spec.owners[block], GATHER, block))
+            if self._state == SCATTERING and self._open and len(run.heard):
+                self._go_on_without(run)
+        else:
+            return []
+        self._came.add(run.peer)
+        return noted + self._close(now_s, run, incoming, (run.peer, stage, block))
+
+    def _accumulate(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:
+        payload, weight, heard = run.payload, run.weight, run.heard
+        accumulate = self.spec.codec.accumulate
+        good = sound(self.spec.codec, run)
+        spans = incoming.fresh(run)
+        for a, b in spans if good is None else within(spans, good):
+            span = slice(at + a, at + b)
+            accumulate(payload[a:b], weight[a:b], self._mean[span])
+            if b - a == 1:  # for numpy an element costs a third of a slice
+                self._weight[at + a] += weight[a]
+                self._heard[at + a] |= heard[a]
+                continue
+            self._weight[span] += weight[a:b]
+            self._heard[span] |= heard[a:b]
+        return [] if good is None else self._refused(run.peer)
+
+    def _store(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:
+        payload, weight, heard = run.payload, run.weight, run.heard
+        decode = self.spec.codec.decode
+        good = sound(self.spec.codec, run)
+        spans = incoming.fresh(run)
+        for a, b in spans if good is None else within(spans, good):
+            span = slice(at + a, at + b)
+            decode(payload[a:b], self._mean[span])
+            if b - a == 1:
+                self._weight[at + a], self._heard[at + a] = weight[a], heard[a]
+                self._averaged[at + a] = weight[a] > 0
+                continue
+            self._weight[span] = weight[a:b]
+            self._heard[span] = heard[a:b]
+            self._averaged[span] = weight[a:b] > 0
+        return [] if good is None else self._refused(run.peer)
+
+    def _refused(self, peer: PeerId, why: str = "it counts for nothing") -> list[Effect]:
+        """Something of a peer was not sound: that is noted once in a round."""
+        if peer in self._unsound:
+            return []
+        self._unsound.add(peer)
+        return [Noted(UNSOUND, peer, f"in round {self.spec.round}: {why}")]
+
+    # -- Reduce: what came is averaged, and sent to every member
+
+    def _reduce(self) -> Iterator[Effect]:
+        spec = self.spec
+        for block in self._mine:
+            span = spec.layout.spans[block]
+            payload, overflown = self._average(span)
+            for peer in spec.members.intersection(overflown):
+                yield from self._refused(
+                    peer, "what it and others sent has no finite mean, and is no average"
+                )
+            for peer in self._others():
+                run = whole(peer, spec.key(GATHER, block), payload, self._weight[span], self._heard[span])
+                yield self._send(run, self._round_until_s)
+
+    def _awaited(self) -> Iterable[tuple[int, PeerId, Incoming]]:
+        return [(block, self.spec.owners[block], incoming) for block, incoming in self._gathered.items()]
+
+    def _average(self, span: slice) -> tuple[Bytes, list[PeerId]]:
+        """A block's average, as it is sent; and whose values have none that is finite, if any."""
+        weight, mean = self._weight[span], self._mean[span]
+        some = weight > 0
+        first = weight[0]
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if some.all() and (weight == first).all():
+                if first != 1.0:
+                    mean *= np.float32(1.0) / first
+            else:
+                np.divide(mean, weight[:, None], out=mean, where=some[:, None])
+        finite, overflown = finite_rows(mean), list[PeerId]()
+        if finite is not None:
+            overflown = peers_in(int(np.bitwise_or.reduce(self._heard[span][~finite])))
+            weight[~finite] = 0.0
+            some &= finite
+        if not some.all():
+            mean[~some] = self._begun.values[span][~some]
+        self._averaged[span] = some
+        payload = self.spec.codec.encode(mean)
+        if not self.spec.codec.exact:
+            self.spec.codec.decode(payload, mean)
+        return payload, overflown
+
+    def _finish(self, now_s: float) -> list[Effect]:
+        self._state = DONE
+        if self._repair is not None:
+            self._repair.forget(SCATTER)  # all owners have reduced, or time is up; the values may change now
+        kept = ~self._averaged
+        if kept.any():
+            self._weight, self._heard = self._weight.copy(), self._heard.copy()  # what was sent has views
+            self._mean[kept] = self._begun.values[kept]
+            self._weight[kept] = self._begun.weight
+            self._heard[kept] = bit(self.spec.me)
+        self.outcome = Outcome(
+            channel=self.spec.channel,
+            round=self.spec.round,
+            mean=self._mean,
+            weight=self._weight,
+            heard=self._heard,
+            averaged=self._averaged,
+            missed=tuple(sorted(self._missed)),
+            waited_for=self._waited_for,
+            started_s=self._started_s,
+            scatter_s=self._reduced_s - self._started_s,
+            gather_s=now_s - self._reduced_s,
+            total_s=now_s - self._started_s,
+            expired=self._expired,
+            last=self._last,
+        )
+        return [Done(self.outcome)]
+
+    # -- Small change
+
+    def _scattered_of(self, peer: PeerId, block: int) -> Incoming:
+        incoming = self._incoming.get((peer, block))
+        if incoming is None:
+            incoming = self._incoming[peer, block] = Incoming(self.spec.layout.sizes[block])
+        return incoming

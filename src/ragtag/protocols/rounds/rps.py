@@ -1,0 +1,47 @@
+"""RPS: averaging over a lossy network.
+
+"Distributed Learning over Unreliable Networks", Yu, Tang, Renggli, Kassing, Singla, Alistarh, Zhang,
+Liu, ICML 2019 (arXiv 1810.07766), algorithm 1. A block's owner divides by what arrived, never by n;
+a peer that does not get an average keeps its own values; nothing is retransmitted, and what is late is
+lost. Here the unit of loss is the datagram, not the block, and owners rotate (see ``rotating_owners``).
+"""
+
+from __future__ import annotations
+
+from ragtag.protocols.channel.at_once import at_once
+from ragtag.protocols.channel.averager import Averager, Setting
+from ragtag.protocols.rounds.base import Round, Spec
+from ragtag.protocols.rounds.layout import layout_of, rotating_owners
+from ragtag.protocols.rounds.reduce import ScatterGather
+
+
+def _make(setting: Setting, repair: bool) -> Round:
+    return ScatterGather(
+        Spec(
+            me=setting.me,
+            channel=setting.channel,
+            round=setting.round,
+            layout=layout_of(setting.n_chunks, setting.n),
+            owners=rotating_owners(setting.seed, setting.round, setting.n, setting.live),
+            members=frozenset(range(setting.n)),
+            codec=setting.codec,
+            repair_s=setting.repair_s if repair else None,
+            growth=setting.growth,
+            scratch=setting.scratch,
+        )
+    )
+
+
+rps = at_once("rps", lambda setting: _make(setting, repair=False), written="RPS()")
+"""The paper's algorithm."""
+
+rps_repair = at_once("rps+repair", lambda setting: _make(setting, repair=True), written="RPS(repair=True)")
+"""Beyond the paper: holes are asked for again while the deadline allows."""
+
+
+def RPS(repair: bool = False) -> Averager:
+    """Average over what arrives: what is lost or late is left out, nobody waits for it (ICML 2019).
+
+    repair: ask again for what is missing while the deadline allows.
+    """
+    return rps_repair if repair else rps

@@ -1,0 +1,300 @@
+"""A newcomer gets the training state from several donors at once.
+
+It asks all donors how far they are, and then for their snapshots of one round that none has finished yet.
+Chunks are asked of whoever has room for them, so each donor gives according to its speed; at the end the
+fast ones are asked also for what the slow ones still owe (as BitTorrent's end game: Cohen, "Incentives build
+robustness in BitTorrent", 2003, section 2.4.4). A donor that stalls or breaks off is dropped and tried again
+later, while others go on with the chunks that are there; one that gives a damaged chunk is not asked again.
+Whatever happens, it ends by its deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ragtag.protocols.transfer.chunks import Chunks
+from ragtag.protocols.transfer.donor import PENDING, SHARE_OF_TIME, Donor, Stand
+from ragtag.protocols.transfer.reason import dropped, reason
+from ragtag.protocols.transfer.round import choose, objection, round_to_ask
+from ragtag.protocols.transfer.types import (
+    Arm,
+    Ask,
+    Came,
+    Connect,
+    Drop,
+    Expired,
+    Fetch,
+    Finished,
+    GaveUp,
+    Lost,
+    Need,
+    Offer,
+    Offered,
+    Outcome,
+    Refused,
+    Start,
+    Told,
+    TransferEffect,
+    TransferEvent,
+)
+
+_LAGGARDS = 3.0
+"""Donors that have not said how far they are are waited for so many times as long as the first took."""
+
+
+class Transfer:
+    """One newcomer's fetch; give it ``Start`` first. The driver keeps the chunks, this knows which are there.
+
+    Raises:
+        ValueError: no donors, or one twice.
+    """
+
+    def __init__(self, donors: Sequence[str], need: Need) -> None:
+        if not donors or len(set(donors)) < len(donors):
+            raise ValueError(f"transfer: donors are {list(donors)!r:.200}; name each once, and at least one")
+        self._names, self._need = tuple(donors), need
+        self._donors: dict[str, Donor] = {}
+        self._began_s = self._deadline_s = 0.0
+        self._asked_round: int | None = None
+        self._asked_s = self._first_told_s = self._first_offer_s = math.inf
+        self._offer: Offer | None = None
+        self._chunks = Chunks()
+        self._armed_s = math.inf
+        self._over = False
+        self._effects: list[TransferEffect] = []
+
+    def step(self, now_s: float, event: TransferEvent) -> list[TransferEffect]:
+        """Take one event. ``Finished`` or ``GaveUp`` comes once, and nothing after it."""
+        if self._over:
+            return []
+        self._effects = []
+        if isinstance(event, Start):
+            self._start(now_s, event.deadline_s)
+        elif not isinstance(event, Expired):
+            donor = self._donors.get(event.donor)
+            if donor is not None and donor.stand not in (Stand.OUT, Stand.AWAY):
+                self._heard(now_s, donor, event)
+        else:
+            self._armed_s = math.inf
+        if self._donors:
+            self._go_on(now_s)
+        return self._effects
+
+    def _heard(self, now_s: float, donor: Donor, event: Told | Offered | Came | Lost | Refused) -> None:
+        if isinstance(event, Told):
+            self._told(now_s, donor, event)
+        elif isinstance(event, Offered):
+            self._offered(now_s, donor, event.offer)
+        elif isinstance(event, Came):
+            self._chunk(now_s, donor, event)
+        elif isinstance(event, Lost):
+            self._lose(now_s, donor, event.why)
+        else:
+            self._out(now_s, donor, event.why)
+
+    def _go_on(self, now_s: float) -> None:
+        """What follows from the state and the time."""
+        self._look_at_clocks(now_s)
+        if self._asked_round is None:
+            self._choose_round(now_s)
+        if self._asked_round is not None and self._offer is None:
+            self._choose_offer(now_s)
+        if self._offer is not None:
+            self._promote(now_s)
+            self._ask_for_chunks(now_s)
+        if self._chunks.complete:
+            self._end(Finished(self._outcome(now_s)))
+        elif now_s >= self._deadline_s or all(d.stand is Stand.OUT for d in self._donors.values()):
+            outcome = self._outcome(now_s)
+            expired = now_s >= self._deadline_s
+            self._end(GaveUp(reason(self._donors.values(), outcome, self._asked_round, expired), outcome))
+        else:
+            self._arm(now_s)
+
+    # -- Events
+
+    def _start(self, now_s: float, deadline_s: float) -> None:
+        self._began_s, self._deadline_s = now_s, deadline_s
+        share_s = max(1e-6, (deadline_s - now_s) * SHARE_OF_TIME)
+        for name in self._names:
+            self._donors[name] = Donor(name, share_s)
+            self._connect(now_s, self._donors[name])
+
+    def _connect(self, now_s: float, donor: Donor) -> None:
+        donor.to(now_s, Stand.CONNECTING)
+        self._effects.append(Connect(donor.name))
+
+    def _told(self, now_s: float, donor: Donor, event: Told) -> None:
+        if donor.stand is not Stand.CONNECTING:
+            return
+        donor.answer_s = now_s - donor.since_s
+        donor.round, donor.round_s = event.round, event.round_s
+        donor.to(now_s, Stand.TOLD)
+        self._first_told_s = min(self._first_told_s, now_s)
+        if self._asked_round is not None:
+            self._ask(now_s, donor)
+
+    def _ask(self, now_s: float, donor: Donor) -> None:
+        assert self._asked_round is not None
+        donor.to(now_s, Stand.ASKED)
+        self._effects.append(Ask(donor.name, self._offer.round if self._offer else self._asked_round))
+
+    def _offered(self, now_s: float, donor: Donor, offer: Offer) -> None:
+        if donor.stand is not Stand.ASKED:
+            return
+        why = objection(offer, self._need)
+        if not why and self._offer is not None and offer.layout != self._offer.layout:
+            why = "has a state of another layout than the other donors"
+        if why:
+            self._out(now_s, donor, why, close=True)
+            return
+        donor.offer = offer
+        donor.to(now_s, Stand.READY)
+        self._first_offer_s = min(self._first_offer_s, now_s)
+
+    def _chunk(self, now_s: float, donor: Donor, event: Came) -> None:
+        if self._offer is None or donor.offer is None or not donor.came(now_s, event.index):
+            return
+        self._chunks.take(donor, donor.offer, event)
+        if not event.intact:
+            self._out(now_s, donor, "gave a damaged chunk", close=True)
+
+    def _lose(self, now_s: float, donor: Donor, why: str, *, close: bool = False) -> None:
+        """Tried again later."""
+        self._part(donor, why, close)
+        donor.to(now_s + donor.pause_s(), Stand.AWAY)
+        donor.tries += 1
+
+    def _out(self, now_s: float, donor: Donor, why: str, *, close: bool = False) -> None:
+        """Never asked again."""
+        self._part(donor, why, close)
+        donor.to(now_s, Stand.OUT)
+
+    def _part(self, donor: Donor, why: str, close: bool) -> None:
+        for index in donor.outstanding:
+            self._chunks.release(donor.name, index)
+        donor.outstanding.clear()
+        donor.offer, donor.pace, donor.why = None, None, why
+        if close:
+            self._effects.append(Drop(donor.name, why))
+
+    # -- What follows
+
+    def _look_at_clocks(self, now_s: float) -> None:
+        slowest_s = self._slowest_s()
+        for donor in self._donors.values():
+            if donor.stand is Stand.AWAY and now_s >= donor.since_s:
+                self._connect(now_s, donor)
+            elif donor.outstanding and now_s >= donor.stalled_s(slowest_s):
+                took_s = now_s - donor.front_s
+                self._lose(now_s, donor, f"stalled: no chunk came for {took_s:.3g} s", close=True)
+
+    def _choose_round(self, now_s: float) -> None:
+        told = [donor for donor in self._donors.values() if donor.stand is Stand.TOLD]
+        if told and (not self._standing(Stand.CONNECTING) or now_s >= self._enough_told_s()):
+            self._asked_round = round_to_ask(now_s, [(donor.since_s, donor) for donor in told])
+            self._asked_s = now_s
+            for donor in told:
+                self._ask(now_s, donor)
+
+    def _enough_told_s(self) -> float:
+        wait_s = max(_LAGGARDS * (self._first_told_s - self._began_s), self._share_s() / _LAGGARDS)
+        return self._first_told_s + wait_s
+
+    def _choose_offer(self, now_s: float) -> None:
+        """Once all have offered, or two the round that was asked for, or it has been waited twice as long."""
+        assert self._asked_round is not None
+        offers = [donor.offer for donor in self._donors.values() if donor.offer is not None]
+        if (best := choose(offers, self._asked_round)) is None:
+            return
+        agreed = sum((offer.round, offer.layout) == (best.round, best.layout) for offer in offers)
+        enough = agreed >= 2 and best.round == self._asked_round
+        if not enough and self._standing(*PENDING) and now_s < self._enough_offers_s():
+            return
+        self._offer = best
+        self._chunks.expect(best)
+        for donor in self._donors.values():
+            if donor.offer is not None and donor.offer.layout != best.layout:
+                self._out(now_s, donor, "has a state of another layout than most donors", close=True)
+
+    def _enough_offers_s(self) -> float:
+        waited_s = self._first_offer_s - self._asked_s
+        return self._first_offer_s + max(waited_s, max(donor.answer_s for donor in self._donors.values()))
+
+    def _promote(self, now_s: float) -> None:
+        """Donors of the agreed round give; of another round only where those are too few."""
+        assert self._offer is not None
+        agreed = self._offer.round
+        ready = [donor for donor in self._donors.values() if donor.stand is Stand.READY]
+        for donor in ready:
+            if donor.offer is not None and donor.offer.round == agreed:
+                donor.to(now_s, Stand.GIVING)
+        others = [d for d in ready if d.stand is Stand.READY]
+        others.sort(key=lambda donor: abs(donor.offer.round - agreed) if donor.offer else 0)
+        while others and len(self._standing(Stand.GIVING)) < self._need.agreed_min:
+            others.pop(0).to(now_s, Stand.GIVING)
+
+    def _ask_for_chunks(self, now_s: float) -> None:
+        """One chunk each in turn, the fastest first, so that a few chunks are spread over all."""
+        giving = sorted(self._standing(Stand.GIVING), key=lambda donor: donor.typical_s or 0.0)
+        slowest_s = self._slowest_s()
+        asked = True
+        while asked:
+            asked = False
+            for donor in giving:
+                if donor.room <= 0:
+                    continue
+                index = self._chunks.next_for(now_s, donor, self._donors, slowest_s)
+                if index is not None:
+                    donor.asked(now_s, index)
+                    self._effects.append(Fetch(donor.name, index))
+                    asked = True
+
+    # -- Time
+
+    def _arm(self, now_s: float) -> None:
+        """Be woken when the next thing falls due."""
+        slowest_s = self._slowest_s()
+        due_s = [self._deadline_s]
+        for donor in self._donors.values():
+            if donor.stand is Stand.AWAY:
+                due_s.append(donor.since_s)
+            elif donor.outstanding:
+                due_s += [donor.overdue_s(slowest_s), donor.stalled_s(slowest_s)]
+        if self._asked_round is None and self._standing(Stand.TOLD):
+            due_s.append(self._enough_told_s())
+        if self._offer is None and self._standing(Stand.READY):
+            due_s.append(self._enough_offers_s())
+        at_s = min((at_s for at_s in due_s if at_s > now_s), default=self._deadline_s)
+        if at_s < self._armed_s:
+            self._armed_s = at_s
+            self._effects.append(Arm(at_s))
+
+    def _slowest_s(self) -> float:
+        """What a chunk takes from the slowest donor that has given one; 0: none has."""
+        return max((donor.typical_s or 0.0 for donor in self._donors.values()), default=0.0)
+
+    def _share_s(self) -> float:
+        return next(iter(self._donors.values())).share_s
+
+    def _standing(self, *stands: Stand) -> list[Donor]:
+        return [donor for donor in self._donors.values() if donor.stand in stands]
+
+    # -- The end
+
+    def _end(self, effect: Finished | GaveUp) -> None:
+        self._over = True
+        self._effects.append(effect)
+
+    def _outcome(self, now_s: float) -> Outcome:
+        donors = self._donors.values()
+        return Outcome(
+            offer=self._offer,
+            given={donor.name: donor.given for donor in donors if donor.given},
+            dropped=dropped(donors),
+            rounds=dict(self._chunks.rounds),
+            came=self._chunks.came,
+            wasted_bytes=self._chunks.wasted_bytes,
+            took_s=now_s - self._began_s,
+        )

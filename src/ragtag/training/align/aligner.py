@@ -1,0 +1,301 @@
+"""Replicas that average gradients are kept alike: what differs is found by digests, and then made the same.
+
+All replicas take the same steps as long as every round gives all of them the same mean. A round that is
+spoilt (somebody dies in it, chunks are lost for good, the crew grows) gives them different ones, and nothing
+in an average of gradients makes up for that: each difference stays, and they add up.
+
+After every ``every`` rounds, by the round's number, so that all peers agree on it without a word, all take
+part in one small round more, in which rows travel from all to all (``protocols.gather``, on a channel of its
+own). Each peer offers digests of its model and of its optimizer's state, by units (``units``). Where all are
+the same that is all, and nothing is written: a crew in which nothing goes wrong stays, bit for bit, what it
+would be without. Of a unit that differs the version that most peers have counts (of several that as many
+have, one that goes by the unit and the round), since those who missed something in the same way are few; who
+came late and could not get into step has no vote in this until it has what the others have. One
+peer that has it, another one for each unit, gives it in the next such round, and all others take it. No mean
+is taken: of n equal values it may be another one (x + x + x, over 3). So replicas that agree are never moved.
+
+Nothing of this needs agreement. Views that differ, since a row was lost, lead to a unit that nobody gives,
+or that two do: of these all take the one with more peers behind it. What is still apart is found at the
+next look. A peer gives only what it knows most living peers' digests of.
+
+Of sparse averages rows may come a round late. A peer that has some to come says, with what it gives, which
+it has. Who takes a unit adds those that the giver lacked, and no other ones of these rounds (``late``): each
+counts once.
+
+A unit has parameters and all that an optimizer keeps of them, so that a replica is whole again: with the
+parameters alone, a momentum that had another gradient in it would pull them apart anew.
+
+Costs: in calm rounds one row of 1,088 bytes from each peer to all others, once in ``every`` rounds; of large
+models ``LOOK_BYTES`` are looked at each time, in turn. While units differ, at most ``share`` of the bytes of
+as many rounds in which all is sent, and one unit at least: such a round moves about ``share * every / 2`` of
+the bytes of a whole one. How much is given at once begins low and doubles while it all arrives in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NoReturn, Protocol
+
+import numpy as np
+
+from ragtag.codecs.base import Codec
+from ragtag.core.channels import channel_of
+from ragtag.core.schema import Schema
+from ragtag.core.types import Bytes, Noted, Outcome
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.rounds.gather import gather
+from ragtag.training.align.plan import GOLDEN, Align, Aligned, Pace, Wanted, judge
+from ragtag.training.align.rows import (
+    Came,
+    Given,
+    View,
+    came_rows,
+    digest_rows,
+    read_digests,
+    read_values,
+    rows_of,
+    value_rows,
+)
+from ragtag.training.align.units import UNITS_MAX, Look, Units
+from ragtag.training.averager import Transport
+from ragtag.training.tensors import Part, require_plain, spec_of
+
+LOOK_BYTES = 1 << 25
+"""Parameters that are looked at each time: the whole model in so many turns as that takes."""
+_STATES_MAX = 8  # tensors of a parameter's shape that an optimizer may keep of it
+_PATIENCE = 4.0  # such a round may take so many times as long as the longest of the last rounds, at most
+_ROUNDS_SEEN = 32
+
+Patch = tuple[Given, ...]
+
+
+class Rows(Protocol):
+    """A sparse average: rows of a round may come with a later one (see ``late``)."""
+
+    def keep(self) -> None:
+        """Replicas will be compared."""
+        ...
+
+    def came(self) -> Came | None:
+        """By round of which more may come: which rows are in here; ``None``: not everywhere the same."""
+        ...
+
+    def replaced(self, round_: int, pieces: Iterable[tuple[int, int, int]], came: Came) -> None:
+        """After a round these pieces of parameters became those of a replica that had these rows."""
+        ...
+
+
+class Aligner:
+    """One peer's part in keeping replicas alike.
+
+    name: of the optimizer's channel. parts: the parameters. state: what an optimizer keeps of a parameter.
+    deadline_s: bounds each round, where that is asked for. rows: of sparse averages. note: told when replicas
+    are found to differ, and when no longer.
+    Raises SchemaMismatch.
+    """
+
+    def __init__(
+        self,
+        align: Align,
+        parts: list[Part],
+        state: Callable[..., dict[str, object]],
+        transport: Transport,
+        *,
+        name: str = "model",
+        deadline_s: float | None = None,
+        rows: Rows | None = None,
+        note: Callable[[Noted], None] | None = None,
+    ) -> None:
+        for part in parts:
+            require_plain(part, part.find())
+        self.every, self._transport = align.every, transport
+        self._channel = channel_of(f"{name}/replicas")
+        self._deadline_s, self._rows, self._note = deadline_s, rows, note
+        if rows is not None:
+            rows.keep()
+        self._units = units = Units(parts, state)
+        self._turns = max(1, math.ceil(4 * units.n_values / LOOK_BYTES))
+        size = min(units.each, units.n_values) * (1 + _STATES_MAX) + 64
+        self._sizes = [size] * units.n
+        model_rows = rows_of(units.n_values)
+        self._pace = Pace(max(1, int(align.share * align.every * model_rows)))
+        schema = Schema(
+            tuple(spec_of(part, part.find()) for part in parts), align.name, gather.name, "replicas"
+        )
+        most = rows_of(UNITS_MAX) + max(self._pace.most, rows_of(size))
+        elements = max(1, schema.n_values // most)
+        self._rows_most = schema.n_chunks(elements)
+        transport.configure(
+            self._channel, schema, gather, Codec(align.name, elements, _no, _no, _no, exact=False)
+        )
+        self._wanted: dict[int, Wanted] = {}
+        self._round_s: deque[float] = deque(maxlen=_ROUNDS_SEEN)
+        self._apart: dict[int, int] = {}
+        self._votes, self._right = True, 0
+        self.aligned: Aligned | None = None
+        """What the last comparison came to."""
+
+    # -- What a peer does
+
+    def after(self, outcome: Outcome) -> None:
+        """A round is over and its step is taken: compare, where it is time, and take what others give."""
+        if self._due(outcome):
+            self._compare(outcome.round)
+
+    def follow(self, outcome: Outcome) -> Patch:
+        """The same for a peer that is not in step yet: it gives nothing; what others take, for ``put``."""
+        if not self._due(outcome):
+            return ()
+        came = self._exchange(np.zeros((0, CHUNK_BYTES), np.uint8), 0.0)
+        patch = tuple(read_values(_rows(came), outcome.round, self._sizes))
+        self._replaced(patch, outcome.round)
+        return patch
+
+    def put(self, patch: Patch) -> tuple[int, float]:
+        """Take over the units that are other ones here; how many, and their distance (see ``Aligned``)."""
+        changed = was = 0.0
+        taken = 0
+        for given in patch:
+            norms = self._units.put(given.unit, given.form, given.values)
+            if norms is not None:
+                taken, changed, was = taken + 1, changed + norms[0], was + norms[1]
+        return taken, math.sqrt(changed / was) if was else math.sqrt(changed)
+
+    def forget(self) -> None:
+        """Another state was restored: what was found before is of none."""
+        self._wanted.clear()
+
+    def arrived(self, in_step: bool) -> None:
+        """This peer came late. Where it is not in step its model counts for nothing, and it gives none of it,
+        until it has been found to have what counts in all its parts: two newcomers may have the same.
+        """
+        self._votes, self._right = in_step, 0
+
+    # -- A comparison
+
+    def _due(self, outcome: Outcome) -> bool:
+        self._round_s.append(outcome.total_s)
+        return (outcome.round + 1) % self.every == 0
+
+    def _compare(self, round_: int) -> None:
+        me, number, alone = self._transport.me, round_ // self.every, len(self._transport.live) < 2
+        first, stop = self._turn(number)
+        look = Look()
+        mine = np.array([0 if alone else self._units.digest(u, look) for u in range(first, stop)], np.uint32)
+        due, rows_due = self._due_now(number)
+        own = digest_rows(me, round_, first, mine, self._votes)[: 0 if alone else None]
+        gifts, given = self._gifts(due, look, round_, self._rows_most - len(own))
+        came = self._exchange(np.concatenate([own, *gifts]), 1.0)
+        rows = _rows(came)
+        patch = read_values(rows, round_, self._sizes)
+        others = tuple(gift for gift in patch if gift.sender != me)
+        self._replaced(others, round_)
+        taken, distance = self.put(others)
+        self._pace.learn(rows_due, came)
+        view = read_digests(rows, round_, first, stop - first)
+        wanted, counts = judge(view, first, number)
+        wrong = sum(digest != int(mine[unit - first]) for unit, digest in counts.items())
+        self._want(wanted, range(first, stop), {gift.unit for gift in patch}, view)
+        self.aligned = Aligned(
+            round_, stop - first, len(wanted), wrong, len(view.digests), given, taken, distance, came.expired
+        )
+        self._earn(wrong, bool(view.voters - {me}) and me in view.digests)
+        self._tell(number % self._turns, len(wanted), stop - first)
+
+    def _earn(self, wrong: int, sure: bool) -> None:
+        """A peer without a vote has as many units wrong; ``sure``: others that vote were heard."""
+        if not self._votes:
+            self._right = self._right + 1 if sure and not wrong else 0
+            self._votes = self._right >= self._turns
+
+    def _turn(self, number: int) -> tuple[int, int]:
+        """The units that a comparison looks at."""
+        turn, n = number % self._turns, self._units.n
+        return turn * n // self._turns, (turn + 1) * n // self._turns
+
+    def _due_now(self, number: int) -> tuple[dict[int, Wanted], int]:
+        """The units that are to be given now, as far as the pace allows, one at least; each is tried once,
+        until it is seen to differ again. Which come first goes by the number, so that all have their turn.
+        """
+        n = self._units.n
+        start = int(n * (GOLDEN * number % 1.0))
+        due: dict[int, Wanted] = {}
+        rows = 0
+        for unit in sorted(self._wanted, key=lambda unit: (unit - start) % n):
+            more = rows_of(self._units.form(unit).total)
+            if due and rows + more > self._pace.now:
+                break
+            due[unit] = self._wanted.pop(unit)
+            rows += more
+        return due, rows
+
+    def _gifts(
+        self, due: dict[int, Wanted], look: Look, round_: int, rows_most: int
+    ) -> tuple[list[Bytes], int]:
+        """The rows of those units that are this peer's to give, and how many units these are."""
+        gifts: list[Bytes] = []
+        mine = [unit for unit, wanted in due.items() if wanted.giver == self._transport.me]
+        came = {} if self._rows is None or not mine else self._rows.came()
+        if came is None:
+            return [], 0
+        said = came_rows(self._transport.me, round_, came)
+        rows_most -= len(said)
+        for unit in mine:
+            wanted = due[unit]
+            form, values = self._units.values(unit, look)
+            rows = rows_of(form.total)
+            if rows > rows_most or form.total > self._sizes[unit] or not np.isfinite(values).all():
+                continue
+            rows_most -= rows
+            given = Given(unit, wanted.giver, form.tag, wanted.votes, values, came)
+            gifts.append(value_rows(given, round_))
+        return [said, *gifts] if gifts else [], len(gifts)
+
+    def _replaced(self, patch: Patch, round_: int) -> None:
+        """Of sparse averages, what comes late is not to count twice in what is taken, nor to be lost."""
+        if self._rows is not None:
+            for giver in sorted({given.sender for given in patch}):
+                units = [given for given in patch if given.sender == giver]
+                pieces = [piece for given in units for piece in self._units.pieces(given.unit)]
+                self._rows.replaced(round_, pieces, units[0].came)
+
+    def _want(self, found: dict[int, Wanted], looked: range, given: set[int], view: View) -> None:
+        """What is to be given the next time. What was given just now had been looked at before."""
+        most = 2 * len(view.digests.keys() & self._transport.live) > len(self._transport.live)
+        for unit in looked:
+            self._wanted.pop(unit, None)
+            if most and unit in found and unit not in given:
+                self._wanted[unit] = found[unit]
+
+    def _exchange(self, rows: Bytes, weight: float) -> Outcome:
+        """One round. Its channel's own deadlines know little (the first rounds are long apart, and short), so
+        all rounds of late bound it; what is given at once grows by no more than that allows.
+        """
+        deadline_s = _PATIENCE * max(self._round_s)
+        if self._deadline_s is not None:
+            deadline_s = min(deadline_s, self._deadline_s)
+        outcome = self._transport.offer(self._channel, rows, weight, deadline_s).wait()
+        if not outcome.expired:
+            self._round_s.append(outcome.total_s)
+        return outcome
+
+    def _tell(self, turn: int, apart: int, units: int) -> None:
+        """A note where replicas are found to differ, and one where they do not any more."""
+        before = sum(self._apart.values())
+        self._apart[turn] = apart
+        now = sum(self._apart.values())
+        if self._note is None or bool(before) == bool(now):
+            return
+        detail = f"{apart} of {units} parts" if now else "bit for bit"
+        self._note(Noted("replicas differ" if now else "replicas alike", -1, detail))
+
+
+def _rows(outcome: Outcome) -> Bytes:
+    """The rows of a round; what comes late is of a model that is no more."""
+    return np.zeros((0, CHUNK_BYTES), np.uint8) if outcome.gathered is None else outcome.gathered.rows
+
+
+def _no(*arguments: object) -> NoReturn:
+    raise RuntimeError("rows of an alignment are not averaged chunk by chunk")

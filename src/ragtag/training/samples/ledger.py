@@ -1,0 +1,147 @@
+"""The ledger of an epoch's samples: who has claimed which block, who has used it, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragtag.training.samples.claims import Section, Span, overlap
+
+Process = tuple[int, int]
+"""A peer, and which of its processes."""
+Counts = NDArray[np.uint8]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What an epoch came to, as one peer knows it. All but ``epoch`` count samples.
+
+    samples: that the epoch has. used_by_me: by this process. missed: that nobody is known to have used:
+    what a peer had claimed, and not yet reported as used, when it died. twice: that several have used, not
+    knowing of each other. by_peer: how many each peer used, as far as is known.
+    """
+
+    epoch: int
+    samples: int
+    used_by_me: int
+    missed: int
+    twice: int
+    by_peer: Mapping[int, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """All processes' sections, the newest of each, for epochs of ``n_blocks`` blocks each."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = np.asarray(sizes, np.int64)
+        self.n_blocks = len(sizes)
+        self.sections: dict[Process, Section] = {}
+        self.restored: dict[int, Mask] = {}
+        """What was used of an epoch before this run, or before this peer came; bool ``[n_blocks]``."""
+
+    def learn(self, sections: Iterable[Section]) -> bool:
+        """Take what is newer than what is known; whether anything was."""
+        changed = False
+        for section in sections:
+            known = self.sections.get((section.peer, section.process))
+            if known is None or known.number < section.number:
+                self.sections[section.peer, section.process] = section
+                changed = True
+        return changed
+
+    def newest_process(self, peer: int) -> int:
+        """A peer's newest process that is known; -1: none is."""
+        return max((process for who, process in self.sections if who == peer), default=-1)
+
+    def forget(self, epoch: int) -> None:
+        """Drop the sections of processes that are no more and have nothing in ``epoch`` or later."""
+        first = epoch * self.n_blocks
+        for (peer, process), section in list(self.sections.items()):
+            if process < self.newest_process(peer) and all(
+                stop <= first for _, stop in (*section.firm, *section.pending)
+            ):
+                del self.sections[peer, process]
+        for old in [known for known in self.restored if known < epoch]:
+            del self.restored[old]
+
+    def closed(self, peers: Collection[int]) -> int:
+        """The most epochs that any of these peers has reported."""
+        return max((s.reported for s in self.sections.values() if s.peer in peers), default=0)
+
+    def claimed(self, epoch: int) -> Mask:
+        """bool ``[n_blocks]``: what anybody has claimed in an epoch."""
+        mask = self._restored_of(epoch).copy()
+        for section in self.sections.values():
+            for start, stop in self._within(epoch, (*section.firm, *section.pending)):
+                mask[start:stop] = True
+        return mask
+
+    def claimed_by(self, epoch: int, processes: Collection[Process]) -> Mask:
+        """bool ``[n_blocks]``: what these have claimed in an epoch and not used."""
+        mask = np.zeros(self.n_blocks, np.bool_)
+        for who in processes:
+            if (section := self.sections.get(who)) is not None:
+                for start, stop in self._within(epoch, (*section.firm, *section.pending)):
+                    mask[start:stop] = True
+        return mask
+
+    def used(self, epoch: int) -> Counts:
+        """uint8 ``[n_blocks]``: how often each block was used."""
+        counts = np.zeros(self.n_blocks, np.uint8)
+        for section in self.sections.values():
+            for start, stop in self._within(epoch, section.used_spans()):
+                counts[start:stop] += 1
+        return np.maximum(counts, self._restored_of(epoch))
+
+    def report(self, epoch: int, me: Process) -> EpochReport:
+        """What is known of an epoch now."""
+        used = self.used(epoch)
+        by_peer: dict[int, int] = {}
+        mine = 0
+        for (peer, process), section in sorted(self.sections.items()):
+            spans = self._within(epoch, section.used_spans())
+            samples = sum(int(self._sizes[start:stop].sum()) for start, stop in spans)
+            if samples:
+                by_peer[peer] = by_peer.get(peer, 0) + samples
+            if (peer, process) == me:
+                mine = samples
+        return EpochReport(
+            epoch=epoch,
+            samples=int(self._sizes.sum()),
+            used_by_me=mine,
+            missed=int(self._sizes[used == 0].sum()),
+            twice=int(self._sizes[used > 1].sum()),
+            by_peer=by_peer,
+        )
+
+    def lost(self, spans: Sequence[Span], number: int, me: Process) -> list[Span]:
+        """What of ``spans``, claimed by ``me`` in post ``number``, is others': firm, or claimed sooner.
+
+        Lower numbers win, then lower peers. Whoever claimed later in the sense of Lamport's clock has the
+        higher number; of two that did not know each other, both see the other's claim before either is used.
+        """
+        taken: list[Span] = []
+        for (peer, process), section in self.sections.items():
+            if (peer, process) == me:
+                continue
+            taken += overlap(spans, section.firm)
+            if (section.pending_number, peer, process) < (number, *me):
+                taken += overlap(spans, section.pending)
+        return taken
+
+    def _restored_of(self, epoch: int) -> Mask:
+        found = self.restored.get(epoch)
+        return np.zeros(self.n_blocks, np.bool_) if found is None else found
+
+    def _within(self, epoch: int, spans: Iterable[Span]) -> list[Span]:
+        """The parts in one epoch, numbered from its start."""
+        first, end = epoch * self.n_blocks, (epoch + 1) * self.n_blocks
+        return [
+            (max(start, first) - first, min(stop, end) - first)
+            for start, stop in spans
+            if start < end and stop > first
+        ]

@@ -1,0 +1,241 @@
+"""How a peer that comes late gets into step with a crew that averages gradients.
+
+A snapshot is of some round R. When it is here the crew is some rounds further on, and nobody sends the
+gradients of those rounds again: a peer that began then would lie so many rounds behind for good. So it takes
+part before it has the state. With weight 0 it is given each round's mean gradient as every member is, and
+keeps it, while the state is fetched in another thread. Then the state is put in place, the steps of the
+rounds after R are taken again with the means that were kept, by the same arithmetic, and only then does it
+give gradients of its own. It begins each round once another peer has, and computes nothing between two
+rounds; so nobody waits for it longer than for a member.
+
+What steps that are taken again cannot know:
+
+- Where a chunk of a mean was lost its gradient counts as zeros; a member that loses it has its own there.
+- Learning rates, and whatever else user code changed after R by itself, are the snapshot's in all of these
+  steps, and so are schedulers afterwards: they stay as many steps behind as were taken again.
+- Buffers that are not averaged (integers, such as the number of batches seen) are the snapshot's.
+- How many steps a round had: as many as this peer had taken when it was to average.
+- Dense averages of models that a sparse average does now and then (``TopK(resync=...)``): the next one brings
+  them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from ragtag.core.types import Outcome
+from ragtag.training.state.follower import Mean, Means
+
+TRIES = 3
+"""So often a state is fetched whose next rounds turn out not to be kept."""
+_TAKEN_MIN = 2  # rounds taken again between two of the crew's: above 1, so that this ends
+
+
+class State(Protocol):
+    """A crew's state that has come."""
+
+    @property
+    def round(self) -> int:
+        """The round after which it was taken."""
+        ...
+
+    @property
+    def mixed(self) -> bool:
+        """Whether parts of it are of other rounds."""
+        ...
+
+
+S = TypeVar("S", bound=State)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways(Generic[S]):
+    """What a peer that catches up needs of others.
+
+    newer: waits until others are past a round, at most so many seconds and as long as somebody is ahead;
+    ``False``: nothing came of them. ahead: whether a peer that lives may have a newer state than this one.
+    fetch: gets a state within so many seconds, in a thread of its own; ``None``: nobody gave it.
+    put: puts it into the model and its optimizer; ``False``: it does not fit. follow, redo: see ``Follower``.
+    passed: told of each round's outcome except the last one's.
+    """
+
+    newer: Callable[[float], bool]
+    fetch: Callable[[float], S | None]
+    put: Callable[[S], bool]
+    follow: Callable[[bool], tuple[Outcome, Mean | None]]
+    redo: Callable[[Mean], None]
+    ahead: Callable[[], bool] = lambda: True
+    passed: Callable[[Outcome], None] = lambda outcome: None
+    now_s: Callable[[], float] = time.monotonic
+
+
+@dataclass(slots=True)
+class Result:
+    """What catching up came to.
+
+    outcome: of the last round (``None``: there was none). why: it failed for this reason (empty: it did not).
+    state_round: of the state that was put in place (-1: none). redone: of how many rounds the steps were
+    taken again; incomplete: of how many of these without some chunks; missing: of how many they were not
+    taken. tries: states that were asked for. newest: nobody that lives has a newer state than this peer.
+    """
+
+    outcome: Outcome | None = None
+    why: str = ""
+    state_round: int = -1
+    redone: int = 0
+    incomplete: int = 0
+    missing: int = 0
+    tries: int = 0
+    newest: bool = False
+
+    def begin(self, round_: int) -> None:
+        """The state of this round was put in place."""
+        self.state_round, self.why = round_, ""
+        self.redone = self.incomplete = self.missing = 0
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the model is as the crew's."""
+        return self.newest or (self.state_round >= 0 and not self.missing)
+
+    def __str__(self) -> str:
+        if self.state_round < 0:
+            return self.why
+        text = f"the state of round {self.state_round} and the steps of {self.redone} rounds after it"
+        if self.incomplete:
+            text += f", {self.incomplete} of them without what was lost"
+        return text + (f"; {self.missing} rounds are missing: {self.why}" if self.missing else "")
+
+
+@dataclass(slots=True)
+class CatchUp(Generic[S]):
+    """One peer's way into step: ``run`` it, between its own steps.
+
+    rounds_max: so many means are kept. deadline_s: for all of it.
+    """
+
+    ways: Ways[S]
+    rounds_max: int
+    deadline_s: float
+    result: Result = field(default_factory=Result)
+    _at: int | None = None  # the model is that after this round
+    _idle_s: float = 0.0
+
+    def run(self) -> Result:
+        """Follow the crew's rounds until the model is as theirs, or it shows that it will not be.
+
+        Where nobody is ahead it is what the crew goes on from. It fails where ``TRIES`` times nobody gives
+        the state, or nothing is heard of rounds, or time is up: the model has
+        then taken the steps of the rounds that were followed. Where ``TRIES`` states were too old for the
+        means that are kept it makes do with the last one; ``Result.missing`` says how far that is off.
+        """
+        means = Means(self.rounds_max)
+        until_s = self.ways.now_s() + self.deadline_s
+        coming: Future[S | None] | None = None
+        while self._follow(means, until_s):
+            if self._at is None and coming is None:
+                coming = self._ask(until_s) if len(means) else None
+            elif self._at is None and coming is not None and coming.done():
+                if not self._put(means, coming.result()):
+                    break
+                coming = None
+            if self._at is not None and self._redo(means):
+                break
+        return self.result
+
+    def _follow(self, means: Means, until_s: float) -> bool:
+        """Take part in the next round."""
+        ways, result = self.ways, self.result
+        began_s = ways.now_s()
+        if began_s >= until_s or not ways.newer(until_s - began_s):
+            self._end(means, in_time=began_s < until_s)
+            return False
+        self._idle_s = ways.now_s() - began_s
+        if result.outcome is not None:
+            ways.passed(result.outcome)
+        result.outcome, mean = ways.follow(self._at is None)
+        if mean is None:
+            means.missed(result.outcome.round)
+        else:
+            means.add(mean)
+        return True
+
+    def _end(self, means: Means, in_time: bool) -> None:
+        """There are no more rounds to follow."""
+        result = self.result
+        if in_time and not self.ways.ahead():
+            result.newest, result.why = (
+                True,
+                "nobody that lives is ahead: the crew goes on from this peer's state",
+            )
+            for mean in [] if self._at is None else means.after(self._at) or []:
+                self._take(mean)
+            return
+        result.why = "nothing more was heard of the crew's rounds" if in_time else "time was up"
+        if self._at is not None:
+            result.missing += means.newest - self._at
+
+    def _ask(self, until_s: float) -> Future[S | None]:
+        """Fetch a state in a thread of its own, which ends by the deadline."""
+        future: Future[S | None] = Future()
+        for_s = until_s - self.ways.now_s()
+        self.result.tries += 1
+
+        def fetch() -> None:
+            try:
+                future.set_result(self.ways.fetch(max(1e-3, for_s)))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=fetch, name="ragtag-state", daemon=True).start()
+        return future
+
+    def _put(self, means: Means, state: S | None) -> bool:
+        """A state has come. It is put in place where the rounds after it were kept, or no other will be asked
+        for. Returns whether to go on.
+        """
+        result = self.result
+        if state is None:  # those that were asked may have fallen behind themselves; others may be in step
+            result.why = "nobody gave the crew's state"
+            return result.tries < TRIES
+        if result.tries < TRIES and (state.mixed or means.after(state.round) is None):
+            return True
+        if not self.ways.put(state):
+            result.why = "the crew's state does not fit"
+            return False
+        result.begin(state.round)
+        self._at = state.round
+        return True
+
+    def _redo(self, means: Means) -> bool:
+        """Take steps again for as long as a member would compute; whether the model is as the crew's."""
+        ways, result = self.ways, self.result
+        assert self._at is not None
+        due = means.after(self._at)
+        if due is None:  # a round was missed
+            if result.tries < TRIES:
+                self._at, result.state_round = None, -1
+                return False
+            due = list(means)
+            first = due[0].round if due else means.newest + 1
+            result.missing += first - self._at - 1
+            result.why = f"{TRIES} states were too old for the rounds that were kept"
+            self._at = first - 1
+        began_s = ways.now_s()
+        for count, mean in enumerate(due):
+            if count >= _TAKEN_MIN and ways.now_s() - began_s >= self._idle_s:
+                return False
+            self._take(mean)
+        return means.newest >= self._at  # else the state is newer than what was followed
+
+    def _take(self, mean: Mean) -> None:
+        """Take the step of a round again."""
+        self.ways.redo(mean)
+        self._at = mean.round
+        self.result.redone += 1
+        self.result.incomplete += not mean.whole

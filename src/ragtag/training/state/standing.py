@@ -1,0 +1,120 @@
+"""Who is behind its crew: what peers post of themselves while they catch up, and what follows from it.
+
+A peer that was away for long takes the crew's state from a peer that was not, and begins each round once
+such a peer has (``replay``). Where all that were ahead have died meanwhile, or nobody was ahead and a round's
+number was made up, each would wait for the others. So a peer that is behind posts so, with the round after
+which its state was the crew's. It has somebody to wait for as long as a peer lives that has not said the
+same, or says it of a newer state. When there is none, its own state is the newest: it goes on, and the others
+follow it.
+
+Nobody needs to agree. A post is acknowledged with its reader's own newest one, so a peer knows what all that
+live say before it goes on; who lives is for membership to say. Peers whose states are of one round have one
+state, and go on together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from ragtag.core.channels import topic_of
+from ragtag.protocols.crew.board import Notices
+
+TOPIC = topic_of("standing")
+"""Where peers post on which channels they are behind."""
+NO_STATE = -1
+"""The round of a peer's state that has had none of the crew's."""
+_ENTRY = struct.Struct("<Iq")
+_ENTRIES_MAX = 64
+
+
+class Board(Protocol):
+    """The part of a transport that posts."""
+
+    @property
+    def me(self) -> int:
+        """This peer's number."""
+        ...
+
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        """Put this peer's newest value of a topic on the notice board."""
+        ...
+
+    def notices(self, topic: int) -> Notices:
+        """What is known of a topic."""
+        ...
+
+
+class Standing:
+    """On which channels this peer is behind, as it tells the others, and who else is.
+
+    living: the other peers that live and average.
+    """
+
+    def __init__(self, board: Board, living: Callable[[], Collection[int]]) -> None:
+        self._board, self._living = board, living
+        self._behind: dict[int, int] = {}
+
+    def behind(self, channel: int, round_: int) -> None:
+        """From now on this peer is behind; its state is the crew's after ``round_`` (``NO_STATE``: none is).
+
+        To be called again when it has a newer one.
+        """
+        self._tell(self._behind | {channel: round_})
+
+    def abreast(self, channel: int) -> None:
+        """This peer catches up no longer, whatever came of it."""
+        self._tell({c: round_ for c, round_ in self._behind.items() if c != channel})
+
+    def again(self) -> None:
+        """This peer has another board: others are told there."""
+        if self._behind:
+            self._board.post_soon(TOPIC, encode(self._behind))
+
+    def _tell(self, behind: dict[int, int]) -> None:
+        if behind == self._behind:
+            return
+        if len(behind) > _ENTRIES_MAX:
+            raise ValueError(
+                f"a peer that is behind on {len(behind)} channels: at most {_ENTRIES_MAX} are told"
+            )
+        self._behind = behind
+        self._board.post_soon(TOPIC, encode(behind))
+
+    def known_behind(self, channel: int) -> dict[int, int]:
+        """The peers that have said that they are behind on a channel, with the rounds of their states."""
+        told = {peer: decode(post.blob) for peer, post in self._board.notices(TOPIC).posts.items()}
+        return {peer: behind[channel] for peer, behind in told.items() if channel in behind}
+
+    def ahead(self, channel: int) -> bool:
+        """Whether a peer that lives may have a newer state than this one.
+
+        So it is as long as one has not acknowledged this peer's word, is not behind, or has the state of a
+        later round. Of those that have none yet, the one with the lowest number is taken to be ahead.
+        """
+        me, notices = self._board.me, self._board.notices(TOPIC)
+        mine = notices.posts.get(me)
+        if channel not in self._behind or mine is None or mine.blob != encode(self._behind):
+            return True  # the others cannot know yet
+        own = self._behind[channel]
+        for peer in self._living():
+            if notices.reached.get(peer, 0) < mine.number:
+                return True
+            told = decode(notices.posts[peer].blob) if peer in notices.posts else {}
+            theirs = told.get(channel)
+            if theirs is None or theirs > own or (theirs == own == NO_STATE and peer < me):
+                return True
+        return False
+
+
+def encode(behind: dict[int, int]) -> bytes:
+    """A post: the channels on which a peer is behind, and the rounds of its states."""
+    return b"".join(_ENTRY.pack(channel, round_) for channel, round_ in sorted(behind.items()))
+
+
+def decode(blob: bytes) -> dict[int, int]:
+    """The same back; of what cannot be read nothing is believed: its peer counts as being in step."""
+    if len(blob) % _ENTRY.size:
+        return {}
+    return dict(_ENTRY.iter_unpack(blob))

@@ -548,6 +548,7 @@ for k in range(2):
 """
 
 
+@pytest.mark.slow
 def test_who_died_in_an_earlier_crew_is_not_waited_for_in_later_ones(tmp_path: Path) -> None:
     events, ends = launched(tmp_path, 3, DIED.replace("GIVE_UP_S", str(PATIENCE_S)), PATIENCE_S)
     for peer in (0, 1):

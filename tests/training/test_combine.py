@@ -76,12 +76,17 @@ TRIPLES = [
 """Three at once, as the README and the papers have them."""
 
 
+BESIDE = ("inner", "buffers", "coherence", "weight")
+"""What hardly meets the rest: with it pairs are tried among the slow tests."""
+
+
 def pairs() -> list[Any]:
     """Every two choices that are not of one kind, and each alone."""
     found = [pytest.param(o, id=one) for kind in CHOICES.values() for one, o in kind.items()]
-    for first, second in combinations(CHOICES.values(), 2):
-        for (one, a), (other, b) in product(first.items(), second.items()):
-            found.append(pytest.param({**a, **b}, id=f"{one} + {other}"))
+    for first, second in combinations(CHOICES, 2):
+        marks = [pytest.mark.slow] if {first, second} & set(BESIDE) else []
+        for (one, a), (other, b) in product(CHOICES[first].items(), CHOICES[second].items()):
+            found.append(pytest.param({**a, **b}, id=f"{one} + {other}", marks=marks))
     return found
 
 

@@ -14,7 +14,8 @@ that was silent meanwhile, and was not waited for, yields when it is back.
 
 Claims are made a lease ahead, so that a peer seldom waits for acknowledgements, and then no longer than some
 timeouts of the board (see ``ragtag.training.samples.answers``). In an exclusive arc that nobody else has
-entered it does not wait at all. What two use because of that is reported as used twice, as soon as they hear each other.
+entered it does not wait at all. What two use because of that is reported as used twice, as soon as they hear
+each other.
 
 What a dead peer had claimed and not reported as used is nobody's: it is missed. That is at most its lease.
 """

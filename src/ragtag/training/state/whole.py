@@ -22,7 +22,7 @@ import torch
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Outcome, PeerId
 from ragtag.protocols.node import CATCH_UP
-from ragtag.protocols.rounds.rps import rps_repair
+from ragtag.protocols.rounds.allreduce import direct
 from ragtag.training.averager import Transport
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.tensors import Part
@@ -74,7 +74,7 @@ class Whole:
         if self._replica is None:
             name = f"{self._name}/state"
             self._replica = Replica(
-                self._parts, self._transport, rps_repair, fp32, name=name, share=False, together_s=deadline_s
+                self._parts, self._transport, direct, fp32, name=name, share=False, together_s=deadline_s
             )
         return self._replica.average(weight)
 

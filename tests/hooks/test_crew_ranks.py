@@ -36,7 +36,7 @@ class Peer:
 
     def learned(self) -> bool:
         # a batch in twenty has four times the loss of most: the last twenty's mean tells little
-        return statistics.median(self.losses[-100:]) < 0.75 * statistics.median(self.losses[:20])
+        return statistics.median(self.losses[20:][-100:]) < 0.75 * statistics.median(self.losses[:20])
 
 
 def run(n: int, steps: int, *, nan: int = -1, kill: int = -1, freeze: int = -1) -> list[Peer]:

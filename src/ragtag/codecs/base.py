@@ -18,6 +18,9 @@ def finite_rows(values: Floats) -> Bools | None:
     mean, break the models of all, and counts as not finite. One pass in most cases: squares add up to a
     finite number only where those of each row do.
     """
+    if len(values) == 1:  # most messages of a small model
+        row = values[0]
+        return None if math.isfinite(row.dot(row)) else np.zeros(1, np.bool_)
     if math.isfinite(np.einsum("ij,ij->", values, values)):
         return None
     finite: Bools = np.isfinite(np.einsum("ij,ij->i", values, values))

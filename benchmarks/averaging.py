@@ -28,8 +28,8 @@ import torch.distributed as dist
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average, Outcome
 from ragtag.core.wire import Identity, n_chunks
-from ragtag.network.driver import Driver
-from ragtag.network.udp import Endpoint
+from ragtag.network.driver.driver import Driver
+from ragtag.network.link.udp import Endpoint
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring

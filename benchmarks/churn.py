@@ -34,7 +34,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from ragtag.app.token import Token, encode, keep_token, new_key
+from ragtag.app.invitation.token import Token, encode, keep_token, new_key
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 

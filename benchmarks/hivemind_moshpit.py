@@ -144,7 +144,7 @@ def ragtag_peer(arguments: argparse.Namespace) -> None:
 
 def run_ragtag(averager: str, arguments: argparse.Namespace, out: Path, gate: Gate) -> None:
     """All peers, by the launcher that users have."""
-    command = [sys.executable, "-m", "ragtag.app.cli", "run", "-n", str(arguments.n), "--no-watch"]
+    command = [sys.executable, "-m", "ragtag.app.cli.main", "run", "-n", str(arguments.n), "--no-watch"]
     command += ["-o", str(out / "run"), __file__, *_side(averager, arguments, out, gate)]
     subprocess.run(command, check=True, timeout=_limit_s(arguments), stdout=sys.stderr)
 

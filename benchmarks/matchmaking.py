@@ -28,7 +28,7 @@ from ragtag.core.types import Average, Left, Outcome, PeerId
 from ragtag.protocols.channel.averager import Averager, Channel, Opening
 from ragtag.protocols.channel.presence import Crew as Membership
 from ragtag.protocols.groups.channel import GroupNode, Moshpit, RandomGroups
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 
 LATENCY_S, CHUNKS = 0.01, 4
 STEP_S, SPREAD = 0.2, 0.2

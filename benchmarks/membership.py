@@ -9,7 +9,7 @@
 - deaths: one peer of a crew dies, at 0 and at 20 % loss. In protocol periods (of the crew's slowest member):
   until somebody suspects it, until somebody declares it dead, and until the last member does.
   Goals at the 99th percentile: suspected within 3, declared within 10.
-- storms: `ragtag.simulation.member_trial`: invariants, and agreement after healing, seed by seed.
+- storms: `ragtag.simulation.trials.membership`: invariants, and agreement after healing, seed by seed.
 
 All simulated. Round trips of 40 to 60 ms; the protocol period follows from them, and is given beside.
 """
@@ -32,9 +32,9 @@ from typing import Any
 
 from ragtag.core.faults import Faults, Loss
 from ragtag.protocols.membership.types import Status
-from ragtag.simulation.check import InvariantBroken
-from ragtag.simulation.member_trial import MemberTrial, member_trial
-from ragtag.simulation.members import MemberWorld, changes, name_of
+from ragtag.simulation.check.rounds import InvariantBroken
+from ragtag.simulation.trials.membership import MemberTrial, member_trial
+from ragtag.simulation.worlds.members import MemberWorld, changes, name_of
 
 Each = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]
 RESULTS = Path(__file__).parent / "results" / "membership.json"

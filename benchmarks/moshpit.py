@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ragtag.recipes.moshpit_run import Case, run
+from ragtag.recipes.moshpit.run import Case, run
 
 RESULTS = Path(__file__).parent / "results" / "moshpit.json"
 CASES = {

@@ -22,7 +22,7 @@ from pathlib import Path
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.newcomer import DEADLINE_S, PHASES, NewcomerWorld
+from ragtag.simulation.worlds.newcomer import DEADLINE_S, PHASES, NewcomerWorld
 
 LATENCY_S, JITTER_S, STEP_S = 0.005, 0.01, 0.2
 COMES_S, LIMIT_S = 6.0, 2 * DEADLINE_S

@@ -76,7 +76,7 @@ def stored(report: dict[str, Any], command: Sequence[str], at: str, cpu_s: float
 def run(command: Sequence[str], out: Path) -> float:
     """Run it, and say how much processor time it took. What fails to be reproduced is no error of the run."""
     (out / "results.json").unlink(missing_ok=True)  # what is read in the end is this run's
-    cli = [sys.executable, "-m", "ragtag.app.cli", *command[1:], "--out", str(out)]
+    cli = [sys.executable, "-m", "ragtag.app.cli.main", *command[1:], "--out", str(out)]
     subprocess.run(cli, check=False)  # ends with 1 where a number fails: the report says so
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -32,7 +32,7 @@ from ragtag.core.types import Average, Outcome, PeerId
 from ragtag.core.wire import n_chunks
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 
 RESULTS = Path(__file__).parent / "results" / "simulator.json"
 

@@ -31,11 +31,11 @@ from ragtag.core.schema import Schema
 from ragtag.core.types import Bools, Bytes, Floats, Offer, Outcome
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 from ragtag.training.exchange.compress import TopK
 from ragtag.training.exchange.sent import Undecided
 from ragtag.training.exchange.sparse import SparseReplica
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 LATENCY_S, COMPUTE_S = 0.002, 0.01
 TIGHT_S = 4.4 * LATENCY_S

@@ -31,7 +31,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-from ragtag.app.demo_task import LEARNING_RATE, evaluate, load_digits, make_model
+from ragtag.app.demo.task import LEARNING_RATE, evaluate, load_digits, make_model
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.grouping import ProgressiveGrouping
 
@@ -113,7 +113,16 @@ def measure(arguments: argparse.Namespace, schedule: str, sleep_s: float, seed: 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(arguments.keep or folder) / f"{schedule}-{'slowed' if sleep_s else 'calm'}-{seed}"
         command = [
-            *(sys.executable, "-m", "ragtag.app.cli", "run", "-n", str(arguments.peers), "--seed", str(seed)),
+            *(
+                sys.executable,
+                "-m",
+                "ragtag.app.cli.main",
+                "run",
+                "-n",
+                str(arguments.peers),
+                "--seed",
+                str(seed),
+            ),
             *("--no-watch", "--json", "-o", str(trace), __file__),
             *("--worker", "--schedule", schedule, "--sleep-s", str(sleep_s), "--out", folder),
             *("--seconds", str(arguments.seconds), "--step-s", str(arguments.step_s)),

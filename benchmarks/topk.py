@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from ragtag.codecs.density import Density, break_even_bytes_per_s
-from ragtag.codecs.feedback import ErrorFeedback
-from ragtag.codecs.options import Options
-from ragtag.codecs.reused import add_select_clear
-from ragtag.codecs.selection import Selection
-from ragtag.codecs.sparse import Format, decode, encode
-from ragtag.codecs.threshold import dgc, gaussian_k, sidco
-from ragtag.codecs.topk import chunked_top_k, random_k, sampled_top_k, top_k
-from ragtag.codecs.topk_torch import sampled_top_k_tensor
+from ragtag.codecs.sparse.density import Density, break_even_bytes_per_s
+from ragtag.codecs.sparse.feedback import ErrorFeedback
+from ragtag.codecs.sparse.options import Options
+from ragtag.codecs.sparse.reused import add_select_clear
+from ragtag.codecs.sparse.selection import Selection
+from ragtag.codecs.sparse.threshold import dgc, gaussian_k, sidco
+from ragtag.codecs.sparse.topk import chunked_top_k, random_k, sampled_top_k, top_k
+from ragtag.codecs.sparse.topk_torch import sampled_top_k_tensor
+from ragtag.codecs.sparse.wire import Format, decode, encode
 from ragtag.core import fast
 from ragtag.core.seed import generator
 from ragtag.core.types import Floats

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ragtag.network.donor import DonorServer
-from ragtag.network.donor_session import DonorLimits
-from ragtag.network.fetch import Donor, fetch_state
-from ragtag.network.shelf import Shelf
+from ragtag.network.transfer.donor import DonorServer
+from ragtag.network.transfer.fetch import Donor, fetch_state
+from ragtag.network.transfer.session import DonorLimits
+from ragtag.network.transfer.snapshots import Shelf
 
 SCHEMA, LAYOUT = 1, 1
 DEADLINE_S = 600.0

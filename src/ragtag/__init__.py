@@ -17,18 +17,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ragtag import hooks as hooks
     from ragtag import schedules as schedules
-    from ragtag.app.crew import Crew as Crew
+    from ragtag.app.crew.crew import Crew as Crew
+    from ragtag.app.crew.join import JoinError as JoinError
+    from ragtag.app.crew.join import join as join
+    from ragtag.app.crew.transport import SeatLost as SeatLost
     from ragtag.app.environment import PlaceError as PlaceError
-    from ragtag.app.join import JoinError as JoinError
-    from ragtag.app.join import join as join
-    from ragtag.app.token import TokenError as TokenError
-    from ragtag.app.transport import SeatLost as SeatLost
+    from ragtag.app.invitation.token import TokenError as TokenError
     from ragtag.core.errors import Error as Error
     from ragtag.core.errors import HasLeft as HasLeft
     from ragtag.core.errors import NotFinite as NotFinite
     from ragtag.core.schema import SchemaMismatch as SchemaMismatch
-    from ragtag.network.mailbox import DriverFailed as DriverFailed
-    from ragtag.network.udp import PortInUse as PortInUse
+    from ragtag.network.driver.mailbox import DriverFailed as DriverFailed
+    from ragtag.network.link.udp import PortInUse as PortInUse
     from ragtag.optim.outer import Outer as Outer
     from ragtag.protocols.channel.averager import Averager as Averager
     from ragtag.protocols.groups.channel import Moshpit as Moshpit
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ragtag.protocols.rounds.allreduce import AllReduce as AllReduce
     from ragtag.protocols.rounds.rps import RPS as RPS
     from ragtag.training.align.plan import Align as Align
-    from ragtag.training.centre import Centre as Centre
     from ragtag.training.coherence import Coherence as Coherence
+    from ragtag.training.exchange.central import Centre as Centre
     from ragtag.training.exchange.compress import TopK as TopK
     from ragtag.training.samples.sizes import BatchSizes as BatchSizes
     from ragtag.training.samples.split import skewed_shards as skewed_shards
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Error": "ragtag.core.errors",
-    "DriverFailed": "ragtag.network.mailbox",
+    "DriverFailed": "ragtag.network.driver.mailbox",
     "HasLeft": "ragtag.core.errors",
     "NoWholeCheckpoint": "ragtag.training.state.checkpoint",
     "PlaceError": "ragtag.app.environment",
-    "PortInUse": "ragtag.network.udp",
-    "SeatLost": "ragtag.app.transport",
-    "TokenError": "ragtag.app.token",
-    "Crew": "ragtag.app.crew",
-    "JoinError": "ragtag.app.join",
-    "join": "ragtag.app.join",
+    "PortInUse": "ragtag.network.link.udp",
+    "SeatLost": "ragtag.app.crew.transport",
+    "TokenError": "ragtag.app.invitation.token",
+    "Crew": "ragtag.app.crew.crew",
+    "JoinError": "ragtag.app.crew.join",
+    "join": "ragtag.app.crew.join",
     "SchemaMismatch": "ragtag.core.schema",
     "Outer": "ragtag.optim.outer",
     "Align": "ragtag.training.align.plan",
@@ -63,7 +63,7 @@ _HOMES = {
     "AllReduce": "ragtag.protocols.rounds.allreduce",
     "Moshpit": "ragtag.protocols.groups.channel",
     "RandomGroups": "ragtag.protocols.groups.channel",
-    "Centre": "ragtag.training.centre",
+    "Centre": "ragtag.training.exchange.central",
     "NotFinite": "ragtag.core.errors",
     "BatchSizes": "ragtag.training.samples.sizes",
     "Coherence": "ragtag.training.coherence",

@@ -1,6 +1,6 @@
 """``python -m ragtag``: the ``ragtag`` command."""
 
-from ragtag.app.cli import main
+from ragtag.app.cli.main import main
 
 if __name__ == "__main__":
     main()

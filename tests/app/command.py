@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from typer.testing import CliRunner
 
-from ragtag.app import cli
+from ragtag.app.cli.main import main as cli
 
 runner = CliRunner()
 AVERAGES = """

@@ -13,7 +13,7 @@ import sys
 import torch
 
 import ragtag
-from ragtag.codecs.advice import Choice
+from ragtag.codecs.sparse.advice import Choice
 from ragtag.training.exchange.sparse import SparseReplica
 
 

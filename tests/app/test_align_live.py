@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ragtag.app.invitation.token import kept_token
 from ragtag.app.report import report_json
 from ragtag.app.report.summarise import summarise
-from ragtag.app.token import kept_token
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.app.test_elastic import Place, _until

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.app.alike import Final, alike
 from ragtag.app.report import build_report, report_json
-from ragtag.app.run_view import models
+from ragtag.app.terminal.alike import Final, alike
+from ragtag.app.terminal.run_view import models
 from ragtag.app.tracefile import TraceWriter, last_leaves, peer_file
 from ragtag.core import trace
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.app.catching_up import catch_up
-from ragtag.app.state import Keeper, State
-from ragtag.app.transport import DriverTransport
+from ragtag.app.crew.catching_up import catch_up
+from ragtag.app.crew.state import Keeper, State
+from ragtag.app.crew.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import Noted
-from ragtag.network.driver import DriverFailed
-from ragtag.network.fetch import Fetched
+from ragtag.network.driver.driver import DriverFailed
+from ragtag.network.transfer.fetch import Fetched
 from ragtag.protocols.rounds.allreduce import direct
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import capture
 from ragtag.training.state.standing import NO_STATE
 from tests.network.crew import PATIENCE_S, Crew, values_of

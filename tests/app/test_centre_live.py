@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import ragtag
+from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.tracefile import read_run
-from ragtag.app.transport import DriverTransport, SoloTransport
 from ragtag.core import trace
 from ragtag.core.types import Outcome
 from ragtag.optim.compensate import compensated
 from ragtag.schedules import Asynchronous, BackupWorkers, ProgressiveGrouping, SoftSync
 from ragtag.schedules.centre import Centre as Rule
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.app.test_elastic import Place, _until, notes
 from tests.app.test_transport import all_at_once, tiny, transports
 from tests.network.crew import PATIENCE_S, Crew

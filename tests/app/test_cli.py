@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ragtag import __version__
-from ragtag.app import cli
-from ragtag.app.folders import new_run_folder
-from ragtag.app.simulate_view import VALUES_MAX, count
+from ragtag.app.cli.folders import new_run_folder
+from ragtag.app.cli.main import main as cli
+from ragtag.app.terminal.simulate_view import VALUES_MAX, count
 from ragtag.app.tracefile import read_run
 from ragtag.recipes.base import Report, row
 from tests.app.command import AVERAGES, error_of, invoke, runner
@@ -60,7 +60,8 @@ def test_python_m_ragtag_is_the_command() -> None:
 
 def test_the_command_starts_without_what_is_heavy() -> None:
     code = (
-        "import sys, ragtag.app.cli; print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules])"
+        "import sys, ragtag.app.cli.main; "
+        "print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules])"
     )
     env = dict(os.environ) | {"PYTHONPATH": str(SRC)}
     shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60, check=True)
@@ -116,7 +117,7 @@ def test_an_unexpected_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatc
     def broken(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("oh\nno")
 
-    monkeypatch.setattr("ragtag.app.simulate_view.run", broken)
+    monkeypatch.setattr("ragtag.app.terminal.simulate_view.run", broken)
     result = invoke("simulate")
     assert error_of(result) == "error: oh no (ZeroDivisionError; ragtag --debug shows where)"
     assert result.code == 1
@@ -302,7 +303,7 @@ def test_reproduce_says_pass_or_fail(
     here: Path, monkeypatch: pytest.MonkeyPatch, measured: float, code: int
 ) -> None:
     recipe = Recipe(measured)
-    monkeypatch.setitem(sys.modules, "ragtag.recipes.rps", recipe)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ragtag.recipes.rps.recipe", recipe)  # type: ignore[arg-type]
     result = invoke("reproduce", "rps", "--quick", "--seeds", "2", "--out", "out")
     assert result.code == code
     assert ("all pass" if code == 0 else "1 fail") in result.out

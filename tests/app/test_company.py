@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ragtag.app.company import ALONE_AFTER, Company
+from ragtag.app.crew.company import ALONE_AFTER, Company
 from ragtag.core.types import Noted
 from tests.core.test_arrival import outcome
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 import ragtag
+from ragtag.app.crew.join import JoinError
 from ragtag.app.environment import VARIABLES
-from ragtag.app.invite import new_invitation
-from ragtag.app.join import JoinError
-from ragtag.app.token import TOKEN_FILE, Token, decode, encode, kept_token, new_key
+from ragtag.app.invitation.invite import new_invitation
+from ragtag.app.invitation.token import TOKEN_FILE, Token, decode, encode, kept_token, new_key
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.network.agents import KEY, Agents
@@ -63,7 +63,7 @@ class Command:
         self.out = folder / f"{name}.out"
         with self.out.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ragtag.app.cli", *args],
+                [sys.executable, "-m", "ragtag.app.cli.main", *args],
                 stdout=file, stderr=subprocess.STDOUT, env=env, cwd=folder,
             )  # fmt: skip
 
@@ -431,7 +431,7 @@ def test_a_host_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ragtag.app.membership.socket.getaddrinfo", nowhere)
+        patch.setattr("ragtag.app.crew.membership.socket.getaddrinfo", nowhere)
         said = joining(monkeypatch, Token((("otters.invalid", 4321),), "otters", KEY), 1.0)
     assert said.startswith("the token's address 'otters.invalid' cannot be found: ")
 

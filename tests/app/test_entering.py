@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ragtag.app.crew.membership import Entrance, invited, member_socket
+from ragtag.app.crew.phases import Phases
 from ragtag.app.environment import Place
-from ragtag.app.membership import Entrance, invited, member_socket
-from ragtag.app.phases import Phases
-from ragtag.app.token import Token, new_key
-from ragtag.network.agent import Told
+from ragtag.app.invitation.token import Token, new_key
+from ragtag.network.membership.agent import Told
 from ragtag.protocols.membership.types import Changed
 
 DEADLINE_S, GOSSIP_S = 30.0, 3.0

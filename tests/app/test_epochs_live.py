@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.app.token import kept_token
+from ragtag.app.invitation.token import kept_token
 from tests.app.test_elastic import Command, Place
 
 SCRIPT = """

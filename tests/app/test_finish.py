@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import ragtag
-from ragtag.app import finish as ending
-from ragtag.app.transport import DriverTransport, SoloTransport
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.app.crew import finish as ending
+from ragtag.app.crew.transport import DriverTransport, SoloTransport
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.whole import Finished, Stand, digest_of
 from tests.app.test_transport import Train, all_at_once, transports
 from tests.network.crew import PATIENCE_S, Crew

@@ -10,7 +10,7 @@ import pytest
 
 from ragtag.app.environment import VARIABLES
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Event, Line
+from ragtag.app.launch.events import Event, Line
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 

@@ -21,23 +21,23 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
+from ragtag.app.crew.greeting import read_hello
+from ragtag.app.crew.join import JoinError, join
+from ragtag.app.crew.transport import SoloTransport
 from ragtag.app.environment import VARIABLES, Place
-from ragtag.app.greeting import read_hello
-from ragtag.app.join import JoinError, join
+from ragtag.app.invitation.token import decode, kept_token
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Ended, Event, Line
+from ragtag.app.launch.events import Ended, Event, Line
 from ragtag.app.report import report_json
-from ragtag.app.token import decode, kept_token
 from ragtag.app.tracefile import read_run
-from ragtag.app.transport import SoloTransport
 from ragtag.core import trace
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Met
 from ragtag.core.wire import VERSION, Identity
-from ragtag.network.driver import Driver
-from ragtag.network.udp import Endpoint, PortInUse
+from ragtag.network.driver.driver import Driver
+from ragtag.network.link.udp import Endpoint, PortInUse
 from ragtag.protocols.node import Node
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.network.crew import PATIENCE_S, until
 
 SRC = Path(__file__).parents[2] / "src"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.app.commands.joining import VARIABLE, hide, token_text
-from ragtag.app.token import Token, encode, new_key
+from ragtag.app.cli.joining import VARIABLE, hide, token_text
+from ragtag.app.invitation.token import Token, encode, new_key
 from tests.app.command import error_of, invoke
 
 TOKEN = encode(Token((("127.0.0.1", 4321),), "otters", new_key()))
@@ -66,8 +66,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[s
         options = {"peers": peers, "folder": folder}
         calls.append((str(token), argv, {k: v for k, v in options.items() if v not in (1, None)}))
 
-    monkeypatch.setattr("ragtag.app.commands.start._launch", launch)
-    monkeypatch.setattr("ragtag.app.invite.usable", lambda given: (given, ""))
+    monkeypatch.setattr("ragtag.app.cli.start._launch", launch)
+    monkeypatch.setattr("ragtag.app.invitation.invite.usable", lambda given: (given, ""))
     return calls
 
 

@@ -11,15 +11,14 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from ragtag.app import membership
-from ragtag.app.crew import Crew
+from ragtag.app.crew.crew import Crew, membership
+from ragtag.app.crew.join import join_as
+from ragtag.app.crew.transport import DriverTransport
 from ragtag.app.environment import Place
-from ragtag.app.join import join_as
-from ragtag.app.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import PEERS_MAX, Outcome
-from ragtag.network.udp import bound
+from ragtag.network.link.udp import bound
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.membership.machine import Membership

@@ -14,11 +14,10 @@ from msgspec import UNSET
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-from ragtag.app import logbook
-from ragtag.app.crew import Crew
+from ragtag.app.crew.crew import Crew, logbook
 from ragtag.app.environment import VARIABLES, Place
-from ragtag.app.peers import Peers
 from ragtag.app.report import report_json
+from ragtag.app.terminal.peers import Peers
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 

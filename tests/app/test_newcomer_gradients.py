@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ragtag.app.token import kept_token
+from ragtag.app.invitation.token import kept_token
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.app.test_elastic import Place, _until, notes

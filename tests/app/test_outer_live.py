@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ragtag
-from ragtag.app.token import kept_token
-from ragtag.app.transport import SoloTransport
+from ragtag.app.crew.transport import SoloTransport
+from ragtag.app.invitation.token import kept_token
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.protocols.rounds.allreduce import direct

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.app.output import (
+from ragtag.app.terminal.output import (
     HELD_LINES_MAX,
     HOLD_S,
     Lines,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.experiment import RoundFigures, Setup, simulate
-from ragtag.app.peers import Peers
+from ragtag.app.terminal.peers import Peers
 from ragtag.app.tracefile import Follower
 from ragtag.core import trace
 from tests.app.synthetic import Story

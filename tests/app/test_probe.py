@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ragtag.app import probe
-from ragtag.app.probe_source import (
+from ragtag.app.probe import measure as probe
+from ragtag.app.probe.source import (
     ProbeError,
     rate_of,
     rate_of_run,
     size_of_model,
     vectors_of_script,
 )
-from ragtag.app.probe_view import Found, bits, count, show, size, span
+from ragtag.app.probe.view import Found, bits, count, show, size, span
 from ragtag.app.tracefile import TraceWriter, peer_file
-from ragtag.codecs.advice import Cost
+from ragtag.codecs.sparse.advice import Cost
 from ragtag.core import trace
 from ragtag.core.errors import NotFinite
 from tests.app.command import error_of, invoke

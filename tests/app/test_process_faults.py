@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ragtag.app.process_faults import SLICE_S, ProcessFaults, fault_records
+from ragtag.app.launch.faults import SLICE_S, ProcessFaults, fault_records
 from ragtag.core.faultspec import parse_faults
 
 

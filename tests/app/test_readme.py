@@ -51,7 +51,7 @@ def run(folder: Path, script: str, *command: str) -> list[str]:
     return re.findall(r"epoch \d+, step .*", done.stdout)
 
 
-CREW = ("-m", "ragtag.app.cli", "run", "-n", "2")
+CREW = ("-m", "ragtag.app.cli.main", "run", "-n", "2")
 
 
 @pytest.mark.parametrize("command", [(), CREW])

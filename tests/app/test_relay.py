@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Event, Line, Said
-from ragtag.app.peer_process import PeerProcess, Stream
-from ragtag.app.relay import HOLD_BYTES, Held, Relay
+from ragtag.app.launch.events import Event, Line, Said
+from ragtag.app.launch.process import PeerProcess, Stream
+from ragtag.app.launch.relay import HOLD_BYTES, Held, Relay
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.app.test_elastic import PATIENCE_S, Command, Place, _until

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ragtag.app.state import Keeper
+from ragtag.app.crew.state import Keeper
 from ragtag.core.types import Noted
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import capture
 from ragtag.training.state.checkpoint import Checkpoints, NoWholeCheckpoint
 from ragtag.training.state.checkpoint_file import HEADER_BYTES

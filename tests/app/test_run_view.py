@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from ragtag.app.launch_events import Ended, Line, Said
-from ragtag.app.run_view import RunView, models, print_wrapped
+from ragtag.app.launch.events import Ended, Line, Said
+from ragtag.app.terminal.run_view import RunView, models, print_wrapped
 from ragtag.app.tracefile import TraceWriter, crews, peer_file
 from ragtag.core import trace
 

@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import torch
 
-from ragtag.app.transport import DriverTransport
+from ragtag.app.crew.transport import DriverTransport
 from ragtag.core.types import Outcome
 from ragtag.schedules import SSP, Matched, Partial
 from ragtag.schedules.base import Schedule
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.app.test_transport import all_at_once, step, tiny, transports
 from tests.network.crew import PATIENCE_S, Crew
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import ragtag
-from ragtag.app.token import kept_token
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.app.invitation.token import kept_token
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.app.test_elastic import Place, place
 
 __all__ = ["place"]

@@ -58,7 +58,18 @@ def test_batches_follow_speeds_of_real_processes(tmp_path: Path) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAGTAG_")}
     arguments = [str(tmp_path), *map(str, (SAMPLES, BATCH, EPOCHS))]
     ended = subprocess.run(
-        [sys.executable, "-m", "ragtag.app.cli", "run", "-n", "2", "-o", str(run), "train.py", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "ragtag.app.cli.main",
+            "run",
+            "-n",
+            "2",
+            "-o",
+            str(run),
+            "train.py",
+            *arguments,
+        ],
         env=clean | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.disk import Spare
+from ragtag.app.invitation.token import TOKEN_FILE, Token, decode, encode, keep_token, new_key
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Ended, Event, Line
-from ragtag.app.spared import RETRY_S, SparedConsole
-from ragtag.app.token import TOKEN_FILE, Token, decode, encode, keep_token, new_key
+from ragtag.app.launch.events import Ended, Event, Line
+from ragtag.app.terminal.spared import RETRY_S, SparedConsole
 
 SRC = Path(__file__).parents[2] / "src"
 SCRIPT = """
@@ -183,7 +183,7 @@ def test_an_output_that_takes_nothing_stops_no_run(tmp_path: Path, where: str) -
     command = [
         sys.executable,
         "-m",
-        "ragtag.app.cli",
+        "ragtag.app.cli.main",
         "run",
         "-n",
         "2",
@@ -201,7 +201,7 @@ def test_what_was_lost_is_said_when_printing_works_again(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr("ragtag.app.spared.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("ragtag.app.terminal.spared.time.monotonic", lambda: now_s)
     ballast = small_disk / "ballast"
     with (small_disk / "log").open("w") as log:
         console = SparedConsole(file=log, width=200)

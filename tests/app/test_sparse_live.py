@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Event, Line
+from ragtag.app.launch.events import Event, Line
 from ragtag.training.exchange.bypass import WINDOW
 
 WORKER = Path(__file__).with_name("sparse_worker.py")

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.app.state import COMPRESSION, Keeper
+from ragtag.app.crew.state import COMPRESSION, Keeper
 from ragtag.core.types import Noted
-from ragtag.network.shelf import Shelf
+from ragtag.network.transfer.snapshots import Shelf
 from ragtag.optim.outer import Nesterov
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.compression_state import CompressionState
 from ragtag.training.state.snapshot import Snapshot
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers

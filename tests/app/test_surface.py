@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-from ragtag.app.crew import Crew
+from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES
 from ragtag.protocols.channel.averager import Averager
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "on_step", "seed"}
 """What a crew tells its optimizers by itself."""

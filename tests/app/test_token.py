@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.app.token import Token, TokenError, _check, decode, encode, new_key
+from ragtag.app.invitation.token import Token, TokenError, _check, decode, encode, new_key
 
 TOKEN = Token((("10.0.0.7", 4711), ("::1", 4712)), "lab crew", bytes(range(32)), 2_000_000_000, bytes(16))
 HOSTS = st.sampled_from(["node-1.example.org", "10.0.0.7", "::1", "fe80::1%eth0"])

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 
 import ragtag
-from ragtag.app.transport import DriverTransport, SoloTransport
+from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
 from ragtag.core.types import Outcome
-from ragtag.network.driver import Driver, DriverFailed
+from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.rps import rps
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.answers import Answers
 from ragtag.training.samples.split import Split
 from tests.network.crew import PATIENCE_S, Crew

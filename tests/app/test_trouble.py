@@ -10,7 +10,7 @@ import pytest
 
 from ragtag.app.experiment import Setup, simulate
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Event, Line, Said
+from ragtag.app.launch.events import Event, Line, Said
 from ragtag.app.tracefile import CREW_FILE, peer_file, read_run
 from tests.app.command import AVERAGES, error_of, invoke
 from tests.app.conftest import as_nobody

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragtag.app.words import counted, these_peers
+from ragtag.app.terminal.words import counted, these_peers
 
 
 def test_a_number_agrees_with_its_noun() -> None:

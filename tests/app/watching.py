@@ -8,8 +8,8 @@ import math
 
 from rich.console import Console
 
-from ragtag.app.dashboard import Dashboard
-from ragtag.app.peers import Peers
+from ragtag.app.terminal.dashboard import Dashboard
+from ragtag.app.terminal.peers import Peers
 from ragtag.core import trace
 from tests.app.synthetic import Story, crew_records, peer_records
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ragtag.codecs.advice import Cost, choose, choose_for, fastest
+from ragtag.codecs.sparse.advice import Cost, choose, choose_for, fastest
 
 BYTES = st.integers(0, 1 << 40)
 SECONDS = st.floats(0, 1e4)

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.codecs.density import Density, break_even_bytes_per_s
-from ragtag.codecs.feedback import TICKETS_MAX, ErrorFeedback
-from ragtag.codecs.gather import SparseSum
-from ragtag.codecs.options import Options
-from ragtag.codecs.reused import reused
-from ragtag.codecs.selection import Selection, Selector, exactly, stateless
-from ragtag.codecs.sparse import decode
-from ragtag.codecs.threshold import gaussian, sidco_exponential
-from ragtag.codecs.tickets import TicketError
-from ragtag.codecs.topk import chunked, exact, randomly, sampled
+from ragtag.codecs.sparse.density import Density, break_even_bytes_per_s
+from ragtag.codecs.sparse.feedback import TICKETS_MAX, ErrorFeedback
+from ragtag.codecs.sparse.gather import SparseSum
+from ragtag.codecs.sparse.options import Options
+from ragtag.codecs.sparse.reused import reused
+from ragtag.codecs.sparse.selection import Selection, Selector, exactly, stateless
+from ragtag.codecs.sparse.threshold import gaussian, sidco_exponential
+from ragtag.codecs.sparse.tickets import TicketError
+from ragtag.codecs.sparse.topk import chunked, exact, randomly, sampled
+from ragtag.codecs.sparse.wire import decode
 from ragtag.core.errors import NotFinite
 from ragtag.core.seed import generator
 from tests.codecs.vectors import heavy

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ragtag.codecs.reused import REUSED_MAX, add, add_select_clear, reused, reused_most
-from ragtag.codecs.selection import Selector, require_k
-from ragtag.codecs.threshold import (
+from ragtag.codecs.sparse.reused import REUSED_MAX, add, add_select_clear, reused, reused_most
+from ragtag.codecs.sparse.selection import Selector, require_k
+from ragtag.codecs.sparse.threshold import (
     dgc_sampling,
     gaussian,
     gaussian_k,
     gaussian_strict,
     sidco_exponential,
 )
-from ragtag.codecs.topk import chunked, chunked_top_k, exact, randomly, sampled, sampled_top_k, top_k
-from ragtag.codecs.topk_torch import sampled_top_k_tensor
+from ragtag.codecs.sparse.topk import chunked, chunked_top_k, exact, randomly, sampled, sampled_top_k, top_k
+from ragtag.codecs.sparse.topk_torch import sampled_top_k_tensor
 from ragtag.core import fast
 from ragtag.core.errors import NotFinite
 from tests.codecs.vectors import by_definition, heavy, kinds, vector
@@ -321,7 +321,7 @@ def test_without_numba_everything_is_there(tmp_path) -> None:
     code = (
         "import sys; sys.modules['numba'] = None\n"
         "import numpy as np\n"
-        "from ragtag.codecs import topk, threshold, reused\n"
+        "from ragtag.codecs.sparse import topk, threshold, reused\n"
         "from ragtag.core import fast\n"
         "assert not fast.available() and not fast.compiled()\n"
         "u = np.arange(100000, dtype=np.float32)\n"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.codecs.indices import COUNT_MAX
-from ragtag.codecs.selection import NONE, Selection
-from ragtag.codecs.sparse import Format, decode, encode
-from ragtag.codecs.topk import top_k
+from ragtag.codecs.sparse.indices import COUNT_MAX
+from ragtag.codecs.sparse.selection import NONE, Selection
+from ragtag.codecs.sparse.topk import top_k
+from ragtag.codecs.sparse.wire import Format, decode, encode
 from ragtag.codecs.values import from_2bit, from_bf16, from_int8, to_2bit, to_bf16, to_int8
 from ragtag.core import fast
 from ragtag.core.seed import generator

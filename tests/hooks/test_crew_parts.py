@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 
 import ragtag
-from ragtag.app.transport import SoloTransport
+from ragtag.app.crew.transport import SoloTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Outcome

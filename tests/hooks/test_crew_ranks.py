@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Event, Line
+from ragtag.app.launch.events import Event, Line
 
 WORKER = Path(__file__).with_name("crew_worker.py")
 FREEZE_S = 0.8  # the others go on for so long after it that they meet again

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 
 import ragtag
-from ragtag.codecs.density import Density
-from ragtag.codecs.options import Options
+from ragtag.codecs.sparse.density import Density
+from ragtag.codecs.sparse.options import Options
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.hooks import message as wire
 from ragtag.hooks.backward import Names

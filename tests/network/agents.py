@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from ragtag.core.wire import VERSION
-from ragtag.network.agent import Agent, Told
+from ragtag.network.membership.agent import Agent, Told
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, encode_card
 from ragtag.protocols.membership.types import Address, Changed, Identity, Limits, Status

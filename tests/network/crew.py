@@ -16,8 +16,8 @@ from ragtag.core.recording import Recording
 from ragtag.core.seed import generator
 from ragtag.core.types import Average, Floats, Met, Noted, Outcome
 from ragtag.core.wire import Identity
-from ragtag.network.driver import Driver
-from ragtag.network.udp import Endpoint
+from ragtag.network.driver.driver import Driver
+from ragtag.network.link.udp import Endpoint
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps

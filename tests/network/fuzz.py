@@ -21,7 +21,7 @@ from ragtag.core.wire import (
     headers_of,
     tags,
 )
-from ragtag.network.frame import Framer
+from ragtag.network.link.frame import Framer
 
 ROWS = 448
 """Datagrams in a table: what one pass over a socket brings at most, about."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ragtag.core.seed import generator
-from ragtag.network.agent import READS_MAX, Agent
+from ragtag.network.membership.agent import READS_MAX, Agent
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import Roster
 from ragtag.protocols.membership.types import Address, Failed, Identity, Status, Transmit

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from ragtag.core import seed as random
-from ragtag.network import donor
-from ragtag.network.donor import DonorServer
-from ragtag.network.donor_budget import CpuBudget, LinkBudget
-from ragtag.network.donor_session import DonorLimits
-from ragtag.network.fetch import Donor, fetch_state
-from ragtag.network.shelf import Shelf
+from ragtag.network.transfer import donor
+from ragtag.network.transfer.budget import CpuBudget, LinkBudget
+from ragtag.network.transfer.donor import DonorServer
+from ragtag.network.transfer.fetch import Donor, fetch_state
+from ragtag.network.transfer.session import DonorLimits
+from ragtag.network.transfer.snapshots import Shelf
 from tests.network.transferring import KEY, PATIENCE_S, SCHEMA, blob_of, layout_of
 
 Used = Sequence[tuple[float, float]]

@@ -18,8 +18,8 @@ from ragtag.core import fast
 from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
 from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
-from ragtag.network.driver import Driver, DriverFailed
-from ragtag.network.udp import Endpoint
+from ragtag.network.driver.driver import Driver, DriverFailed
+from ragtag.network.link.udp import Endpoint
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.groups.channel import Moshpit
@@ -590,7 +590,7 @@ def test_a_driver_waiting_for_a_silent_peer_takes_little_processor_time() -> Non
 
 @pytest.mark.skipif(not fast.available(), reason="numba is not installed (ragtag[fast])")
 def test_large_channels_have_their_loops_compiled_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragtag.network.driver.LARGE_CHUNKS", 41)
+    monkeypatch.setattr("ragtag.network.driver.driver.LARGE_CHUNKS", 41)
     with Crew(2, 40) as small:
         assert all(driver._compiling is None for driver in small.drivers.values())
     with Crew(3, 41) as crew:

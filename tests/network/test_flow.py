@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.types import MessageKey, Run
-from ragtag.network.flow import ENDINGS_MAX, PINGS, QUEUE_MAX, Ending, Flow, Inbound, Outgoing
+from ragtag.network.link.flow import ENDINGS_MAX, PINGS, QUEUE_MAX, Ending, Flow, Inbound, Outgoing
 
 U32 = (1 << 32) - 1
 

@@ -28,7 +28,7 @@ from ragtag.core.wire import (
     headers_of,
     tags,
 )
-from ragtag.network.frame import Framer
+from ragtag.network.link.frame import Framer
 
 ME, OTHER = 4, 3
 EPOCH = 1000
@@ -590,7 +590,7 @@ def _constant(values: Bytes) -> Bytes:
 
 @pytest.mark.skipif(not fast.available(), reason="numba is not installed (ragtag[fast])")
 def test_compiled_loops_compile_nothing_while_a_round_goes_on() -> None:
-    from ragtag.network import kernels
+    from ragtag.network.link import kernels
 
     kernels.warm()
     rows = np.zeros((1, DATAGRAM_BYTES // 8), np.int64)

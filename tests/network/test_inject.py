@@ -7,7 +7,7 @@ import pytest
 
 from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, LossStream, OneWay, Partition, Window
 from ragtag.core.types import MessageKey, Run
-from ragtag.network.inject import HELD_BYTES_MAX, Held, Injector
+from ragtag.network.link.inject import HELD_BYTES_MAX, Held, Injector
 
 
 def a_run(dest: int, total: int, round_: int = 0) -> Run:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ragtag.network.invited import ask_for_key
-from ragtag.network.udp import Address
+from ragtag.network.link.udp import Address
+from ragtag.network.membership.admission import ask_for_key
 from ragtag.protocols.membership.invitation import Said, invitation_key
 from tests.network.agents import KEY, Agents
 from tests.network.crew import PATIENCE_S

@@ -10,9 +10,9 @@ import pytest
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average, Floats, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES, Identity, Kind
-from ragtag.network.driver import Driver
-from ragtag.network.frame import Framer
-from ragtag.network.udp import Endpoint
+from ragtag.network.driver.driver import Driver
+from ragtag.network.link.frame import Framer
+from ragtag.network.link.udp import Endpoint
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.base import BLOCK_BITS
 from ragtag.protocols.rounds.rps import rps

@@ -45,8 +45,8 @@ import numpy as np
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average
 from ragtag.core.wire import Identity
-from ragtag.network.driver import Driver
-from ragtag.network.udp import Endpoint
+from ragtag.network.driver.driver import Driver
+from ragtag.network.link.udp import Endpoint
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps

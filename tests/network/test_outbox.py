@@ -8,12 +8,12 @@ import pytest
 from ragtag.core.faults import Faults
 from ragtag.core.types import Bytes, MessageKey, Run, Send
 from ragtag.core.wire import CHUNK_BYTES, Identity, Kind, headers_of
-from ragtag.network.flow import Flow
-from ragtag.network.frame import Framer, Short
-from ragtag.network.inbox import Inbox
-from ragtag.network.inject import Injector
-from ragtag.network.outbox import Outbox
-from ragtag.network.udp import Address, Received
+from ragtag.network.link.flow import Flow
+from ragtag.network.link.frame import Framer, Short
+from ragtag.network.link.inbox import Inbox
+from ragtag.network.link.inject import Injector
+from ragtag.network.link.outbox import Outbox
+from ragtag.network.link.udp import Address, Received
 from ragtag.protocols.node import Node
 
 OLD, NEW = 7, 8

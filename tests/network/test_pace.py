@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ragtag.core.seed import generator
-from ragtag.network.pace import WINDOW_FIRST, Pacer
+from ragtag.network.control.window import WINDOW_FIRST, Pacer
 
 RTT_S = 0.01
 U16 = 1 << 16

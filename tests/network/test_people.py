@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from ragtag.core.faults import Faults, Loss, Partition, Window
 from ragtag.core.types import Joined, Left, MessageKey, Noted, Visits
 from ragtag.core.wire import VERSION
-from ragtag.network.agent import Agent
-from ragtag.network.flow import ENDINGS_APART_MAX, Flow
-from ragtag.network.inject import Injector
-from ragtag.network.people import APART_MAX, News, People
+from ragtag.network.driver.members import APART_MAX, News, People
+from ragtag.network.link.flow import ENDINGS_APART_MAX, Flow
+from ragtag.network.link.inject import Injector
+from ragtag.network.membership.agent import Agent
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, decode_card, encode_card
 from ragtag.protocols.membership.types import Changed, Failed, Identity, Member, Remarked, Status

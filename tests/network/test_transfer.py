@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.network.donor import DonorServer
-from ragtag.network.donor_session import DonorLimits, DonorSession
-from ragtag.network.fetch import Donor, Fetched, TransferError, fetch_state
-from ragtag.network.fetch_link import Link
-from ragtag.network.shelf import Shelf
-from ragtag.network.udp import PortInUse
+from ragtag.network.link.udp import PortInUse
+from ragtag.network.transfer.connection import Link
+from ragtag.network.transfer.donor import DonorServer
+from ragtag.network.transfer.fetch import Donor, Fetched, TransferError, fetch_state
+from ragtag.network.transfer.session import DonorLimits, DonorSession
+from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.transfer.frame import Chunk
 from ragtag.protocols.transfer.types import Came, chunk_bytes_for
 from tests.network.transferring import (

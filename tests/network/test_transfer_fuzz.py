@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.network.donor_session import DonorLimits
-from ragtag.network.fetch import Donor, TransferError, fetch_state
+from ragtag.network.transfer.fetch import Donor, TransferError, fetch_state
+from ragtag.network.transfer.session import DonorLimits
 from ragtag.protocols.transfer.frame import Session
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX
 from ragtag.protocols.transfer.wire import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.network.shelf import SNAPSHOTS_MAX, Shelf
+from ragtag.network.transfer.snapshots import SNAPSHOTS_MAX, Shelf
 from ragtag.protocols.transfer.types import CHUNK_BYTES_MIN
 from ragtag.protocols.transfer.wire import hash_of
 

@@ -16,7 +16,7 @@ import pytest
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.udp import (
+from ragtag.network.link.udp import (
     FAILING_MAX,
     SLAB_ROWS,
     TRAIN,

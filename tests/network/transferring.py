@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from ragtag.core import seed as random
-from ragtag.network.donor import DonorServer
-from ragtag.network.donor_session import DonorLimits
-from ragtag.network.fetch import Donor
-from ragtag.network.shelf import Shelf
+from ragtag.network.transfer.donor import DonorServer
+from ragtag.network.transfer.fetch import Donor
+from ragtag.network.transfer.session import DonorLimits
+from ragtag.network.transfer.snapshots import Shelf
 
 KEY = bytes(range(32))
 SCHEMA = 0x51

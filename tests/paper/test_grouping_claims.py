@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ragtag.recipes.grouping_measure import (
+from ragtag.recipes.grouping.measure import (
     PROGRESSIVE,
     SYNC,
     delayed,

@@ -12,8 +12,8 @@ import pytest
 
 from ragtag.core import seed as random
 from ragtag.protocols.groups.grid import Grid, settled
-from ragtag.recipes.moshpit_plan import mixed
-from ragtag.recipes.moshpit_run import Case, run
+from ragtag.recipes.moshpit.plan import mixed
+from ragtag.recipes.moshpit.run import Case, run
 
 
 @pytest.mark.parametrize(("n", "sides"), [(64, (8, 8)), (125, (5, 5, 5)), (16, (2, 2, 2, 2))])

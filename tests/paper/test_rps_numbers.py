@@ -4,7 +4,7 @@ import pytest
 
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.rps import rps
-from ragtag.recipes.rps_theory import Closed, difference, line, mixing, slope, steady_disagreement
+from ragtag.recipes.rps.theory import Closed, difference, line, mixing, slope, steady_disagreement
 
 TABLE = {  # n = 16: alpha1, alpha2
     0.01: (0.0100, 0.00124),

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from ragtag.recipes.staleness_model import LEARNING_RATES, Study, run
+from ragtag.recipes.staleness.model import LEARNING_RATES, Study, run
 
 
 def slow_down(depth: int, optimiser: str, workers: int, s: int, seeds: int = 1) -> float:

@@ -16,7 +16,7 @@ import pytest
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, OneWay, Window
 from ragtag.protocols.membership.types import Address, Status
 from ragtag.protocols.membership.wire import Ask, Ping, Seal
-from ragtag.simulation.members import KEY, Life, MemberWorld, changes, name_of, remarks
+from ragtag.simulation.worlds.members import KEY, Life, MemberWorld, changes, name_of, remarks
 
 
 def crew(n: int, faults: Faults, settle_s: float = 15.0, seed: int = 1) -> MemberWorld:

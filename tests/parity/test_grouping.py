@@ -21,9 +21,9 @@ from ragtag.protocols.central import channel as centre
 from ragtag.protocols.central import grouping as centre_groups
 from ragtag.protocols.node import Node
 from ragtag.schedules import ProgressiveGrouping
-from ragtag.simulation.replay import replay
-from ragtag.simulation.world import World
-from ragtag.training.centre import Centre
+from ragtag.simulation.check.replay import replay
+from ragtag.simulation.worlds.rounds import World
+from ragtag.training.exchange.central import Centre
 from tests.network.crew import PATIENCE_S, Crew
 
 N, SLOW, SLOWER, CHUNKS, STEPS, STEP_S = 3, 2, 8, 12, 60, 0.03

@@ -9,7 +9,7 @@ from ragtag.core.types import Arrived, Event
 from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.allreduce import ring
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.replay import replay
+from ragtag.simulation.check.replay import replay
 from tests.network.crew import Crew
 from tests.parity.test_worlds import N_CHUNKS, ROUNDS, real, simulated
 

@@ -14,14 +14,14 @@ from torch import nn
 from torch.func import grad
 
 import ragtag
-from ragtag.app import transport as module
-from ragtag.app.transport import DriverTransport
+from ragtag.app.crew import transport as module
+from ragtag.app.crew.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.optim.outer import Nesterov
 from ragtag.protocols.channel.averager import Channel
 from ragtag.protocols.rounds.allreduce import AllReduce
-from ragtag.recipes.diloco_training import Method, Setup, _Crew, train
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.recipes.diloco.training import Method, Setup, _Crew, train
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.app.test_transport import all_at_once, transports
 from tests.network.crew import PATIENCE_S, Crew
 

@@ -12,8 +12,8 @@ from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.rps import rps, rps_repair
-from ragtag.simulation.replay import replay
-from ragtag.simulation.world import World
+from ragtag.simulation.check.replay import replay
+from ragtag.simulation.worlds.rounds import World
 from tests.network.crew import PROBE_S, Crew, values_of
 
 N_CHUNKS = 90

@@ -13,7 +13,7 @@ from ragtag.core.types import Average, Done, Effect, Event, Floats, Noted, Outco
 from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.keys import View
 from ragtag.protocols.groups.machine import Crowd, Lane
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 
 RTT_S = 0.02
 Make = Callable[[PeerId, View], Crowd]

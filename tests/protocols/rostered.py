@@ -13,7 +13,7 @@ from ragtag.core.wire import VERSION
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, RosterEffect, Unseated, encode_card
 from ragtag.protocols.membership.seating import Seating
 from ragtag.protocols.membership.types import Changed, Describe, Entered, MemberEffect, MemberEvent
-from ragtag.simulation.members import Life, MemberWorld, name_of
+from ragtag.simulation.worlds.members import Life, MemberWorld, name_of
 
 AVERAGES_AFTER_S = 0.5
 """How long after it has settled a newcomer takes part: it meets the others meanwhile."""

@@ -16,7 +16,7 @@ from ragtag.protocols.channel.averager import Channel, Opening
 from ragtag.protocols.channel.presence import Crew
 from ragtag.protocols.rounds.base import NACK
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
-from ragtag.training.centre import Judged
+from ragtag.training.exchange.central import Judged
 from tests.protocols.centres import STEP_S, TURNS, Centres, Each, comes, doubled, in_batches
 from tests.protocols.harness import TINY, World
 
@@ -82,7 +82,7 @@ def test_weights_count_within_a_step() -> None:
 
 
 def _method(schedule: BackupWorkers):  # type: ignore[no-untyped-def]
-    from ragtag.training.centre import Centre
+    from ragtag.training.exchange.central import Centre
 
     return Centre(schedule)
 

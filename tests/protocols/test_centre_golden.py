@@ -31,7 +31,7 @@ from ragtag.protocols.central.wire import (
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.base import NACK
 from ragtag.schedules import BackupWorkers, ProgressiveGrouping
-from ragtag.training.centre import Centre, Judged
+from ragtag.training.exchange.central import Centre, Judged
 from tests.conftest import GOLDEN
 from tests.protocols.centres import Centres, Each
 from tests.protocols.harness import members

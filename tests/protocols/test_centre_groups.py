@@ -20,7 +20,7 @@ from ragtag.protocols.channel.averager import Channel, Opening
 from ragtag.protocols.channel.presence import Crew
 from ragtag.schedules import ProgressiveGrouping
 from ragtag.schedules.grouping import scale
-from ragtag.training.centre import Centre, Grouped
+from ragtag.training.exchange.central import Centre, Grouped
 from tests.protocols.centres import STEP_S, TURNS, Centres, comes, doubled, in_batches
 from tests.protocols.harness import TINY
 from tests.protocols.test_centre import STRAYS

@@ -12,7 +12,7 @@ from ragtag.protocols.central import wire
 from ragtag.protocols.central.block import Block, Rule, Update
 from ragtag.protocols.central.owners import GONE_AFTER, Owners
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
-from ragtag.training.centre import Compensation, Judged
+from ragtag.training.exchange.central import Compensation, Judged
 from tests.protocols.centres import Each
 
 VERSIONS = st.integers(0, (wire.BELIEVED << 6) - 1)

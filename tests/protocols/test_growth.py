@@ -25,7 +25,7 @@ from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.base import BLOCK_BITS
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 from tests.protocols.harness import members
 
 CHUNKS = 40

@@ -27,7 +27,7 @@ from ragtag.protocols.membership.types import (
     Woke,
 )
 from ragtag.protocols.membership.wire import Gossip, Ping, Record, Seal
-from ragtag.simulation.members import (
+from ragtag.simulation.worlds.members import (
     KEY,
     Jump,
     Life,
@@ -270,7 +270,7 @@ def test_another_crews_token_or_version_is_said(
 ) -> None:
     world = crew(3)
     if change == "key":
-        monkeypatch.setattr("ragtag.simulation.members.KEY", bytes(32))
+        monkeypatch.setattr("ragtag.simulation.worlds.members.KEY", bytes(32))
         life = world.start(3, (0,), deadline_s=world.now_s + 5.0)
     else:
         life = world.start(3, (0,), deadline_s=world.now_s + 5.0)

@@ -37,7 +37,7 @@ from ragtag.protocols.membership.wire import (
     Refused,
     Seal,
 )
-from ragtag.simulation.members import KEY, Life, MemberWorld, name_of
+from ragtag.simulation.worlds.members import KEY, Life, MemberWorld, name_of
 
 SEAL = Seal(KEY, 1)
 

@@ -11,10 +11,10 @@ from ragtag.core.faults import Faults, Freeze
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.types import Member, Status
 from ragtag.protocols.membership.view import View
-from ragtag.simulation import member_trial as trials
-from ragtag.simulation.check import InvariantBroken
-from ragtag.simulation.member_trial import Watch, member_trial
-from ragtag.simulation.members import MemberWorld
+from ragtag.simulation.check.rounds import InvariantBroken
+from ragtag.simulation.trials import membership as trials
+from ragtag.simulation.trials.membership import Watch, member_trial
+from ragtag.simulation.worlds.members import MemberWorld
 
 REGRESSIONS = [207, 634, 967, 112]
 """Found once: a wake rounded down, a round trip slept on, a late start, periods that stayed long."""
@@ -83,7 +83,7 @@ def test_broken_machines_are_found_out(
     with pytest.raises(InvariantBroken) as caught:
         for seed in range(likely, likely + 40):
             member_trial(seed)
-    assert f"python -m ragtag.simulation.member_trial {caught.value.seed}" in str(caught.value)
+    assert f"python -m ragtag.simulation.trials.membership {caught.value.seed}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.base import NACK
 from ragtag.protocols.rounds.repair import BITS, request, requested
 from ragtag.protocols.rounds.rps import rps_repair
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 
 KEY = MessageKey(1, 2, 0, 3)
 HOLES = st.tuples(

@@ -28,7 +28,7 @@ from ragtag.protocols.membership.roster import (
 )
 from ragtag.protocols.membership.seating import Seating
 from ragtag.protocols.membership.types import Limits, Member, Status
-from ragtag.simulation.members import name_of
+from ragtag.simulation.worlds.members import name_of
 from tests.protocols.rostered import SeatedWorld, card_of
 
 LINE = Faults(latency_s=0.005, jitter_s=0.001)

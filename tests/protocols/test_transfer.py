@@ -34,7 +34,7 @@ from ragtag.protocols.transfer.types import (
     TransferEvent,
     chunk_bytes_for,
 )
-from ragtag.simulation.transfer import Giver, TransferWorld
+from ragtag.simulation.worlds.transfer import Giver, TransferWorld
 
 NAMES = ("ann", "bob", "cleo")
 CHUNK = 1000

@@ -27,7 +27,7 @@ from ragtag.protocols.transfer.types import (
     TransferEffect,
     TransferEvent,
 )
-from ragtag.simulation.transfer import Giver, TransferWorld
+from ragtag.simulation.worlds.transfer import Giver, TransferWorld
 
 MB = 1e6
 CASES = [

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from ragtag.core.faults import Crash, Faults, Slow
-from ragtag.recipes.asynchronous import Crew, Look, Measured, Trial, Update, Work
-from ragtag.recipes.asynchronous_methods import Central, Cut, Gossip, Grouped, Paced
-from ragtag.recipes.asynchronous_task import Net, Pool, train_size
-from ragtag.recipes.grouping_measure import METHODS
+from ragtag.recipes.grouping.measure import METHODS
+from ragtag.recipes.grouping.methods import Central, Cut, Gossip, Grouped, Paced
+from ragtag.recipes.grouping.training import Crew, Look, Measured, Trial, Update, Work
+from ragtag.recipes.tasks.digits import Net, Pool, train_size
 from ragtag.schedules.asynchronous import Asynchronous
 from ragtag.schedules.backup import SYNCHRONOUS, BackupWorkers
 from ragtag.schedules.bounded import BoundedStaleness, DynamicBound
@@ -36,7 +36,7 @@ def test_a_net_is_torchs_own(hidden) -> None:
         into = out
     theirs = torch.nn.Sequential(*layers)
     torch.nn.utils.vector_to_parameters(model.clone(), theirs.parameters())
-    from ragtag.recipes.asynchronous_task import digits_data
+    from ragtag.recipes.tasks.digits import digits_data
 
     x, y, _, _ = digits_data()
     some = np.array([1, 5, 9, 5])

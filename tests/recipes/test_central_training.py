@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ragtag.recipes.central_training import Training, train_centrally
+from ragtag.recipes.grouping.central import Training, train_centrally
 from ragtag.schedules import Asynchronous, ProgressiveGrouping
 
 CALM = Training("DNN 1", ProgressiveGrouping(), 4, 0.02, 0, 10.0)

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from ragtag.recipes import compensation
-from ragtag.recipes.asynchronous import Update, Work
-from ragtag.recipes.asynchronous_task import Net
-from ragtag.recipes.compensation import CompensatingCrew, measured, rows, table, train_compensated
+from ragtag.recipes.grouping import compensation
+from ragtag.recipes.grouping.compensation import CompensatingCrew, measured, rows, table, train_compensated
+from ragtag.recipes.grouping.training import Update, Work
+from ragtag.recipes.tasks.digits import Net
 
 
 def test_a_gradient_is_compensated_before_it_is_scaled() -> None:

@@ -8,9 +8,19 @@ import pytest
 import torch
 
 from ragtag.optim.outer import Nesterov
-from ragtag.recipes import RECIPES, diloco
-from ragtag.recipes.diloco import ALONE, DILOCO, EVERY_GRADIENT, EVERY_MODEL, METHODS, STREAMING, Plan, of
-from ragtag.recipes.diloco_training import Method, Run, Setup, _Crew, train
+from ragtag.recipes import RECIPES
+from ragtag.recipes.diloco import recipe as diloco
+from ragtag.recipes.diloco.recipe import (
+    ALONE,
+    DILOCO,
+    EVERY_GRADIENT,
+    EVERY_MODEL,
+    METHODS,
+    STREAMING,
+    Plan,
+    of,
+)
+from ragtag.recipes.diloco.training import Method, Run, Setup, _Crew, train
 
 SMALL = {"n": 3, "width": 8, "layers": 1, "length": 8, "batch": 2, "looks": 2}
 

@@ -2,9 +2,12 @@ import json
 
 import pytest
 
-from ragtag.recipes import RECIPES, grouping, grouping_compare, grouping_measure
-from ragtag.recipes.asynchronous import Trial
-from ragtag.recipes.grouping_measure import METHODS, SCENES, Plan
+from ragtag.recipes import RECIPES
+from ragtag.recipes.grouping import compare as grouping_compare
+from ragtag.recipes.grouping import measure as grouping_measure
+from ragtag.recipes.grouping import recipe as grouping
+from ragtag.recipes.grouping.measure import METHODS, SCENES, Plan
+from ragtag.recipes.grouping.training import Trial
 
 
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:

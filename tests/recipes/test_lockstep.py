@@ -5,7 +5,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.rps import rps
 from ragtag.recipes.lockstep import run_rounds
-from ragtag.recipes.rps_theory import line
+from ragtag.recipes.rps.theory import line
 
 CODEC = fp32._replace(elements=4)
 

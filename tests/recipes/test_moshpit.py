@@ -4,11 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ragtag.recipes import RECIPES, moshpit, moshpit_compare, moshpit_plan
+from ragtag.recipes import RECIPES
 from ragtag.recipes.base import Report
 from ragtag.recipes.jobs import run_jobs
-from ragtag.recipes.moshpit_plan import Plan, Results, all_reduce_law, mixed
-from ragtag.recipes.moshpit_run import METHODS, Case, run
+from ragtag.recipes.moshpit import compare as moshpit_compare
+from ragtag.recipes.moshpit import plan as moshpit_plan
+from ragtag.recipes.moshpit import recipe as moshpit
+from ragtag.recipes.moshpit.plan import Plan, Results, all_reduce_law, mixed
+from ragtag.recipes.moshpit.run import METHODS, Case, run
 
 
 def full(report, out) -> None:
@@ -56,7 +59,7 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
 
 
 def test_the_recipe_is_registered() -> None:
-    assert RECIPES["moshpit"] == "ragtag.recipes.moshpit"
+    assert RECIPES["moshpit"] == "ragtag.recipes.moshpit.recipe"
 
 
 def test_plans_cover_the_table_and_quick_is_a_part_of_it() -> None:

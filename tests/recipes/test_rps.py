@@ -3,11 +3,14 @@ from dataclasses import replace
 
 import pytest
 
-from ragtag.recipes import rps, rps_compare, rps_measure, rps_training
 from ragtag.recipes.base import Report
 from ragtag.recipes.jobs import run_jobs
-from ragtag.recipes.rps_measure import Plan
-from ragtag.recipes.rps_tasks import digits
+from ragtag.recipes.rps import compare as rps_compare
+from ragtag.recipes.rps import measure as rps_measure
+from ragtag.recipes.rps import recipe as rps
+from ragtag.recipes.rps import training as rps_training
+from ragtag.recipes.rps.measure import Plan
+from ragtag.recipes.tasks.images import digits
 
 
 def full(report, out) -> None:

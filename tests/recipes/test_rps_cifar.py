@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ragtag.recipes.rps_cifar import decode
+from ragtag.recipes.tasks.cifar import decode
 
 
 def _image(value: int, side: int = 32, kind: str = "PNG") -> bytes:

@@ -1,8 +1,8 @@
 import numpy as np
 import torch
 
-from ragtag.recipes.rps_cifar import SIDE
-from ragtag.recipes.rps_tasks import Batches, cifar, digits, shards
+from ragtag.recipes.tasks.cifar import SIDE
+from ragtag.recipes.tasks.images import Batches, cifar, digits, shards
 
 
 def test_digits_are_split_alike_every_time_and_share_no_image() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from ragtag.protocols.channel.at_once import at_once
 from ragtag.protocols.rounds.rps import rps
-from ragtag.recipes.rps_theory import Closed, Estimate, bursts, fixed_owner_rps, line, mixing, slope
+from ragtag.recipes.rps.theory import Closed, Estimate, bursts, fixed_owner_rps, line, mixing, slope
 
 
 def _enumerated(n: int, p: float) -> tuple[float, float, float]:

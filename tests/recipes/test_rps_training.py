@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ragtag.recipes.rps_tasks import Batches, digits, shards
-from ragtag.recipes.rps_training import Setup, _Crew, train
+from ragtag.recipes.rps.training import Setup, _Crew, train
+from ragtag.recipes.tasks.images import Batches, digits, shards
 
 BASE = Setup("models", "all-reduce", 1.0, by_label=True, seed=1, steps=4, n=4)
 

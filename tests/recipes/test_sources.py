@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from ragtag.recipes.sources import sources
+from ragtag.recipes.tasks.sources import sources
 
 
 def test_data_is_an_archive_a_text_or_a_folder_of_both(tmp_path) -> None:

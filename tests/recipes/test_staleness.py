@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from ragtag.recipes import RECIPES, staleness, staleness_tasks
-from ragtag.recipes.staleness_coherent import comparable, dips, early
-from ragtag.recipes.staleness_compare import spearman, suffers_more
-from ragtag.recipes.staleness_measure import Plan, Results
-from ragtag.recipes.staleness_model import Found
-from ragtag.recipes.staleness_others import OTHERS
+from ragtag.recipes import RECIPES
+from ragtag.recipes.staleness import recipe as staleness
+from ragtag.recipes.staleness import tasks as staleness_tasks
+from ragtag.recipes.staleness.coherent import comparable, dips, early
+from ragtag.recipes.staleness.compare import spearman, suffers_more
+from ragtag.recipes.staleness.measure import Plan, Results
+from ragtag.recipes.staleness.model import Found
+from ragtag.recipes.staleness.others import OTHERS
 
 
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:

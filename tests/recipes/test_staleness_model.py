@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.recipes.asynchronous_task import Pool, digits_data
-from ragtag.recipes.staleness_model import Coherence, Delays, Found, Optimiser, Study, run, train
-from ragtag.recipes.staleness_tasks import LEARNING_RATES, Classifier
+from ragtag.recipes.staleness.model import Coherence, Delays, Found, Optimiser, Study, run, train
+from ragtag.recipes.staleness.tasks import LEARNING_RATES, Classifier
+from ragtag.recipes.tasks.digits import Pool, digits_data
 
 THEIRS = {
     "SGD": lambda w: torch.optim.SGD(w, 0.01),

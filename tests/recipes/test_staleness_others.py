@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ragtag.recipes.staleness_others import ITEMS, LATENT, OTHERS, RATINGS, USERS, ratings, subject
-from ragtag.recipes.staleness_tune import choose
+from ragtag.recipes.staleness.others import ITEMS, LATENT, OTHERS, RATINGS, USERS, ratings, subject
+from ragtag.recipes.staleness.tune import choose
 
 
 @pytest.mark.parametrize("model", OTHERS)

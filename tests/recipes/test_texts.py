@@ -11,8 +11,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from ragtag.recipes import texts
-from ragtag.recipes.texts import (
+from ragtag.recipes.tasks import texts
+from ragtag.recipes.tasks.texts import (
     CharLSTM,
     CharTransformer,
     load_text,

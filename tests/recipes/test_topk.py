@@ -9,13 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ragtag.codecs.threshold import gaussian_threshold
-from ragtag.recipes import RECIPES, topk, topk_compare, topk_plan
-from ragtag.recipes.rps_tasks import Task, digits
-from ragtag.recipes.topk_local import methods, train_locally
-from ragtag.recipes.topk_plan import Part, Plan, Results, select
-from ragtag.recipes.topk_tasks import IMAGES, LSTM, Sources, prepared
-from ragtag.recipes.topk_training import Setup, Trained, train
+from ragtag.codecs.sparse.threshold import gaussian_threshold
+from ragtag.recipes import RECIPES
+from ragtag.recipes.tasks.images import Task, digits
+from ragtag.recipes.topk import compare as topk_compare
+from ragtag.recipes.topk import plan as topk_plan
+from ragtag.recipes.topk import recipe as topk
+from ragtag.recipes.topk.local import methods, train_locally
+from ragtag.recipes.topk.plan import Part, Plan, Results, select
+from ragtag.recipes.topk.tasks import IMAGES, LSTM, Sources, prepared
+from ragtag.recipes.topk.training import Setup, Trained, train
 
 HERE = Sources()
 
@@ -93,7 +96,7 @@ def test_what_is_measured_of_u(trained) -> None:
 
 
 def test_of_a_normal_vector_the_fit_is_right_and_of_a_cut_one_it_is_not() -> None:
-    from ragtag.recipes.topk_training import _look_at
+    from ragtag.recipes.topk.training import _look_at
 
     u = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
     found = Trained(Setup("top-k", steps=2), len(u))

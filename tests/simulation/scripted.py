@@ -12,7 +12,7 @@ from ragtag.core.seed import generator
 from ragtag.core.types import Average, Effect, Event, Floats, MessageKey, Outcome, PeerId, Run
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 
 
 class Scripted:

@@ -13,8 +13,8 @@ from ragtag.protocols.node import Channel, Node
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
 from ragtag.schedules.centre import Centre as Rule
 from ragtag.simulation.cost import ComputeCost
-from ragtag.simulation.world import World
-from ragtag.training.centre import Centre
+from ragtag.simulation.worlds.rounds import World
+from ragtag.training.exchange.central import Centre
 
 N, CHUNKS, STEP_S, GOAL = 6, 40, 1.0, 3.0
 FAULTS = Faults(

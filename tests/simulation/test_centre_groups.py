@@ -14,8 +14,8 @@ from ragtag.protocols.node import Channel, Node
 from ragtag.schedules import ProgressiveGrouping
 from ragtag.schedules.centre import Centre as Rule
 from ragtag.simulation.cost import ComputeCost
-from ragtag.simulation.world import World
-from ragtag.training.centre import Centre
+from ragtag.simulation.worlds.rounds import World
+from ragtag.training.exchange.central import Centre
 
 CHUNKS, STEP_S, GOAL = 12, 1.0, 3.0
 CALM = Faults(latency_s=0.002, rate_bytes_per_s=1e8)

@@ -29,8 +29,8 @@ from ragtag.core.types import (
 from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.base import Incoming
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.check import Checker, InvariantBroken
-from ragtag.simulation.world import World
+from ragtag.simulation.check.rounds import Checker, InvariantBroken
+from ragtag.simulation.worlds.rounds import World
 from tests.simulation.scripted import Crew, Scripted, message, nodes
 
 LATE = Faults(latency_s=0.01)
@@ -328,8 +328,8 @@ def test_a_round_that_is_begun_twice() -> None:
 
 
 def test_what_is_kept_of_old_rounds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragtag.simulation.check.ROUNDS_KEPT", 8)
-    monkeypatch.setattr("ragtag.simulation.check.VALUES_KEPT", 4)
+    monkeypatch.setattr("ragtag.simulation.check.rounds.ROUNDS_KEPT", 8)
+    monkeypatch.setattr("ragtag.simulation.check.rounds.VALUES_KEPT", 4)
     crew = Crew(2, rps, Faults(latency_s=0.001), rounds=30, n_chunks=2)
     checker = crew.run().checker
     assert checker is not None and checker.means == 60

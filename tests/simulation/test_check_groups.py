@@ -11,7 +11,7 @@ import pytest
 from ragtag.core.types import Average, Floats, MessageKey, Outcome, Run, nobodys
 from ragtag.protocols.groups.group import BLOCK_BITS
 from ragtag.protocols.rounds.base import GATHER, SCATTER
-from ragtag.simulation.check_groups import GroupChecker
+from ragtag.simulation.check.groups import GroupChecker
 
 TAG, CHUNKS = 5, 2
 VALUES = {peer: np.full((CHUNKS, 3), float(peer), np.float32) for peer in range(4)}

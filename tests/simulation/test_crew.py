@@ -13,7 +13,7 @@ from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.groups.channel import Moshpit, RandomGroups
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.crew import CrewWorld
+from ragtag.simulation.worlds.crew import CrewWorld
 
 LINE = Faults(latency_s=0.005, jitter_s=0.001)
 LOSSY = Faults(latency_s=0.005, jitter_s=0.001, loss=Loss(0.01))

@@ -12,9 +12,9 @@ from ragtag.core.types import Bytes, Gathered, Offer, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.gather import gather
-from ragtag.simulation.check import InvariantBroken
-from ragtag.simulation.check_rows import RowChecker
-from ragtag.simulation.world import World
+from ragtag.simulation.check.rounds import InvariantBroken
+from ragtag.simulation.check.rows import RowChecker
+from ragtag.simulation.worlds.rounds import World
 
 N, MOST, ROUNDS = 5, 8, 12
 

@@ -9,7 +9,7 @@ import pytest
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.newcomer import PHASES, NewcomerWorld
+from ragtag.simulation.worlds.newcomer import PHASES, NewcomerWorld
 
 PEERS, COMES_S, LIMIT_S = 8, 4.0, 60.0
 BUSY = Faults(latency_s=0.005, jitter_s=0.01)

@@ -10,8 +10,8 @@ from ragtag.core.faults import Crash, Faults, Freeze, Loss, Partition, Window
 from ragtag.core.types import Arrived, Effect, Event
 from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.check import InvariantBroken
-from ragtag.simulation.progress import demand_progress
+from ragtag.simulation.check.progress import demand_progress
+from ragtag.simulation.check.rounds import InvariantBroken
 from tests.simulation.scripted import Crew, nodes
 
 HARD = Faults(

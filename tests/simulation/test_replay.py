@@ -11,7 +11,7 @@ from ragtag.core.types import Arrived, Average, Joined, Outcome, Start
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.rps import rps, rps_repair
-from ragtag.simulation.replay import effects, replay
+from ragtag.simulation.check.replay import effects, replay
 from tests.simulation.scripted import Crew, message, nodes, values
 
 FAULTS = Faults(

@@ -13,7 +13,7 @@ from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.membership.probe import NONCES_MAX
 from ragtag.protocols.membership.types import Limits
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.crew import CrewWorld
+from ragtag.simulation.worlds.crew import CrewWorld
 from tests.tables import tables
 
 GRAVES = 8

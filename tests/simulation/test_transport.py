@@ -14,7 +14,7 @@ from ragtag.core.schema import SchemaMismatch
 from ragtag.schedules import SSP, Partial
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport, Stuck
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 STEP_S = 0.05
 

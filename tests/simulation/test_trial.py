@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ragtag.core.faults import BurstLoss, Faults, Loss
-from ragtag.simulation.trial import storm, trial
+from ragtag.simulation.trials.rounds import storm, trial
 
 GROUPS = ["moshpit/8", "random-groups/8", "moshpit/3", "random-groups/3"]
 """In one group, and in several: a crew has three to eight peers."""

@@ -25,7 +25,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 from tests.simulation.scripted import Crew, Scripted, message, nodes, values
 
 ROUGH = Faults(

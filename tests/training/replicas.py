@@ -15,7 +15,7 @@ from ragtag.core.faults import Faults, LossStream
 from ragtag.core.types import Effect, Noted, Send
 from ragtag.protocols.rounds.base import GATHER
 from ragtag.training.align.plan import Aligned
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ragtag
-from ragtag.app.transport import SoloTransport
+from ragtag.app.crew.transport import SoloTransport
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import SchemaMismatch
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.schedules import BackupWorkers
 from ragtag.training.align.plan import Align, Pace, judge
 from ragtag.training.align.rows import View
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, run_peers
 
 # -- Judging

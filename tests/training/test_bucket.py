@@ -14,8 +14,8 @@ from torch import nn
 
 from ragtag.core.schema import offsets_of
 from ragtag.core.types import Floats
-from ragtag.training.bucket import Bucket
-from ragtag.training.tensors import Part
+from ragtag.training.tensors.bucket import Bucket
+from ragtag.training.tensors.layout import Part
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.codecs.advice import Choice
-from ragtag.codecs.gather import senders, whole_mark, whole_marks
+from ragtag.codecs.sparse.advice import Choice
+from ragtag.codecs.sparse.gather import senders, whole_mark, whole_marks
 from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.types import Average, Gathered, Noted, Offer, Outcome
 from ragtag.training.exchange.bypass import WINDOW, Bypass, Corrected, delivered, read
 from ragtag.training.exchange.compress import Compression, TopK
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_sparse import flat, loss_of, net, replica, sgd
 

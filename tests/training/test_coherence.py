@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ragtag
-from ragtag.recipes.staleness_model import Coherence as Paper
+from ragtag.recipes.staleness.model import Coherence as Paper
 from ragtag.training.coherence import WIDTH, Coherence, CoherenceMeter
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew
 
 

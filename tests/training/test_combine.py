@@ -18,7 +18,7 @@ from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.exchange.asked import asked_of
 from ragtag.training.exchange.combine import CLASHES, Clash, page
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 PEERS, STEPS = 4, 12
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {

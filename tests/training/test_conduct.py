@@ -10,7 +10,7 @@ import pytest
 from ragtag.core.channels import topic_of
 from ragtag.core.types import Outcome
 from ragtag.schedules import SSP, EveryStep, Partial
-from ragtag.training.conduct import Conduct, Spent, unheard
+from ragtag.training.optimizer.scheduling import Conduct, Spent, unheard
 from tests.training.test_pace import Board
 
 

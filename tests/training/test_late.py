@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ragtag.codecs.density import Density
-from ragtag.codecs.feedback import ErrorFeedback
-from ragtag.codecs.options import Options
+from ragtag.codecs.sparse.density import Density
+from ragtag.codecs.sparse.feedback import ErrorFeedback
+from ragtag.codecs.sparse.options import Options
 from ragtag.core.types import Bools, Bytes, Floats, Gathered
 from ragtag.protocols.channel.lane import BEHIND
 from ragtag.training.align.late import Late
 from ragtag.training.align.plan import Align
-from ragtag.training.bucket import Bucket
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.tensors import Part
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.tensors.bucket import Bucket
+from ragtag.training.tensors.layout import Part
 from tests.training.fake_transport import FakeTransport, run_peers
 from tests.training.replicas import Mortal
 

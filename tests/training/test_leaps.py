@@ -12,7 +12,7 @@ from ragtag.core.errors import NotFinite
 from ragtag.core.types import Noted
 from ragtag.protocols.rounds.base import UNSOUND
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
 N, BAD = 4, 3

@@ -16,10 +16,10 @@ from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules import SSP, LocalSteps, Partial
-from ragtag.training.conduct import Conduct
 from ragtag.training.exchange.slow import Merge
-from ragtag.training.optimizer import CrewOptimizer
-from ragtag.training.weight import BySamples, weight_of
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.optimizer.scheduling import Conduct
+from ragtag.training.optimizer.weight import BySamples, weight_of
 from tests.training.fake_transport import FakeCrew, FakeTransport
 
 

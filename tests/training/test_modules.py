@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from ragtag.core.channels import channel_of
-from ragtag.training.modules import Watch, buffer_parts, name_parameters, parameters_of
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.tensors.modules import Watch, buffer_parts, name_parameters, parameters_of
 from tests.training.fake_transport import FakeCrew
 
 

@@ -21,7 +21,7 @@ from ragtag.core.types import Floats, Outcome
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules.base import Average, Decision, Progress, Wait
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
 N = 3

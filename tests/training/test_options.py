@@ -25,9 +25,9 @@ from ragtag.schedules import (
     SoftSync,
 )
 from ragtag.schedules.names import SCHEDULES
-from ragtag.training.centre import Centre, is_centred
 from ragtag.training.exchange.asked import averaging_of
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.exchange.central import Centre, is_centred
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew
 
 MODEL = nn.Linear(30, 30)

@@ -16,7 +16,7 @@ from ragtag.core.types import Outcome
 from ragtag.optim.outer import Nesterov
 from ragtag.schedules import Partial
 from ragtag.training.exchange.outer import OuterSteps
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import Snapshot, capture, restore
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_optimizer import flat, loss_of, net, sgd, steps

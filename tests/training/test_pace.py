@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ragtag.core.channels import topic_of
 from ragtag.core.types import Noted, Posted
 from ragtag.protocols.crew.board import Notices
-from ragtag.training.pace import SHARE_MAX, Pace, Pacer, decode
+from ragtag.training.optimizer.speeds import SHARE_MAX, Pace, Pacer, decode
 
 
 @dataclass

@@ -22,7 +22,7 @@ from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import Snapshot, capture, restore
 from ragtag.training.state.follower import (
     KEPT_BYTES,

@@ -14,7 +14,7 @@ from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.training.align.plan import Align
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
 N = 3

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ragtag.core.channels import topic_of
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.sizes import _POST, BatchSizes, Sizer, share
 from ragtag.training.samples.split import EpochReport, Split
 from tests.protocols.hall import Hall

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.optim import lr_scheduler
 
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import Snapshot, capture
 from ragtag.training.state.snapshot import HEADER_BYTES_MAX, layout_of
 from ragtag.training.state.tree import DEPTH_MAX, Packer, Unpacker, copy_tree

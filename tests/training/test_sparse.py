@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import ragtag
-from ragtag.codecs.feedback import ErrorFeedback
-from ragtag.codecs.gather import add_rows
-from ragtag.codecs.pack import Values
+from ragtag.codecs.sparse.feedback import ErrorFeedback
+from ragtag.codecs.sparse.gather import add_rows
+from ragtag.codecs.sparse.pack import Values
 from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.schema import SchemaMismatch
@@ -29,7 +29,7 @@ from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.training.exchange.compress import Compression, TopK
 from ragtag.training.exchange.sparse import SparseReplica
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 
 N = 3

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import Snapshot, capture, restore
 from ragtag.training.state.tree import copy_tree
 from tests.training.fake_transport import FakeCrew

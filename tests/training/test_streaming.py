@@ -16,7 +16,7 @@ from ragtag.core.channels import channel_of
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Outcome
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import capture, restore
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_optimizer import net, sgd

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ragtag.training.align.units import UNITS_MAX, VALUES_MIN, Look, Units
-from ragtag.training.modes import Models
-from ragtag.training.modules import name_parameters, parameters_of
+from ragtag.training.optimizer.modes import Models
+from ragtag.training.tensors.modules import name_parameters, parameters_of
 
 
 def units_of(inner: torch.optim.Optimizer) -> Units:

@@ -25,13 +25,13 @@ from ragtag.hooks.table import Table
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rounds.rps import RPS
-from ragtag.training.averager import Transport
-from ragtag.training.checks import require_weight
 from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.exchange.dense import Replica
-from ragtag.training.modules import buffer_parts
 from ragtag.training.state.whole import Stand, Whole, kept_up
-from ragtag.training.tensors import Part
+from ragtag.training.tensors.finite import require_weight
+from ragtag.training.tensors.layout import Part
+from ragtag.training.tensors.modules import buffer_parts
+from ragtag.training.transport import Transport
 
 MODELS_EVERY = 32
 

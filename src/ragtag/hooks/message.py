@@ -1,4 +1,4 @@
-"""One rank's message for one bucket: a head, and fragments (``ragtag.codecs.sparse``), in a fixed room.
+"""One rank's message for one bucket: a head, and fragments (``ragtag.codecs.sparse.wire``), in a fixed room.
 
 All ranks give an all-gather the same number of bytes. How many that are follows from what all ranks wanted
 to send last time, which each head says; fragments that do not fit go back into the residual.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from ragtag.codecs.feedback import ErrorFeedback, Prepared
-from ragtag.codecs.indices import COUNT_MAX, HEADER_BYTES
-from ragtag.codecs.options import Options
-from ragtag.codecs.sparse import HEADER
+from ragtag.codecs.sparse.feedback import ErrorFeedback, Prepared
+from ragtag.codecs.sparse.indices import COUNT_MAX, HEADER_BYTES
+from ragtag.codecs.sparse.options import Options
+from ragtag.codecs.sparse.wire import HEADER
 from ragtag.core.seed import stream_key
 from ragtag.core.types import Floats
 from ragtag.hooks import message as wire

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public all the same
 from torch.futures import Future
 
-from ragtag.codecs.density import Density
-from ragtag.codecs.options import Options
-from ragtag.codecs.pack import Values
-from ragtag.codecs.selection import Selector
-from ragtag.codecs.selections import selector_named
-from ragtag.codecs.sparse import decode
+from ragtag.codecs.sparse.density import Density
+from ragtag.codecs.sparse.options import Options
+from ragtag.codecs.sparse.pack import Values
+from ragtag.codecs.sparse.selection import Selector
+from ragtag.codecs.sparse.selectors import selector_named
+from ragtag.codecs.sparse.wire import decode
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import Bytes, Floats
 from ragtag.hooks import checkpoint

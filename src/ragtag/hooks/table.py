@@ -10,7 +10,7 @@ from torch import Tensor
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
 from ragtag.core.types import Floats
-from ragtag.training.tensors import Part, require_plain, spec_of
+from ragtag.training.tensors.layout import Part, require_plain, spec_of
 
 
 class Table:

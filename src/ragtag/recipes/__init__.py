@@ -1,11 +1,13 @@
-"""Recipes: one paper each, with the numbers it reports. ``ragtag reproduce NAME`` runs one."""
+"""Recipes: a package for each paper, with the numbers it reports. ``ragtag reproduce NAME`` runs one.
+
+In each, ``recipe`` says what is done, ``compare`` holds it against the paper, ``figure`` draws. Shared:
+``base`` (numbers beside what was expected, tables), ``drawing``, ``tasks`` (what is trained), ``jobs``
+(parts side by side), ``kept`` (finished parts, so that a reproduction that was cut goes on), ``lockstep``
+(rounds begun together).
+"""
 
 RECIPES: dict[str, str] = {
-    "diloco": "ragtag.recipes.diloco",
-    "grouping": "ragtag.recipes.grouping",
-    "moshpit": "ragtag.recipes.moshpit",
-    "rps": "ragtag.recipes.rps",
-    "staleness": "ragtag.recipes.staleness",
-    "topk": "ragtag.recipes.topk",
+    name: f"ragtag.recipes.{name}.recipe"
+    for name in ("diloco", "grouping", "moshpit", "rps", "staleness", "topk")
 }
 """Name of a recipe to the module whose ``reproduce`` runs it."""

@@ -15,7 +15,7 @@ from ragtag.core.types import Average, Floats, Outcome, PeerId
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.link import Traffic
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 
 LATENCY_S = 0.001
 """One-way delay of the simulated line."""

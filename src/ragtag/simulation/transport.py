@@ -41,7 +41,7 @@ from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.cost import ComputeCost
-from ragtag.simulation.world import World
+from ragtag.simulation.worlds.rounds import World
 
 T = TypeVar("T")
 _PROBE_CHUNKS = 1024

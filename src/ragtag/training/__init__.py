@@ -1,7 +1,7 @@
-"""Training, and what it asks of a network (``averager``): torch above, machines and transports below.
+"""Training, and what it asks of a network (``transport``): torch above, machines and transports below.
 
-``optimizer`` is the crew's torch.optim.Optimizer; ``exchange`` is what it does with a model in each round;
-``samples`` deals the data, ``state`` captures and restores, ``align`` keeps replicas alike that average
-gradients. ``conduct`` is a schedule at work; ``bucket`` the table that is averaged; ``modes`` models or
-gradients.
+``optimizer`` is what a script holds; ``exchange`` what it does with a model in each round; ``tensors`` how
+tensors lie in the table that is averaged; ``samples`` who draws what; ``state`` what is kept, given and
+compared; ``align`` keeps replicas alike. A tensor goes: ``optimizer`` -> ``exchange`` -> ``tensors.bucket``
+-> ``transport``, and back.
 """

@@ -10,13 +10,13 @@ import pytest
 
 from ragtag.app.experiment import ExperimentError, RoundFigures, Setup, simulate
 from ragtag.app.report import build_report, report_json
-from ragtag.app.simulate_view import _at_the_centre, _in_groups
+from ragtag.app.terminal.simulate_view import _at_the_centre, _in_groups
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.core.faultspec import parse_faults
 from ragtag.core.types import Effect, Outcome
 from ragtag.protocols.groups.channel import GroupNode
-from ragtag.simulation.check import InvariantBroken
+from ragtag.simulation.check.rounds import InvariantBroken
 
 SMALL = Setup(peers=4, values=2_000, rounds=6, faults=parse_faults("loss=0.1,delay=0.005"))
 

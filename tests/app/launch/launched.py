@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Ended, Event, LaunchResult, Line
+from ragtag.app.launch.events import Ended, Event, LaunchResult, Line
 
 SRC = Path(__file__).parents[3] / "src"
 PATIENCE_S = 30.0

@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from ragtag.app.launch.ending import Ending
-from ragtag.app.peer_process import KILL_S
+from ragtag.app.launch.process import KILL_S
+from ragtag.app.terminal.watch import watch
 from ragtag.app.tracefile import read_run
-from ragtag.app.watch import watch
 from ragtag.core import trace
 from tests.app.launch.launched import JOIN, PATIENCE_S, SRC
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ragtag.app.environment import Reached
-from ragtag.app.launch_events import Ended, Injected, Line, Ready, Said, Seated
+from ragtag.app.launch.events import Ended, Injected, Line, Ready, Said, Seated
 from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -66,7 +66,7 @@ def test_the_same_error_of_several_peers_comes_once_and_the_others_go_on(
 
 
 def test_on_error_stop_ends_the_others(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragtag.app.output.HOLD_S", 0.01)  # peers take longer to end than that
+    monkeypatch.setattr("ragtag.app.terminal.output.HOLD_S", 0.01)  # peers take longer to end than that
     text = """
 import atexit, socket
 sock = socket.socket(fileno=int(os.environ["RAGTAG_FD"]))
@@ -293,7 +293,7 @@ def test_where_all_are_lost_one_begins_the_crew_anew_and_the_others_enter_throug
     text = (
         AGAIN
         + """
-from ragtag.app.token import decode
+from ragtag.app.invitation.token import decode
 if life == 2:
     print(sorted(port for _, port in decode(place["TOKEN"]).addresses))
 elif me == 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.launch import LaunchError, launch
-from ragtag.app.launch_events import Ended, Event, Line, Said
+from ragtag.app.launch.events import Ended, Event, Line, Said
 from ragtag.core.faultspec import parse_faults
 from tests.app.launch.launched import JOIN, PATIENCE_S, SRC, lines, run
 

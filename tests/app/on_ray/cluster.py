@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ragtag.app.launch_events import Ended, Event, LaunchResult, Line, Ready, Said
+from ragtag.app.launch.events import Ended, Event, LaunchResult, Line, Ready, Said
 from ragtag.app.on_ray.launch import Placement, launch_on_ray
 
 TRAINING = Path(__file__).with_name("training.py")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.app.environment import place_from_environment
+from ragtag.app.invitation.token import ADDRESSES_MAX, Token, decode
 from ragtag.app.on_ray.register import Arrival, Register
-from ragtag.app.token import ADDRESSES_MAX, Token, decode
 
 
 def arrival(port: int) -> Arrival:

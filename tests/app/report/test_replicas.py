@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.app.dashboard import Dashboard
 from ragtag.app.report import build_report
+from ragtag.app.terminal.dashboard import Dashboard
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.core import trace
 from tests.app.watching import shown

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.app.peers import Peers
 from ragtag.app.report import build_report, report_json
+from ragtag.app.terminal.peers import Peers
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run, thin
 from ragtag.core import trace
 

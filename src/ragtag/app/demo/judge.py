@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ragtag.app.demo.peer import weights_file
 from ragtag.app.demo.plan import Plan
 from ragtag.app.demo.processes import DemoRun
 from ragtag.app.demo.result import DemoResult, round_times
-from ragtag.app.demo_peer import weights_file
-from ragtag.app.demo_task import evaluate, load_digits, make_model
+from ragtag.app.demo.task import evaluate, load_digits, make_model
 from ragtag.app.report import build_report
 from ragtag.app.tracefile import CREW_FILE, TraceWriter
 from ragtag.core import trace

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from ragtag.app.demo.peer import Ended, result_file
 from ragtag.app.demo.plan import DemoError, Plan
-from ragtag.app.demo_peer import Ended, result_file
 from ragtag.app.launch import launch
-from ragtag.app.launch_events import Ended as PeerEnded
-from ragtag.app.launch_events import Event, LaunchResult, Line
-from ragtag.app.watch import watch
+from ragtag.app.launch.events import Ended as PeerEnded
+from ragtag.app.launch.events import Event, LaunchResult, Line
+from ragtag.app.terminal.watch import watch
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 
@@ -84,7 +84,7 @@ class Processes:
     ) -> DemoRun:
         plan, folder = self._plan, self._folder / name
         folder.mkdir(parents=True)
-        argv = ["-m", "ragtag.app.demo_peer", "--out", str(folder), "--seed", str(plan.seed)]
+        argv = ["-m", "ragtag.app.demo.peer", "--out", str(folder), "--seed", str(plan.seed)]
         argv += ["--rounds", str(rounds), "--every", str(plan.every), *more]
         said: list[str] = []
         live = self._live and n > 1

@@ -12,7 +12,7 @@ from ragtag.app.demo.plan import Plan
 from ragtag.app.demo.processes import Processes
 from ragtag.app.demo.result import DemoResult
 from ragtag.app.demo.show import show
-from ragtag.app.demo_task import load_digits
+from ragtag.app.demo.task import load_digits
 from ragtag.core.faults import Faults
 
 

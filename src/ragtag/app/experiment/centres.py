@@ -28,6 +28,8 @@ def schedule_of(text: str, peers: int) -> Centre | ProgressiveGrouping | None:
 
 def method_of(schedule: Centre | ProgressiveGrouping) -> Averager:
     """A central state under this schedule."""
-    from ragtag.training.centre import Centre as central  # needs torch, which other methods do without
+    from ragtag.training.exchange.central import (
+        Centre as central,  # needs torch, which other methods do without
+    )
 
     return central(cast(Centre, schedule))

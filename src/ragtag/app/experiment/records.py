@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ragtag.app.experiment.setup import Setup
-from ragtag.app.process_faults import fault_records
+from ragtag.app.launch.faults import fault_records
+from ragtag.app.terminal.words import counted
 from ragtag.app.tracefile import TraceWriter, peer_file
-from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.faultspec import format_faults
 from ragtag.core.types import Noted, Outcome, PeerId

@@ -21,11 +21,11 @@ from ragtag.core.arrival import arrived, others_in
 from ragtag.core.types import Average, Floats, Left, Outcome, PeerId
 from ragtag.core.wire import n_chunks
 from ragtag.protocols.node import Channel, Node
+from ragtag.simulation.check.progress import demand_progress
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import OVERHEAD_BYTES
-from ragtag.simulation.progress import demand_progress
-from ragtag.simulation.trial import DECLARED
-from ragtag.simulation.world import World
+from ragtag.simulation.trials.rounds import DECLARED
+from ragtag.simulation.worlds.rounds import World
 
 BEHIND_MAX = 16
 """Rounds that are kept open for peers that are behind; who comes later is left out of a round's figures."""
@@ -46,7 +46,7 @@ def simulate(
 
     Raises:
         ExperimentError: the folder holds a trace already.
-        ragtag.simulation.check.InvariantBroken: with ``check``, a machine broke a rule.
+        ragtag.simulation.check.rounds.InvariantBroken: with ``check``, a machine broke a rule.
     """
     if run_folder is not None and list(trace_files(run_folder)):
         raise ExperimentError(f"{run_folder} holds the trace of a run already; give another folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from ragtag.app.peer_process import KILL_S
+from ragtag.app.launch.process import KILL_S
 
 
 class Ending:

@@ -20,10 +20,9 @@ import msgspec
 
 from ragtag.app.disk import Spare
 from ragtag.app.environment import Announcement, Place, Reached, read_announcements
-from ragtag.app.guard import Guard
+from ragtag.app.invitation.token import keep_token
 from ragtag.app.launch.ending import Ending
-from ragtag.app.launch.setup import Setup
-from ragtag.app.launch_events import (
+from ragtag.app.launch.events import (
     Ended,
     EndedBy,
     Event,
@@ -35,18 +34,19 @@ from ragtag.app.launch_events import (
     Seated,
     Started,
 )
-from ragtag.app.output import SeenErrors, interrupted, last_line
-from ragtag.app.peer_process import KILL_S, READ_BYTES, PeerProcess, Stream
-from ragtag.app.process_faults import Act, ProcessFaults
-from ragtag.app.relay import Relay
-from ragtag.app.signals import Signals
-from ragtag.app.token import keep_token
+from ragtag.app.launch.faults import Act, ProcessFaults
+from ragtag.app.launch.guard import Guard
+from ragtag.app.launch.process import KILL_S, READ_BYTES, PeerProcess, Stream
+from ragtag.app.launch.relay import Relay
+from ragtag.app.launch.setup import Setup
+from ragtag.app.launch.signals import Signals
+from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
+from ragtag.app.terminal.words import counted
 from ragtag.app.tracefile import CREW_FILE, TraceWriter
-from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 from ragtag.core.types import PeerId
-from ragtag.network.udp import bound_at
+from ragtag.network.link.udp import bound_at
 
 TICK_S = 5.0
 """Peers are looked at this often even if no signal told of an end."""

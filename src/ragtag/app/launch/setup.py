@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from ragtag.app.environment import VARIABLES, Address, Place
-from ragtag.app.token import ADDRESSES_MAX, Token, encode, new_key
-from ragtag.app.words import counted
+from ragtag.app.invitation.token import ADDRESSES_MAX, Token, encode, new_key
+from ragtag.app.terminal.words import counted
 from ragtag.core import trace
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from ragtag.app.launch.events import Event, LaunchResult
 from ragtag.app.launch.loop import Launch
 from ragtag.app.launch.setup import LaunchError, OnError, Setup, check_launch
-from ragtag.app.launch_events import Event, LaunchResult
 from ragtag.app.tracefile import trace_files
 from ragtag.core import trace
 from ragtag.core.faults import Faults

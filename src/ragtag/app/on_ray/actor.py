@@ -15,7 +15,7 @@ from pathlib import Path
 from ragtag.app.on_ray.library import own_host
 from ragtag.app.on_ray.register import Arrival
 from ragtag.app.on_ray.script import News, Script
-from ragtag.network.udp import bound_at
+from ragtag.network.link.udp import bound_at
 
 
 @dataclass(frozen=True, slots=True)

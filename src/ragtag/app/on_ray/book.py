@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from ragtag.app.disk import explain
+from ragtag.app.invitation.token import Token, encode, keep_token
 from ragtag.app.launch.setup import Setup
-from ragtag.app.token import Token, encode, keep_token
 from ragtag.app.tracefile import CREW_FILE, TraceWriter
 from ragtag.core import trace
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragtag.app.launch.events import Event, LaunchResult, Said
 from ragtag.app.launch.setup import LaunchError, OnError, Setup, check_launch
-from ragtag.app.launch_events import Event, LaunchResult, Said
 from ragtag.app.on_ray.library import load
 from ragtag.app.on_ray.loop import RayLaunch
 from ragtag.app.tracefile import trace_files

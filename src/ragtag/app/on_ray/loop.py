@@ -11,16 +11,16 @@ from typing import Any
 
 from ragtag.app.environment import Announcement, Reached
 from ragtag.app.launch.ending import Ending
+from ragtag.app.launch.events import Ended, EndedBy, Event, LaunchResult, Line, Ready, Said, Seated, Started
 from ragtag.app.launch.setup import LaunchError, Setup
-from ragtag.app.launch_events import Ended, EndedBy, Event, LaunchResult, Line, Ready, Said, Seated, Started
+from ragtag.app.launch.signals import Signals
 from ragtag.app.on_ray.actor import Came, PeerActor
 from ragtag.app.on_ray.book import Book
 from ragtag.app.on_ray.peer import RayPeer, Stage, explain
 from ragtag.app.on_ray.register import Register
 from ragtag.app.on_ray.script import End, News, variables
-from ragtag.app.output import SeenErrors, interrupted, last_line
-from ragtag.app.signals import Signals
-from ragtag.app.words import counted
+from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
+from ragtag.app.terminal.words import counted
 from ragtag.core import trace
 from ragtag.core.faultspec import format_faults
 

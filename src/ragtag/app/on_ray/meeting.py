@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ragtag.app.crew import Crew
+from ragtag.app.crew.crew import Crew
+from ragtag.app.crew.join import JoinError, join_as
 from ragtag.app.environment import Place
-from ragtag.app.join import JoinError, join_as
+from ragtag.app.invitation.token import new_key
 from ragtag.app.on_ray.library import load, own_host
 from ragtag.app.on_ray.register import Arrival, Register
-from ragtag.app.token import new_key
-from ragtag.network.udp import bound_at
+from ragtag.network.link.udp import bound_at
 
 ALIVE_S = 2.0
 """How often a peer gives the meeting a sign of life."""

@@ -7,10 +7,10 @@ from enum import Enum
 from typing import Any
 
 from ragtag.app.environment import Reached
-from ragtag.app.launch_events import Ended, EndedBy
+from ragtag.app.launch.events import Ended, EndedBy
 from ragtag.app.on_ray.actor import Came
 from ragtag.app.on_ray.script import End
-from ragtag.app.output import SeenErrors
+from ragtag.app.terminal.output import SeenErrors
 from ragtag.core.types import PeerId
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ragtag.app.environment import Address, Place
-from ragtag.app.token import ADDRESSES_MAX, Token, encode, new_key
+from ragtag.app.invitation.token import ADDRESSES_MAX, Token, encode, new_key
 from ragtag.core.types import SEATS_MAX, PeerId
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ragtag.app.environment import VARIABLES, Announcement, Place, read_announcements
-from ragtag.app.guard import Guard
-from ragtag.app.peer_process import READ_BYTES, PeerProcess, Stream
+from ragtag.app.launch.guard import Guard
+from ragtag.app.launch.process import READ_BYTES, PeerProcess, Stream
 from ragtag.app.tracefile import trace_files
 
 _OF_OTHERS = {*VARIABLES, "RAGTAG_RAY"}

@@ -1,6 +1,6 @@
 """Rows of all peers to all peers, through owners that decide which are in: for sparse averages.
 
-Peers offer rows that each decode alone (``ragtag.codecs.sparse``); how many differs, and may be none. Row i
+Peers offer rows that each decode alone (``codecs.sparse.wire``); how many differs, and may be none. Row i
 of peer p belongs to block (p + i) mod n. Stage SCATTER: every peer sends each block's owner its rows of the
 block. Stage GATHER: the owner sends everyone the rows that it has, unchanged; what it left out is in
 nobody's sum.

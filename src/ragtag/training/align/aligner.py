@@ -59,8 +59,8 @@ from ragtag.training.align.rows import (
     value_rows,
 )
 from ragtag.training.align.units import UNITS_MAX, Look, Units
-from ragtag.training.averager import Transport
-from ragtag.training.tensors import Part, require_plain, spec_of
+from ragtag.training.tensors.layout import Part, require_plain, spec_of
+from ragtag.training.transport import Transport
 
 LOOK_BYTES = 1 << 25
 """Parameters that are looked at each time: the whole model in so many turns as that takes."""

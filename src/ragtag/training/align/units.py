@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ragtag.core.types import Floats
-from ragtag.training.tensors import Part
+from ragtag.training.tensors.layout import Part
 
 VALUES_MIN = UNITS_MAX = 264
 """A unit has so many parameters at least (the last one fewer), and there are so many units at most: a row

@@ -22,11 +22,11 @@ from ragtag.schedules.every import every as every_so_many
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.schedules.names import SCHEDULES
 from ragtag.training.align.plan import Align
-from ragtag.training.centre import centred, is_centred, is_rule, rated
 from ragtag.training.coherence import Coherence
+from ragtag.training.exchange.central import centred, is_centred, is_rule, rated
 from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.modes import Gradients, Mode, Models
+from ragtag.training.optimizer.modes import Gradients, Mode, Models
 
 AnySchedule = Schedule | Centre | ProgressiveGrouping
 

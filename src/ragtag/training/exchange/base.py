@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 from ragtag.core.types import Outcome, PeerId
-from ragtag.training.bucket import Bucket
+from ragtag.training.tensors.bucket import Bucket
 
 
 class Exchange(Protocol):

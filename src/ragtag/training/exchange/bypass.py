@@ -31,16 +31,16 @@ from statistics import median, median_low
 
 import numpy as np
 
-from ragtag.codecs.advice import Choice, Cost, choose_for
 from ragtag.codecs.dense import fp32
-from ragtag.codecs.gather import senders, whole_marks
+from ragtag.codecs.sparse.advice import Choice, Cost, choose_for
+from ragtag.codecs.sparse.gather import senders, whole_marks
 from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bools, Floats, Gathered, Noted, Outcome, PeerId
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.rounds.gather import gather
 from ragtag.protocols.rounds.rps import rps_repair
-from ragtag.training.averager import Transport
+from ragtag.training.transport import Transport
 
 WINDOW = 16
 """Rounds between choices."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.density import Density
-from ragtag.codecs.options import Options
-from ragtag.codecs.pack import Values
-from ragtag.codecs.selection import Selector
-from ragtag.codecs.selections import selector_named
+from ragtag.codecs.sparse.density import Density
+from ragtag.codecs.sparse.options import Options
+from ragtag.codecs.sparse.pack import Values
+from ragtag.codecs.sparse.selection import Selector
+from ragtag.codecs.sparse.selectors import selector_named
 
 _ROW_BYTES = 1064  # of a row, behind header and rounding
 _INDEX_BYTES = 6  # of an entry's index, at most: far more than any takes on average

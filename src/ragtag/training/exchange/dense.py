@@ -12,10 +12,10 @@ from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import Floats, Outcome, PeerId
 from ragtag.protocols.channel.averager import Averager
-from ragtag.training.averager import Pending, Transport
-from ragtag.training.bucket import Bucket
-from ragtag.training.checks import Leaps, require_weight
-from ragtag.training.tensors import Part
+from ragtag.training.tensors.bucket import Bucket
+from ragtag.training.tensors.finite import Leaps, require_weight
+from ragtag.training.tensors.layout import Part
+from ragtag.training.transport import Pending, Transport
 
 
 class Replica:

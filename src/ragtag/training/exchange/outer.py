@@ -13,7 +13,7 @@ from ragtag.core.types import Floats, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.training.exchange.base import Layer
 from ragtag.training.exchange.dense import Replica
-from ragtag.training.tensors import strides_of
+from ragtag.training.tensors.layout import strides_of
 
 _PARTS = ("anchor", "momentum")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.codecs.feedback import ErrorFeedback
-from ragtag.codecs.tickets import Ticket
+from ragtag.codecs.sparse.feedback import ErrorFeedback
+from ragtag.codecs.sparse.tickets import Ticket
 from ragtag.core.types import Bools, Gathered, PeerId
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ragtag.core.types import Bools, Outcome, PeerId
-from ragtag.training.averager import Peers
 from ragtag.training.exchange.base import Exchange, Layer
+from ragtag.training.transport import Peers
 
 _BASE_MIN = 0.5
 """Share of the crew's average that must have come for a peer to build on it."""

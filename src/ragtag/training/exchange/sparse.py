@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ragtag.codecs.checkpoint import State
 from ragtag.codecs.dense import fp32
-from ragtag.codecs.feedback import ErrorFeedback
-from ragtag.codecs.gather import add_rows, whole_mark, whole_marks
-from ragtag.codecs.tickets import Ticket
+from ragtag.codecs.sparse.checkpoint import State
+from ragtag.codecs.sparse.feedback import ErrorFeedback
+from ragtag.codecs.sparse.gather import add_rows, whole_mark, whole_marks
+from ragtag.codecs.sparse.tickets import Ticket
 from ragtag.core import fast
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
@@ -38,14 +38,14 @@ from ragtag.protocols.rounds.gather import gather
 from ragtag.protocols.rounds.rps import rps_repair
 from ragtag.training.align.late import Late
 from ragtag.training.align.rows import Came
-from ragtag.training.averager import Pending, Transport
-from ragtag.training.bucket import Bucket
-from ragtag.training.checks import Leaps, require_weight
 from ragtag.training.exchange.bypass import Bypass, delivered
 from ragtag.training.exchange.compress import Compression, TopK
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.exchange.sent import Undecided
-from ragtag.training.tensors import Part
+from ragtag.training.tensors.bucket import Bucket
+from ragtag.training.tensors.finite import Leaps, require_weight
+from ragtag.training.tensors.layout import Part
+from ragtag.training.transport import Pending, Transport
 
 _WARM = 1 << 17  # values: enough to be selected from as millions are
 SHARED = ("anchor", "outer momentum")

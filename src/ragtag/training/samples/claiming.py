@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ragtag.training.samples.blocks import Deck, Pace
 from ragtag.training.samples.claims import Span, overlap, without
-from ragtag.training.samples.deck import Deck, Pace
 from ragtag.training.samples.ledger import Ledger, Mask, Process
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragtag.core import seed as random
-from ragtag.training.samples.deck import Deck
+from ragtag.training.samples.blocks import Deck
 
 T = TypeVar("T")
 Indices = NDArray[np.int64]

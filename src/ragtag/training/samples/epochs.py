@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from ragtag.core.channels import topic_of
-from ragtag.training.averager import Peers
 from ragtag.training.samples.answers import Answers
+from ragtag.training.transport import Peers
 
 NAME = "ragtag.data"
 """Its name among a snapshot's extra state."""

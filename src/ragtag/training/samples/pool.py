@@ -27,10 +27,10 @@ from collections.abc import Iterable
 from ragtag.protocols.crew.board import BLOB_MAX, Notices
 from ragtag.training.samples.actions import Over, Tell, Use, Wait
 from ragtag.training.samples.answers import Answers
+from ragtag.training.samples.blocks import LEASE_S, Deck, Pace
 from ragtag.training.samples.claiming import alone, enterable, next_claim
 from ragtag.training.samples.claims import SPANS_MAX, Section, decode, encode, joined
 from ragtag.training.samples.closing import KEPT, Closing
-from ragtag.training.samples.deck import LEASE_S, Deck, Pace
 from ragtag.training.samples.lease import Lease
 from ragtag.training.samples.ledger import EpochReport, Ledger, Mask
 

@@ -19,7 +19,7 @@ from ragtag.core.channels import topic_of
 from ragtag.core.types import PeerId
 from ragtag.schedules.base import whole
 from ragtag.schedules.grouping import plausible
-from ragtag.training.averager import Peers
+from ragtag.training.transport import Peers
 
 TOPICS = 16
 """Topics of the notice board for speeds: more splits share them in turn."""

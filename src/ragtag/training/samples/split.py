@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Se
 from ragtag.core.errors import HasLeft
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.crew.district import district_of, districts
-from ragtag.training.averager import Peers
 from ragtag.training.samples.deal import Indices, cut, every_nth, shuffled, skewed_shards
-from ragtag.training.samples.drawer import Drawer
+from ragtag.training.samples.drawing import Drawer
 from ragtag.training.samples.epochs import Epochs
 from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.samples.loader import (
@@ -33,6 +32,7 @@ from ragtag.training.samples.loader import (
     size_of,
 )
 from ragtag.training.samples.sizes import BatchSizes, Sizer
+from ragtag.training.transport import Peers
 
 __all__ = ["EpochReport", "Split", "skewed_shards"]
 

@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ragtag.training.exchange.outer import require_outer_state
-from ragtag.training.modules import clean_name, name_parameters, parameters_of
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.optimizer_state import capture_optimizer, fit_optimizer, load_optimizer
 from ragtag.training.state.snapshot import Snapshot, require_optimizer
 from ragtag.training.state.tree import copy_tensor, copy_tree
+from ragtag.training.tensors.modules import clean_name, name_parameters, parameters_of
 
 __all__ = ["Snapshot", "Stateful", "capture", "restore"]
 

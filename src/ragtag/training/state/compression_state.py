@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ragtag.training.exchange.sparse import SHARED
-from ragtag.training.optimizer import CrewOptimizer
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 NAME = "ragtag.compression"
 """Its name among a snapshot's extra state."""

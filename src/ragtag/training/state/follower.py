@@ -11,7 +11,7 @@ import numpy as np
 from ragtag.core.types import Bools, Floats, Outcome
 from ragtag.training.align.aligner import Aligner, Patch
 from ragtag.training.exchange.base import Exchange
-from ragtag.training.modes import Gradients
+from ragtag.training.optimizer.modes import Gradients
 
 KEPT_BYTES = 1 << 29
 """Means may take so much memory, where that is no fewer rounds than ``ROUNDS_MIN``."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ragtag.training.modules import parameters_of
 from ragtag.training.state.tree import copy_tree
+from ragtag.training.tensors.modules import parameters_of
 
 _HOW = ("foreach", "fused", "capturable")
 """Flags of a group that say how a step is computed and on which machine: each peer's own."""

@@ -23,9 +23,9 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.types import Outcome, PeerId
 from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rounds.allreduce import direct
-from ragtag.training.averager import Transport
 from ragtag.training.exchange.dense import Replica
-from ragtag.training.tensors import Part
+from ragtag.training.tensors.layout import Part
+from ragtag.training.transport import Transport
 
 DIGEST_BYTES = 16
 

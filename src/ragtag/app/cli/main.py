@@ -1,0 +1,147 @@
+"""The ``ragtag`` command. What is heavy (numpy, torch) is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ragtag import __version__
+from ragtag.app.cli import look, options, start
+from ragtag.app.cli.common import RUN_CODES, examples, plain_errors, print_json, progress, settings
+from ragtag.app.cli.joining import JoinCommand
+from ragtag.app.cli.probe import probe
+from ragtag.app.cli.simulate import simulate
+from ragtag.recipes import RECIPES
+
+Paper = Annotated[str, typer.Argument(metavar="PAPER", help=f"Which: {', '.join(sorted(RECIPES))}.")]
+
+app = typer.Typer(
+    name="ragtag",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ragtag {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=examples("ragtag demo", "ragtag run -n 6 train.py", "ragtag simulate -n 16 --loss 0.1"))
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors, whole.")] = False,
+) -> None:
+    """Train one PyTorch model on a ragtag crowd of machines: some slow, some gone, some losing packets."""
+    settings["debug"] = debug
+    if debug:
+        os.environ["RAGTAG_TRACEBACK"] = "1"  # of peers' scripts, too
+
+
+app.command(epilog=examples("ragtag demo", "ragtag demo --json"))(start.demo)
+app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "ragtag run -n 6 train.py --lr 0.1",
+        "ragtag run -n 4 -m my_package.train",
+        "ragtag run -n 6 --faults loss=0.1,freeze=3@10+4,kill=5@20 train.py",
+        "ragtag run -n 6 --on-error stop --json train.py",
+        "ragtag run -n 6 --restarts 3 --min-peers 4 train.py",
+        codes=RUN_CODES,
+    ),
+)(start.run)
+app.command(
+    epilog=examples(
+        "ragtag invite", "ragtag invite runs/train-20260101-120000", "ragtag invite --listen 192.0.2.7:4433"
+    )
+)(start.invite)
+app.command(
+    context_settings={"allow_interspersed_args": False},
+    cls=JoinCommand,
+    epilog=examples(
+        "ragtag join token.txt train.py --lr 0.1",
+        "ssh otter ragtag invite runs/train-20260101-120000 | ragtag join - train.py",
+        "ragtag join -n 2 token.txt -m my_package.train",
+        codes=RUN_CODES,
+    ),
+)(start.join)
+app.command(
+    epilog=examples(
+        "ragtag simulate -n 16 --loss 0.1 --latency 0.02",
+        "ragtag simulate -n 64 --size 10k --rounds 100 --method allreduce",
+        "ragtag simulate -n 8 --faults burst=0.01/0.3,freeze=3@1+2,kill=5@3 --check",
+        "ragtag simulate --json | jq .disagreement",
+    )
+)(simulate)
+
+
+@app.command(
+    epilog=examples("ragtag reproduce rps --quick", "ragtag reproduce rps --seeds 5 --jobs 8 --json")
+)
+@plain_errors
+def reproduce(
+    paper: Paper,
+    quick: options.Quick = False,
+    data: options.Data = None,
+    out: options.OutFolder = None,
+    seeds: options.Seeds = 3,
+    jobs: options.Jobs = 2,
+    as_json: options.Json = False,
+) -> None:
+    """Measure a paper's figures again, each beside what it reported, with its tolerance: pass or fail."""
+    import importlib
+
+    from ragtag.app.cli.folders import new_run_folder
+
+    if paper not in RECIPES:
+        raise ValueError(f"no recipe is called {paper!r}; there are: {', '.join(sorted(RECIPES))}")
+    if data is not None and not data.exists():
+        raise FileNotFoundError(f"there is no archive {data}")
+    recipe = importlib.import_module(RECIPES[paper])
+    with progress(f"reproducing {paper}") as tell:
+        report = recipe.reproduce(
+            quick=quick,
+            data=data,
+            out=out or new_run_folder(f"reproduce-{paper}"),
+            seeds=seeds,
+            jobs=jobs,
+            progress=tell,
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        report.print(Console())
+    raise typer.Exit(0 if report.ok else 1)
+
+
+app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "ragtag probe train.py",
+        "ragtag probe --parameters 25M --rate 50Mbit",
+        "ragtag probe --model my_package.models:build --peers 8 --run runs/demo-20260101-120000",
+        "ragtag probe --parameters 25M --ratio 0.01 --json",
+    ),
+)(probe)
+app.command(epilog=examples("ragtag report runs/demo-20260101-120000 --open", "ragtag report RUN --json"))(
+    look.report
+)
+app.command(epilog=examples("ragtag watch runs/demo-20260101-120000"))(look.watch)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="ragtag")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""``ragtag demo``, ``ragtag run`` and ``ragtag join``: peers as processes, or as actors on Ray."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from ragtag.app.cli import options
+from ragtag.app.cli.common import fail, plain_errors, print_json
+
+if TYPE_CHECKING:
+    from ragtag.app.on_ray.launch import Placement
+
+
+@plain_errors
+def demo(
+    seed: options.Seed = 0,
+    run_folder: options.RunFolder = None,
+    watch: options.Watch = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train a small model on six peers while packets get lost, one peer freezes and one dies."""
+    from dataclasses import asdict
+
+    from ragtag.app.cli.folders import new_run_folder
+    from ragtag.app.demo import Plan, run_demo
+
+    console = Console(stderr=as_json)
+    result = run_demo(
+        plan=Plan(seed=seed),
+        folder=run_folder or new_run_folder("demo"),
+        console=console,
+        live=console.is_terminal if watch is None else watch,
+    )
+    if as_json:
+        print_json({"ok": result.ok, **asdict(result)})
+    raise typer.Exit(0 if result.ok else 1)
+
+
+@plain_errors
+def run(
+    script: options.Script,
+    args: options.ScriptArgs = None,
+    peers: options.Peers = 2,
+    module: options.Module = False,
+    on_error: options.WhenOneFails = options.OnError.continue_,
+    faults: options.FaultsText = "",
+    seed: options.Seed = 0,
+    run_folder: options.RunFolder = None,
+    watch: options.Watch = None,
+    listen: options.Listen = "127.0.0.1",
+    as_json: options.Json = False,
+    on: options.OnWhat = None,
+    cpus_per_peer: options.CpusPerPeer = None,
+    gpus_per_peer: options.GpusPerPeer = None,
+    restarts: options.Restarts = None,
+    working_dir: options.WorkingDir = None,
+    min_peers: options.MinPeers = 1,
+) -> None:
+    """Start N peers of a script, on this machine or on a Ray cluster.
+
+    The script joins its crew with [bold]ragtag.join()[/bold]. Each line that a
+    peer prints comes with its number; an error that several peers share is
+    shown once. Others can join while it runs: [bold]ragtag invite[/bold] prints
+    what they need.
+
+    A peer has finished when its script came to its end and averaged. A peer
+    is lost when a signal or a fault ended it: the others go on, and the run
+    is well as long as enough of them finish. A script that ends with an
+    error of its own is never well.
+    """
+    argv = [*(["-m"] if module else []), script, *(args or [])]
+    _launch(
+        argv, script if module else Path(script).stem, peers, on_error.value, faults, seed, run_folder, watch,
+        as_json, listen, None,
+        _placement(on, listen, cpus_per_peer, gpus_per_peer, restarts, working_dir),
+        min_peers, restarts if on is None else None,
+    )  # fmt: skip
+
+
+@plain_errors
+def join(
+    token: options.TokenText,
+    script: options.Script,
+    args: options.ScriptArgs = None,
+    peers: options.PeersHere = 1,
+    module: options.Module = False,
+    on_error: options.WhenOneFails = options.OnError.continue_,
+    faults: options.FaultsText = "",
+    run_folder: options.RunFolder = None,
+    watch: options.Watch = None,
+    as_json: options.Json = False,
+) -> None:
+    """Join a crew by its invitation, with one peer (or N) of a script on this machine.
+
+    TOKEN is a file with what [bold]ragtag invite[/bold] printed, [bold]-[/bold] for standard input, or
+    the folder of a run on this machine; where RAGTAG_TOKEN is set there is no TOKEN.
+    The token itself can stand there, too, but other users may see it in passing.
+    The first one to join a new crew, on the machine that its token names, begins it.
+    """
+    from ragtag.app.cli.joining import is_folder, token_text
+    from ragtag.app.crew.membership import NotLetIn
+    from ragtag.app.invitation.invite import RunOver, usable
+
+    try:
+        text, said = usable(Path(token) if is_folder(token) else token_text(token))
+    except (RunOver, NotLetIn) as error:
+        fail(str(error), 1)
+    if said:
+        Console(stderr=True, highlight=False).print(f"ragtag: {escape(said)}", style="dim", soft_wrap=True)
+    argv = [*(["-m"] if module else []), script, *(args or [])]
+    _launch(
+        argv, script if module else Path(script).stem, peers, on_error.value, faults, 0, run_folder, watch,
+        as_json, "", text,
+    )  # fmt: skip
+
+
+@plain_errors
+def invite(
+    run_folder: options.RunToJoin = None,
+    listen: options.ListenAt = None,
+    crew: options.CrewName = None,
+    minutes: options.Minutes = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print a token: all that another machine needs to join a crew.
+
+    With RUN, the crew of that run, which must be running. Without, a new crew:
+    the first peer to join, on this machine, begins it. Whoever has the token can
+    get in: it is as secret as the crew should be.
+    """
+    from ragtag.app.crew.membership import NotLetIn
+    from ragtag.app.invitation.invite import RunOver, invitation_to, new_invitation, shown
+
+    if run_folder is None and minutes is not None:
+        raise ValueError(
+            "the token of a new crew holds its key, and cannot end; begin the crew, then: ragtag invite RUN "
+            "--minutes N"
+        )
+    try:
+        token = invitation_to(run_folder, minutes) if run_folder is not None else new_invitation(listen, crew)
+    except (RunOver, NotLetIn) as error:
+        fail(str(error), 1)
+    if as_json:
+        print_json(token.to_json())
+    else:
+        shown(token, Console(highlight=False), Console(stderr=True, highlight=False))
+
+
+def _launch(
+    argv: list[str],
+    name: str,
+    peers: int,
+    on_error: Literal["continue", "stop"],
+    faults: str,
+    seed: int,
+    run_folder: Path | None,
+    watch: bool | None,
+    as_json: bool,
+    listen: str,
+    token: str | None,
+    placement: Placement | None = None,
+    min_peers: int = 1,
+    restarts: int | None = None,
+) -> None:
+    """What ``run`` and ``join`` share. placement: on Ray. restarts: on this machine."""
+    from ragtag.app.launch import check_launch, launch
+    from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
+    from ragtag.app.terminal.run_view import RunView, models, print_wrapped, result_json, summary, watching
+    from ragtag.app.terminal.spared import SparedConsole
+    from ragtag.core.faultspec import parse_faults
+
+    parsed = parse_faults(faults)
+    if placement is not None:
+        check_on_ray(peers, argv, placement, parsed, min_peers)
+    else:  # before a folder is made
+        check_launch(peers, argv, parsed, min_peers=min_peers, restarts=restarts or 0)
+    out = SparedConsole(stderr=as_json, highlight=False)
+    err = out if out.is_terminal else SparedConsole(stderr=True, highlight=False)
+    folder = _folder(run_folder, name)
+    live = out.is_terminal if watch is None else watch
+    view = RunView(out, err, watched=live, on_error=on_error)
+    start = (
+        partial(launch, host=listen or "127.0.0.1", token=token, restarts=restarts or 0)
+        if placement is None
+        else partial(launch_on_ray, placement=placement)
+    )
+    with watching(folder, out, name) if live else nullcontext():
+        result = start(
+            peers,
+            argv,
+            run_folder=folder,
+            seed=seed,
+            faults=parsed,
+            on_error=on_error,
+            on_event=view.show,
+            min_peers=min_peers,
+        )
+    alike = models(folder) if result.finished else ""  # who was ended early never agreed on one
+    if as_json:
+        print_json(result_json(result) | {"models": alike or None})
+    else:
+        told = f"trace in {escape(str(folder))}; [cyan]ragtag report {escape(str(folder))}[/cyan]"
+        for line in [*summary(result), *([alike] if alike else []), told]:
+            print_wrapped(err, Text.from_markup(line))
+    out.close()
+    err.close()
+    raise typer.Exit(result.exit_code)
+
+
+def _placement(
+    on: options.On | None,
+    listen: str,
+    cpus: float | None,
+    gpus: float | None,
+    restarts: int | None,
+    working_dir: Path | None,
+) -> Placement | None:
+    """What peers take of a Ray cluster; ``None``: they run on this machine."""
+    given = {
+        "cpus_per_peer": cpus,
+        "gpus_per_peer": gpus,
+        "working_dir": working_dir,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if on is None:
+        for name in given:
+            raise ValueError(f"--{name.replace('_', '-')} is for peers on a Ray cluster: add --on ray")
+        return None
+    if listen != "127.0.0.1":
+        raise ValueError("--listen is for peers on this machine; on Ray each listens at its node's address")
+    from ragtag.app.on_ray.launch import Placement
+
+    if restarts is not None:
+        given["restarts"] = restarts
+    return Placement(**given)  # type: ignore[arg-type]
+
+
+def _folder(given: Path | None, name: str) -> Path:
+    from ragtag.app.cli.folders import new_run_folder
+
+    if given is None:
+        return new_run_folder(name)
+    given.mkdir(parents=True, exist_ok=True)
+    return given

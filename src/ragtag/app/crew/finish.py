@@ -1,0 +1,250 @@
+"""Where peers begin and end with one model: they tell each other what they hold, and take one peer's.
+
+Between peers a training is over when each has said so. One that paused (to evaluate, save or compile) is
+waited for: the others' processes would be gone when it comes to average what it has. What is left of local
+steps goes into one last mean, to which only peers give that have kept up with the others; then digests are
+compared, and where they differ all take the values of one peer (``training.whole``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ragtag.app.crew.transport import DriverTransport, SoloTransport
+from ragtag.app.terminal.words import these_peers
+from ragtag.core.channels import channel_of, topic_of
+from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.training.samples.blocks import LEASE_S
+from ragtag.training.state.snapshot import Progress
+from ragtag.training.state.whole import (
+    Finished,
+    Stand,
+    Stands,
+    Whole,
+    alike,
+    is_current,
+    joined_digest,
+    reached,
+    source_of,
+)
+
+NOTHING = Progress(-1, -1)
+"""How far a peer has come that resumes no checkpoint."""
+TRIES = 3
+"""So often peers take one peer's values; a chunk that is lost in spite of repair leaves them different."""
+LEASES = 4.0
+"""A peer that still trains is waited for so many times as long as it claims samples ahead,"""
+SHARE = 0.1
+"""or by this share of the time that was trained: peers of like speed end within it."""
+_MEET_S, _TIMES = 1.0, 16.0
+"""Where some were given up, a meeting of the others lasts so long, and so many times as long as a copy of the
+model or an answer takes."""
+_LOOK_FIRST_S, _LOOK_MAX_S = 1e-3, 2e-2
+_SAY_AFTER_S = 2.0
+_log = logging.getLogger("ragtag")
+_TOPIC = topic_of("finish")
+_Told = dict[PeerId, dict[str, Stand]]
+
+
+class Averaged(Protocol):
+    """An optimizer or a hook: something that peers average."""
+
+    name: str
+
+    @property
+    def whole(self) -> Whole | None:
+        """All that it averages (``None``: it has not begun)."""
+        ...
+
+    def stand(self) -> Stand:
+        """Where this peer stands with it."""
+        ...
+
+    def settle(self) -> None:
+        """End what is under way."""
+        ...
+
+
+Transport = DriverTransport | SoloTransport
+
+
+def begin_alike(transport: Transport, what: Averaged, mine: Stand, deadline_s: float) -> None:
+    """Compare what peers begin with; where it differs, all take what the lowest peer has.
+
+    mine: with the digest of this peer's initial values.
+    """
+    told = _tell(transport, f"begin/{what.name}", {what.name: mine}, deadline_s, silent=False)
+    stands = _of(told, what.name)
+    if alike(stands):
+        return
+    lowest = min(stands)
+    others = sorted(peer for peer, stand in stands.items() if stand.digest != stands[lowest].digest)
+    _log.log(
+        logging.WARNING if transport.me == lowest else logging.INFO,
+        "peers begin with different weights: %s %s those of peer %d. To begin alike, build the model from "
+        "the same seed, or load the same file, on every peer",
+        *(these_peers(others), "takes" if len(others) == 1 else "take", lowest),
+    )
+    _make_alike(transport, [what], f"begin/{what.name}", told, min, deadline_s)
+
+
+def tell_progress(transport: DriverTransport, meeting: str, mine: Progress) -> dict[PeerId, Progress]:
+    """How far each peer has come, by the checkpoint that it resumes, this one included."""
+    told = {transport.me: mine}
+    for peer, blob in transport.meet(meeting, msgspec.msgpack.encode(mine), transport.deadline_s).items():
+        try:
+            told[peer] = msgspec.msgpack.decode(blob, type=Progress)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            _log.warning("what peer %d tells of its checkpoint cannot be read: %s", peer, error)
+    return told
+
+
+def finish(
+    transport: Transport, averaged: Sequence[Averaged], deadline_s: float, trained_s: float
+) -> Finished:
+    """One last agreed mean, and the same model on all peers that come to their end.
+
+    deadline_s: how long peers that pause are waited for. trained_s: how long this peer has trained; those
+    that still train are waited for by ``SHARE`` of it.
+
+    Raises ragtag.NotFinite where a value to be averaged is none.
+    """
+    ours = [what for what in averaged if what.whole is not None]
+    if not ours:
+        return Finished(peers=(transport.me,))
+    for what in ours:
+        what.settle()
+    began_s = time.monotonic()
+    before = [(what, what.whole.copy()) for what in ours if what.whole is not None]
+    copying_s = time.monotonic() - began_s
+    first = told = _gathered(transport, ours, deadline_s, max(LEASES * LEASE_S, SHARE * trained_s))
+    notices = transport.notices(_TOPIC)
+    if notices.peers - told.keys():  # these will not come to meetings either
+        deadline_s = min(deadline_s, max(_MEET_S, _TIMES * copying_s, _TIMES * notices.rto_s))
+    mixed = (
+        [what for what in ours if _any_steps_left(_of(told, what.name))] if _can_mix(transport, told) else []
+    )
+    for what in mixed:
+        stands = _of(told, what.name)
+        _average(what, 1.0 if is_current(stands[transport.me], stands) else 0.0, deadline_s)
+    if mixed:
+        told = _told_by(transport, ours, "finish/1", deadline_s)
+    told = _make_alike(transport, ours, "finish", told, source_of, deadline_s)
+    digests = [_of(told, what.name)[transport.me].digest for what in ours]
+    newest = {what.name: reached(_of(first, what.name)) for what in ours}
+    behind = {
+        peer: late
+        for peer, stands in sorted(first.items())
+        if (late := max(newest[name] - stand.current for name, stand in stands.items() if name in newest)) > 0
+    }
+    return Finished(
+        digest=joined_digest(digests),
+        alike=all(alike(_of(told, what.name)) for what in ours),
+        peers=tuple(sorted(told)),
+        behind=behind,
+        moved=max(what.whole.moved(values) for what, values in before if what.whole is not None),
+    )
+
+
+def _gathered(transport: Transport, ours: Sequence[Averaged], deadline_s: float, training_s: float) -> _Told:
+    """Say that this peer has come to its end, and wait for the others; what they tell of themselves."""
+    mine = {what.name: what.stand() for what in ours}
+    number = transport.post(_TOPIC, msgspec.msgpack.encode(mine))
+    channels = [channel_of(what.name) for what in ours]
+    began_s = time.monotonic()
+    newest, busy_s, look_s, said = _newest(transport, channels), None, _LOOK_FIRST_S, False
+    while True:
+        notices, now_s = transport.notices(_TOPIC), time.monotonic()
+        there = notices.peers - transport.absent(_TOPIC)
+        missing = there - notices.posts.keys()
+        # who leaves before the others know that it came to its end is taken for one that never did
+        if not missing and all(notices.reached.get(peer, 0) >= number for peer in there):
+            break
+        if missing and busy_s is None and _newest(transport, channels) > newest:
+            busy_s = now_s  # some of them go on with rounds: they train, and do not pause
+        if now_s - began_s >= deadline_s or (busy_s is not None and now_s - busy_s >= training_s):
+            if missing:  # else all have ended, and one has not said that it knows of this peer's end
+                _log.warning("this peer ends without %s: no sign of an end there", these_peers(missing))
+            break
+        if missing and not said and now_s - began_s >= _SAY_AFTER_S:
+            said = True
+            _log.warning("this peer is done; it waits for %s, %g s at most", these_peers(missing), deadline_s)
+        time.sleep(look_s)
+        look_s = min(_LOOK_MAX_S, 2 * look_s)
+    told = {transport.me: mine}
+    for peer, posted in notices.posts.items():
+        if peer != transport.me:
+            told |= _read(peer, posted.blob, mine)
+    return told
+
+
+def _newest(transport: Transport, channels: Sequence[int]) -> int:
+    return max(transport.heard_of(channel) for channel in channels)
+
+
+def _read(peer: PeerId, blob: bytes, mine: Mapping[str, Stand]) -> _Told:
+    try:
+        theirs = msgspec.msgpack.decode(blob, type=dict[str, Stand])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _log.warning("what peer %d tells of its model cannot be read: %s", peer, error)
+        return {}
+    return {peer: theirs} if theirs.keys() & mine.keys() else {}
+
+
+def _make_alike(
+    transport: Transport,
+    averaged: Sequence[Averaged],
+    phase: str,
+    told: _Told,
+    source: Callable[[Stands], PeerId],
+    deadline_s: float,
+) -> _Told:
+    """Where values differ all take those of one peer; what peers told of theirs at last."""
+    for attempt in range(TRIES):
+        differing = [what for what in averaged if not alike(_of(told, what.name))]
+        if not differing or not _can_mix(transport, told):
+            break
+        for what in differing:
+            _average(what, 1.0 if source(_of(told, what.name)) == transport.me else 0.0, deadline_s)
+        told = _told_by(transport, averaged, f"{phase}/alike {attempt}", deadline_s)
+    return told
+
+
+def _can_mix(transport: Transport, told: _Told) -> bool:
+    """Whether there are others, and no more than average all at once."""
+    return len(told) > 1 and transport.n <= PEERS_MAX
+
+
+def _any_steps_left(stands: Stands) -> bool:
+    return any(stand.since and is_current(stand, stands) for stand in stands.values())
+
+
+def _average(what: Averaged, weight: float, deadline_s: float) -> None:
+    assert what.whole is not None
+    what.whole.average(weight, deadline_s)
+
+
+def _told_by(transport: Transport, averaged: Sequence[Averaged], meeting: str, deadline_s: float) -> _Told:
+    return _tell(transport, meeting, {what.name: what.stand() for what in averaged}, deadline_s)
+
+
+def _tell(
+    transport: Transport, meeting: str, mine: Mapping[str, Stand], deadline_s: float, silent: bool = True
+) -> _Told:
+    """Tell where this peer stands and hear of the others, this one included."""
+    told: _Told = {transport.me: dict(mine)}
+    for peer, blob in transport.meet(
+        meeting, msgspec.msgpack.encode(mine), deadline_s, silent=silent
+    ).items():
+        told |= _read(peer, blob, mine)
+    return told
+
+
+def _of(told: _Told, name: str) -> dict[PeerId, Stand]:
+    """Where peers stand with one of several."""
+    return {peer: stands[name] for peer, stands in told.items() if name in stands}

@@ -1,0 +1,389 @@
+"""Joining a crew: from the environment to a peer that has met the others."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from ragtag.app.crew.crew import Again, Crew, Entered
+from ragtag.app.crew.greeting import JoinError, greet
+from ragtag.app.crew.membership import (
+    Entrance,
+    NotLetIn,
+    admitted,
+    invited,
+    launched,
+    lost,
+    member_socket,
+    member_socket_of,
+    resolved,
+    seated,
+)
+from ragtag.app.crew.phases import Phases
+from ragtag.app.crew.state import start_donor
+from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport
+from ragtag.app.disk import explain
+from ragtag.app.environment import (
+    Address,
+    Announcer,
+    Place,
+    Reached,
+    exchange_addresses,
+    place_from_environment,
+    reachable_host,
+)
+from ragtag.app.invitation.token import ADDRESSES_MAX, Token, TokenError, decode, encode, keep_token
+from ragtag.app.tracefile import TraceWriter, peer_file
+from ragtag.core import trace
+from ragtag.core.types import PEERS_MAX, Left, Noted, PeerId, Visits
+from ragtag.core.wire import Identity
+from ragtag.network.driver.driver import Driver
+from ragtag.network.link.udp import Endpoint
+from ragtag.network.transfer.donor import DonorServer
+from ragtag.network.transfer.snapshots import Shelf
+from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.node import Node
+
+__all__ = ["JoinError", "join", "join_as"]
+
+_log = logging.getLogger("ragtag")
+_SEATS_TRIED_MAX = 16
+_GOODBYE_S = 1.0  # for a peer that ends before it was in, so that the others need not find out
+_EARLY_MAX = 256  # notes that wait until there is a crew to write them
+
+
+def join(*, deadline_s: float = 120.0) -> Crew:
+    """Join the crew that this process was started for: by ``ragtag run``, ``ragtag join``, torchrun or Ray.
+
+    Started by none of them, the process is a crew of one, and the same script trains alone.
+
+    A process may join again once it has left (a sweep, one crew after another): all peers do so in the same
+    order, keep their numbers, and form a new crew, whose trace and invitation are in ``RUN/crew-2``,
+    ``RUN/crew-3``, ... A peer that was declared dead in an earlier one is not waited for, and takes part once
+    it comes all the same; one that died since is waited for until the deadline, then left out. A peer that
+    was invited enters the crew of its invitation again. Alone a process may have any number of crews.
+
+    deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
+    machine). Who is not there by then is left out until it is heard.
+
+    Raises:
+        JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or
+            another crew, or an invitation lets nobody in (any more).
+        ragtag.app.environment.PlaceError: the environment contradicts itself.
+        ragtag.network.link.udp.PortInUse: the address to listen on is taken.
+    """
+    if meeting := os.environ.get("RAGTAG_RAY"):
+        from ragtag.app.on_ray.meeting import named
+
+        return named(meeting).join(deadline_s=deadline_s)
+    place = place_from_environment()
+    return join_as(None, deadline_s) if place is None else _joined.join(place, deadline_s)
+
+
+class _Joined:
+    """The crews that this process was launched for and has joined, one after another."""
+
+    def __init__(self) -> None:
+        self._place: Place | None = None
+        self._crews = 0
+        self._newest: weakref.ref[Crew] | None = None
+        self._members: Membership | None = None  # of the newest, which outlives it
+        self._lost: frozenset[PeerId] = frozenset()
+
+    def join(self, place: Place, deadline_s: float) -> Crew:
+        """Join the next one. Raises JoinError: the last one was not left."""
+        newest = None if self._newest is None else self._newest()
+        if newest is not None and not newest.left:  # one that is not left lives as long as its driver
+            raise JoinError(
+                f"this process is peer {newest.rank} of its crew already: go on with what ragtag.join() "
+                "returned, or call its leave() before joining again (`with ragtag.join() as crew:` does)"
+            )
+        if place != self._place:
+            self._place, self._crews, self._members, self._lost = place, 0, None, frozenset()
+        if self._members is not None:
+            self._lost = lost(self._members, place.size, self._lost)
+        number = self._crews + 1
+        mine = place.of_crew(number)
+        if mine.socket_fd is not None:  # a crew closes what it has; the next one needs it, too
+            mine = replace(mine, socket_fd=os.dup(mine.socket_fd))
+        crew = join_as(mine, deadline_s, self._lost)
+        driver = crew._driver
+        self._members = None if driver is None else driver.membership
+        if number > 1 and mine.token is None:
+            _begin_folder(mine, crew)
+        self._crews, self._newest = number, weakref.ref(crew)
+        return crew
+
+
+_joined = _Joined()
+
+
+def _begin_folder(place: Place, crew: Crew) -> None:
+    """What a launcher writes into a run's folder, for a crew that none has launched anew."""
+    crew.record_run()
+    if place.run_folder is None or place.key is None or crew.rank != min(crew.live):
+        return
+    try:
+        keep_token(place.run_folder, encode(crew._token()))
+    except OSError as error:  # as for the trace: what is not written stops no run
+        _log.warning("no invitation to crew %r could be kept: %s", place.crew, explain(error))
+
+
+def join_as(place: Place | None, deadline_s: float, lost: frozenset[PeerId] = frozenset()) -> Crew:
+    """``join``, in this place (``None``: alone). lost: who died in an earlier crew: it is not waited for."""
+    if place is None:
+        return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.monotonic())
+    # By the wall clock, which all machines share and somebody may set, once; never again
+    running_s = 0.0 if place.started_unix_s is None else time.time() - place.started_unix_s
+    origin_s = time.monotonic() - running_s
+    if place.token is not None or place.size > 1:
+        import torch._dynamo  # noqa: F401  (any optimizer imports it, for seconds, and the crew would wait)
+    if place.token is not None:
+        return _accept(place, place.token, origin_s, deadline_s)
+    writer = TraceWriter(place.run_folder / peer_file(place.rank)) if place.run_folder is not None else None
+    if place.size == 1:
+        announcer = Announcer(place.rank, place.ready_fd)
+        crew = Crew(place, SoloTransport(place.seed), None, writer, origin_s, announcer=announcer)
+        crew.record(trace.Join(t=crew.now_s(), peer=0))
+        announcer.tell(Reached.JOINED, place.rank)
+        announcer.tell(Reached.READY)
+        return crew
+    with ExitStack() as undo:
+        if writer is not None:
+            undo.callback(writer.close)
+        crew = _join(place, writer, origin_s, deadline_s, lost)
+        undo.pop_all()
+    return crew
+
+
+def _join(
+    place: Place,
+    writer: TraceWriter | None,
+    origin_s: float,
+    deadline_s: float,
+    lost: frozenset[PeerId],
+) -> Crew:
+    """Meet the others over a driver."""
+    with ExitStack() as undo:
+        endpoint = _endpoint(place)
+        undo.callback(endpoint.close)
+        data, member = (reachable_host(place), endpoint.address[1]), None
+        if place.rendezvous is not None:  # else its launcher has told, and bound, all
+            sock = undo.enter_context(member_socket_of(place))
+            place = replace(place, member_fd=sock.fileno())
+            member = data[0], sock.getsockname()[1]
+        try:
+            known = exchange_addresses(place, data, deadline_s, member)
+        except TimeoutError as error:
+            raise JoinError(str(error)) from None
+        way = _Way(replace(place, key=known.key, members=known.members), writer, origin_s, deadline_s)
+        entrance = None
+        if known.key is not None:
+            way.begin_giving(known.key, data[0], undo)
+            entrance = launched(way.place, data, way.state_port)
+            undo.callback(entrance.agent.close)
+        node = Node(place.rank, place.size, place.seed)
+        others = set(range(place.size)) - {place.rank}
+        if entrance is not None and others - lost:  # membership tells where one of them comes all the same
+            for peer in sorted(others & lost):
+                node.step(0.0, Left(peer))
+        driver, met = _start(way, node, endpoint, dict(enumerate(known.addresses)), entrance)
+        crew = _crew(way, driver, entrance, met)
+        undo.pop_all()
+    return crew
+
+
+def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
+    """Join by an invitation: membership first, which tells who else is there and which number is free."""
+    try:
+        token = admitted(resolved(decode(text, time.time())), deadline_s)
+    except (TokenError, NotLetIn) as error:
+        raise JoinError(str(error)) from None
+    way = _Way(place, None, origin_s, deadline_s, place.rank)
+    driver, entrance, met = _until_seated(way, token)
+    return _crew(way, driver, entrance, met)
+
+
+def _until_seated(way: _Way, token: Token) -> tuple[Driver, Entrance, int]:
+    """In by an invitation, as often as another peer has claimed the same seat at the same time."""
+    place = way.place
+    for seats_tried in range(_SEATS_TRIED_MAX):
+        with ExitStack() as undo:
+            try:
+                found = _through(way, token, undo)
+            except SeatLost as error:
+                _log.info("looking for another seat: %s", error)
+                name = None if place.name is None else f"{place.name}~{seats_tried + 1}"
+                way.place = replace(place, socket_fd=None, member_fd=None, name=name)
+                continue
+            undo.pop_all()
+            return found
+    raise JoinError(f"others took the seat that this peer wanted, {_SEATS_TRIED_MAX} times; start it again")
+
+
+def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance, int]:
+    """In by an invitation, with a seat and a running driver; how many peers were met.
+
+    Raises JoinError where nobody lets this peer in.
+    """
+    place = way.place
+    try:
+        ways = member_socket(token, place.member_fd)
+        undo.callback(ways[0].close)
+        host = ways[1][0]
+        endpoint = Endpoint((host, 0))
+        undo.callback(endpoint.close)
+        way.begin_giving(token.key, host, undo)
+        port = endpoint.address[1]
+        entrance = invited(place, token, ways, port, way.state_port, way.deadline_s, way.phases)
+    except NotLetIn as error:
+        raise JoinError(str(error)) from None
+    undo.callback(entrance.agent.close)
+    place = way.place = seated(place, token, entrance)
+    if place.run_folder is not None:
+        way.writer = way.trace_in(place.run_folder)
+        if way.writer is not None:
+            undo.callback(way.writer.close)
+    node = Node(entrance.seat, entrance.n(), place.seed, place.size)
+    for peer, holder in entrance.agent.roster.seats.items():
+        if holder.live and not holder.card.averaging:
+            node.step(0.0, Visits(peer))
+    for peer in set(range(node.n)) - {node.me} - entrance.known.keys():
+        node.step(0.0, Left(peer))
+    driver, met = _start(way, node, endpoint, entrance.known, entrance)
+    undo.callback(driver.close, 0.0)
+    return driver, entrance, met
+
+
+def _again(way: _Way) -> Again:
+    """How a peer that was taken for dead, and whose seat is another's now, comes in anew."""
+
+    def enter(driver: Driver) -> Entered:
+        place = way.place
+        addresses = driver.members()[:ADDRESSES_MAX]
+        if place.key is None or not addresses:
+            raise JoinError("no member of the crew is known any more; start this peer again")
+        token = Token(tuple(addresses), place.crew, place.key)
+        way.place = replace(place, socket_fd=None, member_fd=None, members=None, peers=None, name=None)
+        driver, entrance, met = _until_seated(way, token)
+        return Entered(way.place, driver, entrance, way.donor, way.shelf, way.writer, met)
+
+    return enter
+
+
+@dataclass(slots=True)
+class _Way:
+    """How a peer joins. number: what its launcher calls it (``None``: by its rank)."""
+
+    place: Place
+    writer: TraceWriter | None
+    origin_s: float
+    deadline_s: float
+    number: int | None = None
+    shelf: Shelf | None = None
+    donor: DonorServer | None = None
+    crews: list[Crew] = field(default_factory=list)
+    early: list[Noted] = field(default_factory=list)
+    phases: Phases = field(default_factory=Phases)
+
+    def begin_giving(self, key: bytes, host: str, undo: ExitStack) -> None:
+        """Be ready to give this peer's state to those who come later."""
+        self.shelf = Shelf()
+        self.donor = start_donor(key, host, self.shelf, self.note)
+        undo.callback(self.donor.close)
+
+    @property
+    def state_port(self) -> int:
+        """Where the state is given away; 0: nowhere."""
+        return 0 if self.donor is None else self.donor.address[1]
+
+    def trace_in(self, folder: Path) -> TraceWriter | None:
+        """This peer's trace. Raises OSError where it cannot be, unless training goes on already."""
+        try:
+            return TraceWriter(folder / peer_file(self.place.rank))
+        except OSError as error:
+            if not self.crews:
+                raise
+            _log.warning("there is no trace of this peer from now on: %s", explain(error))
+            return None
+
+    def note(self, note: Noted) -> None:
+        """For the trace, once there is one."""
+        for crew in self.crews:
+            crew.note(note)
+        if not self.crews and len(self.early) < _EARLY_MAX:
+            self.early.append(note)
+
+
+def _start(
+    way: _Way, node: Node, endpoint: Endpoint, peers: Mapping[PeerId, Address], entrance: Entrance | None
+) -> tuple[Driver, int]:
+    """Start the driver, and greet the others; how many were there."""
+    place = way.place
+    driver = Driver(
+        node,
+        endpoint,
+        Identity(place.crew, place.rank),
+        peers,
+        faults=place.faults,
+        seed=place.seed,
+        on_note=lambda now_s, note: way.note(note),
+        agent=None if entrance is None else entrance.agent,
+        epoch=None if entrance is None else entrance.card.epoch,
+        # in a smaller crew all meet all, and rounds find out who is silent
+        expected_until_s=way.deadline_s if node.n > PEERS_MAX else math.inf,
+    )
+    driver.start()
+    try:
+        with way.phases.of("greeting"):
+            met = greet(place, driver, way.deadline_s, late=entrance is not None and entrance.late)
+    except BaseException:
+        driver.close(_GOODBYE_S)
+        raise
+    return driver, met
+
+
+def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Crew:
+    place = way.place
+    announcer = Announcer(place.rank if way.number is None else way.number, place.ready_fd)
+    transport = DriverTransport(
+        driver,
+        way.deadline_s,
+        on_ready=partial(announcer.tell, Reached.READY),
+        entrance=entrance,
+        phases=way.phases,
+    )
+    crew = Crew(
+        place,
+        transport,
+        driver,
+        way.writer,
+        way.origin_s,
+        donor=way.donor,
+        shelf=way.shelf,
+        again=None if entrance is None else _again(way),
+        phases=way.phases,
+        announcer=announcer,
+    )
+    way.crews.append(crew)
+    for note in way.early:
+        crew.note(note)
+    crew.record_join(met)
+    announcer.tell(Reached.JOINED, place.rank)
+    return crew
+
+
+def _endpoint(place: Place) -> Endpoint:
+    if place.socket_fd is not None:
+        return Endpoint(fd=place.socket_fd)
+    if place.peers is not None:
+        return Endpoint(place.peers[place.rank])
+    return Endpoint((reachable_host(place), 0))

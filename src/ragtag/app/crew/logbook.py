@@ -1,0 +1,306 @@
+"""What a peer writes of itself into its trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ragtag.app.crew.company import ALONE_AFTER, Company
+from ragtag.app.environment import Place
+from ragtag.app.tracefile import TraceWriter
+from ragtag.core import trace
+from ragtag.core.arrival import arrived
+from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.network.driver.driver import Driver
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.samples.split import EpochReport
+from ragtag.training.state.whole import Stand, joined_digest
+
+_log = logging.getLogger("ragtag")
+PACE_EVERY_S = 0.5
+"""Records of where the time went are at least so far apart."""
+
+
+class Logbook:
+    """The records of one peer, wherever it stands in its crew; without a folder for its run, none.
+
+    origin_s: when the run began, on ``time.monotonic``.
+    """
+
+    def __init__(
+        self, place: Place, driver: Driver | None, writer: TraceWriter | None, origin_s: float
+    ) -> None:
+        self._place, self._driver, self._writer, self._origin_s = place, driver, writer, origin_s
+        self._names: dict[int, str] = {}
+        self._steps = self._samples = 0  # as the script tells
+        self._taken: dict[int, int] = {}  # by each of the crew's optimizers
+        self._by_script = False
+        self._loss: Any = None  # of a step that no record has yet
+        self._accuracy: float | None = None  # the same
+        self._told_s, self._told_steps = -math.inf, 0
+        self._rounds = 0
+        self._company = Company()
+
+    @property
+    def rank(self) -> PeerId:
+        """This peer's number. One that was out of reach for so long that its place was given away gets a new
+        one when it comes back.
+        """
+        return self._place.rank
+
+    def now_s(self) -> float:
+        """Seconds since the run began, as in the trace."""
+        return time.monotonic() - self._origin_s
+
+    def record(self, record: trace.Known) -> None:
+        """Write a record to this peer's trace (nothing where the run has no folder)."""
+        if self._writer is not None:
+            self._writer.write(record)
+
+    def log(self, *, loss: Any = None, accuracy: float | None = None) -> None:
+        """Tell the newest batch's loss, or how accurate this peer's model is, for live view and report.
+
+        Both as a number or a tensor of one element. Steps and samples are counted by themselves, and so is a
+        loss that a closure returns. At most two records a second are written, of the newest figures.
+        Raises TypeError: a figure is something else. ValueError: an accuracy outside 0 to 1.
+        """
+        for name, figure in (("loss", loss), ("accuracy", accuracy)):
+            if figure is not None and not _is_one(figure):
+                kind = type(figure).__name__
+                raise TypeError(f"{name} is a {kind}; it is a number, or a tensor of one element")
+        if accuracy is not None and not 0 <= float(accuracy) <= 1:
+            raise ValueError(
+                f"accuracy is {float(accuracy):g}; it is a share from 0 to 1, as 0.975 for 97.5 %"
+            )
+        self._loss = self._loss if loss is None else _detached(loss)
+        self._accuracy = self._accuracy if accuracy is None else float(accuracy)
+        self._tell()
+
+    def _stepped(self, optimizer: int, loss: Any = None) -> None:
+        """One of the crew's optimizers, by number, has taken a local step; its closure returned ``loss``."""
+        self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        if loss is not None and _is_one(loss):
+            self._loss = _detached(loss)
+        self._tell()
+
+    def _tell(self, least_s: float = PACE_EVERY_S) -> None:
+        """Record what is new, unless that was done a moment ago."""
+        now_s = time.monotonic()
+        if self._writer is None or now_s - self._told_s < least_s:
+            return
+        self._told_s = now_s
+        loss, self._loss = self._loss, None
+        accuracy, self._accuracy = self._accuracy, None
+        news = not self._by_script and self._steps_so_far() > self._told_steps
+        if news or loss is not None:
+            self._record_step(msgspec.UNSET if loss is None else float(loss))
+        if accuracy is not None:
+            self.log_eval(accuracy)
+
+    def _record_step(self, loss: float | msgspec.UnsetType) -> None:
+        steps, samples = self._steps_so_far(), self._samples_so_far()
+        self._told_steps = steps
+        self.record(trace.Step(t=self.now_s(), peer=self.rank, step=steps, samples=samples, loss=loss))
+
+    def _steps_so_far(self) -> int:
+        """Local steps of the optimizer that took most, or, without one, those that the script has logged."""
+        return max(self._taken.values(), default=self._steps)
+
+    def _samples_so_far(self) -> int:
+        """Samples that the script has logged."""
+        return self._samples
+
+    def log_step(self, loss: float, samples: int, steps: int = 1) -> None:
+        """Record local steps now: the last one's loss, how many samples they had, and how many they were.
+
+        Where the crew's own optimizers and splits count steps and samples, these counts go into the record.
+        """
+        self._by_script = True
+        self._steps += steps
+        self._samples += samples
+        self._told_s, self._loss = time.monotonic(), None
+        self._record_step(float(loss))
+
+    def log_eval(self, accuracy: float, loss: float | None = None, n: int = 0, model: str = "own") -> None:
+        """Record how good a model is: this peer's own, or the mean of all."""
+        self.record(
+            trace.Eval(
+                t=self.now_s(),
+                peer=self.rank,
+                model=model,
+                step=self._steps_so_far(),
+                accuracy=accuracy,
+                loss=loss,
+                n=n,
+            )
+        )
+
+    def _name_of(self, outcome: Outcome) -> int | str:
+        """What an outcome is of, by the name of its channel (or the number, where that has no name here)."""
+        return self._names.get(outcome.channel, outcome.channel)
+
+    def _record_sparse(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+        """What sending less came to."""
+        found = optimizer.compression
+        if self._writer is None or found is None:
+            return
+        figures: dict[str, Any] = found._asdict() | {"residual_norm": min(1e9, found.residual_norm)}
+        del figures["refused"]
+        where: dict[str, Any] = {"peer": self.rank, "round": outcome.round}
+        where["channel"] = self._name_of(outcome)
+        self.record(trace.Sparse(t=self.now_s(), **where, **figures))
+
+    def _record_align(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+        """What comparing the replicas came to, where that has just been done."""
+        found = optimizer.aligned
+        if self._writer is None or found is None or found.round != outcome.round:
+            return
+        figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
+        self.record(trace.Align(t=self.now_s(), peer=self.rank, channel=self._name_of(outcome), **figures))
+
+    def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
+        """Where the time went, at most twice a second."""
+        if self._writer is None or optimizer.conduct.spent.total_s < least_s:
+            return
+        spent = optimizer.conduct.take_spent()
+        self.record(
+            trace.Pace(
+                t=self.now_s(),
+                peer=self.rank,
+                steps=spent.steps,
+                averages=spent.averages,
+                compute_s=spent.compute_s,
+                average_s=spent.average_s,
+                wait_s=spent.wait_s,
+                lost_s=spent.lost_s,
+                waited_for=list(spent.for_peer_s),
+                waited_s=list(spent.for_peer_s.values()),
+                stale=spent.stale,
+                coherence=[mu for _, mu in spent.coherence],
+                coherence_steps=[step for step, _ in spent.coherence],
+            )
+        )
+
+    def _write_round(self, outcome: Outcome) -> None:
+        """Write a round to this peer's trace; say, once, where this peer is alone, and where no longer."""
+        self._rounds += 1
+        live = () if self._driver is None else self._driver.node.live
+        said = self._company.round(self.now_s(), self.rank, live, outcome)
+        if said is not None:
+            _log.warning("peer %d: %s %s", self.rank, said.what, said.detail)
+            self.note(said)
+        if self._writer is None:
+            return
+        traffic = self._driver.traffic() if self._driver is not None else None
+        contributors = float(np.unpackbits(outcome.heard.view(np.uint8)).sum()) / max(1, len(outcome.heard))
+        self.record(
+            trace.Round(
+                t=self.now_s(),
+                peer=self.rank,
+                channel=self._name_of(outcome),
+                round=outcome.round,
+                scatter_s=outcome.scatter_s,
+                gather_s=outcome.gather_s,
+                total_s=outcome.total_s,
+                arrived=arrived(outcome, self.rank, self._company.alone),
+                contributors=contributors,
+                waited_for=list(outcome.waited_for),
+                missed=list(outcome.missed),
+                expired=outcome.expired,
+                bytes_sent=traffic.bytes_sent if traffic else 0,
+                bytes_received=traffic.bytes_received if traffic else 0,
+            )
+        )
+
+    def record_run(self) -> None:
+        """Write to the trace what run this is, where no launcher does: of a crew that is not its first."""
+        place = self._place
+        self.record(
+            trace.Run(
+                t=self.now_s(),
+                world="live",
+                name=place.crew,
+                seed=place.seed,
+                peers=place.size,
+                method="",
+                config={},
+                started_unix_s=self._origin_s,
+            )
+        )
+
+    def record_join(self, met: int) -> None:
+        """Write to the trace that this peer is in, and how many others it met."""
+        driver = self._driver
+        rtts = list(driver.rtt_s().values()) if driver is not None else []
+        host, port = driver.endpoint.address if driver is not None else ("", 0)
+        self.record(
+            trace.Join(
+                t=self.now_s(),
+                peer=self.rank,
+                address=f"{host}:{port}",
+                rtt_s=sum(rtts) / len(rtts) if rtts else None,
+                others=met,
+            )
+        )
+
+    def _record_phase(self, ended_s: float, name: str, took_s: float) -> None:
+        """A part of this peer's way in is over."""
+        self.record(trace.Phase(t=ended_s - self._origin_s, peer=self.rank, name=name, took_s=took_s))
+
+    def _record_epoch(self, report: EpochReport) -> None:
+        counts = {"samples": report.samples, "missed": report.missed, "twice": report.twice}
+        self.record(trace.Epoch(t=self.now_s(), peer=self.rank, epoch=report.epoch, **counts))
+
+    def note(self, note: Noted) -> None:
+        """Record what the node noted."""
+        self._company.noted(note)
+        self.record(
+            trace.Note(t=self.now_s(), peer=self.rank, what=note.what, other=note.peer, detail=note.detail)
+        )
+
+    def _write_leave(
+        self, lost: int, sent: int, received: int, failed: bool, stands: Sequence[Stand]
+    ) -> None:
+        """The last record. stands: where this peer stands with all that it averages."""
+        alone = self._company.rounds
+        if self._company.said or alone >= ALONE_AFTER:
+            now = ", and ends alone" if self._company.said else ""
+            _log.warning("peer %d spent %d of its %d rounds alone%s", self.rank, alone, self._rounds, now)
+        if self._writer is not None:
+            if not failed:  # else what went wrong is the last word
+                self._tell(0.0)
+            self._writer.write(
+                trace.Leave(
+                    t=self.now_s(),
+                    peer=self.rank,
+                    steps=self._steps_so_far(),
+                    samples=self._samples_so_far(),
+                    bytes_sent=sent,
+                    bytes_received=received,
+                    datagrams_lost=lost,
+                    failed=failed,
+                    digest=joined_digest([stand.digest for stand in stands]),
+                    round=max((stand.round for stand in stands), default=-1),
+                    rounds_alone=alone,
+                )
+            )
+            self._writer.close()
+
+
+def _is_one(figure: Any) -> bool:
+    """Whether it is a number, or a tensor or an array that holds one."""
+    count = getattr(figure, "numel", getattr(figure, "size", None))
+    return isinstance(figure, int | float) or (count() if callable(count) else count) == 1
+
+
+def _detached(figure: Any) -> Any:
+    """Without the graph that it came from; it is read, which waits for a device, only when it is recorded."""
+    detach = getattr(figure, "detach", None)
+    return detach() if callable(detach) else figure

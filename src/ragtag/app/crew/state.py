@@ -1,0 +1,392 @@
+"""A peer's training state on its way: to newcomers, from donors, to a disk and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ragtag.core import seed as random
+from ragtag.core.types import Noted, PeerId
+from ragtag.network.transfer.donor import DonorServer
+from ragtag.network.transfer.fetch import Donor, Fetched, TransferError, fetch_state
+from ragtag.network.transfer.snapshots import Shelf
+from ragtag.protocols.membership.roster import Holder
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.samples.epochs import NAME as DATA
+from ragtag.training.samples.epochs import Epochs
+from ragtag.training.state.capture import Further, Stateful, capture, restore
+from ragtag.training.state.checkpoint import Checkpoints, Found
+from ragtag.training.state.compression_state import NAME as COMPRESSION
+from ragtag.training.state.compression_state import CompressionState
+from ragtag.training.state.snapshot import Snapshot, layout_of
+from ragtag.training.state.tree import copy_tree
+
+DONORS_MAX = 4
+"""Donors that one newcomer asks: each takes a snapshot for it."""
+_GROWTH = 8  # a state is taken for damaged where it is so many times longer than this peer's own
+_SLACK_BYTES = 1 << 20
+OPTIMIZER = "ragtag.optimizer"
+"""What further optimizers' names begin with, among the extra parts of snapshots."""
+_FOLDERS_MAX = 64  # folders that are known to have checkpoints of this run
+
+_log = logging.getLogger("ragtag")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class State:
+    """A crew's state that has come, and what it is made of."""
+
+    snapshot: Snapshot
+    fetched: Fetched
+
+    @property
+    def round(self) -> int:
+        """The round after which it was taken."""
+        return self.fetched.round
+
+    @property
+    def mixed(self) -> bool:
+        """Whether parts of it are of other rounds, since donors of one were too few."""
+        return set(self.fetched.rounds) != {self.fetched.round}
+
+
+class Keeper:
+    """What belongs to a peer's training, and its copies.
+
+    tell: writes a note to the trace.
+    """
+
+    def __init__(self, me: PeerId, seed: int, tell: Callable[[Noted], None]) -> None:
+        self.me, self._seed, self._tell = me, seed, tell
+        self.optimizers: list[CrewOptimizer] = []
+        self.extra: dict[str, Stateful] = {}
+        self.data: Epochs | None = None
+        """Where the crew is in its data, which is in all snapshots."""
+        self.round = -1
+        """Of the crew's state that came last (-1: none)."""
+        self._pending: Snapshot | None = None
+        self._shelf: Shelf | None = None
+        self._schema = 0
+        self._fetches = 0
+        self._before = 0  # rounds of the training before this run
+        self._folders: dict[Path, None] = {}  # where checkpoints of this run may be, the newest known last
+
+    def serve(self, shelf: Shelf) -> None:
+        """Newcomers take what lies on this shelf."""
+        self._shelf = shelf
+
+    def moved(self, me: PeerId, shelf: Shelf | None) -> None:
+        """This peer has another place."""
+        self.me, self._shelf = me, shelf
+
+    @property
+    def optimizer(self) -> CrewOptimizer | None:
+        """The first one: its rounds count in snapshots."""
+        return self.optimizers[0] if self.optimizers else None
+
+    def take_in(self, optimizer: CrewOptimizer) -> None:
+        """This optimizer, with its model, is kept, too. What was found of it before is loaded now.
+
+        Raises ValueError: that is of another model or optimizer; nothing has changed then.
+        """
+        self.optimizers.append(optimizer)
+        if self._pending is not None:
+            self._load_found(self._parts_of(optimizer, own=False))
+
+    def _parts_of(self, optimizer: CrewOptimizer, own: bool) -> dict[str, Stateful]:
+        """What of an optimizer belongs to the extra parts of a snapshot, beside what users keep.
+
+        own: with what no other peer is to have.
+        """
+        at = self.optimizers.index(optimizer)
+        parts: dict[str, Stateful] = {}
+        if at > 0:
+            parts[f"{OPTIMIZER}/{optimizer.name}"] = Further(optimizer, self.optimizers[:at])
+        if optimizer.sparse is not None:
+            name = COMPRESSION if at == 0 else f"{COMPRESSION}/{optimizer.name}"
+            parts[name] = CompressionState(optimizer, own)
+        return parts
+
+    def _load_found(self, holders: Mapping[str, Stateful]) -> None:
+        for name, holder in holders.items():
+            found = self._pending.extra.get(name) if self._pending is not None else None
+            if found is not None:
+                holder.load_state_dict(copy_tree(found, name))
+
+    def keep(self, **objects: Stateful) -> None:
+        """More that belongs to the training: each has state_dict and load_state_dict.
+
+        Where this peer came late, or resumed, what was found of it is loaded now; and since making a
+        scheduler changes learning rates, the optimizer's are set again.
+
+        Raises:
+            TypeError: an object has no state_dict and load_state_dict.
+            ValueError: a name is kept already.
+        """
+        for name, holder in objects.items():
+            if name in self.extra and self.extra[name] is not holder:
+                raise ValueError(f"{name!r} is kept already; give each object a name of its own")
+            if not hasattr(holder, "state_dict") or not hasattr(holder, "load_state_dict"):
+                raise TypeError(
+                    f"{name!r} is a {type(holder).__name__}, without state_dict and load_state_dict"
+                )
+            self.extra[name] = holder
+            self._load_found({name: holder})
+        if self._pending is not None and self.optimizer is not None:
+            _set_options(self.optimizer, self._pending)
+
+    # -- Giving
+
+    def gives(self, gives: bool) -> None:
+        """Whether newcomers are given this peer's state: not while it is behind the crew itself."""
+        if self._shelf is not None:
+            self._shelf.gives(gives)
+
+    def offer(self, round_: int) -> None:
+        """After each round: leave a snapshot on the shelf where a newcomer waits for one."""
+        shelf, optimizer = self._shelf, self.optimizer
+        if shelf is None or optimizer is None or not shelf.wanted(round_):
+            return
+        extra = self._extra(own=False)
+        snapshot = capture(optimizer, extra, round=round_, before=self._before)
+        blob = snapshot.to_bytes()
+        shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
+
+    def offer_now(self) -> None:
+        """Between rounds: leave a snapshot for whoever waits for one."""
+        if self._shelf is not None:
+            self.offer(self._shelf.round + 1)
+
+    # -- Taking
+
+    def fetch(self, key: bytes, seats: Mapping[PeerId, Holder], deadline_s: float) -> int | None:
+        """Get the crew's state from some of its members into the model; the round it is of.
+
+        ``None``: there is nobody to give it, or nobody could (a note and a warning say why); the model is as
+        it was.
+        """
+        if self.optimizer is None:
+            return None
+        state = self.asking(key, lambda: seats)(deadline_s)
+        return state.round if state is not None and self.put(state) else None
+
+    @property
+    def only_model(self) -> bool:
+        """Whether all that belongs to the training is averaged models: the next average brings it."""
+        optimizer = self.optimizer
+        if optimizer is None or optimizer.follower is not None or optimizer.compression is not None:
+            return False
+        if len(self.optimizers) > 1:
+            return False
+        more = optimizer.outer_state or self.extra or optimizer.left_out
+        return not more and not any(optimizer.inner.state.values())
+
+    def asking(
+        self, key: bytes, seats: Callable[[], Mapping[PeerId, Holder]]
+    ) -> Callable[[float], State | None]:
+        """What gets the crew's state within so many seconds, in any thread, and changes nothing here.
+
+        It returns ``None`` where nobody could give it; a note and a warning say why. seats: who is there.
+
+        Raises:
+            RuntimeError: there is no optimizer yet.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("nothing to fetch a state for yet: make the crew's optimizer first")
+        own = capture(self.optimizer, {})
+        schema, most = _schema_of(own), _bytes_max(len(own.to_bytes()))
+        nobody = "no member gives its state"
+        if self.optimizer.follower is None:
+            nobody += "; averages bring the model"
+
+        def ask(deadline_s: float) -> State | None:
+            donors = self._donors(seats())
+            if not donors:
+                self._tell(Noted("no state", self.me, nobody))
+                return None
+            try:
+                fetched = fetch_state(
+                    key,
+                    donors,
+                    schema=schema,
+                    deadline_s=deadline_s,
+                    layout_hash_of=_layout_hash,
+                    on_note=self._noted,
+                    blob_bytes_max=most,
+                )
+                return State(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
+            except (TransferError, ValueError) as error:
+                self._failed(error)
+                return None
+
+        return ask
+
+    @property
+    def loaded(self) -> Snapshot | None:
+        """The last state that was put in place here, from a disk or from others."""
+        return self._pending
+
+    def put(self, state: State) -> bool:
+        """Put the crew's state in place; ``False``: it does not fit: a note says why."""
+        assert self.optimizer is not None
+        try:
+            self._load(self.optimizer, state.snapshot)
+            self.round = state.snapshot.round
+        except ValueError as error:
+            self._failed(error)
+            return False
+        self._tell(Noted("state", self.me, _made_of(state.fetched)))
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        _log.warning("the crew's state did not come: %s", error)
+        self._tell(Noted("no state", self.me, str(error)))
+
+    def _donors(self, seats: Mapping[PeerId, Holder]) -> list[Donor]:
+        able = [
+            Donor(holder.name, (holder.card.host, holder.card.state_port))
+            for _, holder in sorted(seats.items())
+            if holder.live and holder.card.averaging and holder.card.state_port
+        ]
+        self._fetches += 1
+        key = random.stream_key(self._seed, "donors", self.me, self._fetches)
+        return [able[i] for i in random.permutation(key, len(able))[:DONORS_MAX]]
+
+    def _noted(self, what: str, donor: str, detail: str) -> None:
+        if what in ("lost", "dropped"):
+            self._tell(Noted(f"donor {what}", self.me, f"{donor}: {detail}"))
+
+    def _load(self, optimizer: CrewOptimizer, snapshot: Snapshot, resumed: bool = False) -> None:
+        """What is kept under a name already is loaded with the rest; what is not yet waits for ``keep``."""
+        parts = self._extra(own=False)
+        known = {name: part for name, part in parts.items() if name in snapshot.extra and name != DATA}
+        mine = {name: snapshot.extra[name] for name in known}
+        restore(dataclasses.replace(snapshot, extra=mine), optimizer, known)
+        if self.data is not None:
+            self.data.load_state_dict(snapshot.extra.get(DATA, {}), resumed)
+        self._pending = snapshot
+        self._before = max(self._before, snapshot.before)
+
+    def _extra(self, own: bool) -> dict[str, Stateful]:
+        """What belongs to a snapshot beside the first optimizer and its model.
+
+        own: for this peer's checkpoints, with what no other is to have.
+        """
+        parts = dict(self.extra)
+        for optimizer in self.optimizers:
+            parts |= self._parts_of(optimizer, own)
+        if self.data is not None:
+            parts[DATA] = self.data
+        return parts
+
+    # -- A disk
+
+    def save(self, folder: Path, keep: int) -> Path:
+        """Write a checkpoint.
+
+        Raises:
+            RuntimeError: there is no optimizer yet.
+            OSError: it could not be written; earlier ones are as they were.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("nothing to save yet: make the crew's optimizer first (crew.optimizer)")
+        checkpoints = Checkpoints(folder, peer=self.me, keep=keep)
+        snapshot = capture(self.optimizer, self._extra(own=True))
+        self._count_on(checkpoints, snapshot.round)
+        return checkpoints.save(dataclasses.replace(snapshot, before=self._before))
+
+    def _count_on(self, checkpoints: Checkpoints, round_: int) -> None:
+        """Count rounds on to those of the training that the folder tells of (see ``checkpoint``)."""
+        folder = checkpoints.folder.absolute()
+        self._before = checkpoints.count_on(self._before, round_, new=folder not in self._folders)
+        self._folders.pop(folder, None)
+        self._folders[folder] = None
+        if len(self._folders) > _FOLDERS_MAX:
+            del self._folders[next(iter(self._folders))]
+
+    def resume(self, folder: Path) -> Found | None:
+        """Load the newest whole checkpoint of any peer; ``None``: there is none.
+
+        Raises:
+            RuntimeError: there is no optimizer yet.
+            ragtag.training.state.checkpoint.NoWholeCheckpoint: all are damaged.
+            ValueError: it is of another model or optimizer; the message names the first difference.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("nothing to resume yet: make the crew's optimizer first (crew.optimizer)")
+        checkpoints = Checkpoints(folder, peer=self.me)
+        found = checkpoints.latest()
+        self._count_on(checkpoints, 0)
+        if found is None:
+            return None
+        for damaged in found.damaged:
+            self._tell(Noted("damaged checkpoint", self.me, str(damaged)))
+        self._load(self.optimizer, found.snapshot, resumed=True)
+        self._tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
+        self._resume_own(checkpoints, found)
+        return found
+
+    def _resume_own(self, checkpoints: Checkpoints, found: Found) -> None:
+        """What this peer had not delivered is in its own checkpoint of that step, if anywhere."""
+        sparse = {
+            name: part
+            for name, part in self._extra(own=True).items()
+            if isinstance(part, CompressionState) and name in found.snapshot.extra
+        }
+        if not sparse:
+            return
+        own = found.snapshot if found.peer == self.me else checkpoints.own(found)
+        for name, part in sparse.items():
+            if own is not None and "own" in own.extra.get(name, {}):
+                part.load_state_dict({"own": own.extra[name]["own"]})
+            else:
+                why = f"it has no checkpoint of step {found.step}: begins with none"
+                self._tell(Noted("no residual", self.me, why))
+
+
+def start_donor(key: bytes, host: str, shelf: Shelf, tell: Callable[[Noted], None]) -> DonorServer:
+    """Begin to give this peer's state to newcomers, on a free port."""
+
+    def on_note(what: str, address: str, detail: str) -> None:
+        tell(Noted(f"donor: {what}", -1, f"{address} {detail}".strip()))
+
+    server = DonorServer(key, shelf, (host, 0), on_note=on_note)
+    server.start()
+    return server
+
+
+def _set_options(optimizer: CrewOptimizer, snapshot: Snapshot) -> None:
+    """Learning rates and other options of the groups, as they were."""
+    groups: list[dict[str, Any]] = snapshot.optimizer["param_groups"]
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        for name in ("lr", "initial_lr", "momentum", "betas"):
+            if name in saved and name in group and not hasattr(group[name], "fill_"):
+                group[name] = copy_tree(saved[name], name)
+
+
+def _bytes_max(own: int) -> int:
+    """How long a state may be that is not taken for damaged: several times as long as this peer's own.
+
+    There may be optimizers that this peer has not made yet, of larger models: so anything that a quarter of
+    the memory holds is let pass.
+    """
+    return max(_GROWTH * own + _SLACK_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
+
+
+def _schema_of(snapshot: Snapshot) -> int:
+    return int(snapshot.schema_hash[:16], 16)
+
+
+def _layout_hash(blob: bytes | bytearray) -> int:
+    return int.from_bytes(layout_of(bytes(blob)).digest[:8], "little")
+
+
+def _made_of(fetched: Fetched) -> str:
+    total = sum(fetched.given.values())
+    shares = ", ".join(f"{name} {given / max(1, total):.0%}" for name, given in fetched.given.items())
+    rounds = "" if len(fetched.rounds) == 1 else f" of rounds {sorted(fetched.rounds)}"
+    return f"{total:,} bytes of round {fetched.round} in {fetched.took_s:.2f} s from {shares}{rounds}"

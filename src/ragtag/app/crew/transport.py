@@ -1,0 +1,508 @@
+"""How training reaches its crew: over a driver, or, alone, not at all."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from ragtag.app.crew.membership import Entrance
+from ragtag.app.crew.parties import outvoted_by
+from ragtag.app.crew.phases import Phases
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import fp32
+from ragtag.core.errors import Error
+from ragtag.core.schema import Schema, SchemaMismatch
+from ragtag.core.types import (
+    PEERS_MAX,
+    Average,
+    Bytes,
+    Done,
+    Floats,
+    Met,
+    Offer,
+    Outcome,
+    PeerId,
+    Post,
+    nobodys,
+)
+from ragtag.core.wire import NAMED, name_hash
+from ragtag.network.driver.driver import Driver
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.board import Notices
+from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.rounds.gather import nothing_gathered
+from ragtag.protocols.rounds.rps import rps
+from ragtag.training.state.standing import Standing
+
+PROBE = 254
+"""The channel of probes."""
+_PROBE_CHUNKS = 1024  # about a megabyte: long against a round trip, short against a model
+_LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
+_SEAT_LOOK_S = 0.1  # how often one that meets the others makes sure that its number is its own
+_AHEAD_LOOK_S = 0.05  # how often one that waits for others' rounds looks whether anybody is to begin one
+
+_log = logging.getLogger("ragtag")
+T = TypeVar("T")
+
+
+class SeatLost(Error, RuntimeError):
+    """This peer was taken for dead, and its place was given to another one."""
+
+
+class Pending(Protocol):
+    """A round under way."""
+
+    def wait(self) -> Outcome:
+        """Wait until the round is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriverPending:
+    """A round that a driver has under way."""
+
+    future: concurrent.futures.Future[Outcome]
+    driver: Driver
+
+    def wait(self) -> Outcome:
+        """Wait until the round is done. The machine's deadlines bound it; the driver's death ends it."""
+        return _result(self.future, self.driver)
+
+
+def _result(future: concurrent.futures.Future[T], driver: Driver) -> T:
+    """What the driver's thread comes to, as long as that lives."""
+    while True:
+        try:
+            return future.result(timeout=_LOOK_S)
+        except TimeoutError:
+            if not driver.alive and not future.done():
+                raise RuntimeError("the driver's thread has ended without an outcome") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A round that is done already."""
+
+    outcome: Outcome
+
+    def wait(self) -> Outcome:
+        """The outcome."""
+        return self.outcome
+
+
+def await_meeting(
+    driver: Driver,
+    meeting: concurrent.futures.Future[Met],
+    deadline_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Met:
+    """What a meeting came to. meanwhile: called now and then until it is over.
+
+    Raises:
+        SeatLost: another peer has this one's number, so nobody answers it.
+    """
+    until_s = driver.now_s() + deadline_s
+    while True:
+        try:
+            return meeting.result(timeout=min(_SEAT_LOOK_S, max(0.0, until_s - driver.now_s())))
+        except TimeoutError:
+            meanwhile()
+            if driver.lost_seat:
+                raise SeatLost(driver.lost_seat) from None
+            if not meeting.done() and driver.now_s() >= until_s:
+                raise
+
+
+class SoloTransport:
+    """A crew of one: every average is one's own."""
+
+    may_grow = False
+
+    def __init__(self, seed: int) -> None:
+        self.me, self.n = 0, 1
+        self._node = Node(0, 1, seed)
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """This peer."""
+        return self._node.live
+
+    def configure(
+        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
+    ) -> None:
+        """Open a channel."""
+        chunks = schema.n_chunks(codec.elements)
+        method = method if method.gathers else rps
+        parts = schema.fragments
+        lane = Channel(method, codec, chunks, probe_s=1e-3, rtt_s=1e-3, fragments=parts)
+        self._node.configure(channel, lane)
+
+    def start(
+        self,
+        channel: int,
+        values: Floats,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+        due: int = -1,
+    ) -> Ready:
+        """Average with nobody."""
+        return self._done(Average(channel, values, weight, deadline_s))
+
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+    ) -> Ready:
+        """Gather one's own rows."""
+        return self._done(Offer(channel, rows, weight, deadline_s))
+
+    def _done(self, event: Average | Offer) -> Ready:
+        for effect in self._node.step(0.0, event):
+            if isinstance(effect, Done):
+                return Ready(effect.outcome)
+        raise RuntimeError("a crew of one did not end its round")  # pragma: no cover
+
+    def absent(self, topic: int) -> frozenset[PeerId]:
+        """Nobody is."""
+        return frozenset()
+
+    def heard_of(self, channel: int) -> int:
+        """Nobody else begins rounds."""
+        return -1
+
+    def meet(
+        self,
+        name: str,
+        blob: bytes,
+        deadline_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        silent: bool = False,
+    ) -> dict[PeerId, bytes]:
+        """There is nobody to meet."""
+        return {}
+
+    def post(self, topic: int, blob: bytes) -> int:
+        """Put a value on a notice board that nobody else reads."""
+        self._node.step(0.0, Post(topic, blob))
+        return self.notices(topic).posts[self.me].number
+
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        """The same."""
+        self.post(topic, blob)
+
+    def posts(self, topic: int) -> dict[PeerId, bytes]:
+        """One's own newest value of a topic."""
+        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
+
+    def notices(self, topic: int) -> Notices:
+        """The same with its number."""
+        return self._node.board.notices(topic)
+
+    def now_s(self) -> float:
+        """Seconds, by the monotonic clock."""
+        return time.monotonic()
+
+    def pause(self, for_s: float) -> None:
+        """Sleep."""
+        time.sleep(for_s)
+
+
+class DriverTransport:
+    """A crew over a driver.
+
+    deadline_s: how long peers wait for each other to configure a channel. on_ready: called with the
+    name of the method once the first channel is ready to be averaged on. entrance: where membership tells who
+    there is. phases: told how long what takes.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        deadline_s: float,
+        on_ready: Callable[[str], None] | None = None,
+        entrance: Entrance | None = None,
+        phases: Phases | None = None,
+    ) -> None:
+        self._driver, self.deadline_s, self._on_ready = driver, deadline_s, on_ready
+        self._entrance = entrance
+        self._phases = phases or Phases()
+        self.me = driver.node.me
+        self._method = ""
+        self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
+        self.standing = Standing(self, self._living)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether peers may come."""
+        return self._entrance is not None
+
+    @property
+    def late(self) -> bool:
+        """Whether the crew averaged before this peer came: it has still to ``take_part`` on each channel."""
+        return self._entrance is not None and self._entrance.late
+
+    @property
+    def n(self) -> int:
+        """How many places the crew has, taken or not; it may grow."""
+        return self._driver.node.n
+
+    @property
+    def live(self) -> frozenset[PeerId]:
+        """The peers believed to take part now: none but itself, where another has this one's number."""
+        return frozenset({self.me}) if self._driver.lost_seat else self._driver.node.live
+
+    def configure(
+        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
+    ) -> None:
+        """Open a channel: compare schemas with all peers, then measure how long averaging takes.
+
+        In a crew of more than ``PEERS_MAX`` seats with a few peers (``protocols.district``), and in a group.
+
+        Raises:
+            SchemaMismatch: more peers agree on another schema than on this one, or as many.
+            ValueError: the crew has more seats than the method can average, or the channel is open.
+        """
+        if channel in self._opened:
+            raise ValueError("something is averaged under this name already: give each its own")
+        late, deadline_s = (self.late, self.deadline_s) if together_s is None else (False, together_s)
+        self._open(channel, schema, method, codec, late, deadline_s, together_s is not None)
+
+    def _open(
+        self,
+        channel: int,
+        schema: Schema,
+        method: Averager,
+        codec: Codec,
+        late: bool,
+        deadline_s: float,
+        together: bool = False,
+    ) -> None:
+        chunks = schema.n_chunks(codec.elements)
+        hash32 = schema.hash32()
+        if channel >= NAMED:  # two models may have one schema; their datagrams are told apart all the same
+            hash32 = name_hash(f"{channel}/{hash32}")
+        rtt_s = max(1e-4, self._driver.rto_s())
+        parts = schema.fragments
+        lane = Channel(method, codec, chunks, probe_s=deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts)
+        probe_chunks = min(chunks, _PROBE_CHUNKS)
+        by = rps if self.n <= PEERS_MAX else method
+        probe = Channel(by, fp32, probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
+        # both channels are open before the peers meet: whoever is done first sends at once
+        self._driver.configure(channel, lane, hash32).result(deadline_s)
+        self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
+        with self._phases.of("schema"):
+            self._compare(channel, schema, late, deadline_s, together)
+        rtt_s = max(1e-4, self._driver.rto_s())  # as it is by now
+        if late:
+            self._driver.probed(channel, 2.0 * rtt_s)
+        elif self._driver.node.heard_of(channel) >= 0:
+            # the crew averages already: nobody is left to probe with
+            _log.info("this peer comes late; its first deadlines come from round trips alone")
+            self._driver.probed(channel, 2.0 * rtt_s)
+        else:
+            self._driver.probed(channel, self._probe(probe_chunks, deadline_s) * chunks / probe_chunks)
+        self._method = method.name
+        self._opened[channel] = schema, method, codec
+        self._tell_room()
+        if not late:
+            self._ready()
+
+    def _tell_room(self) -> None:
+        """Tell the crew, and so those who come, how many seats it may have for all that is averaged here."""
+        entrance = self._entrance
+        seats = min(method.seats_max for _, method, _ in self._opened.values())
+        if entrance is not None and entrance.card.seats != seats:
+            entrance.card = msgspec.structs.replace(entrance.card, seats=seats)
+            self._driver.describe(entrance.card)
+
+    def start(
+        self,
+        channel: int,
+        values: Floats,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+        due: int = -1,
+    ) -> DriverPending | Ready:
+        """Begin the channel's next round. A peer whose place is another's averages with nobody."""
+        if self._driver.lost_seat:
+            parts = self._opened[channel][0].fragments if channel in self._opened else 1
+            k = len(values) // parts
+            bit, members = (self.me, ()) if self.me < PEERS_MAX else (0, (self.me,))
+            heard = np.full(k, 1 << bit, np.uint64)
+            none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
+            return Ready(replace(none, members=members))
+        return self._begin(Average(channel, values, weight, deadline_s, aside, due))
+
+    def offer(
+        self,
+        channel: int,
+        rows: Bytes,
+        weight: float,
+        deadline_s: float | None = None,
+        aside: frozenset[PeerId] = frozenset(),
+    ) -> DriverPending | Ready:
+        """Begin the channel's next round with rows to be gathered; without a place, nobody has them."""
+        if self._driver.lost_seat:
+            return Ready(nothing_gathered(channel))
+        return self._begin(Offer(channel, rows, weight, deadline_s, aside))
+
+    def _begin(self, ask: Average | Offer) -> DriverPending:
+        return DriverPending(self._driver.average(ask), self._driver)
+
+    def moved(self, driver: Driver, entrance: Entrance) -> None:
+        """This peer has joined anew: open on ``driver`` what was open before."""
+        self._driver, self._entrance, self.me = driver, entrance, driver.node.me
+        for channel, (schema, method, codec) in list(self._opened.items()):
+            self._open(channel, schema, method, codec, self.late, self.deadline_s)
+        self.standing.again()
+
+    def absent(self, topic: int) -> frozenset[PeerId]:
+        """The peers that have left or died, as membership tells; without it, those that answer nothing."""
+        return self._driver.node.gone if self._entrance is not None else self.notices(topic).silent
+
+    def heard_of(self, channel: int) -> int:
+        """The newest round of a channel that anything has come of; -1: none."""
+        return self._driver.node.heard_of(channel) if channel in self._opened else -1
+
+    def meet(
+        self,
+        name: str,
+        blob: bytes,
+        deadline_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        silent: bool = False,
+    ) -> dict[PeerId, bytes]:
+        """Tell the others a blob and hear theirs, at most 1 MiB each: a meeting that all hold under one name.
+
+        It ends when all that are there have told theirs, or have left, or after ``deadline_s``. meanwhile:
+        called now and then until that. silent: peers that are silent in rounds are there, too.
+        """
+        if self._driver.lost_seat:
+            return {}
+        meeting = self._driver.meet(name_hash(f"meeting/{name}"), blob, deadline_s, silent=silent)
+        try:
+            return await_meeting(self._driver, meeting, 2 * deadline_s, meanwhile).blobs
+        except SeatLost:
+            return {}
+
+    def take_part(self, channel: int, round_: int) -> None:
+        """Tell the crew that this peer averages from now on; go on once something newer is heard of it, or
+        this peer is behind (``standing``) and nobody is ahead.
+
+        round_: the last one whose result this peer has (-1: none).
+        """
+        assert self._entrance is not None
+        card = self._entrance.card = msgspec.structs.replace(self._entrance.card, averaging=True)
+        told = self._driver.resume(channel, round_, card)
+        with self._phases.of("heard"):
+            self._await(told, channel, self.deadline_s)
+        if told.done():
+            told.result()  # or the driver's error
+        elif self.standing.ahead(channel):
+            _log.warning("nothing was heard of the crew's rounds within %g s; going on", self.deadline_s)
+        self._ready()
+
+    def _living(self) -> set[PeerId]:
+        """The other peers that membership takes to live and to average; without one, those that rounds do."""
+        seats = self._driver.seats
+        if not seats:
+            return set(self._driver.node.live) - {self.me}
+        return {p for p, h in seats.items() if h.live and h.card.averaging} - {self.me}
+
+    def await_newer(self, channel: int, at_most_s: float) -> bool:
+        """Wait until others have begun a round of a channel that this peer has not.
+
+        Returns ``False`` where nothing was heard of one in time, or this peer is behind (``standing``) and
+        nobody is ahead of it, or it has no place any more.
+        Raises ragtag.network.driver.mailbox.DriverFailed where the driver has ended.
+        """
+        newer = self._driver.newer(channel)
+        self._await(newer, channel, at_most_s)
+        return not newer.cancel() and newer.result()
+
+    def _await(self, newer: concurrent.futures.Future[bool], channel: int, at_most_s: float) -> None:
+        """Wait for a round that others begin, for as long as somebody is there to begin one."""
+        until_s = self._driver.now_s() + at_most_s
+        while not newer.done() and self._driver.now_s() < until_s and self.standing.ahead(channel):
+            look_s = min(_AHEAD_LOOK_S, max(0.0, until_s - self._driver.now_s()))
+            concurrent.futures.wait((newer,), look_s)
+
+    def _ready(self) -> None:
+        if self._on_ready is not None:
+            self._on_ready(self._method)
+            self._on_ready = None
+
+    def post(self, topic: int, blob: bytes) -> int:
+        """Put this peer's newest value of a topic on the notice board.
+
+        Raises:
+            ValueError: there is no such topic, or the value is too large.
+            ragtag.network.driver.mailbox.DriverFailed: the driver has ended.
+        """
+        return _result(self._driver.post(topic, blob), self._driver)
+
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        """The same without waiting for the driver; where that has ended, averages say so."""
+        self._driver.post(topic, blob)
+
+    def posts(self, topic: int) -> dict[PeerId, bytes]:
+        """Every peer's newest value of a topic, one's own included."""
+        return self._driver.posts(topic)
+
+    def notices(self, topic: int) -> Notices:
+        """The same with numbers, who has acknowledged what, and who answers nothing."""
+        return self._driver.notices(topic)
+
+    def now_s(self) -> float:
+        """Seconds, by the monotonic clock."""
+        return time.monotonic()
+
+    def pause(self, for_s: float) -> None:
+        """Sleep."""
+        time.sleep(for_s)
+
+    def _compare(self, channel: int, schema: Schema, late: bool, deadline_s: float, together: bool) -> None:
+        """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
+        meeting = self._driver.meet(channel, schema.encode(), deadline_s, late, silent=together)
+        met = await_meeting(self._driver, meeting, 2 * deadline_s)
+        theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
+        differing = {peer: other for peer, other in theirs.items() if other != schema}
+        missing = [peer for peer in met.missing if peer not in self._driver.node.gone]
+        if missing:
+            _log.warning("no model from peer %s yet; going on without", ", ".join(map(str, missing)))
+        if not differing:
+            return
+        if larger := outvoted_by(schema, theirs):
+            raise SchemaMismatch(
+                f"peer {self.me} does not average what peer {', '.join(map(str, larger))} does: "
+                f"{schema.difference(theirs[larger[0]])}. Build the same model, with the same averager, "
+                "on every peer"
+            )
+        for peer, other in differing.items():
+            _log.warning("peer %d is refused, it averages something else: %s", peer, schema.difference(other))
+            self._driver.leave(peer)
+        if late:
+            return  # the crew averages already, and its members hold no such meeting
+        # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
+        again = self._driver.meet(name_hash(f"agreed/{channel}"), b"", deadline_s)
+        again.result(2 * deadline_s)
+
+    def _probe(self, chunks: int, deadline_s: float) -> float:
+        """Average zeros once, and say how long the longer stage took."""
+        zeros = np.zeros((chunks, fp32.elements), np.float32)
+        outcome = self.start(PROBE, zeros, 1.0, deadline_s).wait()
+        if outcome.expired:  # that long took a peer that died meanwhile; a round trip is all that is known
+            return max(2.0 * self._driver.rto_s(), 1e-6)
+        return max(outcome.scatter_s, outcome.gather_s, 1e-6)

@@ -1,0 +1,217 @@
+"""What reaches a peer: datagrams to runs, answers to windows, marks to ends of messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ragtag.core.address import Address
+from ragtag.core.types import Bytes, Joined, Left, Noted, PeerId, Run
+from ragtag.core.wire import HEADER, Kind
+from ragtag.network.link.flow import Flow
+from ragtag.network.link.frame import Framer, Short
+from ragtag.network.link.outbox import Outbox
+from ragtag.network.link.udp import Endpoint, Received
+from ragtag.protocols.node import Node
+
+_SENDER = HEADER.fields["sender"][1] // 2 if HEADER.fields is not None else 0
+"""The column of the sender, where a datagram is a row of 16-bit numbers."""
+_NOBODY = 1 << 16
+"""No peer's number."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one pass over the socket brought.
+
+    people: peers that came (again) or said good-bye; runs: in order of arrival; later: ends of messages, and
+    when to believe them (what they have overtaken may still come); drained: nothing was left to read.
+    """
+
+    people: list[Joined | Left]
+    runs: list[Run]
+    later: list[tuple[float, Run]]
+    drained: bool
+
+
+class Inbox:
+    """The way in over one socket. members: who comes is told by membership, not by a datagram."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        framer: Framer,
+        flows: dict[PeerId, Flow],
+        outbox: Outbox,
+        node: Node,
+        members: bool = False,
+    ) -> None:
+        self._endpoint, self._framer, self._flows = endpoint, framer, flows
+        self._outbox, self._node, self._members = outbox, node, members
+        self.received = 0
+        self.notes: list[Noted] = []
+        """What is to be told of; whoever tells it clears it."""
+        self._heard: dict[PeerId, Flow] = {}  # in this pass: others need no answer
+        self._peer_at: dict[Address, PeerId] = {}
+        self.reindex()
+
+    def receive(self, now_s: float) -> Taken:
+        """Take what has come, and answer it. Arrived payloads are valid until the next call."""
+        got = self._endpoint.receive()
+        self._framer.refused.malformed += got.malformed
+        taken = Taken([], [], [], got.drained)
+        if got.sources:
+            self._take_data(now_s, got, taken)
+        for data, source in zip(got.short, got.short_sources, strict=True):
+            short = self._framer.parse_short(data)
+            if short is None:
+                continue
+            if self._peer_at.get(source) == short.sender:
+                self._take_short(now_s, short, taken)
+            else:
+                self._framer.refused.elsewhere += 1
+                self._note_elsewhere(short.sender, source)
+        for flow in self._heard.values():
+            inbound = flow.inbound
+            if inbound.asked or inbound.unanswered >= self._outbox.granted // 4:
+                self._outbox.answer(now_s, flow)
+        self._heard.clear()
+        return taken
+
+    def reindex(self) -> None:
+        """Peers have come, or moved: whose datagrams come from which address."""
+        # a seat that was left empty has its last holder's address, who may sit elsewhere now
+        flows = sorted(self._flows.values(), key=lambda flow: not flow.mute)
+        self._peer_at = {flow.address: flow.peer for flow in flows}
+
+    def _of_their_senders(self, got: Received) -> Bytes:
+        """The rows that come from the address of the peer that they claim to be of.
+
+        Of the others, those that are the crew's are counted and noted: whoever knows its name can make them.
+        """
+        at = [self._peer_at.get(source, _NOBODY) for _, source in got.sources]
+        senders = got.table.view("<u2")[:, _SENDER]
+        came = at[0] if len(at) == 1 else np.repeat(at, np.diff([end for end, _ in got.sources], prepend=0))
+        true = senders == came
+        if true.all():
+            return got.table
+        _, headers = self._framer.parse(got.table[~true])
+        self._framer.refused.elsewhere += len(headers)
+        if len(headers):
+            row = int(np.flatnonzero(~true & (senders == headers["sender"][0]))[0])
+            source = next(source for end, source in got.sources if row < end)
+            self._note_elsewhere(int(headers["sender"][0]), source)
+        rows: Bytes = got.table[true]
+        return rows
+
+    def _note_elsewhere(self, peer: PeerId, source: Address) -> None:
+        """Once per peer: behind a router that translates addresses nobody would know why it is not heard."""
+        flow = self._flows.get(peer)
+        if flow is None or flow.doubted:
+            return
+        flow.doubted = True
+        (host, port), (own, own_port) = source, flow.address
+        self.notes.append(
+            Noted(
+                "from elsewhere",
+                peer,
+                f"datagrams in its name come from {host}:{port}, not {own}:{own_port}: they are not taken",
+            )
+        )
+
+    def _take_data(self, now_s: float, got: Received, taken: Taken) -> None:
+        rows, headers = self._framer.parse(self._of_their_senders(got))
+        self.received += len(rows)
+        seqs, stamps = headers["seq"], headers["stamp"]
+        found: list[tuple[Run | None, PeerId, int, int, int, bool]] = [
+            (run, run.peer, a, b, epoch, asks) for run, a, b, epoch, asks in self._framer.runs(rows, headers)
+        ]
+        if self._framer.strays:  # a path that delivers what nobody wants any more loses nothing
+            found = sorted([*found, *((None, *stray) for stray in self._framer.strays)], key=lambda f: f[2])
+        for run, sender, a, b, epoch, asks in found:
+            flow = self._flows.get(sender)
+            if flow is None or not self._enter(now_s, flow, epoch, taken):
+                continue
+            last_seq = int(seqs[b - 1])
+            if flow.inbound.leaps(last_seq):
+                self._framer.refused.leaps += b - a
+                continue
+            flow.inbound.count(now_s, int(seqs[a]), last_seq, b - a, int(stamps[b - 1]))
+            flow.inbound.asked |= asks
+            if run is not None:
+                taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
+
+    def _enter(self, now_s: float, flow: Flow, epoch: int, taken: Taken) -> bool:
+        if flow.process is not None and epoch != flow.process:
+            return False  # another process that claims this one's number, or claimed it once
+        known = flow.inbound.epoch
+        if not flow.inbound.enter(epoch):
+            return False
+        flow.hear(now_s)
+        self._heard[flow.peer] = flow
+        if known != epoch:
+            flow.inbound.since_s = now_s
+        if known != epoch and (known != -1 or flow.peer in self._node.gone):
+            flow.pacer.restart()
+            if not self._members:  # leftovers of one that has left bring nobody back
+                taken.people.append(Joined(flow.peer))
+        return True
+
+    def _take_short(self, now_s: float, short: Short, taken: Taken) -> None:
+        flow = self._flows.get(short.sender)
+        if flow is None or not self._enter(now_s, flow, short.epoch, taken):
+            return
+        if short.kind in (Kind.END, Kind.PING):
+            if flow.inbound.leaps(short.seq):
+                self._framer.refused.leaps += 1
+                return
+            flow.inbound.count(now_s, short.seq, short.seq, 1, short.stamp)
+            flow.inbound.asked = True
+        if short.kind == Kind.ACK:
+            self._take_ack(now_s, flow, short)
+        elif short.kind == Kind.END:
+            self._end_message(now_s, flow, short, taken)
+        elif short.kind == Kind.END_ACK:
+            flow.endings.pop(short.chunk, None)
+        elif short.kind == Kind.BYE and not self._members and short.sender not in self._node.gone:
+            taken.people.append(Left(short.sender))
+
+    def _take_ack(self, now_s: float, flow: Flow, short: Short) -> None:
+        highest = flow.unwrap(short.seq)
+        behind = (highest - short.received) & 0xFFFFFFFF
+        received = highest - behind if behind < 1 << 31 else highest  # the path duplicates
+        took_us = (int(now_s * 1e6) - short.stamp) & 0xFFFFFFFF
+        sure = took_us <= int(now_s * 1e6) - int(flow.inbound.since_s * 1e6)
+        flow.pacer.on_ack(now_s, highest, received, short.chunk, took_us * 1e-6, sure)
+        flow.ping_s, flow.pings = now_s + flow.pacer.rto_s, 0
+        if flow.endings and short.total and highest == received:  # all marks up to here have come
+            for number in [n for n, ending in flow.endings.items() if ending.seq <= highest]:
+                del flow.endings[number]
+
+    def _ending_of(self, now_s: float, flow: Flow, run: Run, number: int, taken: Taken) -> Run:
+        """A marked last datagram: what is missing of its message will not come, unless it was overtaken."""
+        inbound = flow.inbound
+        new = inbound.new_ending(run.key, number)
+        if not inbound.whole:  # else the answer to come says as much: nothing is missing
+            self._outbox.emit(flow, self._framer.short(Kind.END_ACK, flow.peer, chunk=number), now_s)
+        if new and inbound.reorder_s == 0.0:
+            return run
+        if new:
+            ending = self._framer.ending(flow.peer, run.key, run.total)
+            taken.later.append((now_s + 1.5 * inbound.reorder_s, ending))
+        return replace(run, ended=False)
+
+    def _end_message(self, now_s: float, flow: Flow, short: Short, taken: Taken) -> None:
+        """The copy of a marked last datagram's mark."""
+        number = short.chunk
+        self._outbox.emit(flow, self._framer.short(Kind.END_ACK, flow.peer, chunk=number), now_s)
+        if short.schema != self._framer.schemas.get(short.key.channel, 0):
+            return
+        if not flow.inbound.new_ending(short.key, number):
+            return
+        ending = self._framer.ending(flow.peer, short.key, short.total)
+        if flow.inbound.reorder_s > 0:
+            taken.later.append((now_s + 1.5 * flow.inbound.reorder_s, ending))
+        else:
+            taken.runs.append(ending)

@@ -1,0 +1,233 @@
+"""What leaves a peer: queued messages in trains as their windows allow, marks that are repeated, answers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ragtag.core.types import PEERS_MAX, Bytes, Outcome, PeerId, Send
+from ragtag.core.wire import HEADER_BYTES, Kind
+from ragtag.network.link.flow import PINGS, Ending, Flow, Outgoing
+from ragtag.network.link.frame import Framer
+from ragtag.network.link.inject import Injector
+from ragtag.network.link.udp import SLAB_ROWS, Endpoint
+
+_SEND_ROWS = SLAB_ROWS // 2
+_ENDING_ROUNDS_MAX = 32
+_COPIES_MAX = 8
+_U32 = np.uint64(0xFFFFFFFF)
+
+
+class Outbox:
+    """The way out over one socket, with the faults that are injected on it.
+
+    blocked: the socket's buffer is full.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]
+    ) -> None:
+        self._endpoint, self._framer, self._injector, self._flows = endpoint, framer, injector, flows
+        self._busy: dict[PeerId, Flow] = {}  # on which anything may be to do: they were given something
+        self._capacity = endpoint.capacity
+        self.blocked = False
+        self.sent = self.sent_bytes = 0
+
+    @property
+    def granted(self) -> int:
+        """How many datagrams each peer may have on its way here: the socket's buffer, shared.
+
+        Of more peers than can be in a group, no more send much at a time.
+        """
+        return max(2, self._capacity // max(1, min(len(self._flows), PEERS_MAX)))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to send, or to be answered."""
+        return not self._injector.held.heap and all(
+            not f.queue and not f.endings for f in self._busy.values()
+        )
+
+    def due_s(self, now_s: float) -> float:
+        """When there is next something to send: ``now_s`` or before where it can be sent at once."""
+        due = [self._injector.held.heap[0][0]] if self._injector.held.heap else []
+        for flow in self._busy.values():
+            if flow.queue:
+                if flow.pacer.allowance > 0 and not self.blocked:
+                    return now_s
+                due.append(min(flow.ping_s, flow.queue[0].deadline_s))
+            due += [ending.next_s for ending in flow.endings.values()]
+        return min(due, default=math.inf)
+
+    def finish(self, now_s: float, outcome: Outcome) -> None:
+        """A round is done: its values may change, so copy what is still to be sent of them."""
+        self._framer.forget()
+        for flow in self._busy.values():
+            flow.expire(now_s)
+            for outgoing in flow.queue:
+                key = outgoing.run.key
+                if key.channel == outcome.channel and key.round == outcome.round:
+                    outgoing.detach()
+
+    def bye(self, now_s: float, copies: int) -> None:
+        """Tell every peer that this one leaves."""
+        for flow in self._flows.values():
+            for _ in range(copies):
+                self.short(flow, Kind.BYE, now_s)
+
+    def enqueue(self, effect: Send) -> None:
+        """Queue a run for its peer, with the losses that are injected on its way."""
+        run = effect.run
+        flow = self._flows.get(run.peer)
+        if flow is None or flow.mute:
+            return
+        k = len(run.payload)
+        chunks = (
+            np.arange(run.first, run.first + k) if run.mask is None else run.first + np.flatnonzero(run.mask)
+        )
+        if len(chunks) == 0:
+            return
+        arrive = self._injector.draw(run)
+        self._busy[flow.peer] = flow
+        alive = None if arrive is None else arrive[chunks]
+        schema = self._framer.schemas.get(run.key.channel)
+        flow.push(Outgoing(run, chunks, alive, effect.deadline_s, schema))
+
+    def flush(self, now_s: float) -> None:
+        """Send what may be sent now, and repeat what has not been answered."""
+        self.blocked = False
+        for flow in list(self._busy.values()):
+            if flow.queue or flow.endings:
+                flow.expire(now_s)
+            else:
+                self._busy.pop(flow.peer, None)
+            if flow.queue and not self.blocked:
+                self.blocked = not self._send_some(now_s, flow)
+            if flow.endings:
+                self._repeat_endings(now_s, flow)
+            if flow.queue and flow.pacer.allowance <= 0 and now_s >= flow.ping_s:
+                for _ in range(flow.pacer.copies):
+                    flow.pacer.sent += 1
+                    self.short(flow, Kind.PING, now_s, seq=flow.pacer.sent)
+                flow.ping_s = now_s + max(1e-3, flow.pacer.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
+                flow.pings += 1
+        while (due := self._injector.held.pop_due(now_s)) is not None:
+            if due[0] in self._flows:
+                self._out(self._flows[due[0]], due[1])
+
+    def _send_some(self, now_s: float, flow: Flow) -> bool:
+        """Send the next datagrams of a flow's first message; False: the socket takes no more."""
+        outgoing = flow.queue[0]
+        n = min(_SEND_ROWS, flow.pacer.allowance, len(outgoing.chunks) - outgoing.at)
+        if n <= 0:
+            return True
+        if flow.pacer.in_flight == 0:
+            flow.ping_s, flow.pings = now_s + max(1e-3, flow.pacer.rto_s), 0
+        part = slice(outgoing.at, outgoing.at + n)
+        ends = outgoing.run.ended and outgoing.at + n == len(outgoing.chunks)
+        chunks, seqs = outgoing.chunks[part], flow.pacer.sent + 1 + np.arange(n, dtype=np.uint64)
+        alive = None if outgoing.alive is None else outgoing.alive[part]
+        if self._injector.cut(flow.peer, now_s):
+            alive = np.zeros(n, np.bool_)
+        if alive is not None:
+            self._injector.dropped += n - int(alive.sum())
+            ends = ends and bool(alive[-1])
+            chunks, seqs = chunks[alive], seqs[alive]
+        if len(chunks):
+            stamp, ask = int(now_s * 1e6), flow.asks(n)
+            rows = self._framer.data(outgoing.run, chunks, seqs & _U32, stamp, ends, ask, outgoing.schema)
+            left = self._put(flow, rows, now_s)
+            if left < len(rows):  # the socket's buffer is full: go on from the first datagram that stayed
+                n = int(seqs[left]) - flow.pacer.sent - 1
+        outgoing.at += n
+        flow.pacer.sent += n
+        if outgoing.at == len(outgoing.chunks):
+            flow.queue.popleft()
+            if outgoing.run.ended:
+                self._mark_end(now_s, flow, outgoing)
+        return n > 0
+
+    def _put(self, flow: Flow, rows: Bytes, now_s: float) -> int:
+        """Send rows, or keep them where the injector delays them; how many have left."""
+        injector = self._injector
+        if not injector.delays and not injector.faults.duplicate:
+            left = self._endpoint.send(rows, flow.address)
+            self._count(left, left * rows.shape[1])
+            return left
+        for _ in range(2 if injector.duplicated() else 1):
+            injector.held.push(injector.due_s(now_s, rows.nbytes), flow.peer, rows.copy())
+        return len(rows)
+
+    def _mark_end(self, now_s: float, flow: Flow, outgoing: Outgoing) -> None:
+        """A message's last datagram has left, marked: repeat the mark as often as the path's loss asks."""
+        seq = flow.pacer.sent
+        run = outgoing.run
+        ending = Ending(run.key, run.total, seq, outgoing.deadline_s, now_s, outgoing.schema)
+        flow.endings[seq & 0xFFFFFFFF] = ending
+        self._repeat_ending(now_s, flow, ending, flow.pacer.copies - 1)
+
+    def _repeat_endings(self, now_s: float, flow: Flow) -> None:
+        for number, ending in list(flow.endings.items()):
+            if ending.next_s <= now_s:
+                # unanswered so far: one copy more each time, for a path whose losses are not known yet
+                self._repeat_ending(
+                    now_s, flow, ending, min(_COPIES_MAX, max(flow.pacer.copies, 1 + ending.rounds))
+                )
+                if ending.rounds >= _ENDING_ROUNDS_MAX:
+                    del flow.endings[number]
+
+    def _repeat_ending(self, now_s: float, flow: Flow, ending: Ending, copies: int) -> None:
+        for _ in range(copies):
+            flow.pacer.sent += 1
+            if not self._injector.marker_lost(flow.peer, ending.key, ending.repeat):
+                data = self._framer.short(
+                    Kind.END,
+                    flow.peer,
+                    key=ending.key,
+                    schema=ending.schema,
+                    chunk=ending.seq,
+                    total=ending.total,
+                    seq=flow.pacer.sent,
+                    stamp=int(now_s * 1e6),
+                )
+                self.emit(flow, data, now_s, drawn=True)
+            ending.repeat += 1
+        ending.rounds += 1
+        ending.next_s = now_s + max(1e-3, flow.pacer.rto_s) * min(4, ending.rounds)
+
+    def short(self, flow: Flow, kind: Kind, now_s: float, seq: int = 0) -> None:
+        """Send a datagram that only says what it is."""
+        self.emit(flow, self._framer.short(kind, flow.peer, seq=seq, stamp=int(now_s * 1e6)), now_s)
+
+    def emit(self, flow: Flow, data: bytes, now_s: float, drawn: bool = False) -> None:
+        """Send one header-only datagram, through the injector's faults."""
+        injector = self._injector
+        if (not drawn and injector.answer_lost(flow.peer)) or injector.cut(flow.peer, now_s):
+            return
+        if injector.delays:
+            injector.held.push(injector.due_s(now_s, HEADER_BYTES), flow.peer, data)
+        else:
+            self._out(flow, data)
+
+    def _out(self, flow: Flow, data: Bytes | bytes) -> None:
+        if isinstance(data, bytes):
+            self._endpoint.send_short(data, flow.address)
+            self._count(1, len(data))
+        else:
+            left = self._endpoint.send(data, flow.address)
+            self._count(left, left * data.shape[1])
+
+    def answer(self, now_s: float, flow: Flow) -> None:
+        """Tell a peer what has come of its datagrams, and how many more it may send."""
+        inbound = flow.inbound
+        inbound.unanswered, inbound.asked = 0, False
+        ack = self._framer.short(
+            Kind.ACK, flow.peer, chunk=self.granted, total=inbound.whole, received=inbound.received,
+            seq=inbound.highest, stamp=inbound.stamp,
+        )  # fmt: skip
+        self.emit(flow, ack, now_s)
+
+    def _count(self, datagrams: int, size: int) -> None:
+        self.sent += datagrams
+        self.sent_bytes += size

@@ -1,0 +1,67 @@
+"""How a newcomer asks the members that its invitation names for the crew's key."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from ragtag.network.link.udp import Address
+from ragtag.protocols.membership.invitation import ANSWER_BYTES, NONCE_BYTES, Said, ask, read_answer
+from ragtag.protocols.membership.pace import INITIAL_RTO_S
+
+
+def ask_for_key(
+    addresses: Sequence[Address],
+    key: bytes,
+    number: bytes,
+    ends_unix_s: int,
+    deadline_s: float,
+    on_wait: Callable[[float], None] = lambda left_s: None,
+) -> tuple[bytes | None, dict[Address, Said]]:
+    """The crew's key, or ``None``; and what those that refused have said.
+
+    addresses: numeric, of one family; all are asked at once, and again after growing pauses. It ends with the
+    first welcome, when all have refused, or after ``deadline_s``. on_wait: called once, with the seconds that
+    are left, when nobody has answered within the first guess of a round trip (RFC 6298).
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    question = ask(key, number, ends_unix_s, nonce)
+    refused: dict[Address, Said] = {}
+    began_s = now_s = time.monotonic()
+    pause_s = INITIAL_RTO_S / 8
+    again_s, told = began_s, False
+    family = socket.AF_INET6 if ":" in addresses[0][0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while (left_s := began_s + deadline_s - now_s) > 0 and len(refused) < len(set(addresses)):
+            if now_s >= again_s:
+                for address in addresses:
+                    with contextlib.suppress(OSError):  # no way there now; perhaps with the next attempt
+                        sock.sendto(question, address)
+                again_s, pause_s = now_s + pause_s, min(2 * pause_s, 2 * INITIAL_RTO_S)
+            if not told and not refused and now_s - began_s >= INITIAL_RTO_S:
+                told = True
+                on_wait(left_s)
+            wait_s = min(left_s, again_s - now_s)
+            if not told:
+                wait_s = min(wait_s, max(0.0, began_s + INITIAL_RTO_S - now_s) or wait_s)
+            poll.poll(1 + 1e3 * wait_s)
+            now_s = time.monotonic()
+            try:
+                data, source = sock.recvfrom(ANSWER_BYTES + 1)
+            except OSError:  # nothing has come, or a datagram found nobody
+                continue
+            found = read_answer(key, nonce, data)
+            if found is None:
+                continue
+            said, crew_key = found  # from whichever of a member's addresses: it knew the nonce
+            if said is Said.WELCOME:
+                return crew_key, refused
+            refused[source[0], source[1]] = said
+    return None, refused

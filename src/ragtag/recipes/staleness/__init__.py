@@ -1,0 +1,5 @@
+""" "Toward Understanding the Impact of Staleness in Distributed Machine Learning" (Dai et al., ICLR 2019).
+
+``model`` is training under a controlled delay; ``tasks`` and ``others`` what is trained; ``tune`` how rates
+were chosen.
+"""

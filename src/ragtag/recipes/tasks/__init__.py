@@ -1,0 +1,1 @@
+"""What recipes train: ``digits``, ``images`` (CIFAR-10 by ``cifar``), ``texts``; ``sources``: ``--data``."""

@@ -1,0 +1,307 @@
+"""Invariants of averaging, held while a world runs.
+
+Every weight in an average was sent in that round by a member, once; no message reaches the wrong round;
+nothing changes a payload in flight; a mean is the weighted mean of the values of those it names.
+Each is checked from outside: from what machines were asked, what they sent, and what they answered.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragtag.core.types import (
+    PEERS_MAX,
+    Arm,
+    Arrived,
+    Average,
+    Bools,
+    Bytes,
+    Done,
+    Effect,
+    Event,
+    Floats,
+    Offer,
+    Outcome,
+    PeerId,
+    PeerSet,
+    Run,
+    Send,
+)
+from ragtag.protocols.crew.board import BOARD
+from ragtag.protocols.crew.meet import MEET
+from ragtag.protocols.rounds.base import NACK, peers_in
+from ragtag.protocols.rounds.hail import ANSWERS
+from ragtag.simulation.check.groups import GroupChecker
+from ragtag.simulation.check.rows import RowChecker
+
+TOLERANCE = 1e-5
+"""Relative, on weights and means: float32 sums in any order."""
+VALUES_MAX = 1 << 16
+"""Means of longer vectors are not recomputed."""
+VALUES_KEPT = 16
+"""Rounds of a channel whose values are kept: a mean of an older one is not recomputed, but counted."""
+ROUNDS_KEPT = 1024
+"""Rounds of a channel whose weights are kept."""
+
+
+class InvariantBroken(AssertionError):
+    """A machine, or the world itself, broke a rule; ``seed`` and ``replay`` say how to see it again."""
+
+    def __init__(self, what: str, seed: int, replay: str) -> None:
+        super().__init__(f"{what}\n  seed {seed}; replay: {replay}")
+        self.what, self.seed, self.replay = what, seed, replay
+
+
+@dataclass(slots=True)
+class _Round:
+    """A round of a channel: who began it (bits), with which weights and values."""
+
+    weight: NDArray[np.float64]
+    begun: int = 0
+    checksums: dict[PeerId, int] = field(default_factory=dict)
+    values: dict[PeerId, Floats] | None = field(default_factory=dict)
+
+
+class Checker:
+    """Watches one world of ``n`` peers.
+
+    grouped: the channels that are averaged in groups, by rules of their own (``check_groups``).
+    tolerance: on means, relative to the mean of magnitudes (wider for a codec that is not exact).
+    outcomes, means: how many outcomes came, and how many of them had their mean recomputed.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        seed: int,
+        replay: str,
+        tolerance: float = TOLERANCE,
+        grouped: frozenset[int] = frozenset(),
+    ) -> None:
+        if n > PEERS_MAX and not grouped:  # groups number their members
+            raise ValueError(f"a chunk names {PEERS_MAX} contributors; {n} peers cannot be checked")
+        self._n, self._seed, self._replay, self._tolerance = n, seed, replay, tolerance
+        self._rounds: dict[tuple[int, int], _Round] = {}
+        self._pending: dict[tuple[PeerId, int], Average | Offer] = {}
+        self._rows = RowChecker()
+        self._grouped, self._groups = set(grouped), GroupChecker(tolerance)
+        self._left_out = {BOARD, MEET}
+        self._active: dict[tuple[PeerId, int], int] = {}
+        self._flying: dict[int, int] = {}
+        self.outcomes = self.means = 0
+
+    def broken(self, what: str) -> InvariantBroken:
+        """The error that names this world's seed and how to replay it."""
+        return InvariantBroken(what, self._seed, self._replay)
+
+    def averages_in_groups(self, channel: int) -> None:
+        """From now on a channel is held to the rules of groups."""
+        self._grouped.add(channel)
+
+    def leave_out(self, channel: int) -> None:
+        """A channel without rules here: of a central state, of fragments, of a codec that rounds."""
+        self._left_out.add(channel)
+
+    # -- What the world calls
+
+    def time(self, before_s: float, now_s: float) -> None:
+        """Time never goes backwards."""
+        if now_s < before_s:
+            raise self.broken(f"time went back from {before_s} s to {now_s} s")
+
+    def posts(self, order: int, event: Event) -> None:
+        """An event has been planned: note what its payloads hold."""
+        if isinstance(event, Arrived):
+            self._flying[order] = _checksum(event)
+
+    def delivers(self, now_s: float, order: int, peer: PeerId, event: Event) -> None:
+        """An event is about to be given to its machine: its payloads hold what they held when sent."""
+        if isinstance(event, Arrived):
+            if self._flying.pop(order) != _checksum(event):
+                run = event.runs[0]
+                raise self.broken(
+                    f"a payload from peer {run.peer} to peer {peer} changed in flight ({run.key}): "
+                    f"a machine wrote to what it had sent, or a caller to values or a mean under way"
+                )
+        elif isinstance(event, Average | Offer):
+            if (peer, event.channel) in self._pending:
+                raise self.broken(f"peer {peer} was asked for two averages at once, channel {event.channel}")
+            self._pending[peer, event.channel] = event
+
+    def drops(self, order: int) -> None:
+        """An event has gone nowhere: its peer has crashed."""
+        self._flying.pop(order, None)
+
+    def stepped(self, now_s: float, peer: PeerId, event: Event, effects: list[Effect]) -> None:
+        """A machine has answered: everything it sends and says must follow from what was asked."""
+        if isinstance(event, Average | Offer) and event.channel not in self._left_out:
+            self._begins(peer, event, effects)
+        for effect in effects:
+            if isinstance(effect, Send) and effect.run.key.channel not in self._left_out:
+                self._sends(now_s, peer, effect.run)
+            elif isinstance(effect, Done):
+                if effect.outcome.channel in self._left_out:
+                    self._pending.pop((peer, effect.outcome.channel), None)
+                else:
+                    self._ends(now_s, peer, effect.outcome)
+
+    # -- The rules
+
+    def _begins(self, peer: PeerId, ask: Average | Offer, effects: list[Effect]) -> None:
+        number = _round_of(ask.channel, effects)
+        if number is None:
+            raise self.broken(f"peer {peer} was asked for an average and neither sends, waits nor ends")
+        if ask.channel in self._grouped:
+            return  # which round it will be shows when it meets a group
+        key = (ask.channel, number)
+        round_ = self._rounds.get(key)
+        if round_ is None:
+            round_ = self._rounds[key] = _Round(np.zeros(self._n))
+            self._forget(ask.channel)
+        if round_.begun >> peer & 1:
+            raise self.broken(f"peer {peer} began round {number} of channel {ask.channel} twice")
+        round_.weight[peer] = np.float32(ask.weight)
+        round_.begun |= 1 << peer
+        self._active[peer, ask.channel] = number
+        if isinstance(ask, Offer):
+            round_.checksums[peer] = _crc(ask.rows)
+            self._rows.offers(peer, number, ask)
+            return
+        round_.checksums[peer] = _crc(ask.values)
+        if round_.values is not None and ask.values.size <= VALUES_MAX:
+            round_.values[peer] = ask.values.copy()
+
+    def _sends(self, now_s: float, peer: PeerId, run: Run) -> None:
+        where = f"peer {peer} to peer {run.peer} at {now_s} s, {run.key}"
+        if run.peer == peer or not 0 <= run.peer < self._n:
+            raise self.broken(f"a run to no other member: {where}")
+        k = len(run.payload)
+        if run.first < 0 or run.first + k > run.total or len(run.weight) != k or len(run.heard) != k:
+            raise self.broken(f"a run that does not fit its message: {where}")
+        if run.mask is not None and len(run.mask) != k:
+            raise self.broken(f"a mask that does not fit its run: {where}")
+        if run.key.channel in self._grouped:
+            ask = self._pending.get((peer, run.key.channel))
+            wrong = self._groups.sends(peer, run, ask if isinstance(ask, Average) else None)
+            if wrong:
+                raise self.broken(f"{wrong}: {where}")
+            return
+        if run.key.stage in ANSWERS:  # the answer of one that may not have begun
+            return
+        round_ = self._rounds.get((run.key.channel, run.key.round))
+        if round_ is None or not round_.begun >> peer & 1:
+            raise self.broken(f"a message of a round that its sender has not begun: {where}")
+        if not run.key.stage & NACK and not self._rows.knows(run.key.channel):
+            here = slice(None) if run.mask is None else run.mask
+            self._adds_up(round_, run.heard[here], run.weight[here], where)
+
+    def _ends(self, now_s: float, peer: PeerId, outcome: Outcome) -> None:
+        where = f"peer {peer} at {now_s} s, channel {outcome.channel}, round {outcome.round}"
+        ask = self._pending.pop((peer, outcome.channel), None)
+        grouped = outcome.channel in self._grouped
+        if ask is None or not (grouped or self._active.get((peer, outcome.channel)) == outcome.round):
+            raise self.broken(f"an outcome that was not asked for, or came twice: {where}")
+        self.outcomes += 1
+        if grouped and isinstance(ask, Average):
+            wrong = self._groups.ends(peer, ask, outcome)
+            if wrong:
+                raise self.broken(f"{wrong}: {where}")
+            return
+        round_ = self._rounds.get((outcome.channel, outcome.round))
+        if isinstance(ask, Offer):
+            wrong = self._rows.ends(peer, outcome)
+            if round_ is not None and _crc(ask.rows) != round_.checksums[peer]:
+                wrong = "rows changed while they were gathered"
+            if wrong:
+                raise self.broken(f"{wrong}: {where}")
+            return
+        if outcome.mean.shape != ask.values.shape:
+            raise self.broken(f"an outcome of shape {outcome.mean.shape} for {ask.values.shape}: {where}")
+        if round_ is None:
+            return
+        if _crc(ask.values) != round_.checksums[peer]:
+            raise self.broken(f"values changed while they were averaged: {where}")
+        averaged = outcome.averaged
+        self._adds_up(round_, outcome.heard[averaged], outcome.weight[averaged], where)
+        self._keeps(peer, outcome, ask, where)
+        if round_.values:
+            self._means(round_.values, round_.weight, outcome, where)
+
+    def _adds_up(self, round_: _Round, heard: PeerSet, weight: Floats, where: str) -> None:
+        """Each chunk's weight is the sum of the weights of the peers that it names; all have begun."""
+        strange = heard & np.uint64(~round_.begun & (1 << 64) - 1)
+        if strange.any():
+            raise self.broken(
+                f"contributors {peers_in(int(strange[strange > 0][0]))} have not begun this round: {where}"
+            )
+        bits = (heard[:, None] >> np.arange(self._n, dtype=np.uint64)) & np.uint64(1)
+        expected = bits.astype(np.float64) @ round_.weight
+        wrong = np.abs(weight - expected) > TOLERANCE * np.abs(expected)
+        if wrong.any():
+            chunk = int(np.flatnonzero(wrong)[0])
+            raise self.broken(
+                f"chunk {chunk} carries weight {weight[chunk]}, its contributors "
+                f"{peers_in(int(heard[chunk]))} brought {expected[chunk]}: {where}"
+            )
+
+    def _keeps(self, peer: PeerId, outcome: Outcome, ask: Average, where: str) -> None:
+        """Where no average came, a peer has its own values, bit for bit."""
+        kept = ~outcome.averaged
+        if not kept.any():
+            return
+        own = outcome.heard[kept] == np.uint64(1 << peer)
+        weight = outcome.weight[kept]
+        own &= (weight == np.float32(ask.weight)) | (weight == 0)
+        if not own.all() or not np.array_equal(outcome.mean[kept], ask.values[kept]):
+            raise self.broken(f"chunks without an average are not the peer's own: {where}")
+
+    def _means(
+        self, values: dict[PeerId, Floats], weight: NDArray[np.float64], outcome: Outcome, where: str
+    ) -> None:
+        """Each average is the weighted mean of the values of the peers it names."""
+        self.means += 1
+        for heard in np.unique(outcome.heard[outcome.averaged]).tolist():
+            chunks = outcome.averaged & (outcome.heard == np.uint64(heard))
+            peers = peers_in(heard)
+            parts = np.stack([values[peer][chunks].astype(np.float64) * weight[peer] for peer in peers])
+            off = np.abs(outcome.mean[chunks] * weight[peers].sum() - parts.sum(axis=0))
+            if not (off <= self._tolerance * np.abs(parts).sum(axis=0)).all():
+                raise self.broken(f"a mean that is not that of {peers}, whom it names: {where}")
+
+    def _forget(self, channel: int) -> None:
+        """Keep what is known of a channel's rounds bounded, oldest first."""
+        numbers = sorted(number for other, number in self._rounds if other == channel)
+        for number in numbers[:-ROUNDS_KEPT]:
+            del self._rounds[channel, number]
+        for number in numbers[-ROUNDS_KEPT:-VALUES_KEPT]:
+            self._rounds[channel, number].values = None
+
+
+def _round_of(channel: int, effects: list[Effect]) -> int | None:
+    """The round that a machine began, from what it answered."""
+    for effect in effects:
+        if isinstance(effect, Send) and effect.run.key.channel == channel:
+            return effect.run.key.round
+        if isinstance(effect, Arm) and effect.timer.channel == channel:
+            return effect.timer.round
+        if isinstance(effect, Done) and effect.outcome.channel == channel:
+            return effect.outcome.round
+    return None
+
+
+def _crc(array: Floats | Bytes | PeerSet | Bools, start: int = 0) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data, start)
+
+
+def _checksum(event: Arrived) -> int:
+    crc = 0
+    for run in event.runs:
+        for array in (run.payload, run.weight, run.heard):
+            crc = _crc(array, crc)
+        if run.mask is not None:
+            crc = _crc(run.mask, crc)
+    return crc

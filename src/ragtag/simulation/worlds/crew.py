@@ -1,0 +1,291 @@
+"""A whole crew in virtual time: membership, seats, and rounds in groups, peers that come, crash and leave.
+
+What ``network.people``, ``app.membership`` and ``app.join`` do over sockets is done here at the machines' own
+times. Membership's datagrams are carried as bytes (``members``), those of rounds as runs (``link``). A peer
+averages its values again and again. Each process has an index of its own, as in ``Faults``, which is not its
+seat: that may be another's before, and after. Who loses its seat comes again as another process.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from msgspec.structs import replace
+
+from ragtag.codecs.dense import fp32
+from ragtag.core import seed as random
+from ragtag.core.faults import Faults
+from ragtag.core.types import (
+    SEATS_MAX,
+    Arm,
+    Arrived,
+    Average,
+    Done,
+    Effect,
+    Event,
+    Expired,
+    Joined,
+    Left,
+    Noted,
+    PeerId,
+    Send,
+    Visits,
+)
+from ragtag.core.wire import VERSION
+from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.district import partners
+from ragtag.protocols.membership.roster import (
+    NO_SEAT,
+    Card,
+    Reach,
+    Roster,
+    RosterEffect,
+    Unseated,
+    encode_card,
+)
+from ragtag.protocols.membership.seating import Seating
+from ragtag.protocols.membership.types import Changed, Describe, Entered, Limits, MemberEffect, MemberEvent
+from ragtag.protocols.node import Channel, Node
+from ragtag.simulation.link import Link
+from ragtag.simulation.worlds.members import Life, MemberWorld, address_of
+from ragtag.simulation.worlds.process import Member, epoch_of, index_of, run_of
+
+CHANNEL = 0
+
+
+class CrewWorld:
+    """``founders`` peers that start together, each with a seat; others ``come``.
+
+    step_s: from the end of a round to the beginning of the next. peers_max: processes in all.
+    """
+
+    def __init__(
+        self,
+        founders: int,
+        method: Averager,
+        faults: Faults,
+        seed: int,
+        *,
+        n_chunks: int = 1,
+        step_s: float = 0.1,
+        peers_max: int = SEATS_MAX,
+        limits: Limits | None = None,
+    ) -> None:
+        self.founders, self.method, self.seed = founders, method, seed
+        self.step_s, self._n_chunks = step_s, n_chunks
+        self.world = MemberWorld(faults, seed, limits=limits)
+        self.world.on_step = self._stepped
+        self.members: dict[int, Member] = {}
+        self._ends_s = [math.inf] * peers_max
+        for crash in faults.crashes:
+            self._ends_s[crash.peer] = min(crash.at_s, self._ends_s[crash.peer])
+        self.link = Link(faults, seed, self._ends_s, self._post)
+        everyone = frozenset(range(founders))
+        for index in range(founders):
+            member = self._start(index, partners(index, everyone - {index}), index)
+            member.inside = set(everyone - {index})
+            member.reach = {other: epoch_of(other) for other in member.inside}
+            self._admitted(member, Node(index, founders, seed))
+
+    # -- What a test does
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self.world.now_s
+
+    def come(self, index: int, entries: tuple[int, ...]) -> None:
+        """A process that looks for a seat starts now; ``index`` is new."""
+        self._start(index, frozenset(entries), NO_SEAT)
+
+    def crash(self, index: int) -> None:
+        """A process ends without a word."""
+        self._ends_s[index] = self.now_s
+        self.world.crash(index)
+
+    def leave(self, index: int) -> None:
+        """A process says that it goes, and goes."""
+        self._ends_s[index] = self.now_s
+        self.world.leave(index)
+
+    def run(self, until_s: float) -> None:
+        """Let time pass."""
+        self.world.run(until_s)
+
+    def running(self) -> list[Member]:
+        """Those that run and average."""
+        return [m for i, m in self.members.items() if self._ends_s[i] > self.now_s and m.node is not None]
+
+    def agreed(self) -> bool:
+        """Whether all that run see the same peers in the same seats, and average with just these."""
+        running = self.running()
+        seats = {m.seat: m.life.machine.me.name for m in running}
+        if len(seats) < len(running):
+            return False
+        for member in running:
+            assert member.node is not None
+            view = {seat: held.name for seat, held in member.roster.seats.items() if held.live}
+            if view | {member.seat: seats[member.seat]} != seats or member.node.live != seats.keys():
+                return False
+        return True
+
+    def spread(self) -> float:
+        """The variance of the running peers' values about their mean, averaged over elements."""
+        table = np.stack([member.values for member in self.running()]).astype(np.float64)
+        return float(table.var(axis=0).mean())
+
+    # -- Starting
+
+    def _start(self, index: int, entries: frozenset[int], seat: PeerId) -> Member:
+        life = self.world.start(index, tuple(sorted(entries)))
+        me = life.machine.me
+        founder = seat >= 0
+        card = Card(
+            *(VERSION, seat, 0, epoch_of(index), founder, *address_of(index), 0),
+            *(self.founders if founder else 1, self.seed, self.method.seats_max),
+        )
+        draws = random.generator(self.seed, "crew", index).standard_normal((self._n_chunks, fp32.elements))
+        member = Member(index, entries, life, Roster(me.name, me.epoch), card, draws.astype(np.float32))
+        self.members[index] = member
+        self._describe(member, card)
+        return member
+
+    def _describe(self, member: Member, card: Card) -> None:
+        member.card = card
+        member.roster.claim(card)
+        if self._ends_s[member.index] > self.now_s:
+            self.world.tell(member.life, Describe(encode_card(card)))
+
+    def _admitted(self, member: Member, node: Node) -> None:
+        """It has a seat: as ``app.join`` does, but that nobody is met and no state is fetched."""
+        member.node = node
+        if not member.card.averaging:
+            self._describe(member, replace(member.card, averaging=True))
+        self._open(member, node)
+        self._begin(member)
+
+    def _open(self, member: Member, node: Node) -> None:
+        """Configure what is averaged."""
+        rtt_s = 4 * (self.world.faults.latency_s + self.world.faults.jitter_s)
+        node.configure(CHANNEL, Channel(self.method, fp32, self._n_chunks, 2 * rtt_s, rtt_s), self.now_s)
+        if member.index >= self.founders:
+            node.resume(CHANNEL, -1)
+
+    def _begin(self, member: Member) -> None:
+        """It averages from now on, a little after the others or before them."""
+        offset = random.uniform(random.stream_key(self.seed, "offset", member.index), 0)
+        self._average_at(self.now_s + offset * self.step_s, member)
+
+    def _average_at(self, at_s: float, member: Member) -> None:
+        self.world.at(at_s, lambda: self._give(member, Average(CHANNEL, member.values, 1.0)))
+
+    # -- Membership, and what it means to a node
+
+    def _stepped(self, life: Life, event: MemberEvent, effects: list[MemberEffect]) -> None:
+        member = self.members.get(life.peer)
+        if member is None or member.life is not life:
+            return
+        for effect in effects:
+            if isinstance(effect, Changed):
+                for told in member.roster.changed(effect.member, effect.was):
+                    self._take(member, told)
+            elif isinstance(effect, Entered) and member.node is None:
+                member.seating = Seating(member.roster, member.card, self.now_s, life.machine.period_s)
+                self._look_at(member, member.seating.until_s)
+        self._look(member)
+
+    def _take(self, member: Member, told: RosterEffect) -> None:
+        """As ``network.people`` does."""
+        if isinstance(told, Reach):
+            if member.reach.get(told.peer) != told.epoch:
+                member.inside.discard(told.peer)
+            member.reach[told.peer] = told.epoch
+        elif isinstance(told, Unseated):
+            if member.node is not None:
+                member.unseated, member.node = told.reason, None
+                self.crash(member.index)
+                self.come(1 + max(self.members), tuple(member.entries))
+        elif isinstance(told, Noted):
+            if told.what != "takes part" or told.peer not in member.inside:
+                member.notes.append((self.now_s, told))
+        else:
+            known = told.peer in member.inside
+            (member.inside.add if isinstance(told, Joined) else member.inside.discard)(told.peer)
+            if member.node is not None and not (known and isinstance(told, Joined)):
+                self._give(member, told)
+
+    def _look(self, member: Member) -> None:
+        """As ``app.membership`` does: a newcomer's way to its seat."""
+        seating, machine = member.seating, member.life.machine
+        if seating is None or seating.settled or machine.over or member.failed:
+            return
+        try:
+            claim = seating.look(self.now_s, machine.period_s, len(machine.live()), machine.whole)
+        except RuntimeError as error:
+            member.failed = str(error)
+            return
+        if claim is not None:
+            self._describe(member, claim)
+            self._look_at(member, seating.until_s)
+        if seating.settled:
+            self._enter(member)
+
+    def _look_at(self, member: Member, at_s: float) -> None:
+        self.world.at(at_s, lambda: self._look(member) if self._ends_s[member.index] > self.now_s else None)
+
+    def _enter(self, member: Member) -> None:
+        """Make its node, which knows who is there."""
+        held, seat = member.roster.seats, member.seat
+        live = {peer: holder for peer, holder in held.items() if holder.live}
+        n = max(member.card.founded, seat + 1, *(peer + 1 for peer in live))
+        node = Node(seat, n, self.seed, min(n, member.card.founded))
+        for peer in set(range(n)) - {seat}:
+            averages = peer in live and live[peer].card.averaging
+            if not averages:
+                node.step(self.now_s, Visits(peer) if peer in live else Left(peer))
+        member.inside = {peer for peer, holder in live.items() if holder.card.averaging}
+        member.reach = {peer: holder.card.epoch for peer, holder in live.items()}
+        self._admitted(member, node)
+
+    # -- Rounds
+
+    def _post(self, at_s: float, dest: int, event: Event) -> None:
+        """A run comes from a process: under its seat, if it is the one that membership told of."""
+
+        def arrive() -> None:
+            member = self.members[dest]
+            assert isinstance(event, Arrived)
+            (run,) = event.runs
+            source = self.members[run.peer]
+            if member.reach.get(source.seat) == source.card.epoch:
+                self._give(member, Arrived((run_of(run, source.seat),)))
+
+        self.world.at(at_s, arrive)
+
+    def _give(self, member: Member, event: Event) -> None:
+        node, now_s = member.node, self.now_s
+        if node is None or self._ends_s[member.index] <= now_s:
+            return
+        thaw_s = self.world.thaw_s(member.index)
+        if thaw_s > now_s:
+            self.world.at(thaw_s, lambda: self._give(member, event))
+            return
+        for effect in node.step(now_s, event):
+            self._apply(member, effect)
+
+    def _apply(self, member: Member, effect: Effect) -> None:
+        now_s = self.now_s
+        if isinstance(effect, Send):
+            epoch = member.reach.get(effect.run.peer)
+            if epoch is not None:
+                moved = Send(run_of(effect.run, index_of(epoch)), effect.deadline_s)
+                self.link.send(now_s, member.index, [moved])
+        elif isinstance(effect, Arm):
+            self.world.at(max(now_s, effect.at_s), lambda: self._give(member, Expired(effect.timer)))
+        elif isinstance(effect, Noted):
+            member.notes.append((now_s, effect))
+        elif isinstance(effect, Done):
+            member.outcomes.append((now_s, effect.outcome))
+            member.values = effect.outcome.mean.copy()
+            self._average_at(now_s + self.step_s, member)

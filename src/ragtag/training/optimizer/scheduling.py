@@ -1,0 +1,212 @@
+"""When an optimizer averages: its schedule, told what is measured, and who is waited for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ragtag.core.errors import HasLeft
+from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.schedules.base import Average, Compute, Progress, Schedule
+from ragtag.schedules.bounded import lead
+from ragtag.schedules.partial import set_aside
+from ragtag.training.exchange.slow import unheard
+from ragtag.training.optimizer.speeds import Pacer, Paces
+from ragtag.training.transport import Peers
+
+COHERENCE_MAX = 256
+"""Measurements that are kept until somebody asks."""
+STALE_MAX = 32
+"""The last class of staleness: 2^31 rounds and more."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """Where the time has gone since it was last asked for.
+
+    compute_s: between steps, and the local step itself; average_s: in averages; wait_s: put off by the
+    schedule; for_peer_s: of the last two, how much went by waiting for each peer. lost_s: of computing, by
+    the share of this peer's values that averages overwrote without having them. averages; steps; stale: of
+    the averages, to how many this peer came after 0, 1, 2 to 3, 4 to 7, ... rounds without it (how
+    stale it was); at a central state, of its updates of blocks, how many were so many versions old.
+    coherence: the newest measurements, where they are asked for: (step, mu).
+    """
+
+    compute_s: float = 0.0
+    average_s: float = 0.0
+    wait_s: float = 0.0
+    lost_s: float = 0.0
+    averages: int = 0
+    steps: int = 0
+    for_peer_s: dict[PeerId, float] = field(default_factory=dict)
+    stale: list[int] = field(default_factory=list)
+    coherence: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=COHERENCE_MAX))
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.compute_s + self.average_s + self.wait_s
+
+    def cohered(self, step: int, mu: float | None) -> None:
+        """What was measured at a step, if anything was."""
+        if mu is not None:
+            self.coherence.append((step, mu))
+
+    def count_stale(self, rounds: int) -> None:
+        """``rounds`` went by without this peer before the one that it has just taken part in."""
+        at = min(rounds.bit_length(), STALE_MAX)
+        self.stale += [0] * (at + 1 - len(self.stale))
+        self.stale[at] += 1
+
+
+class Conduct:
+    """One optimizer's schedule at work.
+
+    A schedule with ``paced`` (it asks for others' speeds or clocks) or ``partial`` (it does not wait for all
+    in a round) has this peer post its pace; for the others nothing is posted.
+    """
+
+    def __init__(
+        self, schedule: Schedule, peers: Peers, name: str, note: Callable[[Noted], None] | None = None
+    ) -> None:
+        self._schedule, self._peers = schedule, peers
+        self.partial = bool(getattr(schedule, "partial", False))
+        paced = self.partial or bool(getattr(schedule, "paced", False))
+        self._pacer = Pacer(peers, name, note) if paced else None
+        self._paces: Paces | None = None
+        self._aside: frozenset[PeerId] = frozenset()
+        self._computed_s = 0.0
+        self._round_s: float | None = None
+        self._round = -1
+        self._ended_s: float | None = None
+        self._began_s = self._peers.now_s()
+        self.spent = Spent()
+        self.busy_s = 0.0
+        """How long was computed since the start."""
+        self.left = False
+        """Whether this peer has left its crew: it averages no more."""
+
+    @property
+    def aside(self) -> frozenset[PeerId]:
+        """The peers that the next average does not wait for; this one may be among them."""
+        return self._aside
+
+    def require_in(self, asked: str) -> None:
+        """Raise HasLeft once this peer has left its crew. asked: what was asked for then."""
+        if self.left:
+            raise HasLeft(asked)
+
+    def worked(self, steps: int) -> None:
+        """A local step has just been taken; ``steps``: so many in all."""
+        now_s = self._peers.now_s()
+        took_s = None if self._ended_s is None else now_s - self._ended_s
+        self._computed_s += took_s or 0.0
+        self.busy_s += took_s or 0.0
+        self.spent.compute_s += took_s or 0.0
+        self.spent.steps += 1
+        if self._pacer is not None:  # a first step is taken to have begun with all else: better than nothing
+            self._pacer.stepped(steps, now_s - self._began_s if took_s is None else took_s)
+            self._paces = None
+        self._ended_s = now_s
+
+    def due(self, step: int, since: int) -> bool:
+        """Whether to average now.
+
+        It stands by for no longer than the schedule says, from the last step of whom it stands by for.
+        """
+        waited_s = idle_s = 0.0
+        seen = -1
+        while True:
+            progress = self._progress(step, since, waited_s)
+            decision = self._schedule.decide(progress)
+            if isinstance(decision, Compute):
+                break
+            if isinstance(decision, Average):
+                break
+            slowest, _ = lead(progress)
+            clock = progress.clocks.get(slowest, -1)
+            idle_s, seen = (idle_s if clock == seen else 0.0), clock
+            if idle_s >= decision.at_most_s:
+                if self._pacer is not None:
+                    self._pacer.overdue(slowest)
+                break
+            if self._pacer is not None:
+                self._pacer.post()
+            pause_s = min(decision.for_s, decision.at_most_s - idle_s)
+            self._peers.pause(pause_s)
+            waited_s += pause_s
+            idle_s += pause_s
+            if slowest != self._peers.me:
+                self._charge(slowest, pause_s)
+        self.spent.wait_s += waited_s
+        self._ended_s = self._peers.now_s()
+        return not isinstance(decision, Compute)
+
+    def begin(self) -> frozenset[PeerId]:
+        """An average begins: whom it does not wait for."""
+        if self.partial:
+            paces = self._read()
+            self._aside = set_aside(paces.step_s, self._aside & paces.live, paces.exchange_s)
+        return self._aside
+
+    def averaged(self, outcome: Outcome, kept: bool = False) -> None:
+        """An average is over; ``kept``: what it came without is offered again."""
+        now_s = self._peers.now_s()
+        spent = self.spent
+        spent.average_s += outcome.total_s if self._ended_s is None else now_s - self._ended_s
+        spent.averages += 1
+        for versions in outcome.stale or ():
+            spent.count_stale(versions)
+        if outcome.stale is None and 0 <= self._round < outcome.round:
+            spent.count_stale(outcome.round - self._round - 1)
+        self._round = outcome.round
+        spent.lost_s += 0.0 if kept else self._computed_s * float(unheard(outcome, self._peers.me).mean())
+        for peer in outcome.missed or (() if outcome.last < 0 else (outcome.last,)):
+            self._charge(peer, outcome.scatter_s)
+        self._ended_s, self._computed_s, self._round_s = now_s, 0.0, outcome.total_s
+        if self._pacer is not None:
+            self._pacer.averaged(outcome.gather_s)
+
+    def take_spent(self) -> Spent:
+        """Where the time has gone since the last call."""
+        spent, self.spent = self.spent, Spent()
+        return spent
+
+    def _charge(self, peer: PeerId, waited_s: float) -> None:
+        self.spent.for_peer_s[peer] = self.spent.for_peer_s.get(peer, 0.0) + waited_s
+
+    def _read(self) -> Paces:
+        assert self._pacer is not None
+        if self._paces is None:
+            self._paces = self._pacer.read()
+        return self._paces
+
+    def _progress(self, step: int, since: int, waited_s: float) -> Progress:
+        peers = self._peers
+        if self._pacer is None:
+            return Progress(
+                step=step,
+                since_average=since,
+                n=peers.n,
+                live=peers.live,
+                round_s=self._round_s,
+                waited_s=waited_s,
+                me=peers.me,
+                computed_s=self._computed_s,
+            )
+        self._paces = None
+        paces = self._read()
+        return Progress(
+            step=step,
+            since_average=since,
+            n=peers.n,
+            live=paces.live,
+            round_s=self._round_s,
+            waited_s=waited_s,
+            me=peers.me,
+            computed_s=self._computed_s,
+            clocks=paces.steps,
+            step_s=paces.step_s,
+            since_s=paces.since_s,
+        )

@@ -15,43 +15,63 @@ from ragtag.core.types import (
     Effect,
     Event,
     Expired,
+    Left,
     Noted,
+    Offer,
     Outcome,
     Run,
     Send,
 )
-from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER
+from ragtag.protocols.groups import host
+from ragtag.protocols.rounds.base import BLOCK_BITS, GATHER, NACK, SCATTER
+from ragtag.protocols.rounds.hail import HAIL, HERE, NEVER, QUESTIONS
 from ragtag.protocols.rounds.repair import BITS, requested
 from tests.protocols.harness import World, members
 
 T = TypeVar("T")
 STAGES = {SCATTER: "copy", GATHER: "average"}
+MATCHING = {
+    host.ANNOUNCE: "looks for a group",
+    host.WAIT: "hosts that group: wait",
+    host.ROSTER: "these are the group's members",
+    host.BEHIND: "that group met without you",
+    host.MET: "I have a group",
+}
 
 
-def transcript(world: World, me: int, title: str, note: str) -> str:
-    """What peer ``me`` saw and did; ``note`` says beforehand what to look for."""
+def transcript(
+    world: World, me: int, title: str, note: str, from_s: float = 0.0, rounds: bool = False
+) -> str:
+    """What peer ``me`` saw and did from ``from_s`` on; ``note`` says beforehand what to look for.
+
+    rounds: of each message, say of which round it is.
+    """
     lines = [title, note, ""]
     for now_s, peer, event, effects in world.log:
-        if peer == me and (effects or isinstance(event, Arrived)):
-            lines.append(f"{_ms(now_s):>7}  {_event(event)}")
-            lines += [f"{'':9}  -> {line}" for effect in effects for line in _effect(now_s, effect)]
+        if now_s >= from_s and peer == me and (effects or isinstance(event, Arrived)):
+            lines.append(f"{_ms(now_s):>7}  {_event(event, rounds)}")
+            lines += [f"{'':9}  -> {line}" for effect in effects for line in _effect(now_s, effect, rounds)]
     return "\n".join(lines) + "\n"
 
 
-def _event(event: Event) -> str:
+def _event(event: Event, rounds: bool) -> str:
+    if isinstance(event, Offer):
+        return f"asked to offer {len(event.rows)} rows with weight {event.weight:g}"
+    if isinstance(event, Left):
+        return f"told that peer {event.peer} has left"
     if isinstance(event, Average):
         return f"asked to average {len(event.values)} chunks with weight {event.weight:g}"
     if isinstance(event, Expired):
         return f"timer {event.timer.name!r} of round {event.timer.round} runs out"
     if isinstance(event, Arrived):
-        return " and ".join(f"from {run.peer}: {_run(run)}" for run in event.runs)
+        return " and ".join(f"from {run.peer}: {_run(run, rounds)}" for run in event.runs)
     assert not isinstance(event, Begin)
     return str(event)
 
 
-def _effect(now_s: float, effect: Effect) -> Iterable[str]:
+def _effect(now_s: float, effect: Effect, rounds: bool) -> Iterable[str]:
     if isinstance(effect, Send):
-        yield f"to {effect.run.peer}: {_run(effect.run)}; by {_ms(effect.deadline_s)}"
+        yield f"to {effect.run.peer}: {_run(effect.run, rounds)}; by {_ms(effect.deadline_s)}"
     elif isinstance(effect, Arm):
         yield f"timer {effect.timer.name!r} at {_ms(effect.at_s)}"
     elif isinstance(effect, Noted):
@@ -69,10 +89,23 @@ def _outcome(outcome: Outcome) -> Iterable[str]:
     ):
         what = f"the mean of {_names(heard)}" if averaged else "its own values"
         yield f"  {_chunks(first, last)}: {what}"
+    if outcome.gathered is not None:
+        late = [f"{len(part.rows)} rows of round {number}" for number, part in outcome.gathered.late]
+        yield f"  {len(outcome.gathered.rows)} rows" + "".join(f", {rows} late" for rows in late)
 
 
-def _run(run: Run) -> str:
-    stage, block = run.key.stage, run.key.block
+def _run(run: Run, rounds: bool) -> str:
+    return _message(run) + (f" [round {run.key.round}]" if rounds else "")
+
+
+def _message(run: Run) -> str:
+    stage, block = run.key.stage, run.key.block & (1 << BLOCK_BITS) - 1
+    if stage in QUESTIONS:
+        return f"is the {STAGES[stage & ~HAIL]} of block {block} still to come?"
+    if stage in (HERE, NEVER):
+        return f"I am here (block {block})" if stage == HERE else f"of block {block} nothing comes any more"
+    if stage in MATCHING:
+        return MATCHING[stage]
     if stage & NACK:
         asked = requested(run, BITS)  # these crews' messages are far smaller than one part of a bitmap
         return f"request for {_mask(asked, 0)} of the {STAGES[stage & ~NACK]} of block {block}"

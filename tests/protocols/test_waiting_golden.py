@@ -207,8 +207,8 @@ def test_a_group_meets_and_a_member_dies(golden: Golden) -> None:
         world.average(peer, own[peer])
     world.run()
     note = (
-        "A group of three finds itself through a host, and averages among its members. Peer 2 dies at 260 ms,\n"
-        "while it computes; at 500 ms membership tells."
+        "A group of three finds itself through a host, and averages among its members. Peer 2 dies\n"
+        "at 260 ms, while it computes; at 500 ms membership tells."
     )
     golden(
         "waiting/a_group",

@@ -274,7 +274,7 @@ def test_a_forger_who_knows_the_crew_crashes_nobody(method: Averager) -> None:
         for driver in crew.drivers.values():
             assert driver.alive
             node = driver.node
-            assert all(len(machine.lane.rounds) <= 8 for machine in node.channels.values())
+            assert all(len(machine.rounds) <= 8 for machine in node.channels.values())
             assert len(node._meetings._exchanges) <= 32
             assert len(driver._timers) < 10_000
             for flow in driver._flows.values():

@@ -84,14 +84,14 @@ def test_blocks_that_a_ghost_claims_are_given_back_when_it_is_gone(crew: Crew) -
     crew.start(GHOST, list(crew.addresses.values()), GHOST, "ghost")
     crew.until(lambda: crew.cuts() == [GHOST + 1] * N, "all believed the ghost")
     crew.average()
-    assert crew.drivers[0].node.channels[0].lane.rounds[crew.round - 1].spec.growth == GHOST + 1 - N
+    assert crew.drivers[0].node.channels[0].rounds[crew.round - 1].spec.growth == GHOST + 1 - N
     crew.kill(GHOST)
     until(lambda: crew.cuts() == [N] * N, "all cut vectors as before")
     crew.average()
     outcomes = crew.average()
     crew.check(outcomes)
     assert not any(outcome.expired for outcome in outcomes)
-    machine = crew.drivers[0].node.channels[0].lane.rounds[outcomes[0].round]
+    machine = crew.drivers[0].node.channels[0].rounds[outcomes[0].round]
     assert machine.spec.growth == 0 and len(machine.spec.owners) == N
 
 

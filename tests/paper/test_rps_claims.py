@@ -20,13 +20,13 @@ from ragtag.protocols.channel.at_once import at_once
 from ragtag.protocols.channel.averager import Averager, Setting
 from ragtag.protocols.rounds.base import GATHER, SCATTER, Round, Spec
 from ragtag.protocols.rounds.layout import fixed_owners, layout_of, rotating_owners
-from ragtag.protocols.rounds.reduce import ScatterGather
+from ragtag.protocols.rounds.reduce import scatter_gather
 from ragtag.protocols.rounds.rps import rps
 from tests.protocols.harness import World, members, vectors
 
 
 def _fixed(setting: Setting) -> Round:
-    return ScatterGather(
+    return scatter_gather(
         Spec(
             me=setting.me,
             channel=setting.channel,

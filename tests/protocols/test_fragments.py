@@ -46,7 +46,7 @@ def test_a_newcomer_takes_each_fragment_before_it_gives() -> None:
 def test_so_does_who_was_away_for_long() -> None:
     node = alone()
     average(node)
-    node.channels[0].lane.highest = CATCH_UP + 2  # heard of
+    node.channels[0].highest = CATCH_UP + 2  # heard of
     outcomes = [average(node) for _ in range(FRAGMENTS + 2)]
     assert outcomes[0].round == CATCH_UP + 2
     assert [float(outcome.weight[0]) for outcome in outcomes] == [0.0] * FRAGMENTS + [1.0, 1.0]

@@ -148,9 +148,9 @@ def test_values_are_never_put_where_others_mean_other_values() -> None:
         run = Run(1, key, 0, 1, payload, np.ones(1, np.float32), np.full(1, 2, np.uint64))
         old.step(0.001, Arrived([run]))
     assert old.n == 5
-    machine = old.channels[0].lane.rounds[0]
+    machine = old.channels[0].rounds[0]
     assert machine.spec.growth == 0
-    assert not machine._came  # type: ignore[attr-defined]
+    assert not any(machine.lesson().owed.values())
 
 
 def test_growth_beyond_the_limit_is_not_believed() -> None:
@@ -240,7 +240,7 @@ def test_a_place_that_nobody_has_any_more_costs_no_blocks(method: Averager, seed
     assert [node.n for node in crew.nodes[:4]] == [GHOST + 1] * 4, "places are still known"
     for peer in range(4):
         assert all(heard == {0, 1, 2, 3} for heard in crew.heard(peer, 1.2))
-    assert {r.spec.growth for node in crew.nodes[:4] for r in node.channels[0].lane.rounds.values()} == {0}
+    assert {r.spec.growth for node in crew.nodes[:4] for r in node.channels[0].rounds.values()} == {0}
     crew.let_in(2.0, 4, draws.uniform(0, 0.3, 4).tolist())  # the next one takes the lowest free place
     crew.world.at(2.0, 4, Left(GHOST))
     crew.nodes[4].resume(0, crew.outcomes[0][-1][1].round)

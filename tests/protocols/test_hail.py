@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ragtag.core.types import Arrived, Average, Effect, MessageKey, Outcome, Run, Send
+from ragtag.core.types import Arrived, Average, Effect, Expired, MessageKey, Outcome, Run, Send
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
@@ -110,7 +110,7 @@ def test_who_takes_another_for_the_owner_of_a_block_says_so() -> None:
     """Whether it is asked for its share, or for what it made of the block; but not before it has begun."""
     node = founder()
     node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
-    machine = node.channels[0].lane.rounds[0]
+    machine = node.channels[0].rounds[0]
     assert isinstance(machine, Stages)
     owners = machine.spec.owners
     assert sorted(owners) == [0, 1, 2]
@@ -127,7 +127,7 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     """Peer 0 takes 1 and 2 for owners of a block each; both say what is to be said of what it lacks."""
     node = founder()
     sent = node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
-    machine = node.channels[0].lane.rounds[0]
+    machine = node.channels[0].rounds[0]
     assert isinstance(machine, Stages)
     mine, of_1, of_2 = (machine.spec.owners.index(owner) for owner in range(3))
     share = next(e.run for e in sent if isinstance(e, Send) and e.run.key.block == of_1)
@@ -136,13 +136,13 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
         return node.step(0.01, Arrived([replace(share, peer=peer, key=MessageKey(0, 0, stage, block))]))
 
     arrives(1, SCATTER, mine)
-    lacking = {(2, SCATTER, mine)}
-    assert machine._open == lacking
-    machine._ask_whether_here(9.0)
+    waiting, lacking = machine.waiting, {(SCATTER, mine)}
+    assert waiting.of(2).owes == lacking and not waiting.of(1).owes
+    assert waiting.asks(0.02, "hail scatter")
     node.step(0.02, Arrived([told(2, MessageKey(0, 0, NEVER, of_1), b"")]))  # not what it was asked for
-    assert machine._never == set()
+    assert waiting.of(2).never == set()
     node.step(0.02, Arrived([told(2, MessageKey(0, 0, NEVER, mine), b"")]))
-    assert machine._never == lacking == machine._open
-    machine._unanswered(0.03)
-    assert machine._open == {(1, GATHER, of_1), (2, GATHER, of_2)}
-    assert machine.in_vain == {2} and machine.given_up == {}
+    assert waiting.of(2).never == lacking == waiting.of(2).owes
+    machine.step(0.03, Expired(machine.spec.timer("answer scatter")))
+    assert waiting.of(1).owes == {(GATHER, of_1)} and waiting.of(2).owes == {(GATHER, of_2)}
+    assert machine.lesson().in_vain == {2} and waiting.missed() == (2,)

@@ -32,9 +32,9 @@ from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
-from ragtag.protocols.rounds.base import GATHER, SCATTER, told, whole
+from ragtag.protocols.rounds.base import GATHER, SCATTER, Patience, told, whole
 from ragtag.protocols.rounds.gather import gather
-from ragtag.protocols.rounds.hail import HAIL, HERE, Patience, hail
+from ragtag.protocols.rounds.hail import HAIL, HERE, hail
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.protocols.centres import Each
@@ -636,12 +636,13 @@ def test_who_answers_late_again_and_again_is_soon_given_the_time_it_takes() -> N
     world.run()
     missed = [bool(outcome.missed) for outcome in world.outcomes[0]]
     assert any(missed[:4]) and not any(missed[8:])
-    assert world.nodes[0].channels[0].lane.patience.factor > 4
+    assert world.nodes[0].channels[0].patience.factor > 4
 
 
 def test_patience_grows_with_those_given_up_too_early_and_only_with_them() -> None:
     patience = Patience()
-    patience.gave_up(3, {1: 5.0, 2: 5.0})
+    for peer in (1, 2):
+        patience.gave_up(3, peer, 5.0)
     patience.answered(4.0, 1, 3)  # it was there
     assert patience.factor == 2
     patience.answered(6.0, 2, 3)  # later than the deadline: that would have ended without it, too

@@ -16,7 +16,7 @@ from ragtag.codecs.sparse.density import Density
 from ragtag.codecs.sparse.feedback import ErrorFeedback
 from ragtag.codecs.sparse.options import Options
 from ragtag.core.types import Bools, Bytes, Floats, Gathered
-from ragtag.protocols.channel.lane import BEHIND
+from ragtag.protocols.channel.at_once import BEHIND
 from ragtag.training.align.late import Late
 from ragtag.training.align.plan import Align
 from ragtag.training.exchange.compress import TopK

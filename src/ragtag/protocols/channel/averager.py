@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from ragtag.codecs.base import Codec
 from ragtag.core.types import PEERS_MAX, Effect, Event, Floats, PeerId
 from ragtag.protocols.channel.presence import Crew
-from ragtag.protocols.rounds.base import Round
+from ragtag.protocols.rounds.base import Patience, Round
 
 Kind = Literal["at once", "in groups", "central"]
 """How peers meet: all in each round, in groups that change, or at a state that they share."""
@@ -118,7 +118,7 @@ class Setting:
     live: the peers that own blocks, as far as this one knows; present: those that have not left for good.
     growth: of ``n`` since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
-    earlier: the machines of the rounds before that still answer.
+    earlier: the machines of the rounds before that still answer. patience: see ``base.Spec``.
     """
 
     me: PeerId
@@ -134,6 +134,7 @@ class Setting:
     growth: int = 0
     scratch: Floats | None = None
     earlier: tuple[Round, ...] = ()
+    patience: Patience | None = None
 
 
 @dataclass(frozen=True, slots=True)

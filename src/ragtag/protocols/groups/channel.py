@@ -2,7 +2,7 @@
 
 Moshpit All-Reduce (source: ``grid``) with ``MoshpitKeys``, random groups with ``RandomKeys``. One ``Average``
 is one round. Whatever fails, it ends by deadlines that are measured, and the key moves on. Inside a group
-``reduce.ScatterGather`` does the work, its members numbered from 0; so a death in mid-round costs what the
+``rounds.reduce`` does the work, its members numbered from 0; so a death in mid-round costs what the
 outcome says chunk by chunk (``heard``, ``averaged``), and nothing waits for the dead but one deadline.
 """
 

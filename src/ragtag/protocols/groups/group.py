@@ -24,7 +24,7 @@ from ragtag.protocols.groups.host import Roster
 from ragtag.protocols.groups.machine import Lane
 from ragtag.protocols.rounds.base import Spec
 from ragtag.protocols.rounds.layout import layout_of
-from ragtag.protocols.rounds.reduce import ScatterGather
+from ragtag.protocols.rounds.reduce import scatter_gather
 
 BLOCK_BITS = 6
 """A block's number inside a group takes so many bits of a key; the group's tag has the rest."""
@@ -32,7 +32,7 @@ _BLOCKS = 1 << BLOCK_BITS
 
 
 class Group:
-    """One round inside a group: ``ScatterGather`` among members with local numbers."""
+    """One round inside a group: ``rounds.reduce`` among members with local numbers."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Group:
         self._lane, self._number = lane, number
         self._local = {peer: i for i, peer in enumerate(roster.peers)}
         k = len(roster.peers)
-        self.machine = ScatterGather(
+        self.machine = scatter_gather(
             Spec(
                 me=self._local[me],
                 channel=lane.channel,
@@ -93,8 +93,9 @@ class Group:
 
     def owed_something(self, missed: tuple[PeerId, ...]) -> bool:
         """Whether anything came of those that were missed (else they are dead, not slow), and more might."""
-        owed, in_vain = self.machine.owed(), self.machine.in_vain
-        return any(owed.get(at) and at not in in_vain for at in (self._local[peer] for peer in missed))
+        lesson = self.machine.lesson()
+        missed_here = (self._local[peer] for peer in missed)
+        return any(lesson.owed.get(at) and at not in lesson.in_vain for at in missed_here)
 
     def _out(self, effects: list[Effect]) -> list[Effect]:
         peers = self.roster.peers

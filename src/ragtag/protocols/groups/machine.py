@@ -32,7 +32,7 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
-from ragtag.protocols.channel.lane import JUMP_MAX
+from ragtag.protocols.channel.at_once import JUMP_MAX
 from ragtag.protocols.groups.keys import View
 from ragtag.protocols.rounds.base import spans_of, whole
 from ragtag.protocols.rounds.hail import QUESTIONS, here

@@ -2,7 +2,7 @@
 
 A binary tree reduces to its root and broadcasts from there: 2 (n - 1) messages ("Optimization of collective
 communication operations in MPICH", Thakur, Rabenseifner, Gropp, IJHPCA 19 (1), 2005, section 4). Unlike a
-ring or ``reduce.ScatterGather`` it scales to thousands of peers in one step; like every plain all-reduce it
+ring or ``rounds.reduce`` it scales to thousands of peers in one step; like every plain all-reduce it
 needs all of them. The root sends the mean only where all peers' values are in it, else word that it failed.
 The tree turns each round, so that not always the same peers stand in its way.
 """

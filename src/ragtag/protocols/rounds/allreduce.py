@@ -35,6 +35,7 @@ from ragtag.protocols.rounds.base import (
     SCATTER,
     UNSOUND,
     Incoming,
+    Lesson,
     Round,
     Spec,
     bit,
@@ -46,7 +47,7 @@ from ragtag.protocols.rounds.base import (
     within,
 )
 from ragtag.protocols.rounds.layout import fixed_owners, layout_of
-from ragtag.protocols.rounds.reduce import ScatterGather
+from ragtag.protocols.rounds.reduce import scatter_gather
 from ragtag.protocols.rounds.repair import Repairer
 
 _PATIENCE = 8.0  # a loss-free baseline stands by: several times as long as a lossy round would
@@ -64,12 +65,13 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         repair_s=setting.repair_s,
         growth=setting.growth,
         scratch=setting.scratch,
+        patience=setting.patience,
     )
 
 
 def _direct(setting: Setting) -> Round:
     owners = fixed_owners(setting.n, setting.live)
-    return ScatterGather(_spec(setting, setting.n, owners, frozenset(range(setting.n))))
+    return scatter_gather(_spec(setting, setting.n, owners, frozenset(range(setting.n))))
 
 
 def _ring(setting: Setting) -> Round:
@@ -87,6 +89,7 @@ class Ring:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.outcome: Outcome | None = None
+        self.told = False  # in a ring everybody is waited for
         order, n = spec.owners, len(spec.owners)
         self._at = order.index(spec.me)
         self._next, self._prev = order[(self._at + 1) % n], order[(self._at - 1) % n]
@@ -136,18 +139,19 @@ class Ring:
         """Nothing: a ring waits for its neighbour or for its deadline."""
         return []
 
-    def too_late(self) -> bool:
-        """In a ring everybody is waited for."""
+    def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """Nothing, as for ``passed``."""
+        return []
+
+    def goes_elsewhere(self, question: Run) -> bool:
+        """Nothing does: peers agree on the ring, or it does not turn."""
         return False
 
-    def withheld(self) -> frozenset[PeerId]:
-        """Nobody: peers agree on the ring, or it does not turn."""
-        return frozenset()
-
-    def owed(self) -> dict[PeerId, bool]:
+    def lesson(self) -> Lesson:
         """The peer before this one sends all that comes."""
         tables = [*self._scattered.values(), *self._gathered.values()]
-        return {self._prev: any(incoming.left < incoming.total for incoming in tables)} if tables else {}
+        came = any(incoming.left < incoming.total for incoming in tables)
+        return Lesson({self._prev: came} if tables else {})
 
     def _begin(self, now_s: float, begin: Begin) -> list[Effect]:
         self._begun, self._started_s = begin, now_s

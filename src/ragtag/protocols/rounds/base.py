@@ -37,7 +37,8 @@ class Spec:
     """One round, as the machines of all its peers must agree on it.
 
     growth: how many more blocks the vector is cut into than when the crew was founded. It travels in every
-    key, so that nobody takes a block of one cut for a block of another.
+    key, so that nobody takes a block of one cut for a block of another. patience: learns from those that
+    answer a question too late.
     """
 
     me: PeerId
@@ -50,6 +51,7 @@ class Spec:
     repair_s: float | None = None
     scratch: Floats | None = None
     growth: int = 0
+    patience: Patience | None = None
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""
@@ -76,11 +78,65 @@ def require_rows(rows: Bytes, most: int) -> None:
         raise ValueError(f"{len(rows)} rows on a channel where a peer may offer {most}")
 
 
+class Patience:
+    """How many times longer than is usual an answer may take here: learned from those given up too early.
+
+    On a busy machine a driver may wait for a processor much longer than its round trips tell. An answer that
+    comes after its peer was given up, and before the deadline would have, doubles the patience (as TCP backs
+    off); answers in time take it back little by little.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._given_up: dict[PeerId, tuple[int, float]] = {}
+
+    def gave_up(self, number: int, peer: PeerId, until_s: float) -> None:
+        """In this round a peer did not answer; else the round would have waited for it until then."""
+        self._given_up[peer] = number, until_s
+
+    def answered(self, now_s: float, peer: PeerId, number: int) -> None:
+        """A peer has answered what it was asked in a round."""
+        given_up, until_s = self._given_up.get(peer, (-1, 0.0))
+        if given_up != number:
+            self.factor = max(1.0, _DECAY * self.factor)
+            return
+        del self._given_up[peer]
+        if now_s < until_s:
+            self.factor = min(_MOST, _GROWTH * self.factor)
+
+
+_GROWTH, _DECAY, _MOST = 2.0, 0.98, 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a round that is over teaches of its peers.
+
+    owed: the peers that had something to send to this one, and whether anything of it has come.
+    in_vain: those for whom to wait longer would have been in vain.
+    answered: those that said something after they were asked whether they are there.
+    withheld: those that were heard and yet sent this owner none of the copies that it waited for. They take
+    another for the owner of its blocks, since they do not hear it: to wait for them again would cost a
+    deadline in each round for as long as that lasts.
+    owns: whether any block was this peer's, so that the others owed it something.
+    """
+
+    owed: dict[PeerId, bool]
+    in_vain: frozenset[PeerId] = frozenset()
+    answered: frozenset[PeerId] = frozenset()
+    withheld: frozenset[PeerId] = frozenset()
+    owns: bool = True
+
+
 class Round(Protocol):
-    """A machine for one round; a node routes events to it, messages of its own growth only."""
+    """A machine for one round; a channel routes events to it, messages of its own growth only.
+
+    told: an owner has told already what it made of a block, so that what is sent to it now is too late.
+    """
 
     spec: Spec
     outcome: Outcome | None
+    told: bool
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event; ``Done`` comes once."""
@@ -90,20 +146,16 @@ class Round(Protocol):
         """A peer was heard in a later round: it is done with this one."""
         ...
 
-    def too_late(self) -> bool:
-        """Whether an owner has told already what it made of a block: what is sent to it now is too late."""
+    def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """A peer asks in the next round, where it lacks this one: nothing of this round comes any more."""
         ...
 
-    def withheld(self) -> frozenset[PeerId]:
-        """The peers that were heard and yet sent this one none of the copies that it waited for.
-
-        They take another for the owner of its blocks, since they do not hear it: to wait for them again
-        would cost a deadline in each round for as long as that lasts.
-        """
+    def goes_elsewhere(self, question: Run) -> bool:
+        """Whether what a peer asks for goes to another, since this peer deals the blocks otherwise."""
         ...
 
-    def owed(self) -> dict[PeerId, bool]:
-        """The peers that had something to send to this one, and whether anything of it has come."""
+    def lesson(self) -> Lesson:
+        """What it teaches, once it is over."""
         ...
 
 

@@ -18,7 +18,7 @@ A row counts by its sender's weight over the weight of all that the owner heard 
 lost is restored by its sender's error feedback, and must count as much when it comes.
 
 What a peer lacks of an owner's message at its deadline it goes on asking for, for some rounds' time. Rows
-that come while the machine is kept (``lane.BEHIND`` rounds) are part of a later outcome
+that come while the machine is kept (``at_once.BEHIND`` rounds) are part of a later outcome
 (``Gathered.late``), so that all replicas add the same rows, some a round later.
 """
 
@@ -29,9 +29,9 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 
 from ragtag.core.types import (
+    Begin,
     Bools,
     Bytes,
-    Done,
     Effect,
     Floats,
     Gathered,
@@ -43,14 +43,13 @@ from ragtag.core.types import (
     nobodys,
 )
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.channel.at_once import at_once
+from ragtag.protocols.channel.at_once import BEHIND, at_once
 from ragtag.protocols.channel.averager import Setting
-from ragtag.protocols.channel.lane import BEHIND
-from ragtag.protocols.rounds.awaiting import DONE, SCATTERING, WAITING
-from ragtag.protocols.rounds.base import GATHER, NACK, NO_VALUES, SCATTER, Incoming, Round, Spec, bit, whole
+from ragtag.protocols.rounds.base import GATHER, NO_VALUES, SCATTER, Incoming, Round, Spec, bit, whole
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
+from ragtag.protocols.rounds.progress import SCATTERING
 from ragtag.protocols.rounds.repair import Repairer
-from ragtag.protocols.rounds.stages import Stages
+from ragtag.protocols.rounds.stages import Result, Stages
 
 _NO_ROWS: Bytes = np.zeros((1, CHUNK_BYTES), np.uint8)
 _PATIENCE = 4.0  # a sum that all replicas share is worth standing by for
@@ -99,119 +98,98 @@ class _Message:
         return rows
 
 
-class Gather(Stages):
-    """One round on one peer. Runs may come after ``Done``, too.
+class Rows:
+    """What a round of rows exchanges. Runs may come after it is over, too.
 
     Spec.layout: a block per peer; its chunks are how many rows a peer may offer at most.
     """
 
     def __init__(self, spec: Spec, earlier: tuple[Round, ...] = ()) -> None:
-        mine = [j for j, owner in enumerate(spec.owners) if owner == spec.me]
-        super().__init__(spec, mine, Repairer(spec))
+        self.spec = spec
+        self.mine = [j for j, owner in enumerate(spec.owners) if owner == spec.me]
         self._earlier = earlier
         self._scattered: dict[tuple[PeerId, int], _Message] = {}
         self._gathered: dict[tuple[PeerId, int], _Message] = {}
-        self._late_until_s = 0.0
         self._whole = False
 
-    def _owners(self) -> Collection[PeerId]:
+    def owners(self) -> Collection[PeerId]:
+        """See ``stages.Content``."""
         return set(self.spec.owners) - {self.spec.me}
-
-    @property
-    def _repairer(self) -> Repairer:
-        """Rows are always repaired."""
-        assert self._repair is not None
-        return self._repair
 
     # -- Begin: rows to the owners
 
-    def _scatter(self) -> Iterator[Send]:
-        for block, owner in self._turn():
+    def scatter(self, stages: Stages) -> Iterator[Send]:
+        """See ``stages.Content``."""
+        for block, owner in stages.turn():
             if owner != self.spec.me:
-                yield self._send(self._share(owner, block), self._scatter_until_s)
+                share = self._share(owner, block, stages.begun)
+                yield stages.send(share, stages.waiting.until_s)
 
-    @property
-    def _late_s(self) -> float:
-        return _LATE * (self._begun.scatter_s + self._begun.gather_s)
-
-    def _own(self, block: int) -> Bytes:
+    def _own(self, block: int, begin: Begin) -> Bytes:
         """This peer's rows of a block."""
-        assert self._begun.rows is not None
-        return self._begun.rows[(block - self.spec.me) % len(self.spec.owners) :: len(self.spec.owners)]
+        assert begin.rows is not None
+        return begin.rows[(block - self.spec.me) % len(self.spec.owners) :: len(self.spec.owners)]
 
-    def _share(self, owner: PeerId, block: int) -> Run:
+    def _share(self, owner: PeerId, block: int, begin: Begin) -> Run:
         """The message to a block's owner; a row by nobody where there is none to send, to say so."""
-        rows = self._own(block)
+        rows = self._own(block, begin)
         heard = bit(self.spec.me) if len(rows) else np.uint64(0)
         rows = rows if len(rows) else _NO_ROWS
-        k, weight = len(rows), self._begun.weight
+        k, weight = len(rows), begin.weight
         key = self.spec.key(SCATTER, block)
         return whole(owner, key, rows, np.full(k, weight, np.float32), np.full(k, heard, np.uint64))
 
     # -- Arrivals
 
-    def _take(self, now_s: float, run: Run) -> list[Effect]:
-        spec, stage, block = self.spec, run.key.stage, self.spec.block(run.key)
-        if not 0 <= block < len(spec.owners) or run.peer not in spec.members or run.peer == spec.me:
-            return []
-        if stage & NACK:
-            if self._state == WAITING:
-                return []
-            return self._repairer.answer(run, now_s + self._begun.gather_s)  # the other may have begun later
+    def take(
+        self, stages: Stages, now_s: float, run: Run, block: int
+    ) -> tuple[Incoming | None, list[Effect]]:
+        """See ``stages.Content``."""
+        stage, most = run.key.stage, self.spec.layout.n_chunks
         if stage == SCATTER:
-            self._gave.add(run.peer)
-        most = spec.layout.n_chunks
-        if stage == SCATTER and spec.owners[block] == spec.me and self._state <= SCATTERING:
+            stages.waiting.of(run.peer).gave = True
+            if self.spec.owners[block] != self.spec.me or stages.waiting.stage > SCATTERING:
+                return None, []
             table = self._scattered
         elif stage == GATHER:
-            self._told = True
-            table, most = self._gathered, most * len(spec.owners)
+            stages.told = True
+            table, most = self._gathered, most * len(self.spec.owners)
         else:
-            return []
+            return None, []
         message = table.get((run.peer, block))
         total = run.total if message is None else message.incoming.total
         if not 0 < run.total == total <= max(1, most) or run.first + len(run.payload) > total:
-            return []
+            return None, []
         if message is None:
             message = table[run.peer, block] = _Message(total)
         message.take(run)
-        self._came.add(run.peer)
-        if stage == GATHER and self._state == SCATTERING and self._open and len(run.heard):
-            self._go_on_without(run)
-        return self._close(now_s, run, message.incoming, (run.peer, stage, block))
-
-    def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
-        if self._state == DONE:
-            return self._ask_late(now_s, run, incoming)
-        return super()._ask(now_s, run, incoming, repair)
-
-    def _ask_late(self, now_s: float, run: Run, incoming: Incoming) -> list[Effect]:
-        if now_s >= self._late_until_s:
-            return []
-        return self._repairer.ask(now_s, incoming, run.peer, run.key, self._late_until_s)
+        return message.incoming, []
 
     # -- Decide: what came of this peer's blocks is told to every member
 
-    def _reduce(self) -> Iterator[Send]:
+    def reduce(self, stages: Stages) -> Iterator[Send]:
+        """See ``stages.Content``."""
         spec = self.spec
-        for block in self._mine:
-            decided = self._decided(block)
+        for block in self.mine:
+            decided = self._decided(block, stages)
             self._gathered[spec.me, block] = decided
-            for peer in self._others():
+            for peer in stages.others():
                 run = whole(peer, spec.key(GATHER, block), decided.rows, decided.weight, decided.heard)
-                yield self._send(run, self._round_until_s + self._late_s)
+                yield stages.send(run, stages.waiting.until_s + stages.late_s)
 
-    def _awaited(self) -> Iterable[tuple[int, PeerId, Incoming | None]]:
+    def awaited(self) -> Iterable[tuple[int, PeerId, Incoming | None]]:
+        """See ``stages.Content``."""
         for block, owner in enumerate(self.spec.owners):
             message = self._gathered.get((owner, block))
             yield block, owner, None if message is None else message.incoming
 
-    def _decided(self, block: int) -> _Message:
+    def _decided(self, block: int, stages: Stages) -> _Message:
         """A block's rows with their factors; all name whom this owner heard of."""
-        own = self._own(block)
-        parts, weights = [own], [np.full(len(own), self._begun.weight, np.float32)]
-        of = {self.spec.me: float(self._begun.weight)}
-        for peer in self._others():
+        begin = stages.begun
+        own = self._own(block, begin)
+        parts, weights = [own], [np.full(len(own), begin.weight, np.float32)]
+        of = {self.spec.me: float(begin.weight)}
+        for peer in stages.others():
             message = self._scattered.get((peer, block))
             if message is None or not message.came.any():
                 continue
@@ -219,7 +197,7 @@ class Gather(Stages):
             some = message.came & (message.heard > 0)
             parts.append(message.rows[some])
             weights.append(message.weight[some])
-        unheard = len(set(self._waited_for) - of.keys())
+        unheard = len(set(stages.waiting.waited_for) - of.keys())
         total = sum(of.values()) * (1 + unheard / len(of))
         factor: Floats = np.concatenate(weights) / np.float32(total if total > 0 else 1)
         rows: Bytes = np.concatenate(parts)[factor > 0]
@@ -231,31 +209,12 @@ class Gather(Stages):
         decided.take(whole(self.spec.me, self.spec.key(GATHER, block), rows, factor, roll))
         return decided
 
-    def _finish(self, now_s: float) -> list[Effect]:
-        self._state = DONE
-        self._repairer.forget(SCATTER)
-        self._late_until_s = now_s + self._late_s
+    def result(self, stages: Stages) -> Result:
+        """See ``stages.Content``."""
         gathered, heard = self._collect(), np.zeros(len(self.spec.owners), np.uint64)
         for (_, block), message in self._gathered.items():
             heard[block] |= np.bitwise_or.reduce(message.heard[message.came], initial=np.uint64(0))
-        self.outcome = Outcome(
-            channel=self.spec.channel,
-            round=self.spec.round,
-            mean=NO_VALUES,
-            weight=_counted(heard),
-            heard=heard,
-            averaged=gathered.whole,
-            missed=tuple(sorted(self._missed)),
-            waited_for=self._waited_for,
-            started_s=self._started_s,
-            scatter_s=self._reduced_s - self._started_s,
-            gather_s=now_s - self._reduced_s,
-            total_s=now_s - self._started_s,
-            expired=self._expired,
-            last=self._last,
-            gathered=gathered,
-        )
-        return [Done(self.outcome)]
+        return Result(NO_VALUES, _counted(heard), heard, gathered.whole, gathered)
 
     # -- What came
 
@@ -263,8 +222,9 @@ class Gather(Stages):
         late: list[tuple[int, Gathered]] = []
         given_up: list[tuple[int, int]] = []
         for machine in self._earlier:
-            if isinstance(machine, Gather) and machine.outcome is not None:
-                was_whole, number, found = machine._whole, machine.spec.round, machine._fresh()
+            rows = machine.content if isinstance(machine, Stages) else None
+            if isinstance(rows, Rows) and machine.outcome is not None:
+                was_whole, number, found = rows._whole, machine.spec.round, rows._fresh()
                 if len(found.rows) or not was_whole:
                     late.append((number, found))
                 if number <= self.spec.round - BEHIND:  # it is forgotten with the end of this round
@@ -292,16 +252,10 @@ class Gather(Stages):
         self._whole = bool(whole.all())
         return Gathered(np.concatenate(rows), np.concatenate(factor), np.concatenate(block), whole, none)
 
-    # -- Small change
-
-    def _scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
+    def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
+        """See ``stages.Content``."""
         message = self._scattered.get((peer, block))
         return None if message is None else message.incoming
-
-    def _repair_again(self, now_s: float) -> list[Effect]:
-        if self._state != DONE:
-            return super()._repair_again(now_s)
-        return self._repairer.again(now_s, self._late_until_s) if now_s < self._late_until_s else []
 
 
 def _make(setting: Setting) -> Round:
@@ -315,8 +269,9 @@ def _make(setting: Setting) -> Round:
         codec=setting.codec,
         repair_s=setting.repair_s,
         growth=setting.growth,
+        patience=setting.patience,
     )
-    return Gather(spec, setting.earlier)
+    return Stages(spec, Rows(spec, setting.earlier), Repairer(spec), _LATE)
 
 
 gather = at_once("gather", _make, patience=_PATIENCE, gathers=True)

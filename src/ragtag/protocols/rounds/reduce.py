@@ -17,11 +17,9 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 
 from ragtag.codecs.base import finite_rows
-from ragtag.core.types import Bytes, Done, Effect, Noted, Outcome, PeerId, Run
-from ragtag.protocols.rounds.awaiting import DONE, GATHERING, SCATTERING, WAITING
+from ragtag.core.types import Begin, Bytes, Effect, Noted, PeerId, Run
 from ragtag.protocols.rounds.base import (
     GATHER,
-    NACK,
     SCATTER,
     UNSOUND,
     Incoming,
@@ -34,20 +32,26 @@ from ragtag.protocols.rounds.base import (
     whole,
     within,
 )
+from ragtag.protocols.rounds.progress import GATHERING, SCATTERING
 from ragtag.protocols.rounds.repair import Repairer
-from ragtag.protocols.rounds.stages import Stages
+from ragtag.protocols.rounds.stages import Result, Stages
 
 
-class ScatterGather(Stages):
-    """One round of averaging on one peer.
+def scatter_gather(spec: Spec) -> Stages:
+    """One round of averaging on one peer, as RPS, direct all-reduce and the members of a group do it."""
+    return Stages(spec, Values(spec), Repairer(spec) if spec.repair_s is not None else None)
 
-    It may take runs before ``Begin``: they are added up at once, so that nothing has to be kept.
+
+class Values:
+    """What a round of averages exchanges: copies to owners, averages back.
+
+    What comes before the round begins here is added up at once, so that nothing has to be kept.
     """
 
     def __init__(self, spec: Spec) -> None:
         layout = spec.layout
-        mine = [j for j, owner in enumerate(spec.owners) if owner == spec.me and layout.sizes[j]]
-        super().__init__(spec, mine, Repairer(spec) if spec.repair_s is not None else None)
+        self.spec = spec
+        self.mine = mine = [j for j, owner in enumerate(spec.owners) if owner == spec.me and layout.sizes[j]]
         self._mean = scratch_of(spec)
         self._weight = np.zeros(layout.n_chunks, np.float32)
         self._heard = np.zeros(layout.n_chunks, np.uint64)
@@ -62,27 +66,29 @@ class ScatterGather(Stages):
             if o != spec.me and layout.sizes[j]
         }
 
-    def _owners(self) -> Collection[PeerId]:
+    def owners(self) -> Collection[PeerId]:
+        """See ``stages.Content``."""
         return {self.spec.owners[block] for block in self._gathered}
 
     # -- Begin: scatter own copies to the owners
 
-    def _scatter(self) -> Iterator[Effect]:
-        spec, begin = self.spec, self._begun
+    def scatter(self, stages: Stages) -> Iterator[Effect]:
+        """See ``stages.Content``."""
+        spec, begin = self.spec, stages.begun
         spans, sizes, values = spec.layout.spans, spec.layout.sizes, begin.values
         weights = np.full(max(sizes), begin.weight, np.float32)
         peers = np.full(max(sizes), bit(spec.me) if begin.weight > 0 else 0, np.uint64)
-        for block, owner in self._turn():
+        for block, owner in stages.turn():
             if owner == spec.me and sizes[block]:
-                yield from self._add_own(block)
+                yield from self._add_own(block, begin)
             elif sizes[block]:
                 k, payload = sizes[block], spec.codec.encode(values[spans[block]])
                 run = whole(owner, spec.key(SCATTER, block), payload, weights[:k], peers[:k])
-                yield self._send(run, self._scatter_until_s)
+                yield stages.send(run, stages.waiting.until_s)
 
-    def _add_own(self, block: int) -> list[Effect]:
+    def _add_own(self, block: int, begin: Begin) -> list[Effect]:
         span = self.spec.layout.spans[block]
-        values, weight = self._begun.values[span], np.float32(self._begun.weight)
+        values, weight = begin.values[span], np.float32(begin.weight)
         finite = finite_rows(values)
         for a, b in ((0, len(values)),) if finite is None else spans_of(finite):
             at = slice(span.start + a, span.start + b)
@@ -98,37 +104,37 @@ class ScatterGather(Stages):
 
     # -- Arrivals
 
-    def _take(self, now_s: float, run: Run) -> list[Effect]:
-        stage, block = run.key.stage, self.spec.block(run.key)
-        layout = self.spec.layout
-        if not 0 <= block < layout.n_blocks or run.peer not in self.spec.members or run.peer == self.spec.me:
-            return []
-        if stage & NACK:
-            if self._repair is None or self._state == WAITING:
-                return []
-            return self._repair.answer(run, now_s + self._begun.gather_s)  # the other may have begun later
+    def take(
+        self, stages: Stages, now_s: float, run: Run, block: int
+    ) -> tuple[Incoming | None, list[Effect]]:
+        """See ``stages.Content``."""
+        stage, layout, waiting, owner = (
+            run.key.stage,
+            self.spec.layout,
+            stages.waiting,
+            self.spec.owners[block],
+        )
         if run.total != layout.sizes[block] or run.first + len(run.payload) > run.total:
-            return []
+            return None, []
+        at = layout.starts[block] + run.first
         if stage == SCATTER:
-            self._gave.add(run.peer)
-        elif stage == GATHER:
-            self._told = True
-            if self.spec.owners[block] == self.spec.me:
-                return self._owns_it_too(now_s, run, block)
-        if stage == SCATTER and self.spec.owners[block] == self.spec.me and self._state <= SCATTERING:
-            incoming = self._scattered_of(run.peer, block)
-            noted = self._accumulate(run, incoming, layout.starts[block] + run.first)
-        elif stage == GATHER and block in self._gathered and self._state <= GATHERING:
-            incoming = self._gathered[block]
-            noted = self._store(run, incoming, layout.starts[block] + run.first)
-            if incoming.left == 0:  # the average is here, from whomever this peer takes for its owner
-                self._open.discard((self.spec.owners[block], GATHER, block))
-            if self._state == SCATTERING and self._open and len(run.heard):
-                self._go_on_without(run)
-        else:
-            return []
-        self._came.add(run.peer)
-        return noted + self._close(now_s, run, incoming, (run.peer, stage, block))
+            waiting.of(run.peer).gave = True
+            if owner != self.spec.me or waiting.stage > SCATTERING:
+                return None, []
+            incoming = self.scattered_of(run.peer, block)
+            return incoming, self._accumulate(run, incoming, at)
+        if stage != GATHER:
+            return None, []
+        stages.told = True
+        if owner == self.spec.me:
+            return None, stages.owns_it_too(now_s, run.peer, block)
+        if block not in self._gathered or waiting.stage > GATHERING:
+            return None, []
+        incoming = self._gathered[block]
+        noted = self._store(run, incoming, at)
+        if incoming.left == 0:  # the average is here, from whomever this peer takes for its owner
+            waiting.closed(owner, GATHER, block)
+        return incoming, noted
 
     def _accumulate(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:
         payload, weight, heard = run.payload, run.weight, run.heard
@@ -172,23 +178,25 @@ class ScatterGather(Stages):
 
     # -- Reduce: what came is averaged, and sent to every member
 
-    def _reduce(self) -> Iterator[Effect]:
+    def reduce(self, stages: Stages) -> Iterator[Effect]:
+        """See ``stages.Content``."""
         spec = self.spec
-        for block in self._mine:
+        for block in self.mine:
             span = spec.layout.spans[block]
-            payload, overflown = self._average(span)
+            payload, overflown = self._average(span, stages.begun)
             for peer in spec.members.intersection(overflown):
                 yield from self._refused(
                     peer, "what it and others sent has no finite mean, and is no average"
                 )
-            for peer in self._others():
+            for peer in stages.others():
                 run = whole(peer, spec.key(GATHER, block), payload, self._weight[span], self._heard[span])
-                yield self._send(run, self._round_until_s)
+                yield stages.send(run, stages.waiting.until_s)
 
-    def _awaited(self) -> Iterable[tuple[int, PeerId, Incoming]]:
+    def awaited(self) -> Iterable[tuple[int, PeerId, Incoming]]:
+        """See ``stages.Content``."""
         return [(block, self.spec.owners[block], incoming) for block, incoming in self._gathered.items()]
 
-    def _average(self, span: slice) -> tuple[Bytes, list[PeerId]]:
+    def _average(self, span: slice, begin: Begin) -> tuple[Bytes, list[PeerId]]:
         """A block's average, as it is sent; and whose values have none that is finite, if any."""
         weight, mean = self._weight[span], self._mean[span]
         some = weight > 0
@@ -205,44 +213,25 @@ class ScatterGather(Stages):
             weight[~finite] = 0.0
             some &= finite
         if not some.all():
-            mean[~some] = self._begun.values[span][~some]
+            mean[~some] = begin.values[span][~some]
         self._averaged[span] = some
         payload = self.spec.codec.encode(mean)
         if not self.spec.codec.exact:
             self.spec.codec.decode(payload, mean)
         return payload, overflown
 
-    def _finish(self, now_s: float) -> list[Effect]:
-        self._state = DONE
-        if self._repair is not None:
-            self._repair.forget(SCATTER)  # all owners have reduced, or time is up; the values may change now
-        kept = ~self._averaged
+    def result(self, stages: Stages) -> Result:
+        """See ``stages.Content``."""
+        kept, begin = ~self._averaged, stages.begun
         if kept.any():
             self._weight, self._heard = self._weight.copy(), self._heard.copy()  # what was sent has views
-            self._mean[kept] = self._begun.values[kept]
-            self._weight[kept] = self._begun.weight
+            self._mean[kept] = begin.values[kept]
+            self._weight[kept] = begin.weight
             self._heard[kept] = bit(self.spec.me)
-        self.outcome = Outcome(
-            channel=self.spec.channel,
-            round=self.spec.round,
-            mean=self._mean,
-            weight=self._weight,
-            heard=self._heard,
-            averaged=self._averaged,
-            missed=tuple(sorted(self._missed)),
-            waited_for=self._waited_for,
-            started_s=self._started_s,
-            scatter_s=self._reduced_s - self._started_s,
-            gather_s=now_s - self._reduced_s,
-            total_s=now_s - self._started_s,
-            expired=self._expired,
-            last=self._last,
-        )
-        return [Done(self.outcome)]
+        return Result(self._mean, self._weight, self._heard, self._averaged)
 
-    # -- Small change
-
-    def _scattered_of(self, peer: PeerId, block: int) -> Incoming:
+    def scattered_of(self, peer: PeerId, block: int) -> Incoming:
+        """See ``stages.Content``."""
         incoming = self._incoming.get((peer, block))
         if incoming is None:
             incoming = self._incoming[peer, block] = Incoming(self.spec.layout.sizes[block])

@@ -12,11 +12,11 @@ from ragtag.protocols.channel.at_once import at_once
 from ragtag.protocols.channel.averager import Averager, Setting
 from ragtag.protocols.rounds.base import Round, Spec
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
-from ragtag.protocols.rounds.reduce import ScatterGather
+from ragtag.protocols.rounds.reduce import scatter_gather
 
 
 def _make(setting: Setting, repair: bool) -> Round:
-    return ScatterGather(
+    return scatter_gather(
         Spec(
             me=setting.me,
             channel=setting.channel,
@@ -28,6 +28,7 @@ def _make(setting: Setting, repair: bool) -> Round:
             repair_s=setting.repair_s if repair else None,
             growth=setting.growth,
             scratch=setting.scratch,
+            patience=setting.patience,
         )
     )
 

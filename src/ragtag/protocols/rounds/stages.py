@@ -1,102 +1,138 @@
 """Two stages through block owners: what a reduce-scatter with all-gather and a gathering of rows share.
 
 Stage SCATTER: every peer sends each block's owner what it has of the block. Stage GATHER: the owner sends
-every peer what it made of that. A stage is over when all messages that are waited for have closed (all chunks
-are there, or the marked last datagram shows that the rest will not come), or at its deadline.
+every peer what it made of that. A stage is over when nobody is waited for any longer (``progress``). What is
+exchanged is a ``Content``: values (``reduce``) or rows (``gather``).
 
 Where most have not come by the first deadline, this peer is early, or was slow to listen, rather than most
 of the crew dead: the first time it waits once more as long. One that went on alone would be early in its next
 round, too, and in the one after that. That one or two others, where there are no more, are dead is not so
 unlikely: they are asked meanwhile whether they are there.
-
-Where only a few are missing, they are asked for: see ``awaiting``.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
-
-from ragtag.core.types import Arm, Arrived, Begin, Effect, Event, Expired, Left, Outcome, PeerId, Run, Send
-from ragtag.protocols.rounds.awaiting import GATHERING, SCATTERING, WAITING, Awaiting, Entry
-from ragtag.protocols.rounds.base import GATHER, SCATTER, Incoming, Spec
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Begin,
+    Bools,
+    Done,
+    Effect,
+    Event,
+    Expired,
+    Floats,
+    Gathered,
+    Left,
+    Outcome,
+    PeerId,
+    PeerSet,
+    Run,
+    Send,
+)
+from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson, Spec
 from ragtag.protocols.rounds.hail import ANSWERS, HAIL
+from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, SCATTERING, Waiting, Why
 from ragtag.protocols.rounds.repair import Repairer
 
-WITNESSES = 2
-"""Owners that must have gone on without a peer: one may have had bad luck (a mark overtook data)."""
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a content has come to at the end of a round (see ``Outcome``)."""
+
+    mean: Floats
+    weight: Floats
+    heard: PeerSet
+    averaged: Bools
+    gathered: Gathered | None = None
 
 
-class Stages(Awaiting):
+class Content(Protocol):
+    """What a round of two stages exchanges. mine: the blocks that this peer owns."""
+
+    mine: list[int]
+
+    def owners(self) -> Collection[PeerId]:
+        """The other peers that own blocks."""
+        ...
+
+    def scatter(self, stages: Stages) -> Iterator[Effect]:
+        """The round has begun: this peer's share of each block, to its owner."""
+        ...
+
+    def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
+        """What has come so far of a peer's share of one of this peer's blocks."""
+        ...
+
+    def take(
+        self, stages: Stages, now_s: float, run: Run, block: int
+    ) -> tuple[Incoming | None, list[Effect]]:
+        """Chunks came: what has come now of their message; ``None``: they are not taken."""
+        ...
+
+    def reduce(self, stages: Stages) -> Iterator[Effect]:
+        """What came of this peer's blocks is in: what becomes of it, to every member."""
+        ...
+
+    def awaited(self) -> Iterable[tuple[int, PeerId, Incoming | None]]:
+        """Others' blocks, their owners, and what has come so far."""
+        ...
+
+    def result(self, stages: Stages) -> Result:
+        """All that is waited for is in."""
+        ...
+
+
+class Stages:
     """One round on one peer; runs may come before ``Begin`` (faster peers start earlier).
 
-    mine: the blocks that this peer owns. repair: asks again for what is missing while time remains.
+    repair: asks again for what is missing while time remains, and for so many times as long as a round may
+    take once it is over (``late``).
     """
 
-    def __init__(self, spec: Spec, mine: list[int], repair: Repairer | None) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: Spec, content: Content, repair: Repairer | None, late: float = 0.0) -> None:
+        self.spec, self.content = spec, content
         self.outcome: Outcome | None = None
-        self._mine, self._repair = mine, repair
-        self._elsewhere: set[Entry] = set()
-        """Shares that will not come: their senders take others for the blocks' owners."""
-        self._came: set[PeerId] = set()
-        self._told = False
-        self._gave: set[PeerId] = set()
-        self._reduced: dict[PeerId, int] = {}
+        self.told = False
+        self.waiting = Waiting(spec)
+        self._repair, self._late, self._late_until_s = repair, late, 0.0
+        self._started_s = self._reduced_s = 0.0
 
-    # -- What a kind of round does
+    # -- What a channel asks
 
-    @abstractmethod
-    def _owners(self) -> Collection[PeerId]:
-        """The other peers that own blocks."""
+    def lesson(self) -> Lesson:
+        """See ``Lesson``. All peers owe an owner their share; others are owed what owners send."""
+        waiting, owns = self.waiting, bool(self.content.mine)
+        owing = self.others() if owns else sorted(self.content.owners())
+        of = dict(waiting.all())
+        here = (peer for peer in waiting.waited_for if peer in of and of[peer].came and not of[peer].gave)
+        return Lesson(
+            owed={peer: peer in of and of[peer].came for peer in owing},
+            in_vain=frozenset(peer for peer, progress in of.items() if progress.vain),
+            answered=frozenset(peer for peer, progress in of.items() if progress.answered),
+            withheld=frozenset(here) if owns and waiting.stage != BEFORE else frozenset(),
+            owns=owns,
+        )
 
-    @abstractmethod
-    def _scatter(self) -> Iterator[Effect]:
-        """The round has begun: this peer's share of each block, to its owner."""
+    def goes_elsewhere(self, question: Run) -> bool:
+        """Whether what a peer asks for goes to another, since this peer deals the blocks otherwise."""
+        stage, block = question.key.stage ^ HAIL, self.spec.block(question.key)
+        if self.waiting.stage == BEFORE or not 0 <= block < len(self.spec.owners):
+            return False
+        return self.spec.owners[block] != (question.peer if stage == SCATTER else self.spec.me)
 
-    @abstractmethod
-    def _scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
-        """What has come so far of a peer's share of one of this peer's blocks."""
+    def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """Wait no more for a peer: what has not come from it was lost."""
+        self.waiting.passed(peer)
+        return self.waiting.look_around(now_s) if self.waiting.lacking else self._advance(now_s)
 
-    @abstractmethod
-    def _take(self, now_s: float, run: Run) -> list[Effect]:
-        """Something came."""
-
-    @abstractmethod
-    def _reduce(self) -> Iterator[Effect]:
-        """What came of this peer's blocks is in: what becomes of it, to every member."""
-
-    @abstractmethod
-    def _awaited(self) -> Iterable[tuple[int, PeerId, Incoming | None]]:
-        """Others' blocks, their owners, and what has come so far."""
-
-    @abstractmethod
-    def _finish(self, now_s: float) -> list[Effect]:
-        """All that is waited for is in."""
-
-    # -- Looking
-
-    def withheld(self) -> frozenset[PeerId]:
-        """Heard, and waited for, but of what they owe this owner nothing came."""
-        if not self._mine or self._state == WAITING:
-            return frozenset()
-        return frozenset((set(self._waited_for) & self._came) - self._gave)
-
-    def too_late(self) -> bool:
-        """Whether an owner has told already what it made of a block."""
-        return self._told
-
-    @property
-    def owns(self) -> bool:
-        """Whether any block is this peer's, so that the others owe it something."""
-        return bool(self._mine)
-
-    def owed(self) -> dict[PeerId, bool]:
-        """All peers owe an owner their share; others are owed what owners send."""
-        owing = self._others() if self._mine else sorted(self._owners())
-        return {peer: peer in self._came for peer in owing}
+    def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """A peer asks in the next round, where it lacks this one: nothing of this round comes any more."""
+        return self._advance(now_s) if self.waiting.asked_from_next(peer) else []
 
     # -- Events
 
@@ -105,13 +141,12 @@ class Stages(Awaiting):
         if isinstance(event, Arrived):
             effects: list[Effect] = []
             for run in event.runs:
-                self._here.add(run.peer)
                 if run.key.stage in ANSWERS:
-                    self._answers(run)
+                    self.waiting.answers(run)
                 else:
-                    self._speaks(run.peer)
+                    self.waiting.spoke(run)
                     effects += self._take(now_s, run)
-            return effects if self._open else effects + self._advance(now_s)
+            return effects if self.waiting.lacking else effects + self._advance(now_s)
         if isinstance(event, Begin):
             return self._begin(now_s, event)
         if isinstance(event, Expired):
@@ -120,157 +155,158 @@ class Stages(Awaiting):
             return self.passed(now_s, event.peer)
         return []
 
-    def never_sends(self, run: Run) -> bool:
-        """Whether what a peer asks for goes elsewhere, since this peer deals the blocks otherwise."""
-        stage, block = run.key.stage ^ HAIL, self.spec.block(run.key)
-        if self._state == WAITING or not 0 <= block < len(self.spec.owners):
-            return False
-        return self.spec.owners[block] != (run.peer if stage == SCATTER else self.spec.me)
-
     def _begin(self, now_s: float, begin: Begin) -> list[Effect]:
-        spec = self.spec
-        self._state, self._begun, self._started_s = SCATTERING, begin, now_s
-        self._waiting = set(begin.waiting) & spec.members - {spec.me}
-        self._waited_for = tuple(sorted(self._waiting))
-        self._scatter_until_s = now_s + begin.scatter_s
-        self._round_until_s = self._scatter_until_s + begin.gather_s
-        self._grace_s = begin.grace_s
-        effects: list[Effect] = list(self._scatter())
-        # of whom all withheld their copies in its last round was away until then, and they know of it now
-        giving = self._waiting - begin.withheld or self._waiting
-        for block in self._mine:
+        waiting = self.waiting
+        self._started_s = now_s
+        giving = waiting.begin(now_s, begin)
+        effects: list[Effect] = list(self.content.scatter(self))
+        for block in self.content.mine:
             for peer in giving:
-                self._wait_for(peer, SCATTER, block, self._scattered_of(peer, block))
-        effects.append(Arm(spec.timer("scatter"), self._scatter_until_s))
+                self._wait_for(peer, SCATTER, block, self.content.scattered_of(peer, block))
+        effects.append(Arm(self.spec.timer("scatter"), waiting.until_s))
         if self._repair is not None:
-            effects += self._repair.again(now_s, self._round_until_s)
-        return effects + (self._count_open(now_s) if self._open else self._advance(now_s))
+            effects += self._repair.again(now_s, waiting.round_until_s)
+        return effects + (waiting.count(now_s) if waiting.lacking else self._advance(now_s))
 
-    def _turn(self) -> list[tuple[int, PeerId]]:
-        """Blocks with their owners, starting behind oneself, so that not all send to one peer at first."""
-        me, n = self.spec.me, max(self.spec.members) + 1
-        return sorted(enumerate(self.spec.owners), key=lambda entry: (entry[1] - me) % n)
+    def _expire(self, now_s: float, name: str) -> list[Effect]:
+        waiting, stage = self.waiting, self.waiting.stage
+        if name == "repair":
+            return self._repair_again(now_s)
+        asked = waiting.asks(now_s, name)
+        if asked is not None:
+            return asked
+        if waiting.unanswered(name):
+            effects = self._advance(now_s)
+            return effects + waiting.ask_again(now_s) if waiting.stage == stage else effects
+        if (name, stage) not in (("scatter", SCATTERING), ("gather", GATHERING)):
+            return []
+        more = waiting.wants_more(now_s)
+        if more is not None:
+            return more
+        waiting.overdue()
+        return self._advance(now_s)
 
     # -- Arrivals
 
-    def _close(self, now_s: float, run: Run, incoming: Incoming, entry: Entry) -> list[Effect]:
-        """A run was taken: whether its message is over."""
-        if self._repair is not None and incoming.ended and incoming.left:
-            return self._ask(now_s, run, incoming, self._repair)
-        if not incoming.closed:
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        spec, waiting, stage, block = self.spec, self.waiting, run.key.stage, self.spec.block(run.key)
+        if not 0 <= block < len(spec.owners) or run.peer not in spec.members or run.peer == spec.me:
             return []
-        if entry in self._open:
-            self._open.discard(entry)
-            if self._state == SCATTERING and not self._open:
-                self._last = run.peer
-        return self._look_around(now_s)
+        if stage & NACK:
+            if self._repair is None or waiting.stage == BEFORE:
+                return []
+            return self._repair.answer(run, now_s + waiting.begun.gather_s)  # the other may have begun later
+        incoming, effects = self.content.take(self, now_s, run, block)
+        if incoming is None:
+            return effects
+        waiting.of(run.peer).came = True
+        if stage == GATHER and waiting.stage == SCATTERING and waiting.lacking and len(run.heard):
+            waiting.outvoted(run.peer, run.heard)
+        if self._repair is not None and incoming.ended and incoming.left:
+            return effects + self._ask(now_s, run, incoming, self._repair)
+        if incoming.closed:
+            waiting.closed(run.peer, stage, block)
+            effects += waiting.look_around(now_s)
+        return effects
 
-    def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
-        """A message ended with holes: ask for them now, or once the round has begun here."""
-        if self._state in (SCATTERING, GATHERING):
-            return repair.ask(now_s, incoming, run.peer, run.key, self._round_until_s)
-        if self._state == WAITING:
-            repair.later(incoming, run.peer, run.key)
-        return []
-
-    def _go_on_without(self, run: Run) -> None:
-        """Most owners have reduced without a peer: it gave nothing, so wait no longer for it either.
-
-        Each peer's deadline comes from its own measurements. By this rule what counts is the middle one of
-        the crew: a peer that would wait much longer does not hold up those that have gone on.
-        """
-        if run.peer not in self._reduced:
-            self._reduced[run.peer] = int(np.bitwise_or.reduce(run.heard))
-        if 2 * len(self._reduced) < len(self._waiting):
-            return
-        for peer in {entry[0] for entry in self._open}:
-            others = self._waiting - {peer}
-            without = sum(not self._reduced.get(other, -1) >> peer & 1 for other in others)
-            if without >= WITNESSES and 2 * without > len(others):
-                self._open = {entry for entry in self._open if entry[0] != peer}
-                self._missed.add(peer)
-                self._expired = True
-                self._last = peer
-
-    def _owns_it_too(self, now_s: float, run: Run, block: int) -> list[Effect]:
+    def owns_it_too(self, now_s: float, peer: PeerId, block: int) -> list[Effect]:
         """A peer tells what it made of one of this peer's blocks, so its own share has gone into that.
 
         The two see each other differently (one may not hear the other). Waiting for the share would take
         until the deadline; and a peer that owns all blocks, and so sends nothing before, would be heard only
         when the round is over for others: too late to be taken for one that is there, in later rounds too.
         """
-        share = (run.peer, SCATTER, block)
-        self._came.add(run.peer)
-        self._elsewhere.add(share)
-        self._open.discard(share)
-        return self._look_around(now_s)
+        self.waiting.of(peer).came = True
+        self.waiting.closed(peer, SCATTER, block, Why.ELSEWHERE)
+        return self.waiting.look_around(now_s)
+
+    def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
+        """A message ended with holes: ask for them now, or once the round has begun here."""
+        if self.waiting.stage == BEFORE:
+            repair.later(incoming, run.peer, run.key)
+            return []
+        until_s = self._repair_until_s(now_s)
+        return [] if until_s is None else repair.ask(now_s, incoming, run.peer, run.key, until_s)
+
+    def _repair_again(self, now_s: float) -> list[Effect]:
+        until_s = self._repair_until_s(now_s)
+        return [] if self._repair is None or until_s is None else self._repair.again(now_s, until_s)
+
+    def _repair_until_s(self, now_s: float) -> float | None:
+        """Until when it is of use to ask for what is missing (``None``: it is of none)."""
+        if self.waiting.stage == DONE:
+            return self._late_until_s if now_s < self._late_until_s else None
+        return None if self.waiting.stage == BEFORE else self.waiting.round_until_s
 
     # -- From stage to stage
 
     def _advance(self, now_s: float) -> list[Effect]:
-        if self._open or self._state not in (SCATTERING, GATHERING):
+        waiting = self.waiting
+        if waiting.lacking or waiting.stage not in (SCATTERING, GATHERING):
             return []
-        return self._turn_over(now_s) if self._state == SCATTERING else self._finish(now_s)
+        return self._turn_over(now_s) if waiting.stage == SCATTERING else self._finish(now_s)
 
     def _turn_over(self, now_s: float) -> list[Effect]:
         """From the first stage to the second."""
-        self._state, self._reduced_s = GATHERING, now_s
-        # an owner may reduce as late as its scatter deadline: what it sends then is in time
-        self._round_until_s = max(now_s, self._scatter_until_s) + self._begun.gather_s
-        effects: list[Effect] = list(self._reduce())
-        silent = self._missed - self._came - self.in_vain
-        for block, owner, incoming in self._awaited():
-            if owner in self._waiting and owner not in silent:
-                self._wait_for(owner, GATHER, block, incoming)
-        effects.append(Arm(self.spec.timer("gather"), self._round_until_s))
-        return effects + (self._count_open(now_s) if self._open else self._advance(now_s))
+        waiting, self._reduced_s = self.waiting, now_s
+        waiting.turn_over(now_s)
+        effects: list[Effect] = list(self.content.reduce(self))
+        for block, owner, incoming in self.content.awaited():
+            self._wait_for(owner, GATHER, block, incoming)
+        effects.append(Arm(self.spec.timer("gather"), waiting.until_s))
+        return effects + (waiting.count(now_s) if waiting.lacking else self._advance(now_s))
 
-    def _expire(self, now_s: float, name: str) -> list[Effect]:
-        if name == "repair":
-            return self._repair_again(now_s)
-        asking = self._asking(now_s, name)
-        if asking is not None:
-            return asking
-        due = (name == "scatter" and self._state == SCATTERING) or (
-            name == "gather" and self._state == GATHERING
+    def _finish(self, now_s: float) -> list[Effect]:
+        self.waiting.stage = DONE
+        self._late_until_s = now_s + self.late_s
+        if self._repair is not None:
+            self._repair.forget(SCATTER)  # all owners have reduced, or time is up; the values may change now
+        result = self.content.result(self)
+        self.outcome = Outcome(
+            channel=self.spec.channel,
+            round=self.spec.round,
+            mean=result.mean,
+            weight=result.weight,
+            heard=result.heard,
+            averaged=result.averaged,
+            missed=self.waiting.missed(),
+            waited_for=self.waiting.waited_for,
+            started_s=self._started_s,
+            scatter_s=self._reduced_s - self._started_s,
+            gather_s=now_s - self._reduced_s,
+            total_s=now_s - self._started_s,
+            expired=self.waiting.expired,
+            last=self.waiting.last,
+            gathered=result.gathered,
         )
-        if not due:
-            return []
-        overdue = {peer for peer, _, _ in self._open}
-        if self._state == SCATTERING and self._grace_s > 0 and 2 * len(overdue) > len(self._waited_for):
-            return self._wait_more(now_s)
-        return self._miss(now_s, set(self._open))
+        return [Done(self.outcome)]
 
-    def _wait_more(self, now_s: float) -> list[Effect]:
-        """Most are missing: once, wait longer, from now on where this peer has slept through its deadline."""
-        more_s = max(0.0, now_s - self._scatter_until_s) + self._grace_s
-        self._scatter_until_s += more_s
-        self._round_until_s += more_s
-        self._grace_s = 0.0
-        effects: list[Effect] = [Arm(self.spec.timer("scatter"), self._scatter_until_s)]
-        if len(self._waited_for) > 2:
-            return effects
-        self._few = 0
-        effects += self._ask_whether_here(self._scatter_until_s)
-        return effects + self._arm_hail(now_s, 1, self._answer_wait_s())
+    # -- What a content asks
 
-    def _repair_again(self, now_s: float) -> list[Effect]:
-        if self._repair is None or self._state not in (SCATTERING, GATHERING):
-            return []
-        return self._repair.again(now_s, self._round_until_s)
+    @property
+    def begun(self) -> Begin:
+        """What this peer gives to the round."""
+        return self.waiting.begun
 
-    # -- Small change
+    @property
+    def late_s(self) -> float:
+        """For how long after a round's end what was decided in it is sent and asked for."""
+        return self._late * (self.begun.scatter_s + self.begun.gather_s)
 
-    def _send(self, run: Run, deadline_s: float) -> Send:
+    def send(self, run: Run, deadline_s: float) -> Send:
+        """A message, kept for repairs."""
         return Send(run if self._repair is None else self._repair.remember(run), deadline_s)
 
-    def _others(self) -> list[PeerId]:
-        spec = self.spec
-        n = max(spec.members) + 1
-        return sorted(spec.members - {spec.me}, key=lambda peer: (peer - spec.me) % n)
+    def turn(self) -> list[tuple[int, PeerId]]:
+        """Blocks with their owners, starting behind oneself, so that not all send to one peer at first."""
+        me, n = self.spec.me, max(self.spec.members) + 1
+        return sorted(enumerate(self.spec.owners), key=lambda entry: (entry[1] - me) % n)
+
+    def others(self) -> list[PeerId]:
+        """All other members, in the same order."""
+        me, n = self.spec.me, max(self.spec.members) + 1
+        return sorted(self.spec.members - {me}, key=lambda peer: (peer - me) % n)
 
     def _wait_for(self, peer: PeerId, stage: int, block: int, incoming: Incoming | None) -> None:
-        if (peer, stage, block) in self._elsewhere:
-            return
         if incoming is None or not incoming.closed or (self._repair is not None and incoming.left):
-            self._open.add((peer, stage, block))
+            self.waiting.owe(peer, stage, block)

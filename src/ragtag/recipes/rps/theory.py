@@ -27,7 +27,7 @@ from ragtag.core.types import Floats, Outcome
 from ragtag.protocols.channel.averager import Averager, Setting
 from ragtag.protocols.rounds.base import Round, Spec
 from ragtag.protocols.rounds.layout import Layout, fixed_owners
-from ragtag.protocols.rounds.reduce import ScatterGather
+from ragtag.protocols.rounds.reduce import scatter_gather
 from ragtag.recipes.lockstep import LATENCY_S, run_rounds
 
 Doubles = NDArray[np.float64]
@@ -187,7 +187,7 @@ def slope(ns: Sequence[int], values: Sequence[float]) -> float:
 
 def fixed_owner_rps(setting: Setting) -> Round:
     """RPS as it must not be done: block ``j`` always belongs to peer ``j``."""
-    return ScatterGather(
+    return scatter_gather(
         Spec(
             me=setting.me,
             channel=setting.channel,

@@ -16,7 +16,7 @@ import numpy as np
 from ragtag.codecs.sparse.gather import Added, add_rows, names, whole_marks
 from ragtag.codecs.sparse.pack import Values
 from ragtag.core.types import Bools, Bytes, Floats, Gathered
-from ragtag.protocols.channel.lane import BEHIND
+from ragtag.protocols.channel.at_once import BEHIND
 from ragtag.training.align.rows import Came
 
 

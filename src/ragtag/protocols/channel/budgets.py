@@ -1,0 +1,86 @@
+"""How long a round's two stages may take, learned from the rounds before (``core.deadline``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ragtag.core.deadline import Deadline
+from ragtag.core.types import Outcome, PeerId
+from ragtag.protocols.channel.averager import Channel
+
+HEADROOM = 1.5
+"""A stage may take this many times what nine in ten recent ones took."""
+LEAP = 2.0
+"""So many times what is typical is learned from one round. A patient averager's deadline is twelve times
+that: two rounds that took all of it would teach one of minutes."""
+
+
+class Budgets:
+    """The deadlines of a channel on one peer. ready_s: from then on others may compute for round 0."""
+
+    def __init__(self, channel: Channel, ready_s: float) -> None:
+        headroom = HEADROOM * channel.averager.patience
+        self._channel, self._ready_s = channel, ready_s
+        self.scatter = Deadline(channel.probe_s, headroom=headroom)
+        self.gather = Deadline(channel.probe_s, headroom=headroom)
+        self._now_s = (0.0, 0.0)
+        self._begun_s: dict[int, float] = {}  # of the round under way, and of the one before
+        self._late_s: dict[int, float] = {}
+
+    def next_s(self, rtts_s: Iterable[float]) -> tuple[float, float]:
+        """How long the next round may scatter, and gather.
+
+        A deadline below a round trip, as it is measured now, would cut off what has been sent.
+        """
+        ranked = sorted(rtts_s)
+        floor_s = max(self._channel.floor_s, ranked[len(ranked) // 2] if ranked else 0.0)
+        self.scatter.floor_s = self.gather.floor_s = floor_s
+        return self.scatter.budget_s(), self.gather.budget_s()
+
+    def begin(
+        self, number: int, now_s: float, first: bool, deadline_s: float | None, rtts_s: Iterable[float]
+    ) -> tuple[float, float]:
+        """A round begins: how long it may scatter, and gather. deadline_s bounds both together.
+
+        In its first round a peer knows how long it computed itself, and others may compute as long still.
+        """
+        for late_s in self._late_s.values():
+            self.scatter.late(late_s)
+        self._late_s.clear()
+        scatter_s, gather_s = self.next_s(rtts_s)
+        if first:
+            scatter_s += self._channel.averager.patience * (now_s - self._ready_s)
+        if deadline_s is not None:
+            scatter_s = min(scatter_s, deadline_s / 2)
+            gather_s = min(gather_s, deadline_s - scatter_s)
+        for old in list(self._begun_s)[:-1]:
+            del self._begun_s[old]
+        self._begun_s[number] = now_s
+        self._now_s = scatter_s, gather_s
+        return self._now_s
+
+    def learn(self, outcome: Outcome, slow: Collection[PeerId]) -> None:
+        """How long a round took teaches how long the next may take.
+
+        slow: the peers that more time would have helped, if they were missed.
+        """
+        if not outcome.waited_for:
+            return
+        if outcome.expired:
+            if any(peer in slow for peer in outcome.missed):  # silence alone lengthens nothing
+                self.scatter.missed()
+                self.gather.missed()
+            return
+        scatter_s, gather_s = self._now_s
+        # a stage that outlasts its deadline, and yet did not run into it, was slept through
+        for stage, took_s, most_s in (
+            (self.scatter, outcome.scatter_s, scatter_s),
+            (self.gather, outcome.gather_s, scatter_s + gather_s),
+        ):
+            if took_s > 0:  # else there was nothing to wait for, which says nothing about waiting
+                stage.completed(min(took_s, most_s, LEAP * stage.typical_s()))
+
+    def late(self, now_s: float, number: int) -> None:
+        """A message of the last round came after that was done: remember by how much, once a round."""
+        if number in self._begun_s:
+            self._late_s[number] = now_s - self._begun_s[number]

@@ -1,0 +1,352 @@
+"""Whom a round waits for, and when it waits no longer: one ``Progress`` for each peer.
+
+In each of its two stages a round waits for *shares*: messages, named by stage and block, that a peer owes. A
+peer is waited for exactly while it owes one. There are seven ways (``Why``) in which that ends, and ``MEANS``
+says what follows from each:
+
+| why | how it is seen | missed | would more time help | owes again in GATHER |
+|---|---|---|---|---|
+| IN | all chunks came, or the end marker shows that the rest will not | no | - | yes |
+| PASSED | it was heard in a later round, or has left | no | - | no |
+| ELSEWHERE | it told what it made of a block of this peer's: its share went there | no | - | yes |
+| LATE | the stage's deadline has passed | yes | if anything of it came | if anything came |
+| OUTVOTED | most owners' averages are without it: the middle deadline has passed | yes | as LATE | as LATE |
+| SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
+| NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
+
+Where only a few are missing they are asked for (``hail``), again and again. A peer that does not answer in
+the time that the second stage usually takes is frozen, dead or cut off; one that does may compute, or wait
+itself, until the deadline. A peer that has ended the round, or deals the blocks otherwise, says so; unless
+the share comes in the time for an answer, it is not waited for, and no deadline grows by it.
+
+Rules that look odd, and what fails without each, as it was tried (`docs/waiting.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import itemgetter
+
+import numpy as np
+
+from ragtag.core.types import Arm, Begin, Effect, PeerId, PeerSet, Run, Send
+from ragtag.protocols.rounds.base import GATHER, SCATTER, Spec
+from ragtag.protocols.rounds.hail import NEVER, hail
+
+BEFORE, SCATTERING, GATHERING, DONE = range(4)
+"""Where this peer is in the round."""
+WITNESSES = 2
+"""Owners that must have gone on without a peer."""
+Share = tuple[int, int]
+"""A message that a peer owes: its stage and block."""
+_peer = itemgetter(0)
+_NONE = "", ""
+_HAILS = _NONE, ("hail scatter", "answer scatter"), ("hail gather", "answer gather"), _NONE
+"""Timers, by the stage in which they mean something: to ask, and to see who has answered."""
+
+
+class Why(Enum):
+    """Why a peer is waited for no longer (see the table above)."""
+
+    IN = "in"
+    PASSED = "passed"
+    ELSEWHERE = "elsewhere"
+    LATE = "late"
+    OUTVOTED = "outvoted"
+    SILENT = "silent"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What follows from a ``Why``.
+
+    missed: the outcome names the peer. vain: no more time would have helped.
+    """
+
+    missed: bool = False
+    vain: bool = False
+
+
+MEANS = {
+    Why.IN: Meaning(),
+    Why.PASSED: Meaning(),
+    Why.ELSEWHERE: Meaning(),
+    Why.LATE: Meaning(missed=True),
+    Why.OUTVOTED: Meaning(missed=True),
+    Why.SILENT: Meaning(missed=True),
+    Why.NEVER: Meaning(missed=True, vain=True),
+}
+
+
+@dataclass(slots=True)
+class Progress:
+    """One peer in one round, as another sees it.
+
+    awaited: its round waits for it, and it was not seen to be past it. Only lost, never won back.
+    owes: what is waited for now.
+    came: something of this round has come of it; gave: one of its copies.
+    answered: it has said something since it was asked whether it is there.
+    never: of what it owes, what it says comes no more; empty once something of it comes after all.
+    elsewhere: blocks of this peer whose shares it sends to another.
+    contributors: the peers in what it made of its blocks, a bit each; -1: it has told nothing yet.
+    missed, vain: by ``MEANS``.
+    """
+
+    awaited: bool = False
+    owes: set[Share] = field(default_factory=set)
+    came: bool = False
+    gave: bool = False
+    answered: bool = False
+    never: set[Share] = field(default_factory=set)
+    elsewhere: set[int] = field(default_factory=set)
+    contributors: int = -1
+    missed: bool = False
+    vain: bool = False
+
+
+class Waiting:
+    """Whom one round waits for, in the stage that it is in.
+
+    until_s: this stage's deadline. lacking: how many shares are waited for. expired: it ended without
+    something.
+    last: whose share ended the first stage; the lowest of those it was ended without.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self.stage = BEFORE
+        self.begun: Begin
+        self.until_s = 0.0
+        self.lacking = 0
+        self.expired = False
+        self.last = -1
+        self.waited_for: tuple[PeerId, ...] = ()
+        self._of: dict[PeerId, Progress] = {}
+        self._few = 0
+        self._grace_s = 0.0
+
+    def of(self, peer: PeerId) -> Progress:
+        """One peer's progress."""
+        progress = self._of.get(peer)
+        if progress is None:
+            progress = self._of[peer] = Progress()
+        return progress
+
+    # -- Stages
+
+    def begin(self, now_s: float, begin: Begin) -> list[PeerId]:
+        """The round begins; the peers that owe an owner its copies.
+
+        A peer that withheld its copies in the last round takes another for the owner. An owner from which all
+        withheld theirs was away itself, and they know of it now.
+        """
+        self.stage, self.begun, self._grace_s = SCATTERING, begin, begin.grace_s
+        awaited = begin.waiting & self._spec.members - {self._spec.me}
+        self.waited_for = tuple(sorted(awaited))
+        for peer in self.waited_for:
+            self.of(peer).awaited = True
+        self.until_s = now_s + begin.scatter_s
+        return [peer for peer in self.waited_for if peer not in begin.withheld] or list(self.waited_for)
+
+    def turn_over(self, now_s: float) -> None:
+        """To the second stage: an owner may reduce as late as its scatter deadline, and is in time then."""
+        self.stage, self.until_s = GATHERING, max(now_s, self.until_s) + self.begun.gather_s
+
+    def owe(self, peer: PeerId, stage: int, block: int) -> None:
+        """From now on a share is waited for, unless it goes elsewhere, or its owner is past the round."""
+        progress = self.of(peer)
+        if stage == SCATTER and block in progress.elsewhere:
+            return
+        if stage == GATHER and (not progress.awaited or self._is_silent(progress)):
+            return
+        progress.owes.add((stage, block))
+        self.lacking += 1
+
+    @staticmethod
+    def _is_silent(progress: Progress) -> bool:
+        """Nothing of it came in the first stage, though it was waited for: nothing will in the second."""
+        return progress.missed and not progress.came and not progress.vain
+
+    # -- Ways in which waiting ends
+
+    def closed(self, peer: PeerId, stage: int, block: int, why: Why = Why.IN) -> None:
+        """A share has come, or its sender has given it to another."""
+        progress = self.of(peer)
+        if why is Why.ELSEWHERE:
+            progress.elsewhere.add(block)
+        if (stage, block) not in progress.owes:
+            return
+        self._release(progress, ((stage, block),), why)
+        if why is Why.IN and self.stage == SCATTERING and not self.lacking:
+            self.last = peer
+
+    def passed(self, peer: PeerId) -> None:
+        """Nothing of this round comes from a peer any more, and what has not come was lost."""
+        progress = self.of(peer)
+        progress.awaited = False
+        self._release(progress, progress.owes, Why.PASSED)
+
+    def overdue(self) -> None:
+        """The stage's deadline has passed."""
+        self._miss([(peer, set(p.owes), Why.LATE) for peer, p in self._open()])
+
+    def outvoted(self, told_by: PeerId, heard: PeerSet) -> None:
+        """An owner has told its average, and who is in it: a peer that most are without is not waited for.
+
+        Each peer's deadline comes from its own measurements. By this rule what counts is the middle one of
+        the
+        crew: a peer that would wait much longer does not hold up those that have gone on.
+        """
+        teller = self.of(told_by)
+        if teller.contributors < 0:
+            teller.contributors = int(np.bitwise_or.reduce(heard))
+        told = [p.contributors for p in self._of.values() if p.contributors >= 0]
+        awaited = [p for p in self._of.values() if p.awaited]
+        if 2 * len(told) < len(awaited):
+            return
+        for peer, progress in sorted(self._open(), key=_peer):
+            others = [p for p in awaited if p is not progress]
+            without = sum(p.contributors >= 0 and not p.contributors >> peer & 1 for p in others)
+            if without >= WITNESSES and 2 * without > len(others):
+                self._release(progress, progress.owes, Why.OUTVOTED)
+                self.expired, self.last = True, peer
+
+    def asked_from_next(self, peer: PeerId) -> bool:
+        """A peer asks in the next round, where it lacks this one: whether it is waited for no longer."""
+        progress = self.of(peer)
+        if progress.owes and progress.owes <= progress.never:
+            self._miss([(peer, set(progress.owes), Why.NEVER)])
+            return True
+        progress.never |= progress.owes
+        return False
+
+    def _release(self, progress: Progress, shares: Iterable[Share], why: Why) -> None:
+        """Wait no longer for these: the one place where that is decided."""
+        gone = progress.owes.intersection(shares)
+        progress.owes -= gone
+        progress.never -= gone
+        self.lacking -= len(gone)
+        progress.missed |= MEANS[why].missed
+        progress.vain |= MEANS[why].vain
+
+    def _miss(self, lost: list[tuple[PeerId, set[Share], Why]]) -> None:
+        """The stage goes on without these."""
+        self.expired = True
+        for _, shares, why in lost:
+            assert shares and MEANS[why].missed
+        if self.stage == SCATTERING and lost:
+            self.last = min(peer for peer, _, _ in lost)
+        for peer, shares, why in lost:
+            self._release(self.of(peer), shares, why)
+
+    def _open(self) -> list[tuple[PeerId, Progress]]:
+        return [(peer, progress) for peer, progress in self._of.items() if progress.owes]
+
+    # -- What comes
+
+    def spoke(self, run: Run) -> None:
+        """Something of this round came from a peer."""
+        progress = self.of(run.peer)
+        progress.answered = True
+        if progress.never:
+            progress.never.clear()
+
+    def answers(self, run: Run) -> None:
+        """A peer has answered what it was asked."""
+        progress = self.of(run.peer)
+        progress.answered = True
+        if run.key.stage == NEVER:
+            stage = SCATTER if self.stage == SCATTERING else GATHER
+            progress.never |= progress.owes & {(stage, self._spec.block(run.key))}
+
+    # -- Asking
+
+    def count(self, now_s: float) -> list[Effect]:
+        """A stage begins: less than half of what is waited for now, or what one peer owes, is little."""
+        self._few = max(self.lacking // 2, *(len(progress.owes) for _, progress in self._open()))
+        return self.look_around(now_s)
+
+    def look_around(self, now_s: float) -> list[Effect]:
+        """Only a few are missing: unless they come soon, they are asked whether they are there."""
+        if not 0 < self.lacking <= self._few:
+            return []
+        self._few = 0  # from here on, by timers
+        return self._arm(now_s, 0, self.begun.gather_s)
+
+    def wants_more(self, now_s: float) -> list[Effect] | None:
+        """Most are missing at the first deadline: once, wait as long again. ``None``: the stage is over.
+
+        From now on, where this peer has slept through its deadline. One or two others are asked meanwhile.
+        """
+        overdue = len(self._open())
+        if self.stage != SCATTERING or self._grace_s <= 0 or 2 * overdue <= len(self.waited_for):
+            return None
+        self.until_s += max(0.0, now_s - self.until_s) + self._grace_s
+        self._grace_s = 0.0
+        effects: list[Effect] = [Arm(self._spec.timer("scatter"), self.until_s)]
+        if len(self.waited_for) > 2:
+            return effects
+        self._few = 0
+        effects += self._ask(self.until_s)
+        return effects + self._arm(now_s, 1, self._answer_s)
+
+    def asks(self, now_s: float, name: str) -> list[Effect] | None:
+        """The timer to ask has run out; ``None``: it is another, or of the other stage."""
+        if name != _HAILS[self.stage][0]:
+            return None
+        arm = self._arm(now_s, 1, self._answer_s)
+        return [*self._ask(now_s + self._answer_s), *arm] if arm else []
+
+    def unanswered(self, name: str) -> bool:
+        """The time for answers is over (else ``False``): a peer that gave none is not there."""
+        if name != _HAILS[self.stage][1]:
+            return False
+        silent = [(peer, set(p.owes), Why.SILENT) for peer, p in self._open() if not p.answered]
+        for peer, _, _ in silent:
+            if self._spec.patience is not None:
+                self._spec.patience.gave_up(self._spec.round, peer, self.until_s)
+        never = [(peer, set(p.never), Why.NEVER) for peer, p in self._open() if p.answered and p.never]
+        for lost in (silent, never):
+            if lost:
+                self._miss(lost)
+        return True
+
+    def ask_again(self, now_s: float) -> list[Effect]:
+        """Those who have answered, and still owe something, are asked once more, a gather's budget later."""
+        return self._arm(now_s, 0, self.begun.gather_s)
+
+    @property
+    def _answer_s(self) -> float:
+        return max(self.begun.gather_s, self.begun.answer_s)
+
+    def _arm(self, now_s: float, which: int, wait_s: float) -> list[Effect]:
+        if now_s + wait_s >= self.until_s:
+            return []
+        return [Arm(self._spec.timer(_HAILS[self.stage][which]), now_s + wait_s)]
+
+    def _ask(self, until_s: float) -> list[Effect]:
+        asked: list[Effect] = []
+        for peer, progress in sorted(self._open(), key=_peer):
+            progress.answered = False
+            progress.never.clear()
+            for stage, block in sorted(progress.owes):
+                asked.append(Send(hail(peer, self._spec.key(stage, block)), until_s))
+        return asked
+
+    # -- Looking
+
+    @property
+    def round_until_s(self) -> float:
+        """The deadline of the round, as far as it is known in this stage."""
+        return self.until_s + self.begun.gather_s if self.stage == SCATTERING else self.until_s
+
+    def missed(self) -> tuple[PeerId, ...]:
+        """The peers that the round went on without."""
+        return tuple(sorted(peer for peer, progress in self._of.items() if progress.missed))
+
+    def all(self) -> Iterable[tuple[PeerId, Progress]]:
+        """All peers of which anything is known."""
+        return self._of.items()

@@ -5,10 +5,10 @@
     python benchmarks/storms.py --rounds 12 --from-seed 5000
 
 Each seed is a crew of three to eight peers and a storm: loss, delays, scarce bandwidth, partitions, one-way
-links, crashes, freezes, slow peers, duplicates, reordering (``ragtag.simulation.trials.rounds``). No invariant
-may break; after healing each peer must do its rounds, and the values of all must come to all: directly, in
-one round, or through others where groups are smaller than the crew (``/3``). A seed that fails is printed
-with the command that runs it again. All simulated, by the machines that run live.
+links, crashes, freezes, slow peers, duplicates, reordering (``ragtag.simulation.trials.rounds``). No
+invariant may break; after healing each peer must do its rounds, and the values of all must come to all:
+directly, in one round, or through others where groups are smaller than the crew (``/3``). A seed that fails
+is printed with the command that runs it again. All simulated, by the machines that run live.
 """
 
 from __future__ import annotations

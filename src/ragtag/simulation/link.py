@@ -19,6 +19,7 @@ from ragtag.core import seed as random
 from ragtag.core.faults import Faults, LossStream
 from ragtag.core.types import Arrived, Bools, Event, PeerId, Run, Send
 from ragtag.core.wire import HEADER_BYTES
+from ragtag.simulation.loop import Port
 
 OVERHEAD_BYTES = HEADER_BYTES + 48
 """What a datagram adds to its chunk: our header, and those of IPv6 (40) and UDP (8)."""
@@ -48,14 +49,14 @@ class Traffic:
 class Link:
     """All lines of a world; ``post(at_s, dest, event)`` is called for each arrival.
 
-    ends_s: when each peer crashes (``inf``: never): nothing leaves it from then on.
+    ports: the peers' processes; nothing leaves one that has ended.
     Delays are drawn per run from streams named (fault, sender), losses from a ``LossStream``.
     """
 
-    def __init__(self, faults: Faults, seed: int, ends_s: Sequence[float], post: Post) -> None:
-        n = len(ends_s)
+    def __init__(self, faults: Faults, seed: int, ports: Sequence[Port], post: Post) -> None:
+        n = len(ports)
         self.traffic = [Traffic() for _ in range(n)]
-        self._ends_s, self._post = ends_s, post
+        self._ports, self._post = ports, post
         self._free_s = [0.0] * n  # when each uplink will have sent what it has queued
         self._drawn = [0] * n
         self._streams = {
@@ -80,7 +81,7 @@ class Link:
 
     def send(self, now_s: float, source: PeerId, sends: Sequence[Send]) -> None:
         """Put runs on the line, in this order."""
-        if now_s >= self._ends_s[source]:
+        if now_s >= self._ports[source].ends_s:
             return
         lost = self._draw_small(now_s, source, sends) if self._lossy and len(sends) >= _BATCH else None
         deliver = self._queue if self._paced else self._cross
@@ -160,7 +161,7 @@ class Link:
         each_s = size / rate
         rows = np.arange(len(run.payload)) if run.mask is None else np.flatnonzero(run.mask)
         start_s = max(now_s, self._free_s[source])
-        until_s = min(send.deadline_s, self._ends_s[source])
+        until_s = min(send.deadline_s, self._ports[source].ends_s)
         fits = _at_most(len(rows), (self._faults.queue_bytes - (start_s - now_s) * rate) / size)
         k = _at_most(fits, (until_s - start_s) / each_s)
         traffic.datagrams_sent += k
@@ -186,7 +187,7 @@ class Link:
     def _marker_s(self, leaves_s: float, source: PeerId, send: Send) -> float | None:
         """When the first copy of a message's end marker that gets through leaves; ``None``: none does."""
         run, cuts = send.run, self._cuts
-        until_s = min(send.deadline_s, self._ends_s[source])
+        until_s = min(send.deadline_s, self._ports[source].ends_s)
         for repeat in range(REPEATS_MAX):
             at_s = leaves_s + repeat * self._rtt_s
             if at_s > until_s:

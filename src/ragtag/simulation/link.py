@@ -85,6 +85,9 @@ class Link:
             return
         lost = self._draw_small(now_s, source, sends) if self._lossy and len(sends) >= _BATCH else None
         deliver = self._queue if self._paced else self._cross
+        traffic, post = self.traffic, self._post
+        arrives_s = now_s + self._faults.latency_s
+        datagrams = size = 0  # of whole messages of which nothing is lost, on a plain line: most there are
         for i, send in enumerate(sends):
             if now_s > send.deadline_s:
                 continue
@@ -93,26 +96,22 @@ class Link:
                 through = _NOTHING if lost[i] else None
             else:
                 through = self._losses.draw(source, run.peer, run.key, run.total) if self._lossy else None
-            if not self._plain or run.mask is not None or len(run.payload) != run.total:
+            payload, dest, total = run.payload, run.peer, run.total
+            if not self._plain or run.mask is not None or len(payload) != total:
                 deliver(now_s, source, send, through)
             elif through is None:
-                self._pass(now_s, source, run)
+                on_wire = total * (payload.shape[1] + OVERHEAD_BYTES)
+                datagrams += total
+                size += on_wire
+                traffic[dest].bytes_received += on_wire
+                came = Run(source, run.key, 0, total, payload, run.weight, run.heard, None, run.ended)
+                post(arrives_s, dest, Arrived((came,)))
             elif through is _NOTHING:
                 self._lose(now_s, source, send)
             else:
                 deliver(now_s, source, send, through)
-
-    def _pass(self, now_s: float, source: PeerId, run: Run) -> None:
-        """A whole message of which nothing is lost, on a line without bandwidth or jitter: most there are."""
-        payload, dest = run.payload, run.peer
-        total, chunk_bytes = payload.shape
-        size = total * (chunk_bytes + OVERHEAD_BYTES)
-        traffic = self.traffic[source]
-        traffic.datagrams_sent += total
-        traffic.bytes_sent += size
-        self.traffic[dest].bytes_received += size
-        arrived = Run(source, run.key, 0, total, payload, run.weight, run.heard, None, run.ended)
-        self._post(now_s + self._faults.latency_s, dest, Arrived((arrived,)))
+        traffic[source].datagrams_sent += datagrams
+        traffic[source].bytes_sent += size
 
     def _lose(self, now_s: float, source: PeerId, send: Send) -> None:
         """A message of one chunk, lost on such a line: only its end marker arrives."""
@@ -263,6 +262,15 @@ class Link:
     def _jitter_s(self, name: str, source: PeerId) -> float:
         mean_s = self._faults.jitter_s
         return -mean_s * math.log1p(-self._uniform(name, source)) if mean_s > 0 else 0.0
+
+
+def timeout_s(faults: Faults) -> float:
+    """What a driver would measure on such a line: a round trip, and its margin (RFC 6298).
+
+    There and back is twice latency and mean jitter; the margin is four mean deviations of two exponential
+    delays together, 32/e^2 = 4.33 times their mean.
+    """
+    return 2 * (faults.latency_s + faults.jitter_s) + 4.33 * faults.jitter_s
 
 
 def _rows(source: PeerId, run: Run, a: int, b: int, mask: Bools | None, ended: bool) -> Run:

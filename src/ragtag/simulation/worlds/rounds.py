@@ -1,7 +1,7 @@
 """A simulated world: machines for peers on one loop, faults from seeded streams.
 
-Nothing here waits. An event goes to its machine, and what the machine answers goes back onto the loop; so a round that takes a second of virtual time takes milliseconds, and a run of
-one seed is the same run every time.
+Nothing here waits. An event goes to its machine, and what the machine answers goes back onto the loop; so a
+round that takes a second of virtual time takes milliseconds, and a run of one seed is always the same.
 """
 
 from __future__ import annotations

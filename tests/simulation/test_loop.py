@@ -61,7 +61,7 @@ def test_what_comes_to_a_process_that_has_ended_is_dropped() -> None:
     loop = Loop()
     peer = Listener(loop, ends_s=2.0)
     loop.freeze(peer.port, 1.0, 2.0)
-    orders = [loop.post(at_s, peer.port, at_s) for at_s in (0.5, 1.5, 2.5)]
+    orders = [loop.post(at_s, peer.port, at_s) for at_s in (0.5, 1.5, 2.5, 3.5)]
     loop.run()
     assert peer.came == [(0.5, 0.5)]
     assert sorted(peer.dropped) == orders[1:]  # also what waited when it ended

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 import ragtag
-from ragtag.core.channels import channel_of
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, Slow
 from ragtag.core.schema import SchemaMismatch
-from ragtag.protocols.channel.at_once import Rounds
+from ragtag.protocols.channel.averager import Channel
 from ragtag.schedules import SSP, Partial
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import timeout_s
@@ -162,14 +161,21 @@ def test_outside_a_run_the_caller_drives_the_world() -> None:
         alone.outcome(0, 7)
 
 
-def test_a_line_is_timed_as_a_driver_would_time_it() -> None:
+def test_a_line_is_timed_as_a_driver_would_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round trip of the line, and RFC 6298's margin for its jitter: four mean deviations."""
     assert timeout_s(Faults(latency_s=0.25)) == 0.5
     delays = np.random.default_rng(0).exponential(0.1, (200_000, 2)).sum(1)
     measured = 2 * 0.25 + delays.mean() + 4 * np.abs(delays - delays.mean()).mean()
     assert timeout_s(Faults(latency_s=0.25, jitter_s=0.1)) == pytest.approx(measured, rel=0.01)
     jittery = crew(1, jitter_s=0.002)
+    opened: list[Channel] = []
+    configure = jittery.nodes[0].configure
+
+    def noted(number: int, channel: Channel, now_s: float = 0.0) -> None:
+        opened.append(channel)
+        configure(number, channel, now_s)
+
+    monkeypatch.setattr(jittery.nodes[0], "configure", noted)
     trained(jittery.transport(0), 1)
-    rounds = jittery.nodes[0].channels[channel_of("model")]
-    assert isinstance(rounds, Rounds)
-    assert rounds.lane.channel.rtt_s == timeout_s(jittery.world.faults)
+    assert opened
+    assert {channel.rtt_s for channel in opened} == {timeout_s(jittery.world.faults)}

@@ -22,7 +22,7 @@ from ragtag.training.state.capture import capture
 from ragtag.training.state.checkpoint import Checkpoints, NoWholeCheckpoint
 from ragtag.training.state.checkpoint_file import HEADER_BYTES
 from ragtag.training.state.snapshot import Snapshot
-from tests.training.fake_transport import FakeCrew
+from tests.training.simulated import TappedCrew
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Peer:
     def __post_init__(self) -> None:
         self.model = nn.Linear(1, 1)
         inner = torch.optim.SGD(self.model.parameters(), 0.1)
-        self.optimizer = CrewOptimizer(inner, FakeCrew(1).transport(0), model=self.model, every=10**9)
+        self.optimizer = CrewOptimizer(inner, TappedCrew(1).transport(0), model=self.model, every=10**9)
         self.keeper = Keeper(self.me, 1, self.notes.append)
         self.keeper.take_in(self.optimizer)
 

@@ -18,14 +18,14 @@ from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.compression_state import CompressionState
 from ragtag.training.state.snapshot import Snapshot
-from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
+from tests.training.simulated import SimulatedTransport, TappedCrew, run_peers
 from tests.training.test_sparse import flat, loss_of, net, replica, sgd, steps
 
 N = 2
 COMPRESS = TopK(ratio=0.05, values="2bit", selection="chunked", decay=0.95, resync=0, bypass=False)
 
 
-def optimizer_of(model: nn.Module, transport: FakeTransport, average: str = "models") -> CrewOptimizer:
+def optimizer_of(model: nn.Module, transport: SimulatedTransport, average: str = "models") -> CrewOptimizer:
     options: dict[str, object] = {"average": average, "compress": COMPRESS}
     if average == "models":
         options |= {"outer": Nesterov(0.7, 0.6), "every": 2}
@@ -38,8 +38,8 @@ def keeper(me: int, optimizer: CrewOptimizer, notes: list[Noted] | None = None) 
     return made
 
 
-def train(crew: FakeCrew, models: list[nn.Sequential], average: str, at: int = 6) -> list[CrewOptimizer]:
-    def one(transport: FakeTransport) -> CrewOptimizer:
+def train(crew: TappedCrew, models: list[nn.Sequential], average: str, at: int = 6) -> list[CrewOptimizer]:
+    def one(transport: SimulatedTransport) -> CrewOptimizer:
         optimizer = optimizer_of(models[transport.me], transport, average)
         steps(models[transport.me], optimizer, transport.me, at)
         return optimizer
@@ -51,18 +51,18 @@ def train(crew: FakeCrew, models: list[nn.Sequential], average: str, at: int = 6
 def test_who_resumes_goes_on_bit_for_bit_with_its_own_residual(tmp_path: Path, average: str) -> None:
     models = [net() for _ in range(N)]
 
-    def to_the_end(transport: FakeTransport) -> None:
+    def to_the_end(transport: SimulatedTransport) -> None:
         me = transport.me
         optimizer = optimizer_of(models[me], transport, average)
         steps(models[me], optimizer, me, 6)
         keeper(me, optimizer).save(tmp_path, 3)
         steps(models[me], optimizer, me, 12, begin=6)
 
-    run_peers(FakeCrew(N), to_the_end)
+    run_peers(TappedCrew(N), to_the_end)
     again = [net(seed=5) for _ in range(N)]
     notes: list[Noted] = []
 
-    def resumed(transport: FakeTransport) -> float:
+    def resumed(transport: SimulatedTransport) -> float:
         me = transport.me
         optimizer = optimizer_of(again[me], transport, average)
         found = keeper(me, optimizer, notes).resume(tmp_path)
@@ -72,7 +72,7 @@ def test_who_resumes_goes_on_bit_for_bit_with_its_own_residual(tmp_path: Path, a
         steps(again[me], optimizer, me, 12, begin=6)
         return norm
 
-    norms = run_peers(FakeCrew(N), resumed)
+    norms = run_peers(TappedCrew(N), resumed)
     assert norms[0] != norms[1], "each has its own, whichever peer's checkpoint was the newest"
     assert min(norms) > 0
     assert [note.what for note in notes] == ["resumed"] * N
@@ -82,11 +82,11 @@ def test_who_resumes_goes_on_bit_for_bit_with_its_own_residual(tmp_path: Path, a
 
 def test_without_a_checkpoint_of_its_own_a_peer_begins_with_no_residual(tmp_path: Path) -> None:
     models = [net() for _ in range(N)]
-    optimizers = train(FakeCrew(N), models, "models")
+    optimizers = train(TappedCrew(N), models, "models")
     path = keeper(0, optimizers[0]).save(tmp_path, 3)
     notes: list[Noted] = []
     model = net(seed=5)
-    optimizer = optimizer_of(model, FakeCrew(1).transport(0))
+    optimizer = optimizer_of(model, TappedCrew(1).transport(0))
     kept = keeper(1, optimizer, notes)
     kept.resume(tmp_path)
     inside, theirs = replica(optimizer), replica(optimizers[0])
@@ -120,7 +120,7 @@ class Wanted(Shelf):
 @pytest.mark.parametrize("average", ["models", "gradients"])
 def test_a_newcomer_gets_anchor_and_momentum_and_no_donors_residual(average: str) -> None:
     models = [net() for _ in range(N)]
-    optimizers = train(FakeCrew(N), models, average)
+    optimizers = train(TappedCrew(N), models, average)
     donors = []
     for me, optimizer in enumerate(optimizers):
         shelf, kept = Wanted(), keeper(me, optimizer)
@@ -131,7 +131,7 @@ def test_a_newcomer_gets_anchor_and_momentum_and_no_donors_residual(average: str
         assert set(donors[-1].extra[COMPRESSION]) == {"shared"}
     assert len(donors[0].to_bytes()) == len(donors[1].to_bytes()), "donors' files are alike"
     model = net(seed=5)
-    optimizer = optimizer_of(model, FakeCrew(1).transport(0), average)
+    optimizer = optimizer_of(model, TappedCrew(1).transport(0), average)
     kept = keeper(2, optimizer)
     kept._load(optimizer, donors[0])
     inside, theirs = replica(optimizer), replica(optimizers[0])
@@ -145,7 +145,7 @@ def test_a_newcomer_gets_anchor_and_momentum_and_no_donors_residual(average: str
 
 def test_who_fetches_the_state_anew_keeps_its_own_residual() -> None:
     models = [net() for _ in range(N)]
-    optimizers = train(FakeCrew(N), models, "models")
+    optimizers = train(TappedCrew(N), models, "models")
     before = replica(optimizers[1]).feedback.residual.copy()
     donor = keeper(0, optimizers[0])
     from ragtag.training.state.capture import capture
@@ -158,7 +158,7 @@ def test_who_fetches_the_state_anew_keeps_its_own_residual() -> None:
 def test_a_state_that_does_not_fit_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     models = [net() for _ in range(N)]
-    optimizers = train(FakeCrew(N), models, "models")
+    optimizers = train(TappedCrew(N), models, "models")
     part = CompressionState(optimizers[0], own=True)
     state = part.state_dict()
     anchor, residual = replica(optimizers[0])._anchor.copy(), replica(optimizers[0]).feedback.residual.copy()
@@ -179,10 +179,10 @@ def test_a_state_that_does_not_fit_changes_nothing(caplog: pytest.LogCaptureFixt
 
 def test_before_the_model_is_known_it_waits() -> None:
     models = [net() for _ in range(N)]
-    optimizers = train(FakeCrew(N), models, "gradients")
+    optimizers = train(TappedCrew(N), models, "gradients")
     state = CompressionState(optimizers[0], own=True).state_dict()
     model = net()
-    later = CrewOptimizer(sgd(model), FakeCrew(1).transport(0), average="gradients", compress=COMPRESS)
+    later = CrewOptimizer(sgd(model), TappedCrew(1).transport(0), average="gradients", compress=COMPRESS)
     assert CompressionState(later, own=True).state_dict() == {}
     CompressionState(later, own=True).load_state_dict(state)
     loss_of(model, 0, 0).backward()
@@ -196,7 +196,7 @@ def test_only_where_nothing_but_averaged_models_belongs_to_the_training_need_not
     def kept(**options: object) -> Keeper:
         model = nn.Linear(2, 1)
         inner = torch.optim.SGD(model.parameters(), 0.1, momentum=float(options.pop("momentum", 0.0)))  # type: ignore[arg-type]
-        transport = FakeTransport(FakeCrew(1), 0)
+        transport = SimulatedTransport(TappedCrew(1), 0)
         optimizer = CrewOptimizer(inner, transport, model=model, **options)  # type: ignore[arg-type]
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()

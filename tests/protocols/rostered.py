@@ -101,7 +101,7 @@ class SeatedWorld:
         member.roster.claim(card)
         life = member.life
         if life.ended_s > self.world.now_s:
-            self.world._push(self.world.now_s, "event", life, Describe(encode_card(card)))
+            self.world.tell(life, Describe(encode_card(card)))
 
     def _stepped(self, life: Life, event: MemberEvent, effects: list[MemberEffect]) -> None:
         member = next(m for m in self.all if m.life is life)

@@ -126,7 +126,7 @@ def test_who_is_alone_leaves_at_once() -> None:
 
 def test_what_a_member_says_of_itself_reaches_a_small_crew_in_one_trip() -> None:
     world = crew(12)
-    world._push(world.now_s, "event", world.lives[3], Describe(b"12 rounds"))
+    world.tell(world.lives[3], Describe(b"12 rounds"))
     world.run(world.now_s + 0.02)  # the line takes 10 ms, and some jitter; gossip alone takes periods
     assert all(life.machine.members()[name_of(3)].metadata == b"12 rounds" for life in world.lives)
 
@@ -425,7 +425,7 @@ def test_a_helper_serves_a_limited_number_of_others() -> None:
 def test_the_same_seed_gives_the_same_history() -> None:
     def history(seed: int) -> tuple[int, int, list[object]]:
         world = crew(5, replace(LINE, loss=Loss(0.3)), seed=seed, settle_s=6.0)
-        return world.events, world.bytes, list(world.seen)
+        return world.loop.events, world.bytes, list(world.seen)
 
     assert history(3) == history(3) != history(4)
 

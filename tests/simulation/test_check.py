@@ -29,7 +29,7 @@ from ragtag.core.types import (
 from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.base import Incoming
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.check.rounds import Checker, InvariantBroken
+from ragtag.simulation.check.rounds import InvariantBroken
 from ragtag.simulation.worlds.rounds import World
 from tests.simulation.scripted import Crew, Scripted, message, nodes
 
@@ -304,13 +304,6 @@ def test_an_outcome_of_another_shape_or_round() -> None:
         scripted([Done(outcome(3, np.ones(3, np.bool_)))]).run()
     with pytest.raises(InvariantBroken, match="not asked for"):
         scripted([Arm(Timer(0, 1, "t"), 1.0), Done(outcome(4, np.ones(4, np.bool_)))]).run()
-
-
-def test_time_that_goes_back() -> None:
-    checker = Checker(2, 3, "how")
-    checker.time(1.0, 1.0)
-    with pytest.raises(InvariantBroken, match="time went back from 2"):
-        checker.time(2.0, 1.0)
 
 
 def test_two_requests_at_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 from ragtag.core.faults import BurstLoss, Faults, Loss, LossStream, OneWay, Partition, Window
 from ragtag.core.types import Event, PeerId, Run, Send
 from ragtag.simulation.link import OVERHEAD_BYTES, REPEATS_MAX, Link
+from ragtag.simulation.loop import Port
 from tests.simulation.scripted import message
 
 WIRE_BYTES = 1088 + OVERHEAD_BYTES
@@ -22,7 +23,8 @@ class Line:
 
     def __init__(self, faults: Faults, n: int = 2, ends_s: list[float] | None = None) -> None:
         self.came: list[tuple[float, PeerId, Run]] = []
-        self.link = Link(faults, SEED, ends_s or [math.inf] * n, self._post)
+        ports = [Port(lambda event: None, ends_s=end_s) for end_s in ends_s or [math.inf] * n]
+        self.link = Link(faults, SEED, ports, self._post)
 
     def _post(self, at_s: float, dest: PeerId, event: Event) -> None:
         (run,) = event.runs  # type: ignore[union-attr]

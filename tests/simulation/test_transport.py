@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,8 +12,10 @@ from torch import nn
 import ragtag
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, Slow
 from ragtag.core.schema import SchemaMismatch
+from ragtag.protocols.channel.averager import Channel
 from ragtag.schedules import SSP, Partial
 from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.link import timeout_s
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport, Stuck
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
@@ -146,3 +149,33 @@ def test_waiting_for_what_never_comes_is_said() -> None:
     lonely = crew(2)
     with pytest.raises(Stuck, match=r"peers wait: \{0: 'for a round of channel 7'"):
         lonely.run(lambda peer: lonely.outcome(peer.me, 7))
+
+
+def test_outside_a_run_the_caller_drives_the_world() -> None:
+    """A crew of one trains in its caller's thread, and sleeps in virtual time."""
+    alone = crew(1)
+    weights, ended_s = trained(alone.transport(0), 3)
+    assert len(weights) == 4
+    assert ended_s == pytest.approx([STEP_S, 2 * STEP_S, 3 * STEP_S])
+    with pytest.raises(Stuck, match="peer 0 waits for channel 7"):
+        alone.outcome(0, 7)
+
+
+def test_a_line_is_timed_as_a_driver_would_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round trip of the line, and RFC 6298's margin for its jitter: four mean deviations."""
+    assert timeout_s(Faults(latency_s=0.25)) == 0.5
+    delays = np.random.default_rng(0).exponential(0.1, (200_000, 2)).sum(1)
+    measured = 2 * 0.25 + delays.mean() + 4 * np.abs(delays - delays.mean()).mean()
+    assert timeout_s(Faults(latency_s=0.25, jitter_s=0.1)) == pytest.approx(measured, rel=0.01)
+    jittery = crew(1, jitter_s=0.002)
+    opened: list[Channel] = []
+    configure = jittery.nodes[0].configure
+
+    def noted(number: int, channel: Channel, now_s: float = 0.0) -> None:
+        opened.append(channel)
+        configure(number, channel, now_s)
+
+    monkeypatch.setattr(jittery.nodes[0], "configure", noted)
+    trained(jittery.transport(0), 1)
+    assert opened
+    assert {channel.rtt_s for channel in opened} == {timeout_s(jittery.world.faults)}

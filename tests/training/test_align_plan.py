@@ -21,7 +21,7 @@ from ragtag.schedules import BackupWorkers
 from ragtag.training.align.plan import Align, Pace, judge
 from ragtag.training.align.rows import View
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from tests.training.fake_transport import FakeCrew, run_peers
+from tests.training.simulated import TappedCrew, run_peers
 
 # -- Judging
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], error: type[Exceptio
     model = nn.Linear(2, 2)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(error, match=says):
-        CrewOptimizer(sgd, FakeCrew(2).transport(0), model=model, **{"average": "gradients", **options})
+        CrewOptimizer(sgd, TappedCrew(2).transport(0), model=model, **{"average": "gradients", **options})
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_nonsense_is_refused(given_: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize("align", [False, Align(every=5)])
 def test_peers_that_want_something_else_refuse_each_other(align: Any) -> None:
-    crew = FakeCrew(2)
+    crew = TappedCrew(2)
     models = [nn.Linear(2, 2), nn.Linear(2, 2)]
     sgd = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     CrewOptimizer(sgd[0], crew.transport(0), average="gradients", model=models[0])
@@ -133,7 +133,7 @@ def test_peers_that_want_something_else_refuse_each_other(align: Any) -> None:
 def test_where_it_is_of_no_use_there_is_none() -> None:
     model = nn.Linear(2, 2)
     for options in ({}, {"method": Moshpit(2)}, {"schedule": BackupWorkers(0)}):
-        crew = FakeCrew(2)
+        crew = TappedCrew(2)
         CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), crew.transport(0), model=model, **options)  # type: ignore[arg-type]
         assert set(crew.schemas) == {channel_of("model")}
 
@@ -151,7 +151,7 @@ def test_alone_nothing_is_compared() -> None:
 
 def test_what_was_found_before_another_state_was_restored_is_forgotten() -> None:
     """Or a peer would give what it has restored for what most have."""
-    crew = FakeCrew(3)
+    crew = TappedCrew(3)
 
     def train(transport: Any) -> int:
         torch.manual_seed(0)

@@ -19,7 +19,7 @@ from ragtag.core.types import Average, Gathered, Noted, Offer, Outcome
 from ragtag.training.exchange.bypass import WINDOW, Bypass, Corrected, delivered, read
 from ragtag.training.exchange.compress import Compression, TopK
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
+from tests.training.simulated import SimulatedTransport, TappedCrew, run_peers
 from tests.training.test_sparse import flat, loss_of, net, replica, sgd
 
 N = 3
@@ -49,13 +49,13 @@ def estimating(optimizer: CrewOptimizer, peer: int, times: Times) -> Bypass:
 
 
 def trained(
-    crew: FakeCrew, rounds: int, times: Times, notes: list[Noted] | None = None, **options: object
+    crew: TappedCrew, rounds: int, times: Times, notes: list[Noted] | None = None, **options: object
 ) -> tuple[list[nn.Sequential], list[CrewOptimizer], list[list[Compression]]]:
     models = [net() for _ in range(crew.n)]
     seen: list[list[Compression]] = [[] for _ in range(crew.n)]
     options = {"average": "gradients", "compress": TopK(ratio=0.05, resync=0)} | options
 
-    def train(transport: FakeTransport) -> CrewOptimizer:
+    def train(transport: SimulatedTransport) -> CrewOptimizer:
         model, me = models[transport.me], transport.me
 
         def look(_: Outcome) -> None:
@@ -92,7 +92,7 @@ def test_the_middle_of_all_peers_times_decides_for_all_at_the_same_round() -> No
         # one peer of three is always of another mind; in its second window the crew finds that all is faster
         return (2.0, 1.0) if (peer == 2) == (window == 1) else (1.0, 2.0)
 
-    crew = FakeCrew(N)
+    crew = TappedCrew(N)
     models, _, seen = trained(crew, 3 * WINDOW, times, notes)
     # the first round measures the link; the second window goes by what was posted in the first one
     expected = [0, *range(2 * WINDOW, 3 * WINDOW)]
@@ -108,7 +108,7 @@ def test_the_middle_of_all_peers_times_decides_for_all_at_the_same_round() -> No
 def test_a_selection_is_tried_by_all_in_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragtag.training.exchange.bypass.TRIALS_MAX", 1.0)
     notes: list[Noted] = []
-    models, _, seen = trained(FakeCrew(N), 4 * WINDOW, lambda *_: (1.0, 2.0), notes)
+    models, _, seen = trained(TappedCrew(N), 4 * WINDOW, lambda *_: (1.0, 2.0), notes)
     tried = {2 * WINDOW, 3 * WINDOW}  # once it is long enough ago
     assert [dense_rounds(one) for one in seen] == [[0, *sorted(set(range(WINDOW, 4 * WINDOW)) - tried)]] * N
     assert {tuple(flat(model).tolist()) for model in models} == {tuple(flat(models[0]).tolist())}
@@ -119,7 +119,7 @@ def test_a_selection_is_tried_by_all_in_the_same_round(monkeypatch: pytest.Monke
 def test_a_whole_round_sends_all_that_was_held_back(average: str) -> None:
     """With plain SGD, what was selected and what was sent whole add up to what dense averaging does."""
     options = {"average": average, "compress": TopK(ratio=0.02, values="fp32", resync=0), "buffers": False}
-    crew = FakeCrew(N)
+    crew = TappedCrew(N)
     _, optimizers, seen = trained(crew, 2 * WINDOW, lambda *_: (1.0, 2.0), **options)
     assert dense_rounds(seen[0]) == [0, *range(WINDOW, 2 * WINDOW)]
     assert seen[0][10].residual_norm > 0
@@ -136,7 +136,7 @@ def test_the_sum_of_what_is_applied_is_the_sum_of_what_was_given(momentum_correc
     applied = [np.zeros(0)] * N
     models = [net() for _ in range(N)]
 
-    def train(transport: FakeTransport) -> CrewOptimizer:
+    def train(transport: SimulatedTransport) -> CrewOptimizer:
         me, model = transport.me, models[transport.me]
         optimizer = CrewOptimizer(sgd(model), transport, average="gradients", compress=compress, model=model)
         # as if there were noise: each window the other way, and one peer out of step
@@ -162,7 +162,7 @@ def test_the_sum_of_what_is_applied_is_the_sum_of_what_was_given(momentum_correc
         steps(model, optimizer, me, 3 * WINDOW + 4)
         return optimizer
 
-    optimizers = run_peers(FakeCrew(N), train)
+    optimizers = run_peers(TappedCrew(N), train)
     if momentum_correction:  # velocities are forgotten where a selection was sent: only replicas can agree
         assert np.array_equal(applied[0], applied[1])
         return
@@ -178,7 +178,7 @@ def test_a_round_in_which_peers_disagree_comes_to_the_same_sum() -> None:
     compress = TopK(ratio=0.05, values="fp32", resync=0)
     applied: dict[int, np.ndarray] = {}
 
-    def train(transport: FakeTransport) -> CrewOptimizer:
+    def train(transport: SimulatedTransport) -> CrewOptimizer:
         me, model = transport.me, models[transport.me]
         optimizer = CrewOptimizer(sgd(model), transport, average="gradients", compress=compress, model=model)
         inside, bypass = replica(optimizer), replica(optimizer)._bypass
@@ -193,16 +193,16 @@ def test_a_round_in_which_peers_disagree_comes_to_the_same_sum() -> None:
         assert optimizer.compression.dense
         return optimizer
 
-    run_peers(FakeCrew(N), train)
+    run_peers(TappedCrew(N), train)
     dense = [net() for _ in range(N)]
 
-    def plainly(transport: FakeTransport) -> None:
+    def plainly(transport: SimulatedTransport) -> None:
         model = dense[transport.me]
         optimizer = CrewOptimizer(sgd(model), transport, average="gradients", model=model, buffers=False)
         loss_of(model, transport.me, 0).backward()
         optimizer.step()
 
-    run_peers(FakeCrew(N), plainly)
+    run_peers(TappedCrew(N), plainly)
     for one, other in zip(models, dense, strict=True):
         torch.testing.assert_close(flat(one), flat(other), rtol=1e-5, atol=1e-7)
     assert np.array_equal(applied[0], applied[1])
@@ -212,7 +212,7 @@ def test_a_round_in_which_peers_disagree_comes_to_the_same_sum() -> None:
 def test_one_of_three_that_is_for_all_goes_with_the_others_and_keeps_its_gradient() -> None:
     models = [net() for _ in range(N)]
 
-    def train(transport: FakeTransport) -> tuple[float, float]:
+    def train(transport: SimulatedTransport) -> tuple[float, float]:
         me, model = transport.me, models[transport.me]
         compress = TopK(ratio=0.05, values="fp32", resync=0)
         optimizer = CrewOptimizer(sgd(model), transport, average="gradients", compress=compress, model=model)
@@ -225,7 +225,7 @@ def test_one_of_three_that_is_for_all_goes_with_the_others_and_keeps_its_gradien
         assert not bypass.on
         return float(gradient.norm()), float(np.linalg.norm(inside.feedback.residual))
 
-    crew = FakeCrew(N)
+    crew = TappedCrew(N)
     norms = run_peers(crew, train)
     assert not any(isinstance(ask, Average) for ask in crew.asked)
     assert norms[2][1] == pytest.approx(norms[2][0], rel=1e-5), "all of it is kept"
@@ -237,7 +237,7 @@ def test_under_loss_replicas_stay_together(loss: float) -> None:
     def times(_: int, window: int) -> tuple[float, float]:
         return (1.0, 2.0) if window % 2 == 0 else (2.0, 1.0)
 
-    models, optimizers, seen = trained(FakeCrew(4, loss=loss, seed=3), 4 * WINDOW, times)
+    models, optimizers, seen = trained(TappedCrew(4, loss=loss, seed=3), 4 * WINDOW, times)
     assert {len(dense_rounds(one)) for one in seen} == {len(dense_rounds(seen[0]))}
     assert 2 * WINDOW <= len(dense_rounds(seen[0])) < 3 * WINDOW
     scale = float(flat(models[0]).norm())
@@ -246,9 +246,9 @@ def test_under_loss_replicas_stay_together(loss: float) -> None:
 
 
 def test_false_never_sends_all_and_opens_no_channel_for_it() -> None:
-    crew = FakeCrew(2)
+    crew = TappedCrew(2)
 
-    def train(transport: FakeTransport) -> None:
+    def train(transport: SimulatedTransport) -> None:
         model = net()
         compress = TopK(ratio=0.05, resync=0, bypass=False)
         optimizer = CrewOptimizer(sgd(model), transport, average="gradients", compress=compress, model=model)
@@ -263,7 +263,7 @@ def test_false_never_sends_all_and_opens_no_channel_for_it() -> None:
 
 
 def test_a_crew_of_one_sends_nothing_whole() -> None:
-    crew = FakeCrew(1)
+    crew = TappedCrew(1)
     trained(crew, 2 * WINDOW, lambda *_: (1.0, 2.0))
     assert all(isinstance(ask, Offer) for ask in crew.asked)
 
@@ -271,7 +271,7 @@ def test_a_crew_of_one_sends_nothing_whole() -> None:
 # -- What is measured
 
 
-def bypass(crew: FakeCrew, me: int = 0, measured: bool = True, name: str = "model") -> Bypass:
+def bypass(crew: TappedCrew, me: int = 0, measured: bool = True, name: str = "model") -> Bypass:
     from ragtag.core.schema import Schema, TensorSpec
 
     schema = Schema((TensorSpec("w", (27_200,), "float32"),), "x", "gather", "gradients")
@@ -298,7 +298,7 @@ def outcome(gather_s: float, expired: bool = False, heard: tuple[int, ...] = (3,
 
 
 def test_the_times_are_made_of_what_was_measured() -> None:
-    one = bypass(FakeCrew(2))
+    one = bypass(TappedCrew(2))
     assert one.message_bytes == 100 * 1088
     assert one.estimate() is None
     for took_s in (0.003, 0.5, 0.001):  # the middle one counts
@@ -318,7 +318,7 @@ def test_the_times_are_made_of_what_was_measured() -> None:
 
 def test_a_slow_link_gets_selections_and_a_fast_one_all() -> None:
     for gather_s, sparse in ((0.5, True), (0.0005, False)):
-        one = bypass(FakeCrew(2))
+        one = bypass(TappedCrew(2))
         one.selected(0.004, 2 * 1088)
         one.added(0.001)
         one.sent_whole(one.message_bytes, outcome(gather_s))
@@ -353,7 +353,7 @@ def test_what_rounds_took_beyond_the_estimate_is_added_and_a_smaller_share_is_a_
 def test_own_rounds_of_either_kind_decide_where_the_parts_say_otherwise(
     sparse_s: float, sparse: bool
 ) -> None:
-    one = bypass(FakeCrew(2))
+    one = bypass(TappedCrew(2))
     one.took(False, 1.0)
     assert one.estimate() is None, "without the parts there is nothing to correct"
     one.selected(0.001, 1088)
@@ -380,7 +380,7 @@ def test_own_rounds_of_either_kind_decide_where_the_parts_say_otherwise(
 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_the_other_kind_is_tried_again_in_few_rounds(sparse: bool) -> None:
-    crew = FakeCrew(2)
+    crew = TappedCrew(2)
     one, other = bypass(crew, 0), bypass(crew, 1)
     times = (0.02, 0.01) if sparse else (0.01, 0.02)
     for each in (one, other):
@@ -397,7 +397,7 @@ def test_the_other_kind_is_tried_again_in_few_rounds(sparse: bool) -> None:
 
 
 def test_without_a_measurement_the_first_round_is_whole_and_then_one_in_each_window() -> None:
-    crew = FakeCrew(2)
+    crew = TappedCrew(2)
     one = bypass(crew, measured=False)
     whole = []
     for round_ in range(3 * WINDOW):
@@ -425,7 +425,7 @@ def test_posts_that_cannot_be_do_not_count(blob: bytes) -> None:
 
 
 def test_each_name_has_a_channel_and_a_topic_of_its_own() -> None:
-    crew = FakeCrew(2)
+    crew = TappedCrew(2)
     found = [bypass(crew, name=name) for name in ("a", "b")]
     assert [one._channel for one in found] == [channel_of("a/whole"), channel_of("b/whole")]
     assert [one._topic for one in found] == [topic_of("a/whole"), topic_of("b/whole")]
@@ -457,7 +457,7 @@ def test_marks_say_who_and_are_no_fragments() -> None:
 
 
 def test_a_word_that_did_not_count_is_seen() -> None:
-    one = bypass(FakeCrew(3))
+    one = bypass(TappedCrew(3))
     marks = np.concatenate([whole_mark(1, 0), whole_mark(2, 0)])
     ones = np.ones(2, np.float32)
     blocks = np.ones(2, np.bool_)

@@ -15,7 +15,7 @@ import ragtag
 from ragtag.recipes.staleness.model import Coherence as Paper
 from ragtag.training.coherence import WIDTH, Coherence, CoherenceMeter
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from tests.training.fake_transport import FakeCrew
+from tests.training.simulated import TappedCrew
 
 
 def parameters(sizes: list[int]) -> list[nn.Parameter]:
@@ -96,7 +96,7 @@ def test_an_optimizer_measures_where_it_is_asked_to() -> None:
     model = nn.Linear(4, 3)
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
     asked = ragtag.Coherence(every=2)
-    optimizer = CrewOptimizer(inner, FakeCrew(1).transport(0), model=model, coherence=asked)
+    optimizer = CrewOptimizer(inner, TappedCrew(1).transport(0), model=model, coherence=asked)
     x = torch.randn(5, 4)
     for step in range(6):
         optimizer.zero_grad()
@@ -108,7 +108,9 @@ def test_an_optimizer_measures_where_it_is_asked_to() -> None:
     for _ in range(2):
         optimizer.step()
     assert len(optimizer.conduct.spent.coherence) == 2  # it has nothing to compare with
-    plain = CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), FakeCrew(1).transport(0), model=model)
+    plain = CrewOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), TappedCrew(1).transport(0), model=model
+    )
     plain.step()
     assert not plain.conduct.spent.coherence
 

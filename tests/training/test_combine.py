@@ -172,7 +172,7 @@ def test_it_trains_or_the_table_says_why_not(options: dict[str, Any]) -> None:
         assert len(alike) > 1
         for weights in alike[1:]:
             assert torch.equal(weights, alike[0]), "all have taken the same steps"
-    schema = crew._schemas[channel_of("model")]
+    schema = crew.schemas[channel_of("model")]
     asked = options.get("method")
     if asked is not None and "compress" not in options:
         assert schema.method == asked.name, "and not by another"

@@ -13,20 +13,20 @@ from torch.nn.modules import module as torch_module
 from ragtag.core.channels import channel_of
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.tensors.modules import Watch, buffer_parts, name_parameters, parameters_of
-from tests.training.fake_transport import FakeCrew
+from tests.training.simulated import TappedCrew
 
 
 def hooks() -> int:
     return len(torch_module._global_forward_pre_hooks)
 
 
-def names_after(optimizer: CrewOptimizer, crew: FakeCrew) -> list[str]:
+def names_after(optimizer: CrewOptimizer, crew: TappedCrew) -> list[str]:
     optimizer.average()
     return [tensor.name for tensor in crew.schemas[channel_of("model")].tensors]
 
 
 def test_the_outermost_module_that_owns_the_parameters_is_found() -> None:
-    crew, before = FakeCrew(1), hooks()
+    crew, before = TappedCrew(1), hooks()
     inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model, teacher = nn.Sequential(inner), nn.Sequential(nn.Linear(2, 2))
     optimizer = CrewOptimizer(torch.optim.SGD(inner.parameters(), lr=0.1), crew.transport(0))
@@ -46,7 +46,7 @@ def test_the_outermost_module_that_owns_the_parameters_is_found() -> None:
 
 
 def test_two_models_in_one_optimizer() -> None:
-    crew, before = FakeCrew(1), hooks()
+    crew, before = TappedCrew(1), hooks()
     generator, critic = nn.Linear(2, 2, bias=False), nn.Sequential(nn.Linear(2, 1, bias=False))
     both = [*generator.parameters(), *critic.parameters()]
     optimizer = CrewOptimizer(torch.optim.SGD(both, lr=0.1), crew.transport(0))
@@ -56,7 +56,7 @@ def test_two_models_in_one_optimizer() -> None:
 
 
 def test_a_part_that_is_called_first_gives_way_to_its_whole() -> None:
-    crew = FakeCrew(1)
+    crew = TappedCrew(1)
     encoder, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     whole = nn.Sequential(encoder, nn.Linear(2, 2, bias=False))
     both = [*whole.parameters(), *other.parameters()]
@@ -67,7 +67,7 @@ def test_a_part_that_is_called_first_gives_way_to_its_whole() -> None:
 
 
 def test_without_a_model_parameters_have_numbers() -> None:
-    crew = FakeCrew(1)
+    crew = TappedCrew(1)
     groups = [{"params": [nn.Parameter(torch.ones(1))]}, {"params": [nn.Parameter(torch.ones(2))]}]
     optimizer = CrewOptimizer(torch.optim.SGD(groups, lr=0.1), crew.transport(0))
     assert names_after(optimizer, crew) == ["parameter 0 of group 0", "parameter 0 of group 1"]
@@ -75,7 +75,9 @@ def test_without_a_model_parameters_have_numbers() -> None:
 
 def test_an_optimizer_that_never_steps_leaves_no_hook() -> None:
     before = hooks()
-    optimizer = CrewOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), FakeCrew(1).transport(0))
+    optimizer = CrewOptimizer(
+        torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), TappedCrew(1).transport(0)
+    )
     assert hooks() == before + 1
     del optimizer
     gc.collect()
@@ -90,7 +92,7 @@ def test_a_compiled_model_has_its_own_names() -> None:
 
 def test_a_compiled_model_is_given_or_found() -> None:
     for given in (True, False):
-        crew, model = FakeCrew(1), nn.Sequential(nn.Linear(2, 2))
+        crew, model = TappedCrew(1), nn.Sequential(nn.Linear(2, 2))
         compiled = torch.compile(model, backend="eager")
         optimizer = CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1),

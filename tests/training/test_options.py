@@ -28,7 +28,7 @@ from ragtag.schedules.names import SCHEDULES
 from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.exchange.central import Centre, is_centred
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from tests.training.fake_transport import FakeCrew
+from tests.training.simulated import TappedCrew
 
 MODEL = nn.Linear(30, 30)
 
@@ -36,7 +36,7 @@ MODEL = nn.Linear(30, 30)
 def asked(**options: Any) -> CrewOptimizer:
     """An optimizer of a crew of two that is given these options."""
     inner = torch.optim.SGD(MODEL.parameters(), lr=0.1)
-    return CrewOptimizer(inner, FakeCrew(2).transport(0), **{"model": MODEL, **options})
+    return CrewOptimizer(inner, TappedCrew(2).transport(0), **{"model": MODEL, **options})
 
 
 # -- By name

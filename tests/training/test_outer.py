@@ -18,7 +18,7 @@ from ragtag.schedules import Partial
 from ragtag.training.exchange.outer import OuterSteps
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import Snapshot, capture, restore
-from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
+from tests.training.simulated import SimulatedTransport, TappedCrew, run_peers
 from tests.training.test_optimizer import flat, loss_of, net, sgd, steps
 
 
@@ -29,7 +29,7 @@ def test_outer_steps_are_those_of_torch(nesterov: bool) -> None:
     for model in models:
         model[1] = nn.Identity()
 
-    def train(transport: FakeTransport) -> None:
+    def train(transport: SimulatedTransport) -> None:
         outer = ragtag.Outer(lr=0.7, momentum=0.9, nesterov=nesterov)
         model = models[transport.me]
         optimizer = CrewOptimizer(sgd(model, 0.9), transport, every=every, outer=outer, model=model)
@@ -52,7 +52,7 @@ def test_outer_steps_are_those_of_torch(nesterov: bool) -> None:
             sgd_outer.step()
         for model in locals_:
             torch.nn.utils.vector_to_parameters(anchor.detach().clone(), model.parameters())
-    run_peers(FakeCrew(3), train)
+    run_peers(TappedCrew(3), train)
     assert anchor is not None
     for model in models:
         torch.testing.assert_close(flat(model), anchor.detach(), rtol=1e-4, atol=1e-5)
@@ -62,19 +62,19 @@ def test_buffers_take_the_average_as_it_is() -> None:
     """Momentum on a running variance would make it negative."""
     models = [net(), net()]
 
-    def train(transport: FakeTransport) -> None:
+    def train(transport: SimulatedTransport) -> None:
         model = models[transport.me]
         optimizer = CrewOptimizer(sgd(model), transport, every=1, outer=ragtag.Outer(), model=model)
         steps(model, optimizer, transport.me, 4)
 
     plain = [net(), net()]
 
-    def train_plain(transport: FakeTransport) -> None:
+    def train_plain(transport: SimulatedTransport) -> None:
         model = plain[transport.me]
         steps(model, CrewOptimizer(sgd(model), transport, model=model), transport.me, 1)
 
-    run_peers(FakeCrew(2), train)
-    run_peers(FakeCrew(2), train_plain)
+    run_peers(TappedCrew(2), train)
+    run_peers(TappedCrew(2), train_plain)
     a, b = (m[1].running_mean for m in models)
     assert torch.equal(a, b)
     outer = OuterSteps(Nesterov(), [TensorSpec("a", (16,), "float32")], (1, 32))
@@ -149,7 +149,7 @@ def shake(model: nn.Module, round_: int) -> None:
 
 
 def outer_sgd(model: nn.Module, codec: str = "fp32", given: bool = True) -> CrewOptimizer:
-    transport = FakeCrew(1).transport(0)
+    transport = TappedCrew(1).transport(0)
     codec_ = {"codec": codec}
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     return CrewOptimizer(
@@ -193,7 +193,7 @@ def test_a_newcomer_steps_as_the_others_do() -> None:
     def run(begin: int, until: int, state: Snapshot | None) -> list[CrewOptimizer]:
         models = [net(0), net(1)]
 
-        def train(transport: FakeTransport) -> CrewOptimizer:
+        def train(transport: SimulatedTransport) -> CrewOptimizer:
             model = models[transport.me]
             optimizer = CrewOptimizer(sgd(model), transport, every=1, outer=ragtag.Outer(), model=model)
             if state is not None:
@@ -201,7 +201,7 @@ def test_a_newcomer_steps_as_the_others_do() -> None:
             steps(model, optimizer, transport.me, until, begin)
             return optimizer
 
-        return run_peers(FakeCrew(2), train)
+        return run_peers(TappedCrew(2), train)
 
     whole, state = run(0, 6, None)[0], capture(run(0, 5, None)[0])
     with_it, without = run(5, 6, state)[1], run(5, 6, replace(state, outer={}))[1]
@@ -213,7 +213,7 @@ def test_a_newcomer_steps_as_the_others_do() -> None:
 def test_a_state_of_other_parameters_changes_nothing() -> None:
     model = net()
     optimizer = CrewOptimizer(
-        sgd(model), FakeCrew(1).transport(0), every=1, outer=ragtag.Outer(), model=model
+        sgd(model), TappedCrew(1).transport(0), every=1, outer=ragtag.Outer(), model=model
     )
     optimizer.average()
     before = optimizer.state_dict()
@@ -232,20 +232,20 @@ def test_a_state_of_other_parameters_changes_nothing() -> None:
     assert torch.equal(
         after["ragtag"]["outer"]["momentum"]["0.weight"], before["ragtag"]["outer"]["momentum"]["0.weight"]
     )
-    plain = CrewOptimizer(sgd(model), FakeCrew(1).transport(0), model=model)
+    plain = CrewOptimizer(sgd(model), TappedCrew(1).transport(0), model=model)
     restore(capture(optimizer), plain)  # who does not use it passes it over
     assert plain.outer_state == {}
 
 
 def test_peers_must_agree_on_it() -> None:
-    crew = FakeCrew(2)
+    crew = TappedCrew(2)
     CrewOptimizer(sgd(one := net()), crew.transport(0), every=1, outer=ragtag.Outer(), model=one)
     with pytest.raises(SchemaMismatch):
         CrewOptimizer(sgd(two := net()), crew.transport(1), model=two)
 
 
 def test_what_cannot_be_is_refused() -> None:
-    transport = FakeCrew(1).transport(0)
+    transport = TappedCrew(1).transport(0)
     with pytest.raises(ValueError, match='use average="models"'):
         CrewOptimizer(sgd(net()), transport, average="gradients", outer=ragtag.Outer())
     with pytest.raises(ValueError, match="Matched"):

@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import Snapshot, capture, restore
 from ragtag.training.state.tree import copy_tree
-from tests.training.fake_transport import FakeCrew
+from tests.training.simulated import TappedCrew
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -28,7 +28,7 @@ def net(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 
 def crew(inner: torch.optim.Optimizer, model: nn.Module | None, **options: Any) -> CrewOptimizer:
-    return CrewOptimizer(inner, FakeCrew(1).transport(0), model=model, **options)
+    return CrewOptimizer(inner, TappedCrew(1).transport(0), model=model, **options)
 
 
 def sgd(model: nn.Module) -> torch.optim.SGD:

@@ -19,6 +19,7 @@ from ragtag.core import seed as random
 from ragtag.core.faults import Faults, LossStream
 from ragtag.core.types import Arrived, Bools, Event, PeerId, Run, Send
 from ragtag.core.wire import HEADER_BYTES
+from ragtag.simulation.loop import Port
 
 OVERHEAD_BYTES = HEADER_BYTES + 48
 """What a datagram adds to its chunk: our header, and those of IPv6 (40) and UDP (8)."""
@@ -48,14 +49,14 @@ class Traffic:
 class Link:
     """All lines of a world; ``post(at_s, dest, event)`` is called for each arrival.
 
-    ends_s: when each peer crashes (``inf``: never): nothing leaves it from then on.
+    ports: the peers' processes; nothing leaves one that has ended.
     Delays are drawn per run from streams named (fault, sender), losses from a ``LossStream``.
     """
 
-    def __init__(self, faults: Faults, seed: int, ends_s: Sequence[float], post: Post) -> None:
-        n = len(ends_s)
+    def __init__(self, faults: Faults, seed: int, ports: Sequence[Port], post: Post) -> None:
+        n = len(ports)
         self.traffic = [Traffic() for _ in range(n)]
-        self._ends_s, self._post = ends_s, post
+        self._ports, self._post = ports, post
         self._free_s = [0.0] * n  # when each uplink will have sent what it has queued
         self._drawn = [0] * n
         self._streams = {
@@ -80,10 +81,13 @@ class Link:
 
     def send(self, now_s: float, source: PeerId, sends: Sequence[Send]) -> None:
         """Put runs on the line, in this order."""
-        if now_s >= self._ends_s[source]:
+        if now_s >= self._ports[source].ends_s:
             return
         lost = self._draw_small(now_s, source, sends) if self._lossy and len(sends) >= _BATCH else None
         deliver = self._queue if self._paced else self._cross
+        traffic, post = self.traffic, self._post
+        arrives_s = now_s + self._faults.latency_s
+        datagrams = size = 0  # of whole messages of which nothing is lost, on a plain line: most there are
         for i, send in enumerate(sends):
             if now_s > send.deadline_s:
                 continue
@@ -92,26 +96,22 @@ class Link:
                 through = _NOTHING if lost[i] else None
             else:
                 through = self._losses.draw(source, run.peer, run.key, run.total) if self._lossy else None
-            if not self._plain or run.mask is not None or len(run.payload) != run.total:
+            payload, dest, total = run.payload, run.peer, run.total
+            if not self._plain or run.mask is not None or len(payload) != total:
                 deliver(now_s, source, send, through)
             elif through is None:
-                self._pass(now_s, source, run)
+                on_wire = total * (payload.shape[1] + OVERHEAD_BYTES)
+                datagrams += total
+                size += on_wire
+                traffic[dest].bytes_received += on_wire
+                came = Run(source, run.key, 0, total, payload, run.weight, run.heard, None, run.ended)
+                post(arrives_s, dest, Arrived((came,)))
             elif through is _NOTHING:
                 self._lose(now_s, source, send)
             else:
                 deliver(now_s, source, send, through)
-
-    def _pass(self, now_s: float, source: PeerId, run: Run) -> None:
-        """A whole message of which nothing is lost, on a line without bandwidth or jitter: most there are."""
-        payload, dest = run.payload, run.peer
-        total, chunk_bytes = payload.shape
-        size = total * (chunk_bytes + OVERHEAD_BYTES)
-        traffic = self.traffic[source]
-        traffic.datagrams_sent += total
-        traffic.bytes_sent += size
-        self.traffic[dest].bytes_received += size
-        arrived = Run(source, run.key, 0, total, payload, run.weight, run.heard, None, run.ended)
-        self._post(now_s + self._faults.latency_s, dest, Arrived((arrived,)))
+        traffic[source].datagrams_sent += datagrams
+        traffic[source].bytes_sent += size
 
     def _lose(self, now_s: float, source: PeerId, send: Send) -> None:
         """A message of one chunk, lost on such a line: only its end marker arrives."""
@@ -160,7 +160,7 @@ class Link:
         each_s = size / rate
         rows = np.arange(len(run.payload)) if run.mask is None else np.flatnonzero(run.mask)
         start_s = max(now_s, self._free_s[source])
-        until_s = min(send.deadline_s, self._ends_s[source])
+        until_s = min(send.deadline_s, self._ports[source].ends_s)
         fits = _at_most(len(rows), (self._faults.queue_bytes - (start_s - now_s) * rate) / size)
         k = _at_most(fits, (until_s - start_s) / each_s)
         traffic.datagrams_sent += k
@@ -186,7 +186,7 @@ class Link:
     def _marker_s(self, leaves_s: float, source: PeerId, send: Send) -> float | None:
         """When the first copy of a message's end marker that gets through leaves; ``None``: none does."""
         run, cuts = send.run, self._cuts
-        until_s = min(send.deadline_s, self._ends_s[source])
+        until_s = min(send.deadline_s, self._ports[source].ends_s)
         for repeat in range(REPEATS_MAX):
             at_s = leaves_s + repeat * self._rtt_s
             if at_s > until_s:
@@ -262,6 +262,15 @@ class Link:
     def _jitter_s(self, name: str, source: PeerId) -> float:
         mean_s = self._faults.jitter_s
         return -mean_s * math.log1p(-self._uniform(name, source)) if mean_s > 0 else 0.0
+
+
+def timeout_s(faults: Faults) -> float:
+    """What a driver would measure on such a line: a round trip, and its margin (RFC 6298).
+
+    There and back is twice latency and mean jitter; the margin is four mean deviations of two exponential
+    delays together, 32/e^2 = 4.33 times their mean.
+    """
+    return 2 * (faults.latency_s + faults.jitter_s) + 4.33 * faults.jitter_s
 
 
 def _rows(source: PeerId, run: Run, a: int, b: int, mask: Bools | None, ended: bool) -> Run:

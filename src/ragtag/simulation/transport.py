@@ -41,6 +41,7 @@ from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.link import timeout_s
 from ragtag.simulation.worlds.rounds import World
 
 T = TypeVar("T")
@@ -111,6 +112,9 @@ class SimulatedCrew:
     faults: of lines and peers (a crash ends the peer's training function, a freeze halts it). cost: what
     ``SimulatedTransport.compute`` takes (by default nothing). check: hold the invariants of
     ``simulation.check``. on_note: told what machines note: peer, virtual time, note.
+
+    schemas: of the channels that were opened. Without ``run``, ``transport`` serves a caller in its own
+    thread: while that waits, the world goes on.
     """
 
     def __init__(
@@ -128,11 +132,15 @@ class SimulatedCrew:
         self.nodes = nodes
         self.world = World(nodes, faults, seed, check=check, on_done=self._done, on_note=on_note)
         self._faults = faults
-        self._schemas: dict[int, Schema] = {}
+        self.schemas: dict[int, Schema] = {}
         self._trainers: list[_Trainer[object]] = []
         self._ready: deque[_Trainer[object]] = deque()
         self._outcomes: dict[tuple[PeerId, int], deque[Outcome]] = {}
         self._awaited: dict[PeerId, int] = {}
+
+    def transport(self, peer: PeerId) -> SimulatedTransport:
+        """One peer's transport."""
+        return SimulatedTransport(self, peer)
 
     def run(self, train: Callable[[SimulatedTransport], T]) -> list[T | None]:
         """Run ``train`` for each peer to its end: what each returns (``None``: it crashed).
@@ -159,7 +167,7 @@ class SimulatedCrew:
                 trainer.crash()
 
     def _made(self, peer: PeerId, train: Callable[[SimulatedTransport], T]) -> _Trainer[T]:
-        return _Trainer(peer, lambda: train(SimulatedTransport(self, peer)))
+        return _Trainer(peer, lambda: train(self.transport(peer)))
 
     def _crashes(self, peer: PeerId) -> Callable[[float], None]:
         return lambda _: self._trainers[peer].crash()
@@ -184,6 +192,9 @@ class SimulatedCrew:
 
     def wake(self, peer: PeerId, at_s: float) -> None:
         """Sleep until a virtual time, and longer where the peer is frozen then. In the trainer's thread."""
+        if not self._trainers:
+            self.world.run(at_s)
+            return
         trainer = self._trainers[peer]
         if at_s < math.inf:  # else it crashes first
             self.world.call(at_s, lambda _: self._ready.append(trainer), peer=peer)
@@ -193,6 +204,10 @@ class SimulatedCrew:
         """Wait for the end of a round. In the trainer's thread."""
         came = self._outcomes.setdefault((peer, channel), deque())
         while not came:
+            if not self._trainers:
+                if not self.world.next():
+                    raise Stuck(f"nothing is left to happen, and peer {peer} waits for channel {channel}")
+                continue
             self._awaited[peer] = channel
             self._trainers[peer].wait(f"for a round of channel {channel}")
         return came.popleft()
@@ -215,7 +230,7 @@ class SimulatedCrew:
 
     def agree(self, channel: int, schema: Schema) -> None:
         """Raises SchemaMismatch, naming the first tensor in which a schema differs from the first peer's."""
-        first = self._schemas.setdefault(channel, schema)
+        first = self.schemas.setdefault(channel, schema)
         difference = schema.difference(first)
         if difference is not None:
             raise SchemaMismatch(difference)
@@ -270,7 +285,7 @@ class SimulatedTransport:
         self.crew.agree(channel, schema)
         faults = self.crew.world.faults
         chunks = schema.n_chunks(codec.elements)
-        rtt_s = max(1e-4, 4.0 * (faults.latency_s + faults.jitter_s))
+        rtt_s = max(1e-4, timeout_s(faults))
         shape = Channel(method, codec, chunks, probe_s=1.0, rtt_s=rtt_s, fragments=schema.fragments)
         self._node.configure(channel, shape)
         self.crew.checks(channel, method, codec, schema)

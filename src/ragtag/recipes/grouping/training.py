@@ -7,7 +7,6 @@ Exchanging updates takes no time here: what is compared is waiting against stale
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch import Tensor
 from ragtag.core.faults import Faults
 from ragtag.recipes.tasks.digits import Indices, Net, Pool, train_size
 from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.loop import Loop
 
 STEP_S = 1.0
 """What a step of a whole batch takes a peer that nothing delays."""
@@ -133,7 +133,7 @@ class Crew:
     """The peers, the model and the clock."""
 
     def __init__(self, work: Work) -> None:
-        self.work, self.n, self.now_s, self.version = work, work.n, 0.0, 0
+        self.work, self.n, self.version = work, work.n, 0
         self.model: Tensor | None = work.net.initial(work.seed) if work.net else None
         self.used = self.dropped = 0
         self.staleness: Counter[int] = Counter()
@@ -143,23 +143,25 @@ class Crew:
         self.mean_model: Callable[[], Tensor | None] = lambda: self.model
         self._cost = ComputeCost(STEP_S / work.batch, sigma=work.jitter, seed=work.seed)
         self._pool = Pool(train_size() if work.net else work.samples, work.seed)
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
+        self._loop = Loop()
         self._steps = [0] * work.n
         self._busy_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self._loop.now_s
 
     def run(self, method: Method) -> Trial:
         """Work until all samples have gone in. Raises RuntimeError: nobody works any more before that."""
         method.start(self)
         self._method = method
         while self.used < self.work.samples:
-            if not self._heap:
+            if not self._loop.next():
                 raise RuntimeError(
                     f"{type(method).__name__}: all peers stand still after {self.used} of "
                     f"{self.work.samples} samples, at {self.now_s:g} s"
                 )
-            self.now_s, _, then = heapq.heappop(self._heap)
-            then()
         return Trial(
             method=type(method).__name__,
             seed=self.work.seed,
@@ -175,8 +177,7 @@ class Crew:
 
     def at(self, at_s: float, then: Callable[[], None]) -> None:
         """Call ``then`` at ``at_s``; what was asked for first comes first."""
-        heapq.heappush(self._heap, (at_s, self._order, then))
-        self._order += 1
+        self._loop.at(at_s, then)
 
     def begin(self, peer: int, samples: int | None = None, model: Tensor | None = None) -> None:
         """A peer takes samples (a batch) from the pool, the newest model (or its own), and computes."""

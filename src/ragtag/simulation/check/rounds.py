@@ -108,11 +108,6 @@ class Checker:
 
     # -- What the world calls
 
-    def time(self, before_s: float, now_s: float) -> None:
-        """Time never goes backwards."""
-        if now_s < before_s:
-            raise self.broken(f"time went back from {before_s} s to {now_s} s")
-
     def posts(self, order: int, event: Event) -> None:
         """An event has been planned: note what its payloads hold."""
         if isinstance(event, Arrived):

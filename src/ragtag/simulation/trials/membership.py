@@ -106,7 +106,7 @@ def member_trial(seed: int, storm_s: float = STORM_S) -> MemberTrial:
         elif draw.random() < 0.15 and peer > 0:
             world.at(float(draw.uniform(0, storm_s)), lambda peer=peer: world.leave(peer))  # type: ignore[misc]
     world.run(storm_s)
-    world.faults = faults.healed()
+    world.heal()
     healed_s, limit_s = world.now_s, world.now_s + SETTLE_S
     while not world.agreed():
         if world.now_s >= limit_s:
@@ -129,7 +129,7 @@ def member_trial(seed: int, storm_s: float = STORM_S) -> MemberTrial:
         dead,
         len(remarks(world, "healed")),
         len(remarks(world, "refuted")),
-        world.events,
+        world.loop.events,
     )
 
 

@@ -1,4 +1,4 @@
-"""Worlds: what is simulated, on an event heap.
+"""Worlds: what is simulated, each on a loop (``simulation.loop``).
 
 ``rounds`` runs nodes that average; ``members`` membership; ``crew`` both, with seats (``process`` is one of
 its peers); ``newcomer`` a peer's whole way in; ``transfer`` a newcomer and its donors.

@@ -8,7 +8,7 @@ seat: that may be another's before, and after. Who loses its seat comes again as
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import numpy as np
 from msgspec.structs import replace
@@ -48,6 +48,7 @@ from ragtag.protocols.membership.seating import Seating
 from ragtag.protocols.membership.types import Changed, Describe, Entered, Limits, MemberEffect, MemberEvent
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.link import Link
+from ragtag.simulation.loop import Port
 from ragtag.simulation.worlds.members import Life, MemberWorld, address_of
 from ragtag.simulation.worlds.process import Member, epoch_of, index_of, run_of
 
@@ -77,10 +78,14 @@ class CrewWorld:
         self.world = MemberWorld(faults, seed, limits=limits)
         self.world.on_step = self._stepped
         self.members: dict[int, Member] = {}
-        self._ends_s = [math.inf] * peers_max
+        self._ports = [Port(self._step(index)) for index in range(peers_max)]
+        """Of each process's node: what is given to it is an event, or a call."""
         for crash in faults.crashes:
-            self._ends_s[crash.peer] = min(crash.at_s, self._ends_s[crash.peer])
-        self.link = Link(faults, seed, self._ends_s, self._post)
+            port = self._ports[crash.peer]
+            port.ends_s = min(crash.at_s, port.ends_s)
+        for freeze in faults.freezes:
+            self.world.loop.freeze(self._ports[freeze.peer], freeze.at_s, freeze.for_s)
+        self.link = Link(faults, seed, self._ports, self._post)
         everyone = frozenset(range(founders))
         for index in range(founders):
             member = self._start(index, partners(index, everyone - {index}), index)
@@ -101,12 +106,12 @@ class CrewWorld:
 
     def crash(self, index: int) -> None:
         """A process ends without a word."""
-        self._ends_s[index] = self.now_s
+        self._ports[index].ends_s = self.now_s
         self.world.crash(index)
 
     def leave(self, index: int) -> None:
         """A process says that it goes, and goes."""
-        self._ends_s[index] = self.now_s
+        self._ports[index].ends_s = self.now_s
         self.world.leave(index)
 
     def run(self, until_s: float) -> None:
@@ -115,7 +120,9 @@ class CrewWorld:
 
     def running(self) -> list[Member]:
         """Those that run and average."""
-        return [m for i, m in self.members.items() if self._ends_s[i] > self.now_s and m.node is not None]
+        return [
+            m for i, m in self.members.items() if self._ports[i].ends_s > self.now_s and m.node is not None
+        ]
 
     def agreed(self) -> bool:
         """Whether all that run see the same peers in the same seats, and average with just these."""
@@ -154,7 +161,7 @@ class CrewWorld:
     def _describe(self, member: Member, card: Card) -> None:
         member.card = card
         member.roster.claim(card)
-        if self._ends_s[member.index] > self.now_s:
+        if self._ports[member.index].ends_s > self.now_s:
             self.world.tell(member.life, Describe(encode_card(card)))
 
     def _admitted(self, member: Member, node: Node) -> None:
@@ -178,7 +185,7 @@ class CrewWorld:
         self._average_at(self.now_s + offset * self.step_s, member)
 
     def _average_at(self, at_s: float, member: Member) -> None:
-        self.world.at(at_s, lambda: self._give(member, Average(CHANNEL, member.values, 1.0)))
+        self._at(at_s, member, lambda: self._give(member, Average(CHANNEL, member.values, 1.0)))
 
     # -- Membership, and what it means to a node
 
@@ -232,7 +239,7 @@ class CrewWorld:
             self._enter(member)
 
     def _look_at(self, member: Member, at_s: float) -> None:
-        self.world.at(at_s, lambda: self._look(member) if self._ends_s[member.index] > self.now_s else None)
+        self._at(at_s, member, lambda: self._look(member))
 
     def _enter(self, member: Member) -> None:
         """Make its node, which knows who is there."""
@@ -261,18 +268,25 @@ class CrewWorld:
             if member.reach.get(source.seat) == source.card.epoch:
                 self._give(member, Arrived((run_of(run, source.seat),)))
 
-        self.world.at(at_s, arrive)
+        self.world.loop.post(at_s, self._ports[dest], arrive)
+
+    def _at(self, at_s: float, member: Member, call: Callable[[], object]) -> None:
+        """Do something in a process."""
+        self.world.loop.post(at_s, self._ports[member.index], call)
 
     def _give(self, member: Member, event: Event) -> None:
-        node, now_s = member.node, self.now_s
-        if node is None or self._ends_s[member.index] <= now_s:
-            return
-        thaw_s = self.world.thaw_s(member.index)
-        if thaw_s > now_s:
-            self.world.at(thaw_s, lambda: self._give(member, event))
-            return
-        for effect in node.step(now_s, event):
-            self._apply(member, effect)
+        self.world.loop.give(self._ports[member.index], event)
+
+    def _step(self, index: int) -> Callable[[Event | Callable[[], object]], None]:
+        def take(given: Event | Callable[[], object]) -> None:
+            if callable(given):
+                given()
+                return
+            member = self.members[index]
+            for effect in [] if member.node is None else member.node.step(self.now_s, given):
+                self._apply(member, effect)
+
+        return take
 
     def _apply(self, member: Member, effect: Effect) -> None:
         now_s = self.now_s
@@ -282,7 +296,7 @@ class CrewWorld:
                 moved = Send(run_of(effect.run, index_of(epoch)), effect.deadline_s)
                 self.link.send(now_s, member.index, [moved])
         elif isinstance(effect, Arm):
-            self.world.at(max(now_s, effect.at_s), lambda: self._give(member, Expired(effect.timer)))
+            self.world.loop.post(max(now_s, effect.at_s), self._ports[member.index], Expired(effect.timer))
         elif isinstance(effect, Noted):
             member.notes.append((now_s, effect))
         elif isinstance(effect, Done):

@@ -6,10 +6,9 @@ Each datagram is carried as the bytes that the machine made.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ragtag.core import seed as random
 from ragtag.core.faults import Faults
@@ -34,6 +33,7 @@ from ragtag.protocols.membership.types import (
 )
 from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX
 from ragtag.simulation.check.rounds import InvariantBroken
+from ragtag.simulation.loop import Loop, Port
 
 KEY = bytes(range(32))
 
@@ -71,19 +71,11 @@ class Seen:
     effect: MemberEffect
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Happening:
-    at_s: float
-    order: int
-    what: str = field(compare=False)
-    life: Life | None = field(compare=False, default=None)
-    event: MemberEvent | None = field(compare=False, default=None)
-    dest: Address | None = field(compare=False, default=None)
-    call: Callable[[], None] | None = field(compare=False, default=None)
-
-
 class MemberWorld:
-    """Peers, their lines, and one heap of what happens next. ``replay`` is told when an invariant breaks."""
+    """Peers and their lines on one loop. ``replay`` is told when an invariant breaks.
+
+    A host is a peer's place on the loop: it stands still as the faults say, and its processes with it.
+    """
 
     def __init__(
         self,
@@ -97,24 +89,30 @@ class MemberWorld:
     ) -> None:
         self.faults, self.seed, self.limits, self.jumps, self.replay = faults, seed, limits, jumps, replay
         self.metadata_bytes = metadata_bytes
-        self.now_s = 0.0
+        self.loop = Loop()
         self.lives: list[Life] = []
         self.at_address: dict[Address, Life] = {}
         self.seen: list[Seen] = []
-        self.datagrams = self.bytes = self.events = 0
+        self.datagrams = self.bytes = 0
         self.on_step: Callable[[Life, MemberEvent, list[MemberEffect]], None] = lambda *_: None
         self.tamper: Callable[[Life, Address, bytes], list[bytes]] = lambda life, dest, data: [data]
-        self._heap: list[_Happening] = []
-        self._order = 0
+        self._hosts: dict[int, Port] = {}
+        for freeze in faults.freezes:
+            self.loop.freeze(self._host(freeze.peer), freeze.at_s, freeze.for_s)
         self._drawn: dict[tuple[int, int], int] = {}
         for crash in faults.crashes:
             self.at(crash.at_s, lambda peer=crash.peer: self.crash(peer))  # type: ignore[misc]
 
     # -- What a test does
 
-    def at(self, at_s: float, call: Callable[[], None]) -> None:
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self.loop.now_s
+
+    def at(self, at_s: float, call: Callable[[], object]) -> None:
         """Do something at a time."""
-        self._push(at_s, "call", call=call)
+        self.loop.at(at_s, call)
 
     def start(
         self, peer: int, entries: tuple[int, ...], *, name: str | None = None, deadline_s: float = 1e9
@@ -151,7 +149,7 @@ class MemberWorld:
 
     def tell(self, life: Life, event: MemberEvent) -> None:
         """Give a process an event now."""
-        self._push(self.now_s, "event", life, event)
+        self.loop.post(self.now_s, self._host(life.peer), (life, event))
 
     def is_running(self, peer: int) -> bool:
         """Whether a process of ``peer`` runs now."""
@@ -167,14 +165,12 @@ class MemberWorld:
 
     def run(self, until_s: float) -> None:
         """Let time pass."""
-        while self._heap and self._heap[0].at_s <= until_s:
-            happening = heapq.heappop(self._heap)
-            self.now_s = max(self.now_s, happening.at_s)
-            if happening.call is not None:
-                happening.call()
-            else:
-                self._happen(happening)
-        self.now_s = max(self.now_s, until_s)
+        self.loop.run(until_s)
+
+    def heal(self) -> None:
+        """From now on nothing goes wrong, and all that stands still goes on."""
+        self.faults = self.faults.healed()
+        self.loop.heal()
 
     def agreed(self) -> bool:
         """Whether all running members hold exactly the running members for alive."""
@@ -196,21 +192,20 @@ class MemberWorld:
         """What the clock of ``peer`` shows."""
         return now_s + sum(jump.by_s for jump in self.jumps if jump.peer == peer and jump.at_s <= now_s)
 
-    def _happen(self, happening: _Happening) -> None:
-        life, event = happening.life, happening.event
-        if life is None:
-            assert happening.dest is not None
-            life = self.at_address.get(happening.dest)
-        if life is None or event is None or life.ended_s <= self.now_s:
-            return
-        thaw_s = self.thaw_s(life.peer)
-        if thaw_s > self.now_s:
-            self._push(thaw_s, happening.what, happening.life, event, happening.dest)
+    def _host(self, peer: int) -> Port:
+        if peer not in self._hosts:
+            self._hosts[peer] = Port(self._take)
+        return self._hosts[peer]
+
+    def _take(self, given: tuple[Life | Address, MemberEvent]) -> None:
+        """A process, or whichever listens at an address by now, is given an event."""
+        to, event = given
+        life = to if isinstance(to, Life) else self.at_address.get(to)
+        if life is None or life.ended_s <= self.now_s:
             return
         local_s = self.local_s(life.peer, self.now_s)
         if isinstance(event, Join):
             event = Join(event.entries, local_s + (event.deadline_s - self.now_s))
-        self.events += 1
         try:
             effects = life.machine.step(local_s, event)
         except Exception as error:
@@ -219,13 +214,6 @@ class MemberWorld:
         self.on_step(life, event, effects)
         for effect in effects:
             self._do(life, effect)
-
-    def thaw_s(self, peer: int) -> float:
-        """When a peer that stands still goes on; now, if it does not."""
-        for freeze in self.faults.freezes:
-            if freeze.peer == peer and freeze.at_s <= self.now_s < freeze.at_s + freeze.for_s:
-                return freeze.at_s + freeze.for_s
-        return self.now_s
 
     def _do(self, life: Life, effect: MemberEffect) -> None:
         if isinstance(effect, Transmit):
@@ -236,7 +224,8 @@ class MemberWorld:
             return
         if isinstance(effect, Wake):
             ahead_s = effect.at_s - self.local_s(life.peer, self.now_s)
-            self._push(self._when(life.peer, ahead_s, effect.at_s), "event", life, Woke())
+            at_s = self._when(life.peer, ahead_s, effect.at_s)
+            self.loop.post(at_s, self._host(life.peer), (life, Woke()))
             return
         self.seen.append(Seen(self.now_s, life.peer, life.machine.me.epoch, effect))
         if isinstance(effect, Entered):
@@ -272,19 +261,7 @@ class MemberWorld:
                 delay_s -= faults.jitter_s * math.log(1.0 - random.uniform(key, 6 + copy))
             if random.uniform(key, 4 + copy) < faults.reorder:
                 delay_s += faults.reorder_s
-            self._push(self.now_s + delay_s, "event", None, Received(source, data), dest)
-
-    def _push(
-        self,
-        at_s: float,
-        what: str,
-        life: Life | None = None,
-        event: MemberEvent | None = None,
-        dest: Address | None = None,
-        call: Callable[[], None] | None = None,
-    ) -> None:
-        self._order += 1
-        heapq.heappush(self._heap, _Happening(at_s, self._order, what, life, event, dest, call))
+            self.loop.post(self.now_s + delay_s, self._host(other), (dest, Received(source, data)))
 
 
 def name_of(peer: int) -> str:

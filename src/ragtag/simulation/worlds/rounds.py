@@ -1,21 +1,19 @@
-"""A simulated world: virtual time on an event heap, machines for peers, faults from seeded streams.
+"""A simulated world: machines for peers on one loop, faults from seeded streams.
 
-Nothing here waits. The world pops the earliest event, gives it to its machine, and puts what the machine
-answers back on the heap; so a round that takes a second of virtual time takes milliseconds, and a run of
-one seed is the same run every time.
+Nothing here waits. An event goes to its machine, and what the machine answers goes back onto the loop; so a
+round that takes a second of virtual time takes milliseconds, and a run of one seed is always the same.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
+from functools import partial
 from struct import Struct
 
 import numpy as np
 
-from ragtag.core.faults import Faults, Freeze
+from ragtag.core.faults import Faults
 from ragtag.core.recording import Recording
 from ragtag.core.types import (
     Arm,
@@ -37,16 +35,15 @@ from ragtag.core.types import (
 )
 from ragtag.simulation.check.rounds import TOLERANCE, Checker, InvariantBroken
 from ragtag.simulation.link import Link, Traffic
+from ragtag.simulation.loop import Loop, Port
 
-_WORLD = -1  # stands for a peer in entries of the heap that are calls
 _RUN = Struct("<dHHIIBIIBH").pack
 _EVENT = Struct("<dHB").pack
-_DIGEST_BUFFER_BYTES = 1 << 16
 _HASHED_WHOLE_BYTES = 1 << 14
 
 OnDone = Callable[[PeerId, float, Outcome], None]
 OnNote = Callable[[PeerId, float, Noted], None]
-Call = Callable[[float], None]
+Call = Callable[[float], object]
 
 
 class World:
@@ -80,31 +77,37 @@ class World:
         tolerance: float = TOLERANCE,
         grouped: Iterable[int] = (),
     ) -> None:
-        n = len(nodes)
-        self.now_s, self.events = 0.0, 0
         self.nodes, self.seed = nodes, seed
         self.on_done, self.on_note = on_done, on_note
         self.recordings = [Recording() for _ in nodes] if record else []
-        self._heap: list[tuple[float, int, PeerId, Event | Call]] = []
-        self._order = 0
-        self._ends_s = [math.inf] * n
+        self._loop = Loop()
+        self._replay = replay or f"World(nodes, faults={faults!r}, seed={seed}, check=True)"
+        checker = Checker(len(nodes), seed, self._replay, tolerance, frozenset(grouped)) if check else None
+        self._checker, self._watched = checker, check or record
+        drop = None if checker is None else checker.drops
+        self._ports = [Port(partial(self._take, peer), last=Expired, drop=drop) for peer in range(len(nodes))]
         for crash in faults.crashes:
             self._known(crash.peer)
-            self._ends_s[crash.peer] = min(crash.at_s, self._ends_s[crash.peer])
-        self._replay = replay or f"World(nodes, faults={faults!r}, seed={seed}, check=True)"
-        self._checker = Checker(n, seed, self._replay, tolerance, frozenset(grouped)) if check else None
-        self._asked = [0] * n
-        self._frozen: dict[PeerId, int] = {}
-        self._held: dict[PeerId, list[tuple[int, Event | Call]]] = {}
-        self._healed = False
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._history = bytearray()
+            port = self._ports[crash.peer]
+            port.ends_s = min(crash.at_s, port.ends_s)
+        self._asked = [0] * len(nodes)
         self._faults = faults
-        self._link = Link(faults, seed, self._ends_s, self._post)
+        self._link = Link(faults, seed, self._ports, self._post)
         for freeze in faults.freezes:
-            self._plan(freeze)
-        for peer in range(n):
+            self._known(freeze.peer)
+            self._loop.freeze(self._ports[freeze.peer], freeze.at_s, freeze.for_s)
+        for peer in range(len(nodes)):
             self._post(0.0, peer, Start())
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self._loop.now_s
+
+    @property
+    def events(self) -> int:
+        """How much has happened."""
+        return self._loop.events
 
     @property
     def faults(self) -> Faults:
@@ -114,7 +117,7 @@ class World:
     @property
     def live(self) -> frozenset[PeerId]:
         """The peers that have not crashed."""
-        return frozenset(p for p, end_s in enumerate(self._ends_s) if end_s > self.now_s)
+        return frozenset(peer for peer, port in enumerate(self._ports) if port.ends_s > self.now_s)
 
     @property
     def checker(self) -> Checker | None:
@@ -136,24 +139,21 @@ class World:
     def at(self, at_s: float, peer: PeerId, event: Event) -> None:
         """Deliver an event (``Average``, ``Offer``, ``Joined``, ``Left``) to a peer at a virtual time."""
         self._known(peer)
+        self._post(at_s, peer, event)
         if isinstance(event, Average | Offer):
             self._asked[peer] += 1
-        self._later(at_s)
-        self._post(at_s, peer, event)
 
-    def call(self, at_s: float, function: Call, peer: PeerId = _WORLD) -> None:
+    def call(self, at_s: float, function: Call, peer: PeerId | None = None) -> None:
         """Call ``function(now_s)`` at a virtual time. peer: it is done in this peer's process, so later where
         that is frozen then, and not at all once it has crashed.
         """
-        self._later(at_s)
-        self._order += 1
-        heappush(self._heap, (at_s, self._order, peer, function))
+        port = None if peer is None else self._ports[peer]
+        self._loop.post(at_s, port, lambda: function(self._loop.now_s))
 
     def give(self, peer: PeerId, event: Event) -> None:
         """Have a peer's machine take an event now, before anything else happens."""
         self._known(peer)
-        self._order += 1
-        self._deliver(self.now_s, self._order, peer, event)
+        self._loop.give(self._ports[peer], event)
 
     def leave(self, peer: PeerId) -> None:
         """A peer says that it goes: others hear it after what it has sent before. Its machine answers on."""
@@ -164,10 +164,7 @@ class World:
 
     def next(self) -> bool:
         """Go on by one event; whether there was one."""
-        if not self._heap:
-            return False
-        self._take()
-        return True
+        return self._loop.next()
 
     def run(self, until_s: float = math.inf, events_max: int = 100_000_000) -> None:
         """Go on until nothing is left to happen, or to ``until_s``.
@@ -176,81 +173,58 @@ class World:
             InvariantBroken: a machine broke a rule (only with ``check``).
             RuntimeError: more than ``events_max`` events.
         """
-        heap, take = self._heap, self._take
-        stop = self.events + events_max
-        while heap and heap[0][0] <= until_s:
-            if self.events >= stop:
-                raise RuntimeError(
-                    f"{events_max} events and not done at {heap[0][0]} s of virtual time (seed {self.seed}): "
-                    f"machines that answer each other for ever, or raise events_max"
-                )
-            take()
-        if self.now_s < until_s < math.inf:
-            self.now_s = until_s
-
-    def _take(self) -> None:
-        """Take the earliest event."""
-        at_s, order, peer, event = heappop(self._heap)
-        if self._checker is not None:
-            self._checker.time(self.now_s, at_s)
-        self.now_s = at_s
-        self.events += 1
-        if peer == _WORLD:
-            event(at_s)  # type: ignore[operator]
-        elif at_s < self._ends_s[peer]:
-            if peer in self._frozen:
-                self._held[peer].append((order, event))
-            else:
-                self._deliver(at_s, order, peer, event)
-        elif self._checker is not None and not callable(event):
-            self._checker.drops(order)
+        try:
+            self._loop.run(until_s, events_max)
+        except RuntimeError as error:
+            error.add_note(f"seed {self.seed}")
+            raise
 
     def heal(self) -> None:
         """From now on nothing goes wrong: all that is frozen thaws, nobody else crashes, nothing is lost."""
-        self._healed = True
         self._faults = self._faults.healed()
         self._link.change(self._faults)
-        for peer, end_s in enumerate(self._ends_s):
-            if end_s > self.now_s:
-                self._ends_s[peer] = math.inf
-        for peer in list(self._frozen):
-            self._thaw(peer)
+        for port in self._ports:
+            if port.ends_s > self.now_s:
+                port.ends_s = math.inf
+        self._loop.heal()
 
     def digest(self) -> str:
         """A hash of everything that has happened: equal for two runs of one seed."""
-        self._flush()
-        return self._digest.hexdigest()
+        return self._loop.digest()
 
     # -- One event
 
-    def _deliver(self, at_s: float, order: int, peer: PeerId, event: Event | Call) -> None:
+    def _take(self, peer: PeerId, event: Event | Callable[[], object]) -> None:
+        """A peer's turn: an event for its machine, or a call in its process."""
+        loop = self._loop
+        at_s = loop.now_s
         if type(event) is Arrived:
             run = event.runs[0]
-            mask = run.mask
-            self._history += _RUN(at_s, peer, run.peer, run.first, len(run.payload), run.ended, *run.key)
-            if mask is not None:
-                self._history += mask.tobytes()
+            loop.log(_RUN(at_s, peer, run.peer, run.first, len(run.payload), run.ended, *run.key))
+            if run.mask is not None:
+                loop.log(run.mask.tobytes())
         elif callable(event):
-            event(at_s)
+            event()
             return
         else:
-            self._history += _EVENT(at_s, peer, len(type(event).__name__))
-        if len(self._history) > _DIGEST_BUFFER_BYTES:
-            self._flush()
-        if self.recordings:
-            self.recordings[peer].add(at_s, event)
-        checker = self._checker
-        if checker is not None:
-            checker.delivers(at_s, order, peer, event)
+            loop.log(_EVENT(at_s, peer, len(type(event).__name__)))
+        if self._watched:
+            self._watch(peer, event)
         try:
             effects = self.nodes[peer].step(at_s, event)
         except Exception as error:
             error.add_note(f"peer {peer} at {at_s} s of virtual time, seed {self.seed}: {event!r:.200}")
             raise
-        if checker is not None:
-            checker.stepped(at_s, peer, event, effects)
+        if self._checker is not None:
+            self._checker.stepped(at_s, peer, event, effects)
         if effects:
             self._act(at_s, peer, effects)
+
+    def _watch(self, peer: PeerId, event: Event) -> None:
+        if self.recordings:
+            self.recordings[peer].add(self.now_s, event)
+        if self._checker is not None:
+            self._checker.delivers(self.now_s, self._loop.order, peer, event)
 
     def _act(self, now_s: float, peer: PeerId, effects: list[Effect]) -> None:
         sends = [effect for effect in effects if type(effect) is Send]
@@ -264,69 +238,35 @@ class World:
             elif isinstance(effect, Done):
                 self._done(now_s, peer, effect.outcome)
             elif isinstance(effect, Noted):
-                self._history += f"{effect.what}/{effect.peer}/{effect.detail}".encode()
+                self._loop.log(f"{effect.what}/{effect.peer}/{effect.detail}".encode())
                 if self.on_note is not None:
                     self.on_note(peer, now_s, effect)
 
     def _post(self, at_s: float, peer: PeerId, event: Event) -> None:
-        self._order += 1
+        order = self._loop.post(at_s, self._ports[peer], event)
         if self._checker is not None:
-            self._checker.posts(self._order, event)
-        heappush(self._heap, (at_s, self._order, peer, event))
+            self._checker.posts(order, event)
 
     def _done(self, at_s: float, peer: PeerId, outcome: Outcome) -> None:
         self._asked[peer] -= 1
-        self._history += outcome.heard.tobytes() + outcome.weight.tobytes() + outcome.averaged.tobytes()
+        log = self._loop.log
+        log(outcome.heard.tobytes() + outcome.weight.tobytes() + outcome.averaged.tobytes())
         for part in () if outcome.gathered is None else _parts(outcome.gathered):
-            self._history += part.rows.tobytes() + part.factor.tobytes()
+            log(part.rows.tobytes() + part.factor.tobytes())
         mean = outcome.mean
         if mean.nbytes <= _HASHED_WHOLE_BYTES:
-            self._history += mean.tobytes()
+            log(mean.tobytes())
         else:  # at memory speed: the sum of its words
             words = (
                 np.ascontiguousarray(mean).reshape(-1).view(np.uint64 if mean.nbytes % 8 == 0 else np.uint32)
             )
-            self._history += int(words.sum(dtype=np.uint64)).to_bytes(8, "little")
+            log(int(words.sum(dtype=np.uint64)).to_bytes(8, "little"))
         if self.on_done is not None:
             self.on_done(peer, at_s, outcome)
-
-    def _flush(self) -> None:
-        self._digest.update(self._history)
-        self._history.clear()
-
-    # -- Peers that stand still
-
-    def _plan(self, freeze: Freeze) -> None:
-        self._known(freeze.peer)
-        self.call(freeze.at_s, lambda _: self._freeze(freeze.peer))
-        self.call(freeze.at_s + freeze.for_s, lambda _: self._unfreeze(freeze.peer))
-
-    def _freeze(self, peer: PeerId) -> None:
-        if not self._healed:
-            self._frozen[peer] = self._frozen.get(peer, 0) + 1
-            self._held.setdefault(peer, [])
-
-    def _unfreeze(self, peer: PeerId) -> None:
-        if peer in self._frozen:
-            self._frozen[peer] -= 1
-            if self._frozen[peer] == 0:
-                self._thaw(peer)
-
-    def _thaw(self, peer: PeerId) -> None:
-        """Deliver what waited, in its order; timers last: a driver reads its socket first."""
-        del self._frozen[peer]
-        held = self._held.pop(peer)
-        for order, event in sorted(held, key=lambda entry: isinstance(entry[1], Expired)):
-            if self.now_s < self._ends_s[peer]:
-                self._deliver(self.now_s, order, peer, event)
 
     def _known(self, peer: PeerId) -> None:
         if not 0 <= peer < len(self.nodes):
             raise ValueError(f"no peer {peer} in a world of {len(self.nodes)} (0 to {len(self.nodes) - 1})")
-
-    def _later(self, at_s: float) -> None:
-        if not at_s >= self.now_s:
-            raise ValueError(f"it is {self.now_s} s already; nothing can be planned for {at_s} s")
 
 
 def _parts(gathered: Gathered) -> list[Gathered]:

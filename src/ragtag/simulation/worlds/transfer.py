@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from ragtag.protocols.transfer.types import (
     TransferEvent,
 )
 from ragtag.simulation.check.rounds import InvariantBroken
+from ragtag.simulation.loop import Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,16 @@ class TransferWorld:
         self.seed, self.replay = seed, replay
         self.total_bytes, self.chunk_bytes = total_bytes, chunk_bytes
         self.machine = Transfer(list(givers), need if need is not None else Need(1))
-        self.now_s = 0.0
+        self._loop = Loop()
         self.ended: Finished | GaveUp | None = None
         self.intact: set[int] = set()
         self.on_step: Callable[[float, TransferEvent, list[TransferEffect]], None] = lambda *_: None
         self._states = {name: _State(giver) for name, giver in givers.items()}
-        self._heap: list[tuple[float, int, TransferEvent, int]] = []
-        self._order = 0
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self._loop.now_s
 
     def run(self, deadline_s: float) -> Finished | GaveUp:
         """Fetch, by ``deadline_s``; the machine must have ended by then.
@@ -103,15 +106,8 @@ class TransferWorld:
             InvariantBroken: it had not, or it did what it must not do.
         """
         self._push(0.0, Start(deadline_s), 0)
-        while self._heap and self.ended is None:
-            self.now_s, _, event, connection = heapq.heappop(self._heap)
-            if self.now_s > deadline_s:
-                break
-            if self._happens(event, connection):
-                effects = self.machine.step(self.now_s, event)
-                self.on_step(self.now_s, event, effects)
-                for effect in effects:
-                    self._apply(effect)
+        while self.ended is None and self._loop.due_s <= deadline_s:
+            self._loop.next()
         if self.ended is None:
             raise self._broken(f"the transfer had not ended by its deadline, {deadline_s} s")
         if isinstance(self.ended, Finished) and len(self.intact) != -(-self.total_bytes // self.chunk_bytes):
@@ -122,8 +118,14 @@ class TransferWorld:
         return InvariantBroken(what, self.seed, self.replay)
 
     def _push(self, at_s: float, event: TransferEvent, connection: int) -> None:
-        self._order += 1
-        heapq.heappush(self._heap, (at_s, self._order, event, connection))
+        self._loop.at(at_s, lambda: self._take(event, connection))
+
+    def _take(self, event: TransferEvent, connection: int) -> None:
+        if self._happens(event, connection):
+            effects = self.machine.step(self.now_s, event)
+            self.on_step(self.now_s, event, effects)
+            for effect in effects:
+                self._apply(effect)
 
     def _happens(self, event: TransferEvent, connection: int) -> bool:
         """Whether an event still comes: what a closed connection carried does not."""

@@ -1,0 +1,175 @@
+"""One event loop for all that runs in virtual time: a clock, a heap, and processes that stand still or end.
+
+What happens is planned for a time, and happens in the order of times; of what has one time, what was planned
+first comes first. A ``Port`` is one machine's process: what comes to it waits while it stands still, and is
+dropped once it has ended. Nothing here waits: a second of virtual time takes as long as its events do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+_LOG_BYTES = 1 << 16
+
+Call = Callable[[], object]
+
+
+class Port:
+    """One machine's process on a loop: ``take`` gives the machine an event and carries what it answers.
+
+    ends_s: from then on nothing comes to it (``inf``: it does not end). last: events of this class come after
+    all others when it goes on after standing still (timers: a driver reads its socket first). drop: told the
+    order of what would have come after its end.
+    """
+
+    __slots__ = ("drop", "ends_s", "halts", "held", "last", "take")
+
+    def __init__(
+        self,
+        take: Callable[[Any], object],
+        *,
+        ends_s: float = math.inf,
+        last: type | None = None,
+        drop: Callable[[int], object] | None = None,
+    ) -> None:
+        self.take, self.ends_s, self.last, self.drop = take, ends_s, last, drop
+        self.halts = 0
+        self.held: list[tuple[int, Any]] | None = None
+        """What waits until the process goes on, by order; ``None``: it does not stand still."""
+
+
+class Loop:
+    """Virtual time. now_s: what it is; events: how many things have happened; order: of what happens now."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events = self.order = 0
+        self._heap: list[tuple[float, int, Port | None, Any]] = []
+        self._planned = 0
+        self._halted: dict[Port, None] = {}
+        self._healed = False
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._log = bytearray()
+
+    # -- Planning
+
+    def at(self, at_s: float, call: Call) -> None:
+        """Call something at a time. Raises ValueError: that time is over, or none."""
+        self.post(at_s, None, call)
+
+    def post(self, at_s: float, port: Port | None, event: Any) -> int:
+        """Give a port an event at a time (``None``: call it); its place in the order. Raises as ``at``."""
+        if not at_s >= self.now_s:
+            raise ValueError(f"it is {self.now_s} s already; nothing can be planned for {at_s} s")
+        self._planned = order = self._planned + 1
+        heappush(self._heap, (at_s, order, port, event))
+        return order
+
+    def give(self, port: Port, event: Any) -> None:
+        """Give a port an event now, before all that is planned."""
+        self._planned += 1
+        self._give(self._planned, port, event)
+
+    def freeze(self, port: Port, at_s: float, for_s: float) -> None:
+        """A process will stand still for so long."""
+        self.at(at_s, lambda: self._halt(port))
+        self.at(at_s + for_s, lambda: self._go_on(port))
+
+    def heal(self) -> None:
+        """No process stands still any more, now and from now on."""
+        self._healed = True
+        for port in list(self._halted):
+            self._thaw(port)
+
+    # -- Going on
+
+    @property
+    def due_s(self) -> float:
+        """When the next thing happens; ``inf``: nothing will."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def next(self) -> bool:
+        """Let the next thing happen; whether there was one."""
+        if not self._heap:
+            return False
+        at_s, order, port, event = heappop(self._heap)
+        self.now_s = at_s
+        self.events += 1
+        if port is None:
+            event()
+        elif port.held is None and at_s < port.ends_s:
+            self.order = order
+            port.take(event)
+        else:
+            self._give(order, port, event)
+        return True
+
+    def run(self, until_s: float = math.inf, events_max: int = 100_000_000) -> None:
+        """Go on until nothing is left to happen, or to ``until_s``. Raises RuntimeError: more than
+        ``events_max`` things have happened."""
+        heap, stop = self._heap, self.events + events_max
+        while heap and heap[0][0] <= until_s:
+            if self.events >= stop:
+                raise RuntimeError(
+                    f"{events_max} events and not done at {heap[0][0]} s of virtual time: "
+                    f"machines that answer each other for ever, or raise events_max"
+                )
+            self.next()
+        if self.now_s < until_s < math.inf:
+            self.now_s = until_s
+
+    def _give(self, order: int, port: Port, event: Any) -> None:
+        if self.now_s >= port.ends_s:
+            if port.drop is not None:
+                port.drop(order)
+        elif port.held is not None:
+            port.held.append((order, event))
+        else:
+            self.order = order
+            port.take(event)
+
+    # -- Processes that stand still
+
+    def _halt(self, port: Port) -> None:
+        if not self._healed:
+            port.halts += 1
+            if port.held is None:
+                port.held = []
+                self._halted[port] = None
+
+    def _go_on(self, port: Port) -> None:
+        if port in self._halted:
+            port.halts -= 1
+            if port.halts == 0:
+                self._thaw(port)
+
+    def _thaw(self, port: Port) -> None:
+        """Give what waited, in its order."""
+        self._halted.pop(port, None)
+        held, port.held, port.halts = port.held or [], None, 0
+        last = port.last
+        if last is not None:
+            held.sort(key=lambda entry: isinstance(entry[1], last))
+        for order, event in held:
+            self._give(order, port, event)
+
+    # -- What has happened
+
+    def log(self, what: bytes) -> None:
+        """Add to what ``digest`` is a hash of."""
+        self._log += what
+        if len(self._log) > _LOG_BYTES:
+            self._flush()
+
+    def digest(self) -> str:
+        """A hash of all that was logged: equal for two runs of one seed."""
+        self._flush()
+        return self._digest.hexdigest()
+
+    def _flush(self) -> None:
+        self._digest.update(self._log)
+        self._log.clear()

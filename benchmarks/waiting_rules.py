@@ -42,13 +42,7 @@ def _one_witness() -> None:
 
 
 def _no_elsewhere() -> None:
-    closed = progress.Waiting.closed
-
-    def without(self: Any, peer: int, stage: int, block: int, why: progress.Why = progress.Why.IN) -> None:
-        if why is progress.Why.IN:
-            closed(self, peer, stage, block, why)
-
-    progress.Waiting.closed = without  # type: ignore[method-assign]
+    progress.Waiting.elsewhere = _nothing  # type: ignore[assignment, method-assign]
 
 
 def _no_asking() -> None:
@@ -57,7 +51,7 @@ def _no_asking() -> None:
 
 def _no_never() -> None:
     def answers(self: Any, run: Any) -> None:
-        self.of(run.peer).answered = True
+        self.of[run.peer].answered = True
 
     progress.Waiting.answers = answers  # type: ignore[method-assign]
 

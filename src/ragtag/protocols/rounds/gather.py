@@ -147,7 +147,6 @@ class Rows:
         """See ``stages.Content``."""
         stage, most = run.key.stage, self.spec.layout.n_chunks
         if stage == SCATTER:
-            stages.waiting.of(run.peer).gave = True
             if self.spec.owners[block] != self.spec.me or stages.waiting.stage > SCATTERING:
                 return None, []
             table = self._scattered

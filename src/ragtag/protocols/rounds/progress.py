@@ -24,7 +24,6 @@ Rules that look odd, and what fails without each, as it was tried (`docs/waiting
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import itemgetter
@@ -100,18 +99,26 @@ class Progress:
     came: bool = False
     gave: bool = False
     answered: bool = False
-    never: set[Share] = field(default_factory=set)
-    elsewhere: set[int] = field(default_factory=set)
+    never: frozenset[Share] = frozenset()
+    elsewhere: frozenset[int] = frozenset()
     contributors: int = -1
     missed: bool = False
     vain: bool = False
 
 
+class _Peers(dict[PeerId, Progress]):
+    """Each peer's progress; that of a peer of which nothing is known begins when it is asked for."""
+
+    def __missing__(self, peer: PeerId) -> Progress:
+        progress = self[peer] = Progress()
+        return progress
+
+
 class Waiting:
     """Whom one round waits for, in the stage that it is in.
 
-    until_s: this stage's deadline. lacking: how many shares are waited for. expired: it ended without
-    something.
+    of: each peer's progress. until_s: this stage's deadline. lacking: how many shares are waited for.
+    expired: it ended without something.
     last: whose share ended the first stage; the lowest of those it was ended without.
     """
 
@@ -124,16 +131,9 @@ class Waiting:
         self.expired = False
         self.last = -1
         self.waited_for: tuple[PeerId, ...] = ()
-        self._of: dict[PeerId, Progress] = {}
+        self.of = _Peers()
         self._few = 0
         self._grace_s = 0.0
-
-    def of(self, peer: PeerId) -> Progress:
-        """One peer's progress."""
-        progress = self._of.get(peer)
-        if progress is None:
-            progress = self._of[peer] = Progress()
-        return progress
 
     # -- Stages
 
@@ -147,7 +147,7 @@ class Waiting:
         awaited = begin.waiting & self._spec.members - {self._spec.me}
         self.waited_for = tuple(sorted(awaited))
         for peer in self.waited_for:
-            self.of(peer).awaited = True
+            self.of[peer].awaited = True
         self.until_s = now_s + begin.scatter_s
         return [peer for peer in self.waited_for if peer not in begin.withheld] or list(self.waited_for)
 
@@ -155,14 +155,15 @@ class Waiting:
         """To the second stage: an owner may reduce as late as its scatter deadline, and is in time then."""
         self.stage, self.until_s = GATHERING, max(now_s, self.until_s) + self.begun.gather_s
 
-    def owe(self, peer: PeerId, stage: int, block: int) -> None:
+    def owe(self, peer: PeerId, share: Share) -> None:
         """From now on a share is waited for, unless it goes elsewhere, or its owner is past the round."""
-        progress = self.of(peer)
-        if stage == SCATTER and block in progress.elsewhere:
+        progress = self.of[peer]
+        if share[0] == SCATTER:
+            if share[1] in progress.elsewhere:
+                return
+        elif not progress.awaited or self._is_silent(progress):
             return
-        if stage == GATHER and (not progress.awaited or self._is_silent(progress)):
-            return
-        progress.owes.add((stage, block))
+        progress.owes.add(share)
         self.lacking += 1
 
     @staticmethod
@@ -172,22 +173,32 @@ class Waiting:
 
     # -- Ways in which waiting ends
 
-    def closed(self, peer: PeerId, stage: int, block: int, why: Why = Why.IN) -> None:
-        """A share has come, or its sender has given it to another."""
-        progress = self.of(peer)
-        if why is Why.ELSEWHERE:
-            progress.elsewhere.add(block)
-        if (stage, block) not in progress.owes:
-            return
-        self._release(progress, ((stage, block),), why)
-        if why is Why.IN and self.stage == SCATTERING and not self.lacking:
-            self.last = peer
+    def closed(self, peer: PeerId, share: Share) -> None:
+        """``IN``: a share has come, or what has not come of it was lost."""
+        progress = self.of[peer]
+        if share in progress.owes:
+            self._close(progress, share)
+            if self.stage == SCATTERING and not self.lacking:
+                self.last = peer
+
+    def elsewhere(self, peer: PeerId, block: int) -> None:
+        """``ELSEWHERE``: a peer has given its share of a block to another that it takes for the owner."""
+        progress = self.of[peer]
+        progress.elsewhere |= {block}
+        if (SCATTER, block) in progress.owes:
+            self._close(progress, (SCATTER, block))
+
+    def _close(self, progress: Progress, share: Share) -> None:
+        progress.owes.remove(share)
+        if progress.never:
+            progress.never -= {share}
+        self.lacking -= 1
 
     def passed(self, peer: PeerId) -> None:
         """Nothing of this round comes from a peer any more, and what has not come was lost."""
-        progress = self.of(peer)
+        progress = self.of[peer]
         progress.awaited = False
-        self._release(progress, progress.owes, Why.PASSED)
+        self._release(progress, set(progress.owes), Why.PASSED)
 
     def overdue(self) -> None:
         """The stage's deadline has passed."""
@@ -200,35 +211,34 @@ class Waiting:
         the
         crew: a peer that would wait much longer does not hold up those that have gone on.
         """
-        teller = self.of(told_by)
+        teller = self.of[told_by]
         if teller.contributors < 0:
             teller.contributors = int(np.bitwise_or.reduce(heard))
-        told = [p.contributors for p in self._of.values() if p.contributors >= 0]
-        awaited = [p for p in self._of.values() if p.awaited]
+        told = [p.contributors for p in self.of.values() if p.contributors >= 0]
+        awaited = [p for p in self.of.values() if p.awaited]
         if 2 * len(told) < len(awaited):
             return
         for peer, progress in sorted(self._open(), key=_peer):
             others = [p for p in awaited if p is not progress]
             without = sum(p.contributors >= 0 and not p.contributors >> peer & 1 for p in others)
             if without >= WITNESSES and 2 * without > len(others):
-                self._release(progress, progress.owes, Why.OUTVOTED)
+                self._release(progress, set(progress.owes), Why.OUTVOTED)
                 self.expired, self.last = True, peer
 
     def asked_from_next(self, peer: PeerId) -> bool:
         """A peer asks in the next round, where it lacks this one: whether it is waited for no longer."""
-        progress = self.of(peer)
+        progress = self.of[peer]
         if progress.owes and progress.owes <= progress.never:
             self._miss([(peer, set(progress.owes), Why.NEVER)])
             return True
         progress.never |= progress.owes
         return False
 
-    def _release(self, progress: Progress, shares: Iterable[Share], why: Why) -> None:
-        """Wait no longer for these: the one place where that is decided."""
-        gone = progress.owes.intersection(shares)
-        progress.owes -= gone
-        progress.never -= gone
-        self.lacking -= len(gone)
+    def _release(self, progress: Progress, shares: set[Share], why: Why) -> None:
+        """Wait no longer for these, which have not come."""
+        progress.owes -= shares
+        progress.never -= shares
+        self.lacking -= len(shares)
         progress.missed |= MEANS[why].missed
         progress.vain |= MEANS[why].vain
 
@@ -240,23 +250,24 @@ class Waiting:
         if self.stage == SCATTERING and lost:
             self.last = min(peer for peer, _, _ in lost)
         for peer, shares, why in lost:
-            self._release(self.of(peer), shares, why)
+            self._release(self.of[peer], shares, why)
 
     def _open(self) -> list[tuple[PeerId, Progress]]:
-        return [(peer, progress) for peer, progress in self._of.items() if progress.owes]
+        return [(peer, progress) for peer, progress in self.of.items() if progress.owes]
 
     # -- What comes
 
-    def spoke(self, run: Run) -> None:
+    def spoke(self, peer: PeerId) -> Progress:
         """Something of this round came from a peer."""
-        progress = self.of(run.peer)
+        progress = self.of[peer]
         progress.answered = True
         if progress.never:
-            progress.never.clear()
+            progress.never = frozenset()
+        return progress
 
     def answers(self, run: Run) -> None:
         """A peer has answered what it was asked."""
-        progress = self.of(run.peer)
+        progress = self.of[run.peer]
         progress.answered = True
         if run.key.stage == NEVER:
             stage = SCATTER if self.stage == SCATTERING else GATHER
@@ -331,7 +342,7 @@ class Waiting:
         asked: list[Effect] = []
         for peer, progress in sorted(self._open(), key=_peer):
             progress.answered = False
-            progress.never.clear()
+            progress.never = frozenset()
             for stage, block in sorted(progress.owes):
                 asked.append(Send(hail(peer, self._spec.key(stage, block)), until_s))
         return asked
@@ -345,8 +356,4 @@ class Waiting:
 
     def missed(self) -> tuple[PeerId, ...]:
         """The peers that the round went on without."""
-        return tuple(sorted(peer for peer, progress in self._of.items() if progress.missed))
-
-    def all(self) -> Iterable[tuple[PeerId, Progress]]:
-        """All peers of which anything is known."""
-        return self._of.items()
+        return tuple(sorted(peer for peer, progress in self.of.items() if progress.missed))

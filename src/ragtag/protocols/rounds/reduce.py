@@ -118,7 +118,6 @@ class Values:
             return None, []
         at = layout.starts[block] + run.first
         if stage == SCATTER:
-            waiting.of(run.peer).gave = True
             if owner != self.spec.me or waiting.stage > SCATTERING:
                 return None, []
             incoming = self.scattered_of(run.peer, block)
@@ -133,7 +132,7 @@ class Values:
         incoming = self._gathered[block]
         noted = self._store(run, incoming, at)
         if incoming.left == 0:  # the average is here, from whomever this peer takes for its owner
-            waiting.closed(owner, GATHER, block)
+            waiting.closed(owner, (GATHER, block))
         return incoming, noted
 
     def _accumulate(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:

@@ -36,7 +36,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson, Spec
 from ragtag.protocols.rounds.hail import ANSWERS, HAIL
-from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, SCATTERING, Waiting, Why
+from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, SCATTERING, Progress, Share, Waiting
 from ragtag.protocols.rounds.repair import Repairer
 
 
@@ -108,7 +108,7 @@ class Stages:
         """See ``Lesson``. All peers owe an owner their share; others are owed what owners send."""
         waiting, owns = self.waiting, bool(self.content.mine)
         owing = self.others() if owns else sorted(self.content.owners())
-        of = dict(waiting.all())
+        of = waiting.of
         here = (peer for peer in waiting.waited_for if peer in of and of[peer].came and not of[peer].gave)
         return Lesson(
             owed={peer: peer in of and of[peer].came for peer in owing},
@@ -144,8 +144,7 @@ class Stages:
                 if run.key.stage in ANSWERS:
                     self.waiting.answers(run)
                 else:
-                    self.waiting.spoke(run)
-                    effects += self._take(now_s, run)
+                    effects += self._take(now_s, run, self.waiting.spoke(run.peer))
             return effects if self.waiting.lacking else effects + self._advance(now_s)
         if isinstance(event, Begin):
             return self._begin(now_s, event)
@@ -161,8 +160,9 @@ class Stages:
         giving = waiting.begin(now_s, begin)
         effects: list[Effect] = list(self.content.scatter(self))
         for block in self.content.mine:
+            share = (SCATTER, block)
             for peer in giving:
-                self._wait_for(peer, SCATTER, block, self.content.scattered_of(peer, block))
+                self._wait_for(peer, share, self.content.scattered_of(peer, block))
         effects.append(Arm(self.spec.timer("scatter"), waiting.until_s))
         if self._repair is not None:
             effects += self._repair.again(now_s, waiting.round_until_s)
@@ -188,7 +188,7 @@ class Stages:
 
     # -- Arrivals
 
-    def _take(self, now_s: float, run: Run) -> list[Effect]:
+    def _take(self, now_s: float, run: Run, sender: Progress) -> list[Effect]:
         spec, waiting, stage, block = self.spec, self.waiting, run.key.stage, self.spec.block(run.key)
         if not 0 <= block < len(spec.owners) or run.peer not in spec.members or run.peer == spec.me:
             return []
@@ -196,16 +196,18 @@ class Stages:
             if self._repair is None or waiting.stage == BEFORE:
                 return []
             return self._repair.answer(run, now_s + waiting.begun.gather_s)  # the other may have begun later
+        if stage == SCATTER:
+            sender.gave = True
         incoming, effects = self.content.take(self, now_s, run, block)
         if incoming is None:
             return effects
-        waiting.of(run.peer).came = True
+        sender.came = True
         if stage == GATHER and waiting.stage == SCATTERING and waiting.lacking and len(run.heard):
             waiting.outvoted(run.peer, run.heard)
         if self._repair is not None and incoming.ended and incoming.left:
             return effects + self._ask(now_s, run, incoming, self._repair)
         if incoming.closed:
-            waiting.closed(run.peer, stage, block)
+            waiting.closed(run.peer, (stage, block))
             effects += waiting.look_around(now_s)
         return effects
 
@@ -216,8 +218,8 @@ class Stages:
         until the deadline; and a peer that owns all blocks, and so sends nothing before, would be heard only
         when the round is over for others: too late to be taken for one that is there, in later rounds too.
         """
-        self.waiting.of(peer).came = True
-        self.waiting.closed(peer, SCATTER, block, Why.ELSEWHERE)
+        self.waiting.of[peer].came = True
+        self.waiting.elsewhere(peer, block)
         return self.waiting.look_around(now_s)
 
     def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
@@ -252,7 +254,7 @@ class Stages:
         waiting.turn_over(now_s)
         effects: list[Effect] = list(self.content.reduce(self))
         for block, owner, incoming in self.content.awaited():
-            self._wait_for(owner, GATHER, block, incoming)
+            self._wait_for(owner, (GATHER, block), incoming)
         effects.append(Arm(self.spec.timer("gather"), waiting.until_s))
         return effects + (waiting.count(now_s) if waiting.lacking else self._advance(now_s))
 
@@ -307,6 +309,6 @@ class Stages:
         me, n = self.spec.me, max(self.spec.members) + 1
         return sorted(self.spec.members - {me}, key=lambda peer: (peer - me) % n)
 
-    def _wait_for(self, peer: PeerId, stage: int, block: int, incoming: Incoming | None) -> None:
+    def _wait_for(self, peer: PeerId, share: Share, incoming: Incoming | None) -> None:
         if incoming is None or not incoming.closed or (self._repair is not None and incoming.left):
-            self.waiting.owe(peer, stage, block)
+            self.waiting.owe(peer, share)

@@ -422,10 +422,11 @@ class Publisher:
         if now_s < line.armed_s:
             return []
         line.armed_s = math.inf
+        due_s = line.rests_until_s if line.question is None else line.question.due_s
+        if now_s < due_s:
+            return self._wake(timer.round, line, due_s)
         if line.question is None:
             return self._ask_all(now_s)  # it has rested
-        if now_s < line.question.due_s:
-            return self._wake(timer.round, line, line.question.due_s)
         return self._unanswered(now_s, timer.round, line)
 
     def _unanswered(self, now_s: float, peer: PeerId, line: _Line) -> list[Effect]:

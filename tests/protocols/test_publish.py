@@ -222,7 +222,7 @@ def test_a_newcomer_gets_all_newest_values_with_their_ages() -> None:
     all_alike(world, range(3), given)
     assert held(world, 2, 0).made_s == pytest.approx(1.0, abs=0.02)
     assert held(world, 2, 3).made_s == pytest.approx(2.0, abs=0.02)
-    assert machine(node).clock == 5
+    assert machine(node).latest == 5
 
 
 def test_a_slow_receiver_comes_to_the_end_of_versions_though_newer_ones_keep_coming() -> None:

@@ -2,7 +2,7 @@
 
 | stage | from, to | round | block | what |
 |---|---|---|---|---|
-| TELL | peer, all | revision | page | the versions that a peer has, and its clock |
+| TELL | peer, all | revision | page | the versions that a peer has, and its run's base |
 | TOLD | back | revision | page | the same of the other: an answer, which says as much |
 | ASK | peer, holder | the question's number | - | up to ``WINDOW`` rows that the peer lacks |
 | ROWS | back | the question's number | the tensor | those rows; version in ``heard``, age (s) in ``weight`` |
@@ -19,7 +19,8 @@ its last.
 
 Versions are in one order on all peers (``core.types.Version``); a newer one wins. Their clock is Lamport's
 (CACM 1978): above that of each version known to its maker, and not below the trainer's, which counts rounds.
-The difference between clock and version is a value's age in rounds.
+The difference between clock and version is a value's age in rounds. A training's rounds go on where an
+earlier run of it ended; with which clock a run began, its *base*, peers tell each other, and the highest holds.
 
 A holder keeps the version before the newest as long as it is asked for, so a receiver that is slower than the
 publisher still comes to the end of one.
@@ -63,6 +64,7 @@ from ragtag.core.types import (
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Averager, Opening
+from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.base import told
 
 TELL, TOLD, ASK, ROWS, GONE = range(5)
@@ -143,16 +145,16 @@ class _Line:
     given_up: _Question | None = None
 
 
-def digest_of(count: int, maker: PeerId, rows: Bytes) -> int:
+def digest_of(clock: int, maker: PeerId, rows: Bytes) -> int:
     """32 bits of a value and of who published it when."""
-    return zlib.crc32(np.ascontiguousarray(rows).data, zlib.crc32(struct.pack("<IH", count, maker)))
+    return zlib.crc32(np.ascontiguousarray(rows).data, zlib.crc32(struct.pack("<IH", clock, maker)))
 
 
 class Publisher:
     """One peer's part in a channel of named tensors; sizes: how many rows each has.
 
-    held: the newest whole value of each tensor (``None``: there was none). Any thread may read it. clock: the
-    highest that was heard of.
+    held: the newest whole value of each tensor (``None``: there was none). Any thread may read it. latest: the
+    highest clock of any version that was heard of; base: of the run; heard: whether others have told of values.
     """
 
     done = highest = -1
@@ -162,7 +164,8 @@ class Publisher:
         self._number, self._crew, self._sizes = opening.number, opening.crew, sizes
         self._rtt_s, self._probe_s = opening.channel.rtt_s, opening.channel.probe_s
         self.held: list[Held | None] = [None] * len(sizes)
-        self.clock = 0
+        self.latest = self.base = 0
+        self.heard = False
         self._older: dict[int, Held] = {}
         self._older_asked: set[int] = set()
         self._coming: dict[int, _Coming] = {}
@@ -223,11 +226,11 @@ class Publisher:
     def _publish(self, now_s: float, ask: Publish) -> list[Effect]:
         for tensor, rows in ask.rows.items():
             self._require(tensor, rows)
-        self.clock = max(self.clock, ask.clock)
+        self.base = max(self.base, ask.base)
         if ask.wanted is not None:
             self._want(ask.wanted)
         for tensor, rows in sorted(ask.rows.items()):
-            version = ask.versions.get(tensor) or self._next(tensor, rows)
+            version = ask.versions.get(tensor) or self._next(tensor, rows, ask.clock)
             if version > self.version(tensor):
                 self._replace(tensor, Held(version, rows, now_s))
         pages = {tensor // PAGE for tensor in ask.rows} or set(self._pages)
@@ -241,12 +244,12 @@ class Publisher:
         if rows.shape != want or rows.dtype != np.uint8:
             raise ValueError(f"rows of {rows.dtype} {rows.shape} for tensor {tensor}; give uint8 {want}")
 
-    def _next(self, tensor: int, rows: Bytes) -> Version:
+    def _next(self, tensor: int, rows: Bytes, clock: int) -> Version:
         known = max(self.version(tensor), self._lacking.get(tensor, NONE)).clock
-        self.clock = count = max(self.clock, known + 1)
-        if count > _NUMBER_MAX:
-            raise RuntimeError(f"channel {self._number} has had {count} versions, as many as can be numbered")
-        return Version(count, self._crew.me, digest_of(count, self._crew.me, rows))
+        clock = max(clock, known + 1)
+        if clock > _NUMBER_MAX:
+            raise RuntimeError(f"channel {self._number} has had {clock} versions, as many as can be numbered")
+        return Version(clock, self._crew.me, digest_of(clock, self._crew.me, rows))
 
     def _replace(self, tensor: int, new: Held) -> None:
         """Take a newer value; the one before stays while it, or one before it, is asked for."""
@@ -256,7 +259,7 @@ class Publisher:
         elif before is not None:
             self._older[tensor] = before
         self.held[tensor] = new
-        self.clock = max(self.clock, new.version.clock)
+        self.latest = max(self.latest, new.version.clock)
         if self._lacking.get(tensor, NONE) <= new.version:
             self._lacking.pop(tensor, None)
         coming = self._coming.get(tensor)
@@ -300,21 +303,23 @@ class Publisher:
 
     def _page(self, peer: PeerId, stage: int, number: int, page: int) -> Run:
         tensors = range(page * PAGE, min((page + 1) * PAGE, len(self._sizes)))
-        blob = _PAGE.pack(self.clock, page)
+        blob = _PAGE.pack(self.base, page)
         blob += b"".join(_VERSION.pack(*self.version(tensor)) for tensor in tensors)
         return _small(peer, MessageKey(self._number, number, stage, page), blob)
 
     def _learn(self, peer: PeerId, line: _Line, blob: bytes) -> int | None:
         """What a peer says it has; the page, or ``None``: it is none."""
-        clock, page = _PAGE.unpack_from(blob)
-        if page not in self._pages or clock > self.clock + AHEAD_MAX:
+        base, page = _PAGE.unpack_from(blob)
+        most = max(self.latest, self.base) + AHEAD_MAX
+        if page not in self._pages or base > most:
             return None
-        self.clock = max(self.clock, clock)
+        self.base = max(self.base, base)
         first = page * PAGE
         for tensor in range(first, min(first + PAGE, len(self._sizes))):
             version = Version(*_VERSION.unpack_from(blob, _PAGE.size + (tensor - first) * _VERSION.size))
-            if version.clock > clock or version.maker >= PEERS_MAX:
+            if version.clock > most or version.maker >= PEERS_MAX:
                 continue
+            self.latest, self.heard = max(self.latest, version.clock), self.heard or version > NONE
             line.holds[tensor] = version
             self._hear_of(tensor, version)
         return int(page)
@@ -614,6 +619,14 @@ def _read(run: Run) -> bytes | None:
     if run.mask is not None and not run.mask.all():
         return None
     return bytes(run.payload.tobytes())
+
+
+def publisher_of(node: Node, channel: int) -> Publisher:
+    """A node's part in a channel of named tensors. Raises KeyError: it has no such channel open."""
+    machine = node.channels[channel]
+    if not isinstance(machine, Publisher):
+        raise KeyError(f"channel {channel} is averaged on; nothing is published there")
+    return machine
 
 
 def published(sizes: Iterable[int]) -> Averager:

@@ -170,9 +170,9 @@ class Publish:
 
     rows: of each, by its number, uint8 ``[k, chunk_bytes]``, not changed any more; without any the peer only
     says that it is there, and hears what others have. versions: of values that were published before (from a
-    checkpoint); the others are new. clock: the trainer's; no new version has a lower one. base: its clock when
-    the run began, of which all peers take the highest. wanted: which tensors this peer takes (``None``: as
-    before; at first all).
+    checkpoint); the others are new. clock: the trainer's; no new version has a lower one. base: its clock
+    when the run began, of which all peers take the highest. wanted: which tensors this peer takes (``None``:
+    as before; at first all).
     """
 
     channel: int

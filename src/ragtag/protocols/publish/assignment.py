@@ -8,7 +8,8 @@ agree without a message. It is made in three steps:
 2. A seat that the crew has grown by takes names from the most loaded ones, until it has a fair share.
 3. What a dead peer had goes to the living, in falling cost, each name to the least loaded one.
 
-So a peer that dies moves its own names and no others, and gets the same ones when it comes back. The second
+So a peer that dies moves its own names and no others, and gets the same ones when it comes back. (What that
+stability costs: the peer that takes a dead one's largest name may have that beside a fair share.) The second
 owner of a name is the one that would have it if the first was dead; when the first dies, it does.
 """
 

@@ -20,7 +20,7 @@ its last.
 Versions are in one order on all peers (``core.types.Version``); a newer one wins. Their clock is Lamport's
 (CACM 1978): above that of each version known to its maker, and not below the trainer's, which counts rounds.
 The difference between clock and version is a value's age in rounds. A training's rounds go on where an
-earlier run of it ended; with which clock a run began, its *base*, peers tell each other, and the highest holds.
+earlier run of it ended; with which clock a run began, its *base*, peers tell each other: the highest holds.
 
 A holder keeps the version before the newest as long as it is asked for, so a receiver that is slower than the
 publisher still comes to the end of one.
@@ -153,8 +153,9 @@ def digest_of(clock: int, maker: PeerId, rows: Bytes) -> int:
 class Publisher:
     """One peer's part in a channel of named tensors; sizes: how many rows each has.
 
-    held: the newest whole value of each tensor (``None``: there was none). Any thread may read it. latest: the
-    highest clock of any version that was heard of; base: of the run; heard: whether others have told of values.
+    held: the newest whole value of each tensor (``None``: there was none). Any thread may read it.
+    latest: the highest clock of any version that was heard of. base: of the run.
+    heard: whether others have told of values.
     """
 
     done = highest = -1

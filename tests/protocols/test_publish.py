@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +11,21 @@ import pytest
 from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, Partition, Window
 from ragtag.core.seed import generator
-from ragtag.core.types import Arrived, Bytes, Joined, Left, MessageKey, Publish, Run, Version
+from ragtag.core.types import (
+    Arm,
+    Arrived,
+    Bytes,
+    Effect,
+    Event,
+    Expired,
+    Joined,
+    Left,
+    MessageKey,
+    Publish,
+    Run,
+    Send,
+    Version,
+)
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Channel
 from ragtag.protocols.node import Node
@@ -386,3 +401,50 @@ def test_churn_of_sixteen_peers_ends_with_one_newest_value_of_each_tensor() -> N
 def test_what_cannot_be_published_is_refused(given: dict[int, Bytes], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         node_of(0, 2).step(0.0, Publish(CHANNEL, given))
+
+
+class Told:
+    """A node, and what it did, in words."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.lines = node, list[str]()
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        effects = self.node.step(now_s, event)
+        what = (
+            [f"from {run.peer}: {message(run)}" for run in event.runs] if isinstance(event, Arrived) else []
+        )
+        if isinstance(event, Expired):
+            what = [f"timer {event.timer.name!r} for peer {event.timer.round} runs out"] if effects else []
+        if isinstance(event, Publish):
+            what = [f"asked to publish tensors {sorted(event.rows)} at clock {event.clock}"]
+        done = [f"to {e.run.peer}: {message(e.run)}" for e in effects if isinstance(e, Send)]
+        done += [f"timer {e.timer.name!r} at {1e3 * e.at_s:.1f} ms" for e in effects if isinstance(e, Arm)]
+        if what:
+            self.lines += [f"{1e3 * now_s:8.1f}  {line}" for line in what]
+            self.lines += [f"{'':10}  -> {line}" for line in done]
+        return effects
+
+
+def message(run: Run) -> str:
+    stage = ("TELL", "TOLD", "ASK", "ROWS", "GONE")[run.key.stage]
+    if stage != "ROWS":
+        return f"{stage} {run.key.round}"
+    mask = np.ones(len(run.payload), np.bool_) if run.mask is None else run.mask
+    rows = (run.first + np.flatnonzero(mask)).tolist()
+    span = f"{rows[0]} to {rows[-1]}" if rows else "-"
+    end = ", the end" if run.ended else ""
+    return f"ROWS {run.key.round}, tensor {run.key.block}: {len(rows)} of {run.total} ({span}){end}"
+
+
+def test_transcript(golden: Callable[[str, str], None]) -> None:
+    note = [
+        "Peer 1 takes what peer 0 publishes, over lines of 2 ms that lose 15 datagrams in 100.",
+        "Tensors of 5, 130, 1 and 64 rows come by windows of 64; what was lost is asked for again.",
+        "",
+    ]
+    nodes = [Told(node_of(peer, 2)) for peer in range(2)]
+    world = World(nodes, Faults(latency_s=LATENCY_S, loss=Loss(0.15)), seed=3)
+    world.at(0.01, 0, Publish(CHANNEL, values(SIZES, 1), clock=7))
+    world.run(5.0)
+    golden("publish/loss", "\n".join(note + nodes[1].lines) + "\n")

@@ -68,7 +68,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mean:
+class NamedMean:
     """An average of named tensors: ``mean["fc1.A"]``, float32, not shared with anything.
 
     shares: by name. missed: the peers that were waited for in vain. round: the channel's; -1: this peer is on
@@ -104,11 +104,11 @@ class Newest:
 class Averaging:
     """A round of named tensors under way."""
 
-    def __init__(self, wait: Callable[[], Mean]) -> None:
+    def __init__(self, wait: Callable[[], NamedMean]) -> None:
         self._wait = wait
-        self._mean: Mean | None = None
+        self._mean: NamedMean | None = None
 
-    def result(self) -> Mean:
+    def result(self) -> NamedMean:
         """Wait until the round is done, which its own deadline bounds."""
         if self._mean is None:
             self._mean = self._wait()
@@ -202,13 +202,13 @@ class NamedTensors:
         table = self._table(values)
         if self._away():
             alone = {name: Share(1.0, 0.0) for name in self._averaged}
-            mean = Mean(self._cut(table), alone, (), -1)
+            mean = NamedMean(self._cut(table), alone, (), -1)
             return Averaging(lambda: mean)
         pending = self._transport.start(self.channel, table, float(weight))
         made = self._pending = Averaging(lambda: self._end(pending))
         return made
 
-    def _end(self, pending: Pending) -> Mean:
+    def _end(self, pending: Pending) -> NamedMean:
         outcome = pending.wait()
         self._last_round, self._pending = outcome.round, None
         if self._opened is None:
@@ -222,7 +222,7 @@ class NamedTensors:
                 first // self._codec.elements, (first + form.n_values - 1) // self._codec.elements + 1
             )
             shares[name] = Share(float(heard[span].mean()), float(outcome.averaged[span].mean()))
-        return Mean(self._cut(outcome.mean), shares, outcome.missed, outcome.round)
+        return NamedMean(self._cut(outcome.mean), shares, outcome.missed, outcome.round)
 
     def _table(self, values: Mapping[str, torch.Tensor]) -> Floats:
         elements = self._codec.elements

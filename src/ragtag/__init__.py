@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from ragtag.protocols.channel.averager import Averager as Averager
     from ragtag.protocols.groups.channel import Moshpit as Moshpit
     from ragtag.protocols.groups.channel import RandomGroups as RandomGroups
+    from ragtag.protocols.publish.assignment import OwnerPair as OwnerPair
     from ragtag.protocols.rounds.allreduce import AllReduce as AllReduce
     from ragtag.protocols.rounds.rps import RPS as RPS
     from ragtag.training.align.plan import Align as Align
     from ragtag.training.coherence import Coherence as Coherence
     from ragtag.training.exchange.central import Centre as Centre
     from ragtag.training.exchange.compress import TopK as TopK
+    from ragtag.training.named import NamedTensors as NamedTensors
     from ragtag.training.samples.sizes import BatchSizes as BatchSizes
     from ragtag.training.samples.split import skewed_shards as skewed_shards
     from ragtag.training.state.checkpoint import NoWholeCheckpoint as NoWholeCheckpoint
@@ -64,7 +66,9 @@ _HOMES = {
     "Moshpit": "ragtag.protocols.groups.channel",
     "RandomGroups": "ragtag.protocols.groups.channel",
     "Centre": "ragtag.training.exchange.central",
+    "NamedTensors": "ragtag.training.named",
     "NotFinite": "ragtag.core.errors",
+    "OwnerPair": "ragtag.protocols.publish.assignment",
     "BatchSizes": "ragtag.training.samples.sizes",
     "Coherence": "ragtag.training.coherence",
     "TopK": "ragtag.training.exchange.compress",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ragtag.core.types import Arrived, Average, Begin, Event, Offer, Run
+from ragtag.core.types import Arrived, Average, Begin, Event, Offer, Publish, Run
 
 _ENTRY_BYTES = 256  # the objects around one event or run, roughly
 
@@ -39,6 +39,8 @@ class Recording:
             size += event.values.nbytes
         elif isinstance(event, Offer):
             size += event.rows.nbytes
+        elif isinstance(event, Publish):
+            size += sum(rows.nbytes for rows in event.rows.values())
         if self.size_bytes + size > self.bytes_max:
             raise RecordingFull(
                 f"a recording of {len(self.entries)} events and {self.size_bytes} bytes has no room for "

@@ -7,8 +7,8 @@ The same machine is driven over real datagrams (``ragtag.network``) and in virtu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -152,6 +152,37 @@ class Offer:
     aside: frozenset[PeerId] = frozenset()
 
 
+class Version(NamedTuple):
+    """Which of a named tensor's values: the greater, the newer, on all peers alike.
+
+    clock: its maker's when it was published, above that of any version which the maker knew of (0: none).
+    maker: the peer that published it. digest: 32 bits of its rows, so no two values have one version.
+    """
+
+    clock: int
+    maker: PeerId
+    digest: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Publish:
+    """Ask a node to tell all peers the newest values of some of a channel's named tensors.
+
+    rows: of each, by its number, uint8 ``[k, chunk_bytes]``, not changed any more; without any the peer only
+    says that it is there, and hears what others have. versions: of values that were published before (from a
+    checkpoint); the others are new. clock: the trainer's; no new version has a lower one. base: its clock
+    when the run began, of which all peers take the highest. wanted: which tensors this peer takes (``None``:
+    as before; at first all).
+    """
+
+    channel: int
+    rows: Mapping[int, Bytes]
+    clock: int = 0
+    base: int = 0
+    versions: Mapping[int, Version] = field(default_factory=dict)
+    wanted: frozenset[int] | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Begin:
     """Begin one round: what a node tells the round's machine when its own peer asks for an average.
@@ -206,7 +237,21 @@ class Post:
     blob: bytes
 
 
-Event = Post | Tell | Measured | Start | Arrived | Expired | Joined | Visits | Left | Average | Offer | Begin
+Event = (
+    Post
+    | Tell
+    | Publish
+    | Measured
+    | Start
+    | Arrived
+    | Expired
+    | Joined
+    | Visits
+    | Left
+    | Average
+    | Offer
+    | Begin
+)
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from ragtag.core.types import (
     Offer,
     PeerId,
     Post,
+    Publish,
     Tell,
     Visits,
 )
@@ -156,7 +157,7 @@ class Node:
                 return self._miss(self._exchange(event.timer.round).step(now_s, event))
             machine = self.channels.get(event.timer.channel)
             return [] if machine is None else machine.step(now_s, event)
-        if isinstance(event, Average | Offer):
+        if isinstance(event, Average | Offer | Publish):
             machine = self.channels.get(event.channel)
             if machine is None:
                 raise KeyError(f"channel {event.channel} is not configured; call configure() first")

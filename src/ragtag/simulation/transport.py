@@ -35,10 +35,12 @@ from ragtag.core.types import (
     Outcome,
     PeerId,
     Post,
+    Publish,
 )
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import timeout_s
@@ -223,7 +225,7 @@ class SimulatedCrew:
         checker = self.world.checker
         if checker is None:
             return
-        if method.kind == "central" or schema.fragments > 1 or not codec.exact:
+        if method.kind in ("central", "published") or schema.fragments > 1 or not codec.exact:
             checker.leave_out(channel)
         elif method.kind == "in groups":
             checker.averages_in_groups(channel)
@@ -324,6 +326,16 @@ class SimulatedTransport:
     def _begin(self, ask: Average | Offer) -> SimulatedPending:
         self.crew.world.at(self.now_s(), self.me, ask)
         return SimulatedPending(self.crew, self.me, ask.channel)
+
+    # -- Named tensors
+
+    def publish(self, ask: Publish) -> None:
+        """Have the channel's machine take this now."""
+        self.crew.world.give(self.me, ask)
+
+    def published(self, channel: int) -> tuple[Publisher, float]:
+        """What a channel has brought, and virtual time."""
+        return publisher_of(self._node, channel), self.now_s()
 
     # -- The notice board
 

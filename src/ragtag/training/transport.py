@@ -9,9 +9,10 @@ from typing import Protocol
 
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
-from ragtag.core.types import Bytes, Floats, Outcome
+from ragtag.core.types import Bytes, Floats, Outcome, Publish
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
+from ragtag.protocols.publish.channel import Publisher
 
 
 class Pending(Protocol):
@@ -121,4 +122,16 @@ class Transport(Peers, Protocol):
 
         rows: uint8 ``[k, chunk_bytes]``, k at most ``schema.n_chunks(codec.elements)``; not changed any more.
         """
+        ...
+
+
+class PublishingTransport(Transport, Protocol):
+    """A transport whose channels may also carry values that one peer publishes for all."""
+
+    def publish(self, ask: Publish) -> None:
+        """Have the channel's machine take this; it does not wait for any other peer."""
+        ...
+
+    def published(self, channel: int) -> tuple[Publisher, float]:
+        """What a channel has brought (to be read only), and what time it is on its clock."""
         ...

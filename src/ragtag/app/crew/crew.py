@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -47,6 +47,7 @@ from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.compress import TopK
+from ragtag.training.named import NamedTensors, Shape
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.optimizer.scheduling import Conduct
 from ragtag.training.samples.deal import Indices
@@ -321,6 +322,47 @@ class Crew(Logbook):
             del self._names[channel_of(taken)]  # for whoever tries again with other options
             raise
         self._conducts.append(made.conduct)
+        return made
+
+    def tensors(
+        self,
+        name: str,
+        *,
+        averaged: Mapping[str, Shape] | None = None,
+        computed: Mapping[str, Shape] | None = None,
+        averager: Averager | str | None = None,
+        codec: Codec | Literal["fp32", "bf16", "int8"] | None = None,
+    ) -> NamedTensors:
+        """Tensors of a part of training's own, which it averages, or computes at one owner for all.
+
+        name: of all of them together, the same on all peers. averaged, computed: names to shapes (or example
+        tensors). averager: ``ragtag.RPS()`` (the default) or another that averages at once. codec: how they
+        travel. Snapshots and checkpoints have the newest values. More: ``ragtag.training.named``.
+
+        Raises SchemaMismatch where another peer has other names or shapes; ValueError, saying what to write,
+        for what cannot be.
+        """
+        self._require_in("crew.tensors(...)")
+        taken = self.take_name(name, "tensors")
+        transport = self._transport
+        try:
+            made = NamedTensors(
+                transport,
+                taken,
+                averaged,
+                computed,
+                method=averager,
+                codec=codec,
+                seed=self.seed,
+                founded=self.size,
+                away=lambda: isinstance(transport, DriverTransport) and transport.late,
+                on_outcome=self._write_round,
+            )
+        except BaseException:
+            del self._names[channel_of(taken)]  # for whoever tries again with other ones
+            raise
+        self._names[made.channel] = taken
+        self._keeper.keep(**{f"ragtag.tensors/{taken}": made})
         return made
 
     def take_name(self, name: str | None, kind: str = "model") -> str:

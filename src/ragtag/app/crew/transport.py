@@ -30,6 +30,7 @@ from ragtag.core.types import (
     Outcome,
     PeerId,
     Post,
+    Publish,
     nobodys,
 )
 from ragtag.core.wire import NAMED, name_hash
@@ -37,6 +38,7 @@ from ragtag.network.driver.driver import Driver
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.gather import nothing_gathered
 from ragtag.protocols.rounds.rps import rps
 from ragtag.training.state.standing import Standing
@@ -139,7 +141,7 @@ class SoloTransport:
     ) -> None:
         """Open a channel."""
         chunks = schema.n_chunks(codec.elements)
-        method = method if method.gathers else rps
+        method = method if method.gathers or method.kind == "published" else rps
         parts = schema.fragments
         lane = Channel(method, codec, chunks, probe_s=1e-3, rtt_s=1e-3, fragments=parts)
         self._node.configure(channel, lane)
@@ -166,6 +168,14 @@ class SoloTransport:
     ) -> Ready:
         """Gather one's own rows."""
         return self._done(Offer(channel, rows, weight, deadline_s))
+
+    def publish(self, ask: Publish) -> None:
+        """Keep values that nobody else takes."""
+        self._node.step(self.now_s(), ask)
+
+    def published(self, channel: int) -> tuple[Publisher, float]:
+        """One's own values."""
+        return publisher_of(self._node, channel), self.now_s()
 
     def _done(self, event: Average | Offer) -> Ready:
         for effect in self._node.step(0.0, event):
@@ -312,10 +322,11 @@ class DriverTransport:
             self._driver.probed(channel, 2.0 * rtt_s)
         else:
             self._driver.probed(channel, self._probe(probe_chunks, deadline_s) * chunks / probe_chunks)
-        self._method = method.name
+        if method.kind != "published":  # which is no way to average
+            self._method = method.name
         self._opened[channel] = schema, method, codec
         self._tell_room()
-        if not late:
+        if not late and self._method:
             self._ready()
 
     def _tell_room(self) -> None:
@@ -357,6 +368,18 @@ class DriverTransport:
         if self._driver.lost_seat:
             return Ready(nothing_gathered(channel))
         return self._begin(Offer(channel, rows, weight, deadline_s, aside))
+
+    def publish(self, ask: Publish) -> None:
+        """Have the driver tell the others of these values. A peer whose place is another's tells nobody.
+
+        Raises ragtag.network.driver.mailbox.DriverFailed where the driver has ended.
+        """
+        if not self._driver.lost_seat:
+            _result(self._driver.publish(ask), self._driver)
+
+    def published(self, channel: int) -> tuple[Publisher, float]:
+        """What a channel has brought, and what time it is on the driver's clock."""
+        return publisher_of(self._driver.node, channel), self._driver.now_s()
 
     def _begin(self, ask: Average | Offer) -> DriverPending:
         return DriverPending(self._driver.average(ask), self._driver)

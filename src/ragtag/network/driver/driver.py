@@ -19,6 +19,7 @@ from ragtag.core.types import (
     Outcome,
     PeerId,
     Post,
+    Publish,
     Tell,
 )
 from ragtag.core.wire import DATAGRAM_BYTES
@@ -111,6 +112,21 @@ class Driver(Engine):
                 future.set_exception(error)
             else:
                 future.set_result(self.notices(topic).posts[self.node.me].number)
+
+        self._mailbox.put(begin, future)
+        return future
+
+    def publish(self, event: Publish) -> Future[None]:
+        """Have a channel of named tensors take these values; the future is done once it has."""
+        future: Future[None] = Future()
+
+        def begin(now_s: float) -> None:
+            try:
+                self._step(now_s, event)
+            except (KeyError, ValueError, RuntimeError) as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
         self._mailbox.put(begin, future)
         return future

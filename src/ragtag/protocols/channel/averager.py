@@ -16,8 +16,9 @@ from ragtag.core.types import PEERS_MAX, Effect, Event, Floats, PeerId
 from ragtag.protocols.channel.presence import Crew
 from ragtag.protocols.rounds.base import Patience, Round
 
-Kind = Literal["at once", "in groups", "central"]
-"""How peers meet: all in each round, in groups that change, or at a state that they share."""
+Kind = Literal["at once", "in groups", "central", "published"]
+"""How peers meet: all in each round, in groups that change, at a state that they share, or not at all: each
+publishes values of its own."""
 
 
 class Machine(Protocol):

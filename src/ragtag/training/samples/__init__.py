@@ -1,7 +1,7 @@
 """Who draws which samples: ``split`` is what a script iterates over.
 
 A pool of blocks is shared (``pool``, ``deck``, ``deal``): peers claim blocks (``claims``, ``claiming``,
-``lease``), use them, and report (``ledger``, ``closing``); ``drawer`` asks the pool over the notice board
-(``actions``, ``answers``). ``loader`` makes batches, ``sizes`` their sizes by speed; ``epochs`` is the
+``lease``), use them, and report (``ledger``); ``drawing`` asks the pool over the notice board
+(``answers``). ``loader`` makes batches, ``sizes`` their sizes by speed; ``epochs`` is the
 epoch that the crew is in.
 """

@@ -23,16 +23,15 @@ What a dead peer had claimed and not reported as used is nobody's: it is missed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ragtag.protocols.crew.board import BLOB_MAX, Notices
-from ragtag.training.samples.actions import Over, Tell, Use, Wait
 from ragtag.training.samples.answers import Answers
 from ragtag.training.samples.blocks import LEASE_S, Deck, Pace
 from ragtag.training.samples.claiming import alone, enterable, next_claim
 from ragtag.training.samples.claims import SPANS_MAX, Section, decode, encode, joined
-from ragtag.training.samples.closing import KEPT, Closing
 from ragtag.training.samples.lease import Lease
-from ragtag.training.samples.ledger import EpochReport, Ledger, Mask
+from ragtag.training.samples.ledger import KEPT, Closing, EpochReport, Ledger, Mask
 
 __all__ = ["Deck", "EpochReport", "Over", "Pool", "Tell", "Use", "Wait"]
 
@@ -40,6 +39,31 @@ OPEN_MAX, OPEN_MAX_EXCLUSIVE = 8, 32
 """Epochs that wait for their report; with one more, the oldest is reported as it is known."""
 STALE = 8.0
 """After so many typical pauses between draws (and a lease) a peer asks whether its claims still stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Draw this block now."""
+
+    epoch: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Post this, give its number to ``posted``, and ask again."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again soon: others have not answered yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """All blocks are claimed, and one's own are used."""
 
 
 class Pool:

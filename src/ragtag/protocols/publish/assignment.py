@@ -1,0 +1,124 @@
+"""Which peer computes which named tensor, and which one stands in for it.
+
+A pure function of what all peers know: names, costs, seats, who lives, a seed. So peers with the same view
+agree without a message. It is made in three steps:
+
+1. The founders' seats, dead or alive, share all names: in falling cost each name goes to the least loaded
+   seat (longest processing time first, Graham 1969: at most 4/3 of the best that is possible).
+2. A seat that the crew has grown by takes names from the most loaded ones, until it has a fair share.
+3. What a dead peer had goes to the living, in falling cost, each name to the least loaded one.
+
+So a peer that dies moves its own names and no others, and gets the same ones when it comes back. (What that
+stability costs: the peer that takes a dead one's largest name may have that beside a fair share.) The second
+owner of a name is the one that would have it if the first was dead; when the first dies, it does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from ragtag.core import seed as random
+from ragtag.core.types import PeerId
+from ragtag.core.wire import name_hash
+
+Costs = tuple[tuple[str, float], ...]
+
+
+class OwnerPair(NamedTuple):
+    """Who computes a named tensor, and who does when the first is silent; alone, a peer is both."""
+
+    first: PeerId
+    second: PeerId
+
+
+def assigned(
+    costs: Mapping[str, float], live: Iterable[PeerId], *, seats: int, founded: int, seed: int
+) -> dict[str, OwnerPair]:
+    """The owners of each name.
+
+    costs: of each name, above 0, in any unit. live: the peers that live, at least one. seats: of the crew,
+    taken or not; founded: how many it had when it began.
+
+    Raises ValueError: a cost is not above 0 and finite, nobody lives, or somebody beyond the last seat does.
+    """
+    for name, cost in costs.items():
+        if not 0 < cost < math.inf:
+            raise ValueError(f"the cost of {name!r} is {cost}; give a number above 0")
+    alive = frozenset(live)
+    if not alive or min(alive) < 0 or max(alive) >= seats or not 1 <= founded <= seats:
+        raise ValueError(f"live peers {sorted(alive)} of {seats} seats, of which {founded} at first")
+    return dict(_assigned(tuple(sorted(costs.items())), alive, seats, founded, seed))
+
+
+@lru_cache(maxsize=64)
+def _assigned(
+    costs: Costs, live: frozenset[PeerId], seats: int, founded: int, seed: int
+) -> tuple[tuple[str, OwnerPair], ...]:
+    cost, rank = dict(costs), _ranks(costs, seed)
+    placed = _placed(costs, seats, founded, seed)
+    first = _among(placed, cost, rank, live)
+    second = dict(first)
+    if len(live) > 1:
+        for peer in live:
+            without = _among(placed, cost, rank, live - {peer})
+            second.update({name: without[name] for name, owner in first.items() if owner == peer})
+    return tuple((name, OwnerPair(first[name], second[name])) for name, _ in costs)
+
+
+def _ranks(costs: Costs, seed: int) -> dict[str, int]:
+    """Names of one cost are in an order that differs between seeds, and so do the seats of equal loads."""
+    return {name: random.stream_key(seed, "named owner", name_hash(name)) for name, _ in costs}
+
+
+@lru_cache(maxsize=64)
+def _placed(costs: Costs, seats: int, founded: int, seed: int) -> dict[str, PeerId]:
+    """Each name's seat, whoever lives."""
+    cost, rank = dict(costs), _ranks(costs, seed)
+    turn = seed % founded
+    loads = [(0.0, (seat - turn) % founded, seat) for seat in range(founded)]
+    heapq.heapify(loads)
+    names: list[list[str]] = [[] for _ in range(seats)]
+    for name in sorted(cost, key=lambda name: (-cost[name], rank[name], name)):
+        load, at, seat = heapq.heappop(loads)
+        names[seat].append(name)
+        heapq.heappush(loads, (load + cost[name], at, seat))
+    for seat in range(founded, seats):
+        _take_share(names, seat, cost)
+    return {name: seat for seat, own in enumerate(names) for name in own}
+
+
+def _take_share(names: list[list[str]], seat: PeerId, cost: Mapping[str, float]) -> None:
+    """A new seat takes names from the most loaded ones, each the largest that does not overburden it."""
+    load = [math.fsum(cost[name] for name in own) for own in names]
+    while True:
+        giver = max(range(seat), key=lambda other: (load[other], -other))
+        fits = [name for name in names[giver] if load[seat] + cost[name] < load[giver]]
+        if not fits:
+            return
+        name = max(fits, key=lambda name: (cost[name], name))
+        names[giver].remove(name)
+        names[seat].append(name)
+        load[giver] -= cost[name]
+        load[seat] += cost[name]
+
+
+def _among(
+    placed: Mapping[str, PeerId], cost: Mapping[str, float], rank: Mapping[str, int], live: frozenset[PeerId]
+) -> dict[str, PeerId]:
+    """Each name's owner: its seat's peer, or, where that is dead, the least loaded of the living."""
+    load = dict.fromkeys(live, 0.0)
+    owner = {name: seat for name, seat in placed.items() if seat in live}
+    for name in sorted(owner):  # in one order: sums of floats depend on it
+        load[owner[name]] += cost[name]
+    loads = [(load[peer], peer) for peer in live]
+    heapq.heapify(loads)
+    orphans = (name for name in placed if name not in owner)
+    for name in sorted(orphans, key=lambda name: (-cost[name], rank[name], name)):
+        least, peer = heapq.heappop(loads)
+        owner[name] = peer
+        heapq.heappush(loads, (least + cost[name], peer))
+    return owner

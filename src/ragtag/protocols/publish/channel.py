@@ -1,0 +1,641 @@
+"""Values of named tensors on their way from the peer that computed them to all others.
+
+| stage | from, to | round | block | what |
+|---|---|---|---|---|
+| TELL | peer, all | revision | page | the versions that a peer has, and its run's base |
+| TOLD | back | revision | page | the same of the other: an answer, which says as much |
+| ASK | peer, holder | the question's number | - | up to ``WINDOW`` rows that the peer lacks |
+| ROWS | back | the question's number | the tensor | those rows; version in ``heard``, age (s) in ``weight`` |
+| GONE | back | the question's number | page | as TOLD: a version that was asked for is not held any more |
+
+A receiver asks; nobody sends values that were not asked for. So loss, duplication and reordering need no
+rule: what does not come is asked for again, of the same peer or of another that has it; a row that comes
+twice is taken once. At most one window is on its way between two peers, so what else goes over that line
+waits for ``WINDOW`` rows at most. A newcomer tells that it has nothing, hears what there is, and asks for it.
+
+Rows of one version are collected apart. Once all are there, and their digest is the version's, they take the
+old value's place: nobody ever has a mixture of two versions, and a peer that lacks the newest goes on with
+its last.
+
+Versions are in one order on all peers (``core.types.Version``); a newer one wins. Their clock is Lamport's
+(CACM 1978): above that of each version known to its maker, and not below the trainer's, which counts rounds.
+The difference between clock and version is a value's age in rounds. A training's rounds go on where an
+earlier run of it ended; with which clock a run began, its *base*, peers tell each other: the highest holds.
+
+A holder keeps the version before the newest as long as it is asked for, so a receiver that is slower than the
+publisher still comes to the end of one.
+
+Bytes, where nothing is lost: a peer that publishes sends and gets one TELL and one TOLD per other peer and
+page (``PAGE`` tensors) of which anything is new; a peer sends ``ceil(r / WINDOW)`` ASKs for the r rows that
+it takes from another at once (more where these are of over ``ASKS_MAX`` tensors), and each row travels once.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ragtag.core.deadline import Deadline
+from ragtag.core.types import (
+    PEERS_MAX,
+    Arm,
+    Arrived,
+    Bools,
+    Bytes,
+    Effect,
+    Event,
+    Expired,
+    Joined,
+    Left,
+    MessageKey,
+    Noted,
+    PeerId,
+    Publish,
+    Run,
+    Send,
+    Timer,
+    Version,
+    Visits,
+)
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.channel.averager import Averager, Opening
+from ragtag.protocols.node import Node
+from ragtag.protocols.rounds.base import told
+
+TELL, TOLD, ASK, ROWS, GONE = range(5)
+WINDOW = 64
+"""Rows on their way between two peers at once: 68 KiB, which a line of 100 Mbit/s carries in 6 ms."""
+TENSORS_MAX = 1024
+AHEAD_MAX = 1 << 24
+"""A clock further ahead of all that is known is not believed: it would use up its numbers."""
+ELSEWHERE = 2
+"""Questions in a row that a holder leaves unanswered, until others are asked what they have."""
+_NUMBER_MAX = (1 << 32) - 1
+_GRANULARITY_S = 1e-3
+_DOUBLINGS_MAX = 10
+_PAGE = struct.Struct("<IH2x")
+_VERSION = struct.Struct("<IHxxI")
+_ASKED = struct.Struct("<fH2x")
+_ROWS = struct.Struct("<HxxIIIQ")
+PAGE = (CHUNK_BYTES - _PAGE.size) // _VERSION.size
+"""Tensors whose versions one datagram tells."""
+ASKS_MAX = (CHUNK_BYTES - _ASKED.size) // _ROWS.size
+"""Tensors that one question can be about."""
+NONE = Version(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A whole value. rows: uint8 ``[k, CHUNK_BYTES]``, never changed; made_s: when it was published, on this
+    peer's clock, as far as can be told (what travelling takes is not counted).
+    """
+
+    version: Version
+    rows: Bytes
+    made_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Coming:
+    """A version of which some rows have come. got: bool ``[k]``."""
+
+    version: Version
+    rows: Bytes
+    got: Bools
+    left: int
+
+
+@dataclass(slots=True)
+class _Question:
+    """What a peer was asked for and has not sent yet: of each tensor, of which version, which rows."""
+
+    number: int
+    sent_s: float
+    due_s: float
+    open: dict[int, tuple[Version, Bools]]
+    came: bool = False
+
+
+@dataclass(slots=True)
+class _Line:
+    """What is known of one other peer.
+
+    holds: the versions that it says it has. behind: pages of which it has not acknowledged the newest.
+    tries: since they were new. fails: questions in a row that it has left unanswered; rests_until_s: it is
+    asked nothing before. asked: the number of the newest question; served: of the last one it was answered.
+    armed_s: when a timer looks after it. given_up: the last question that was not answered in time.
+    """
+
+    answers: Deadline
+    holds: dict[int, Version] = field(default_factory=dict)
+    behind: set[int] = field(default_factory=set)
+    tries: int = 0
+    tell_s: float = math.inf
+    question: _Question | None = None
+    fails: int = 0
+    rests_until_s: float = -math.inf
+    asked: int = 0
+    served: int = -1
+    armed_s: float = math.inf
+    given_up: _Question | None = None
+
+
+def digest_of(clock: int, maker: PeerId, rows: Bytes) -> int:
+    """32 bits of a value and of who published it when."""
+    return zlib.crc32(np.ascontiguousarray(rows).data, zlib.crc32(struct.pack("<IH", clock, maker)))
+
+
+class Publisher:
+    """One peer's part in a channel of named tensors; sizes: how many rows each has.
+
+    held: the newest whole value of each tensor (``None``: there was none). Any thread may read it.
+    latest: the highest clock of any version that was heard of. base: of the run.
+    heard: whether others have told of values.
+    """
+
+    done = highest = -1
+    active = None
+
+    def __init__(self, opening: Opening, sizes: tuple[int, ...]) -> None:
+        self._number, self._crew, self._sizes = opening.number, opening.crew, sizes
+        self._rtt_s, self._probe_s = opening.channel.rtt_s, opening.channel.probe_s
+        self.held: list[Held | None] = [None] * len(sizes)
+        self.latest = self.base = 0
+        self.heard = False
+        self._older: dict[int, Held] = {}
+        self._older_asked: set[int] = set()
+        self._coming: dict[int, _Coming] = {}
+        self._lacking: dict[int, Version] = {}
+        self._wanted = frozenset(range(len(sizes)))
+        self._revision = 0
+        others = opening.crew.presence.others - opening.crew.gone
+        self._lines = {peer: self._line() for peer in sorted(others)}
+
+    def _line(self) -> _Line:
+        window = self._probe_s * min(1.0, WINDOW / sum(self._sizes))
+        return _Line(Deadline(max(_GRANULARITY_S, self._rtt_s + window), headroom=2.0, backoff_max=64.0))
+
+    # -- What a node asks of it
+
+    def probed(self, probe_s: float, now_s: float) -> None:
+        """One exchange of all values takes this long: how patient a first question is."""
+        self._probe_s = probe_s
+        for line in self._lines.values():
+            line.answers = self._line().answers
+
+    def resume(self, round_: int) -> None:
+        """There are no rounds."""
+
+    def newer(self) -> bool:
+        """Nothing is waited for."""
+        return True
+
+    def shows(self, peer: PeerId, number: int) -> bool:
+        """A peer's driver answers here though its trainer may hang: that is no sign that it takes part."""
+        return False
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take one event and say what to do."""
+        if isinstance(event, Arrived):
+            return [effect for run in event.runs for effect in self._take(now_s, run)]
+        if isinstance(event, Publish):
+            return self._publish(now_s, event)
+        if isinstance(event, Expired):
+            return self._expired(now_s, event.timer)
+        if isinstance(event, Joined | Visits):
+            return self._joined(now_s, event.peer)
+        if isinstance(event, Left):
+            return self._left(now_s, event.peer)
+        raise ValueError(f"channel {self._number} publishes named tensors; nothing is averaged on it")
+
+    @property
+    def _pages(self) -> range:
+        return range(-(-len(self._sizes) // PAGE))
+
+    def version(self, tensor: int) -> Version:
+        """Of the newest whole value."""
+        held = self.held[tensor]
+        return NONE if held is None else held.version
+
+    # -- Publishing
+
+    def _publish(self, now_s: float, ask: Publish) -> list[Effect]:
+        for tensor, rows in ask.rows.items():
+            self._require(tensor, rows)
+        self.base = max(self.base, ask.base)
+        if ask.wanted is not None:
+            self._want(ask.wanted)
+        for tensor, rows in sorted(ask.rows.items()):
+            version = ask.versions.get(tensor) or self._next(tensor, rows, ask.clock)
+            if version > self.version(tensor):
+                self._replace(tensor, Held(version, rows, now_s))
+        pages = {tensor // PAGE for tensor in ask.rows} or set(self._pages)
+        self._revision = (self._revision + 1) & _NUMBER_MAX
+        return self._announce(now_s, pages, self._lines) + self._ask_all(now_s)
+
+    def _require(self, tensor: int, rows: Bytes) -> None:
+        if not 0 <= tensor < len(self._sizes):
+            raise ValueError(f"tensor {tensor} of {len(self._sizes)}")
+        want = (self._sizes[tensor], CHUNK_BYTES)
+        if rows.shape != want or rows.dtype != np.uint8:
+            raise ValueError(f"rows of {rows.dtype} {rows.shape} for tensor {tensor}; give uint8 {want}")
+
+    def _next(self, tensor: int, rows: Bytes, clock: int) -> Version:
+        known = max(self.version(tensor), self._lacking.get(tensor, NONE)).clock
+        clock = max(clock, known + 1)
+        if clock > _NUMBER_MAX:
+            raise RuntimeError(f"channel {self._number} has had {clock} versions, as many as can be numbered")
+        return Version(clock, self._crew.me, digest_of(clock, self._crew.me, rows))
+
+    def _replace(self, tensor: int, new: Held) -> None:
+        """Take a newer value; the one before stays while it, or one before it, is asked for."""
+        before = self.held[tensor]
+        if tensor in self._older_asked:
+            self._older_asked.discard(tensor)
+        elif before is not None:
+            self._older[tensor] = before
+        self.held[tensor] = new
+        self.latest = max(self.latest, new.version.clock)
+        if self._lacking.get(tensor, NONE) <= new.version:
+            self._lacking.pop(tensor, None)
+        coming = self._coming.get(tensor)
+        if coming is not None and coming.version <= new.version:
+            del self._coming[tensor]
+
+    def _want(self, wanted: frozenset[int]) -> None:
+        self._wanted = wanted
+        for tensor in [tensor for tensor in self._lacking if tensor not in wanted]:
+            del self._lacking[tensor]
+            self._coming.pop(tensor, None)
+        for line in self._lines.values():
+            for tensor, version in line.holds.items():
+                self._hear_of(tensor, version)
+
+    # -- Telling which versions there are
+
+    def _announce(self, now_s: float, pages: Iterable[int], peers: Iterable[PeerId]) -> list[Effect]:
+        """Tell these peers what this one has on these pages, until they answer."""
+        effects: list[Effect] = []
+        for peer in peers:
+            line = self._lines[peer]
+            line.behind |= set(pages)
+            line.tries = 0
+            effects += self._tell(now_s, peer, line)
+        return effects
+
+    def _tell(self, now_s: float, peer: PeerId, line: _Line) -> list[Effect]:
+        pause_s = self._pause_s(peer, line) * 2 ** min(line.tries, _DOUBLINGS_MAX)
+        line.tries += 1
+        line.tell_s = now_s + pause_s
+        sends: list[Effect] = [
+            Send(self._page(peer, TELL, self._revision, page), line.tell_s) for page in sorted(line.behind)
+        ]
+        return [*sends, Arm(Timer(self._number, peer, "tell"), line.tell_s)]
+
+    def _pause_s(self, peer: PeerId, line: _Line) -> float:
+        """How long an answer may take."""
+        rtt_s = self._crew.rtt_s.get(peer, self._rtt_s)
+        return max(_GRANULARITY_S, rtt_s, line.answers.budget_s())
+
+    def _page(self, peer: PeerId, stage: int, number: int, page: int) -> Run:
+        tensors = range(page * PAGE, min((page + 1) * PAGE, len(self._sizes)))
+        blob = _PAGE.pack(self.base, page)
+        blob += b"".join(_VERSION.pack(*self.version(tensor)) for tensor in tensors)
+        return _small(peer, MessageKey(self._number, number, stage, page), blob)
+
+    def _learn(self, peer: PeerId, line: _Line, blob: bytes) -> int | None:
+        """What a peer says it has; the page, or ``None``: it is none."""
+        base, page = _PAGE.unpack_from(blob)
+        most = max(self.latest, self.base) + AHEAD_MAX
+        if page not in self._pages or base > most:
+            return None
+        self.base = max(self.base, base)
+        first = page * PAGE
+        for tensor in range(first, min(first + PAGE, len(self._sizes))):
+            version = Version(*_VERSION.unpack_from(blob, _PAGE.size + (tensor - first) * _VERSION.size))
+            if version.clock > most or version.maker >= PEERS_MAX:
+                continue
+            self.latest, self.heard = max(self.latest, version.clock), self.heard or version > NONE
+            line.holds[tensor] = version
+            self._hear_of(tensor, version)
+        return int(page)
+
+    def _hear_of(self, tensor: int, version: Version) -> None:
+        if tensor in self._wanted and version > max(self.version(tensor), self._lacking.get(tensor, NONE)):
+            self._lacking[tensor] = version
+
+    def _gone(self, line: _Line, number: int, page: int) -> None:
+        """A holder has other versions now than those that it was asked for; go on with the newest."""
+        question = line.question
+        if question is None or question.number != number:
+            return
+        for tensor, (version, _) in list(question.open.items()):
+            if tensor // PAGE == page and line.holds.get(tensor, NONE) != version:
+                del question.open[tensor]
+                self._coming.pop(tensor, None)
+
+    # -- Asking for what is lacking
+
+    def _ask_all(self, now_s: float) -> list[Effect]:
+        """Ask each holder for as much as it may have on its way."""
+        asks: dict[PeerId, list[int]] = {}
+        nowhere: set[int] = set()
+        for tensor in sorted(self._lacking):
+            source = self._source(now_s, tensor)
+            if source is None:
+                nowhere |= {tensor} if not self._holders(tensor) else set()
+            elif self._lines[source].question is None:
+                asks.setdefault(source, []).append(tensor)
+        effects = self._look_around(now_s, nowhere) if nowhere else []
+        for source, tensors in asks.items():
+            effects += self._ask(now_s, source, tensors)
+        return effects
+
+    def _holders(self, tensor: int) -> list[PeerId]:
+        coming = self._coming.get(tensor)
+        version = self._lacking[tensor] if coming is None else coming.version
+        return [peer for peer, line in self._lines.items() if line.holds.get(tensor, NONE) >= version]
+
+    def _source(self, now_s: float, tensor: int) -> PeerId | None:
+        """Who is to be asked for a tensor: the one that answers best; at first who has computed it."""
+        maker = self._lacking[tensor].maker
+        able = [peer for peer in self._holders(tensor) if self._lines[peer].rests_until_s <= now_s]
+        return min(
+            able,
+            key=lambda peer: (self._lines[peer].fails, peer != maker, (peer - self._crew.me) % PEERS_MAX),
+            default=None,
+        )
+
+    def _look_around(self, now_s: float, tensors: Iterable[int]) -> list[Effect]:
+        """Nobody here has what was told of: forget it, and ask all what they have."""
+        pages = set()
+        for tensor in tensors:
+            self._lacking.pop(tensor, None)
+            self._coming.pop(tensor, None)
+            pages.add(tensor // PAGE)
+            for line in self._lines.values():
+                self._hear_of(tensor, line.holds.get(tensor, NONE))
+        return self._announce(now_s, pages, self._lines)
+
+    def _ask(self, now_s: float, peer: PeerId, tensors: list[int]) -> list[Effect]:
+        line = self._lines[peer]
+        line.asked = (line.asked + 1) & _NUMBER_MAX
+        budget_s = self._pause_s(peer, line)
+        question = line.question = _Question(line.asked, now_s, now_s + budget_s, {})
+        room, parts = WINDOW, []
+        for tensor in tensors[:ASKS_MAX]:
+            coming = self._coming.get(tensor)
+            if coming is None:
+                coming = self._coming[tensor] = self._collect(tensor, self._lacking[tensor])
+            first = int(np.argmin(coming.got))
+            wants = ~coming.got[first : first + WINDOW]
+            wants &= np.cumsum(wants) <= room
+            room -= int(np.count_nonzero(wants))
+            asked = np.zeros(len(coming.got), np.bool_)
+            asked[first : first + WINDOW] = wants
+            question.open[tensor] = coming.version, asked
+            bits = int.from_bytes(np.packbits(wants, bitorder="little").tobytes(), "little")
+            parts.append(_ROWS.pack(tensor, first, coming.version.clock, coming.version.digest, bits))
+            if room == 0:
+                break
+        blob = _ASKED.pack(budget_s, len(parts)) + b"".join(parts)
+        run = _small(peer, MessageKey(self._number, line.asked, ASK, 0), blob)
+        return [Send(run, question.due_s), *self._wake(peer, line, question.due_s)]
+
+    def _wake(self, peer: PeerId, line: _Line, at_s: float) -> list[Effect]:
+        """Look after a question then, by one timer at a time."""
+        if at_s >= line.armed_s:
+            return []
+        line.armed_s = at_s
+        return [Arm(Timer(self._number, peer, "ask"), at_s)]
+
+    def _collect(self, tensor: int, version: Version) -> _Coming:
+        size = self._sizes[tensor]
+        return _Coming(version, np.empty((size, CHUNK_BYTES), np.uint8), np.zeros(size, np.bool_), size)
+
+    def _expired(self, now_s: float, timer: Timer) -> list[Effect]:
+        line = self._lines.get(timer.round)
+        if line is None:
+            return []
+        if timer.name == "tell":
+            due = line.behind and now_s >= line.tell_s
+            return self._tell(now_s, timer.round, line) if due else []
+        if now_s < line.armed_s:
+            return []
+        line.armed_s = math.inf
+        due_s = line.rests_until_s if line.question is None else line.question.due_s
+        if now_s < due_s:
+            return self._wake(timer.round, line, due_s)
+        if line.question is None:
+            return self._ask_all(now_s)  # it has rested
+        return self._unanswered(now_s, timer.round, line)
+
+    def _unanswered(self, now_s: float, peer: PeerId, line: _Line) -> list[Effect]:
+        """A question brought nothing: it or the answer was lost, or the peer is frozen, dead or cut off."""
+        line.given_up, line.question = line.question, None
+        line.answers.missed()
+        line.fails += 1
+        pause_s = self._pause_s(peer, line) * 2 ** min(line.fails - 1, _DOUBLINGS_MAX)
+        line.rests_until_s = now_s + pause_s
+        effects = self._wake(peer, line, line.rests_until_s)
+        if line.fails == ELSEWHERE and self._lacking:
+            pages = {tensor // PAGE for tensor in self._lacking}
+            effects += self._announce(now_s, pages, [other for other in self._lines if other != peer])
+        return effects + self._ask_all(now_s)
+
+    # -- What comes
+
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
+        line, stage = self._lines.get(run.peer), run.key.stage
+        if line is None:
+            return []
+        if stage == ROWS:
+            return self._rows(now_s, run, line)
+        blob = _read(run)
+        if blob is None:
+            return []
+        if stage == ASK:
+            return self._answer(now_s, run, line, blob)
+        if stage not in (TELL, TOLD, GONE):
+            return []
+        page = self._learn(run.peer, line, blob)
+        if page is None:
+            return []
+        effects: list[Effect] = []
+        if stage == TELL:
+            answer = self._page(run.peer, TOLD, run.key.round, page)
+            effects.append(Send(answer, now_s + self._pause_s(run.peer, line)))
+        elif stage == GONE:
+            self._gone(line, run.key.round, page)
+        elif run.key.round == self._revision:
+            line.behind.discard(page)
+        self._close_if_over(now_s, run.peer, line)
+        return effects + self._ask_all(now_s)
+
+    def _rows(self, now_s: float, run: Run, line: _Line) -> list[Effect]:
+        tensor, k = run.key.block, len(run.payload)
+        if tensor >= len(self._sizes) or run.total != self._sizes[tensor] or run.first + k > run.total:
+            return []
+        if k and run.payload.shape[1] != CHUNK_BYTES:
+            return []
+        question, coming = line.question, self._coming.get(tensor)
+        if line.given_up is not None and run.key.round == line.given_up.number:
+            line.answers.late(now_s - line.given_up.sent_s)
+            line.given_up, line.fails, line.rests_until_s = None, 0, now_s
+        fresh = coming is not None and k > 0 and self._store(run, coming)
+        if question is None or run.key.round != question.number or tensor not in question.open:
+            return self._complete(now_s, run, tensor, coming) if fresh else []
+        effects: list[Effect] = []
+        if fresh:
+            question.came, question.due_s = True, now_s + self._pause_s(run.peer, line)
+            effects = self._complete(now_s, run, tensor, coming)
+        version, asked = question.open[tensor]
+        coming = self._coming.get(tensor)
+        if run.ended or coming is None or coming.version != version or coming.got[asked].all():
+            del question.open[tensor]
+        if not question.open and not question.came:
+            return effects + self._unanswered(now_s, run.peer, line)
+        return effects + (self._ask_all(now_s) if self._close_if_over(now_s, run.peer, line) else [])
+
+    def _store(self, run: Run, coming: _Coming) -> bool:
+        """Take the rows of the version that is collected; whether any was new."""
+        span = slice(run.first, run.first + len(run.payload))
+        new = ~coming.got[span]
+        new &= run.heard == np.uint64(coming.version.clock << 32 | coming.version.digest)
+        if run.mask is not None:
+            new &= run.mask
+        k = int(np.count_nonzero(new))
+        if k == len(new):
+            coming.rows[span] = run.payload
+        elif k:
+            coming.rows[span][new] = run.payload[new]
+        coming.got[span] |= new
+        coming.left -= k
+        return k > 0
+
+    def _complete(self, now_s: float, run: Run, tensor: int, coming: _Coming | None) -> list[Effect]:
+        """All rows may be there: the value takes the old one's place, unless it is damaged."""
+        if coming is None or coming.left:
+            return []
+        del self._coming[tensor]
+        version = coming.version
+        if digest_of(version.clock, version.maker, coming.rows) != version.digest:
+            self._lines[run.peer].holds.pop(tensor, None)
+            self._lacking.pop(tensor, None)
+            for line in self._lines.values():
+                self._hear_of(tensor, line.holds.get(tensor, NONE))
+            return [Noted("damaged value", run.peer, f"tensor {tensor}, version {version.clock}")]
+        age_s = float(run.weight[0])
+        made_s = now_s - (age_s if 0 <= age_s < math.inf else 0.0)
+        if version > self.version(tensor):
+            coming.rows.flags.writeable = False
+            self._replace(tensor, Held(version, coming.rows, made_s))
+        return []
+
+    def _close_if_over(self, now_s: float, peer: PeerId, line: _Line) -> bool:
+        question = line.question
+        if question is None or question.open:
+            return False
+        line.question, line.fails = None, 0
+        line.answers.completed(now_s - question.sent_s)
+        return True
+
+    # -- Answering
+
+    def _answer(self, now_s: float, run: Run, line: _Line, blob: bytes) -> list[Effect]:
+        """Send the rows that a peer asks for, a window at most."""
+        patience_s, parts = _ASKED.unpack_from(blob)
+        if run.key.round == line.served or not 0 < patience_s < math.inf:
+            return []  # a copy of a question that was answered
+        line.served, room = run.key.round, WINDOW
+        until_s = now_s + patience_s
+        effects: list[Effect] = []
+        pages: set[int] = set()
+        for i in range(min(parts, ASKS_MAX)):
+            tensor, first, count, digest, bits = _ROWS.unpack_from(blob, _ASKED.size + i * _ROWS.size)
+            if tensor >= len(self._sizes) or first >= self._sizes[tensor]:
+                continue
+            held = self._of_version(tensor, count, digest)
+            if held is None:
+                pages.add(tensor // PAGE)
+                continue
+            wants = np.unpackbits(np.frombuffer(bits.to_bytes(8, "little"), np.uint8), bitorder="little")
+            asked = np.zeros(len(held.rows), np.bool_)
+            span = asked[first : first + WINDOW]
+            span[:] = wants[: len(span)]
+            span &= np.cumsum(span) <= room
+            room -= int(np.count_nonzero(span))
+            if span.any():
+                key = MessageKey(self._number, run.key.round, ROWS, tensor)
+                effects.append(Send(_rows_of(run.peer, key, held, asked, now_s), until_s))
+        effects += [Send(self._page(run.peer, GONE, run.key.round, page), until_s) for page in sorted(pages)]
+        return effects
+
+    def _of_version(self, tensor: int, count: int, digest: int) -> Held | None:
+        held, older = self.held[tensor], self._older.get(tensor)
+        if held is not None and (held.version.clock, held.version.digest) == (count, digest):
+            return held
+        if older is not None and (older.version.clock, older.version.digest) == (count, digest):
+            self._older_asked.add(tensor)
+            return older
+        return None
+
+    # -- Who is there
+
+    def _joined(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """Another process: it has nothing, and its numbers start anew."""
+        if peer == self._crew.me:
+            return []
+        self._lines[peer] = self._line()
+        return self._announce(now_s, self._pages, [peer]) + self._ask_all(now_s)
+
+    def _left(self, now_s: float, peer: PeerId) -> list[Effect]:
+        self._lines.pop(peer, None)
+        return self._ask_all(now_s)
+
+
+def _rows_of(peer: PeerId, key: MessageKey, held: Held, asked: Bools, now_s: float) -> Run:
+    size, mark = len(held.rows), held.version.clock << 32 | held.version.digest
+    weight = np.full(size, max(0.0, now_s - held.made_s), np.float32)
+    heard = np.full(size, mark, np.uint64)
+    return Run(peer, key, 0, size, held.rows, weight, heard, mask=asked, ended=True)
+
+
+def _small(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
+    """A message of one chunk, whose end is marked by nothing: the answer says that it came."""
+    run = told(peer, key, blob)
+    run.ended = False
+    return run
+
+
+def _read(run: Run) -> bytes | None:
+    """What such a message says; ``None``: it is none."""
+    if run.total != 1 or run.first != 0 or run.payload.shape != (1, CHUNK_BYTES):
+        return None
+    if run.mask is not None and not run.mask.all():
+        return None
+    return bytes(run.payload.tobytes())
+
+
+def publisher_of(node: Node, channel: int) -> Publisher:
+    """A node's part in a channel of named tensors. Raises KeyError: it has no such channel open."""
+    machine = node.channels[channel]
+    if not isinstance(machine, Publisher):
+        raise KeyError(f"channel {channel} is averaged on; nothing is published there")
+    return machine
+
+
+def published(sizes: Iterable[int]) -> Averager:
+    """What opens a channel of named tensors; sizes: how many rows each has, at least 1.
+
+    Raises ValueError: there are none, too many, or one has no rows.
+    """
+    rows = tuple(sizes)
+    if not 1 <= len(rows) <= TENSORS_MAX or min(rows) < 1:
+        raise ValueError(f"{len(rows)} named tensors; 1 to {TENSORS_MAX} with values can be published")
+    return Averager("published", lambda opening: Publisher(opening, rows), "published")

@@ -26,7 +26,13 @@ from ragtag.simulation.trials.rounds import trial
 
 ROOT = Path(__file__).resolve().parent.parent
 AVERAGERS = "rps", "rps+repair", "allreduce"
-TESTS = "tests/protocols", "tests/hooks/test_crew_away.py", "tests/simulation", "tests/paper"
+TESTS = [
+    *(
+        f"tests/protocols/test_{what}.py"
+        for what in ("reunite", "early", "asking", "stragglers", "node", "gather")
+    ),
+    "tests/hooks/test_crew_away.py",
+]
 
 
 def _nothing(*_: Any, **__: Any) -> list[Any]:

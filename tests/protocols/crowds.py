@@ -12,21 +12,21 @@ from ragtag.core.seed import generator
 from ragtag.core.types import Average, Done, Effect, Event, Floats, Noted, Outcome, PeerId
 from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.keys import View
-from ragtag.protocols.groups.machine import Crowd, Lane
+from ragtag.protocols.groups.machine import GroupChannel, PartialMachine
 from ragtag.simulation.worlds.rounds import World
 
 RTT_S = 0.02
-Make = Callable[[PeerId, View], Crowd]
+Make = Callable[[PeerId, View], PartialMachine]
 
 
-def lane(n_chunks: int = 4) -> Lane:
-    return Lane(0, fp32, n_chunks, probe_s=2 * RTT_S, rtt_s=RTT_S)
+def channel(n_chunks: int = 4) -> GroupChannel:
+    return GroupChannel(0, fp32, n_chunks, probe_s=2 * RTT_S, rtt_s=RTT_S)
 
 
 class Watched:
     """Remembers under which number a machine did each round that it was asked for."""
 
-    def __init__(self, inner: Crowd, book: dict[tuple[int, PeerId], Average]) -> None:
+    def __init__(self, inner: PartialMachine, book: dict[tuple[int, PeerId], Average]) -> None:
         self.inner, self._book = inner, book
         self._ask: Average | None = None
 

@@ -7,7 +7,7 @@ import pytest
 
 from ragtag.core.types import Outcome
 from ragtag.protocols.node import HEADROOM
-from ragtag.protocols.rounds.hail import ANSWER
+from ragtag.protocols.rounds.asking import ANSWER
 from ragtag.protocols.rounds.rps import rps_repair
 from tests.protocols.harness import World, vectors
 

@@ -4,11 +4,11 @@ import pytest
 from ragtag.core.faults import Crash, Faults, Loss
 from ragtag.protocols.groups.gossip import Gossip
 from ragtag.protocols.groups.keys import View
-from tests.protocols.crowds import RTT_S, Crowds, Make, lane
+from tests.protocols.crowds import RTT_S, Crowds, Make, channel
 
 
 def gossip(ring: bool = False) -> Make:
-    return lambda me, view: Gossip(me, view, 0, lane(), ring=ring)
+    return lambda me, view: Gossip(me, view, 0, channel(), ring=ring)
 
 
 @pytest.mark.parametrize("ring", [False, True])

@@ -26,19 +26,19 @@ from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.grid import Grid
 from ragtag.protocols.groups.host import ANNOUNCE, WAIT
 from ragtag.protocols.groups.keys import MoshpitKeys, Place, RandomKeys, View
+from ragtag.protocols.rounds.asking import ANSWER, HERE, NEVER, question
 from ragtag.protocols.rounds.base import SCATTER, told
-from ragtag.protocols.rounds.hail import ANSWER, HERE, NEVER, hail
-from tests.protocols.crowds import RTT_S, Crowds, Make, lane
+from tests.protocols.crowds import RTT_S, Crowds, Make, channel
 
 
 def moshpit(group: int = 8, grid: Grid | None = None, *, n_chunks: int = 4, repair: bool = False) -> Make:
     return lambda me, view: GroupNode(
-        me, view, 0, MoshpitKeys(me, 0, group, grid), lane(n_chunks), repair=repair
+        me, view, 0, MoshpitKeys(me, 0, group, grid), channel(n_chunks), repair=repair
     )
 
 
 def random_groups(group: int = 8) -> Make:
-    return lambda me, view: GroupNode(me, view, 0, RandomKeys(me, 0, group), lane())
+    return lambda me, view: GroupNode(me, view, 0, RandomKeys(me, 0, group), channel())
 
 
 def whole(outcome: Outcome) -> bool:
@@ -210,7 +210,7 @@ def test_skipping_gives_up_the_round_and_the_next_is_met() -> None:
 def test_who_is_asked_whether_it_is_there_answers_whatever_it_does() -> None:
     crew = Crowds(4, moshpit(4), rounds=1).run()
     for number, stage in ((0, NEVER), (1, HERE), (5, HERE)):
-        asked = hail(1, MessageKey(0, number, SCATTER, 7 << 6))
+        asked = question(1, MessageKey(0, number, SCATTER, 7 << 6))
         (answer,) = crew.nodes[0].inner.step(1.0, Arrived((asked,)))
         assert isinstance(answer, Send)
         assert answer.run.peer == 1 and answer.run.key == MessageKey(0, number, stage, 7 << 6)

@@ -32,9 +32,9 @@ from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.asking import HERE, QUESTION, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, Patience, told, whole
 from ragtag.protocols.rounds.gather import gather
-from ragtag.protocols.rounds.hail import HAIL, HERE, hail
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.protocols.centres import Each
@@ -496,7 +496,7 @@ def test_nor_is_it_where_that_came_before_the_round_began() -> None:
 def test_a_peer_that_asks_in_a_later_round_has_left_this_one() -> None:
     node = owner_of_all()
     for peer in (1, 2):
-        effects = node.step(0.1, Arrived((hail(peer, MessageKey(0, 2, 0, 0)),)))
+        effects = node.step(0.1, Arrived((question(peer, MessageKey(0, 2, 0, 0)),)))
         assert any(isinstance(e, Send) and e.run.key.stage == HERE for e in effects)
     (outcome,) = outcomes_of(effects)
     assert outcome.total_s == pytest.approx(0.1)
@@ -603,7 +603,7 @@ def test_who_only_begins_late_is_asked_and_waited_for_though_datagrams_are_lost(
         world.average(peer, again(peer, 0), after_s=0.01 * peer)
     world.run()
     asked = sum(
-        isinstance(e, Send) and e.run.key.stage == HAIL and e.run.peer == 8 and e.run.key.round == last
+        isinstance(e, Send) and e.run.key.stage == QUESTION and e.run.peer == 8 and e.run.key.round == last
         for _, _, _, effects in world.log
         for e in effects
     )
@@ -654,7 +654,7 @@ def test_patience_grows_with_those_given_up_too_early_and_only_with_them() -> No
     assert patience.factor == 1
 
 
-@pytest.mark.parametrize("stage", [HAIL, HERE])
+@pytest.mark.parametrize("stage", [QUESTION, HERE])
 def test_who_asks_or_answers_unasked_changes_nothing(stage: int) -> None:
     """Nor does it count as taking part: a node answers though its trainer may hang."""
     node = hand()
@@ -663,7 +663,7 @@ def test_who_asks_or_answers_unasked_changes_nothing(stage: int) -> None:
         finish(node, float(round_), own)
     effects = node.step(5.0, Arrived([told(1, MessageKey(0, 3, stage, 0), b"")]))
     answers = [e.run.key.stage for e in effects if isinstance(e, Send)]
-    assert answers == ([HERE] if stage == HAIL else []) and len(effects) == len(answers)
+    assert answers == ([HERE] if stage == QUESTION else []) and len(effects) == len(answers)
     assert node.silent_rounds(1) == 3
     assert node.step(5.0, Arrived([told(7, MessageKey(0, 3, stage, 0), b"")])) == []  # no member
 

@@ -5,7 +5,7 @@ from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Outcome, PeerId
 from ragtag.protocols.groups.keys import View
 from ragtag.protocols.groups.pushsum import PushSum
-from tests.protocols.crowds import RTT_S, Crowds, lane
+from tests.protocols.crowds import RTT_S, Crowds, channel
 
 
 class Carried(Crowds):
@@ -25,7 +25,7 @@ class Carried(Crowds):
 def crew(n: int, rounds: int, exponential: bool = False, faults: Faults | None = None) -> Carried:
     return Carried(
         n,
-        lambda me, view: PushSum(me, view, 0, lane(), exponential=exponential),
+        lambda me, view: PushSum(me, view, 0, channel(), exponential=exponential),
         rounds=rounds,
         faults=faults or Faults(latency_s=RTT_S / 2),
         exact=False,

@@ -5,7 +5,7 @@ import pytest
 
 from ragtag.core.faults import Crash, Faults, Loss
 from ragtag.protocols.groups.tree import TreeAllReduce
-from tests.protocols.crowds import RTT_S, Crowds, lane
+from tests.protocols.crowds import RTT_S, Crowds, channel
 
 
 def crew(
@@ -16,7 +16,7 @@ def crew(
 ) -> Crowds:
     return Crowds(
         n,
-        lambda me, view: TreeAllReduce(me, view, 0, lane()),
+        lambda me, view: TreeAllReduce(me, view, 0, channel()),
         rounds=rounds,
         faults=faults or Faults(latency_s=RTT_S / 2),
         exact=False,

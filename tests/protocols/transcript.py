@@ -23,8 +23,8 @@ from ragtag.core.types import (
     Send,
 )
 from ragtag.protocols.groups import host
+from ragtag.protocols.rounds.asking import HERE, NEVER, QUESTION, QUESTIONS
 from ragtag.protocols.rounds.base import BLOCK_BITS, GATHER, NACK, SCATTER
-from ragtag.protocols.rounds.hail import HAIL, HERE, NEVER, QUESTIONS
 from ragtag.protocols.rounds.repair import BITS, requested
 from tests.protocols.harness import World, members
 
@@ -101,7 +101,7 @@ def _run(run: Run, rounds: bool) -> str:
 def _message(run: Run) -> str:
     stage, block = run.key.stage, run.key.block & (1 << BLOCK_BITS) - 1
     if stage in QUESTIONS:
-        return f"is the {STAGES[stage & ~HAIL]} of block {block} still to come?"
+        return f"is the {STAGES[stage & ~QUESTION]} of block {block} still to come?"
     if stage in (HERE, NEVER):
         return f"I am here (block {block})" if stage == HERE else f"of block {block} nothing comes any more"
     if stage in MATCHING:

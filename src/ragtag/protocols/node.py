@@ -34,7 +34,7 @@ from ragtag.protocols.channel.presence import GONE_AFTER, Crew
 from ragtag.protocols.crew.board import BOARD, Board
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import MEET, Exchange, Meetings
-from ragtag.protocols.rounds.hail import HAIL
+from ragtag.protocols.rounds.asking import QUESTION
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 
@@ -196,7 +196,7 @@ class Node:
     def _arrived(self, now_s: float, event: Arrived) -> list[Effect]:
         runs, presence = event.runs, self._presence
         effects: list[Effect] = []
-        if len(runs) == 1 and not runs[0].key.stage & HAIL:  # in a simulated world, mostly
+        if len(runs) == 1 and not runs[0].key.stage & QUESTION:  # in a simulated world, mostly
             peer, key = runs[0].peer, runs[0].key
             if peer not in presence.heard:
                 if peer not in presence:
@@ -204,12 +204,12 @@ class Node:
                 effects = self._hear_of(peer, key.channel, key.round)
             more = self._deliver(now_s, key.channel, key.round, event)
             return effects + more if effects else more
-        hails = [run for run in runs if run.key.stage & HAIL and run.key.channel in self.channels]
-        if hails:  # a peer that only answers may still compute: that is no sign that it takes part
-            for run in hails:
+        questions = [run for run in runs if run.key.stage & QUESTION and run.key.channel in self.channels]
+        if questions:  # a peer that only answers may still compute: that is no sign that it takes part
+            for run in questions:
                 if run.peer in presence:
                     effects += self.channels[run.key.channel].step(now_s, Arrived([run]))
-            rest = [run for run in runs if run not in hails]
+            rest = [run for run in runs if run not in questions]
             return effects + (self._arrived(now_s, Arrived(rest)) if rest else [])
         if not all(run.peer in presence for run in runs):
             event = Arrived(runs := [run for run in runs if run.peer in presence])

@@ -143,8 +143,8 @@ class SoloTransport:
         chunks = schema.n_chunks(codec.elements)
         method = method if method.gathers or method.kind == "published" else rps
         parts = schema.fragments
-        lane = Channel(method, codec, chunks, probe_s=1e-3, rtt_s=1e-3, fragments=parts)
-        self._node.configure(channel, lane)
+        opened = Channel(method, codec, chunks, probe_s=1e-3, rtt_s=1e-3, fragments=parts)
+        self._node.configure(channel, opened)
 
     def start(
         self,
@@ -304,12 +304,12 @@ class DriverTransport:
             hash32 = name_hash(f"{channel}/{hash32}")
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
-        lane = Channel(method, codec, chunks, probe_s=deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts)
+        opened = Channel(method, codec, chunks, probe_s=deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts)
         probe_chunks = min(chunks, _PROBE_CHUNKS)
         by = rps if self.n <= PEERS_MAX else method
         probe = Channel(by, fp32, probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
         # both channels are open before the peers meet: whoever is done first sends at once
-        self._driver.configure(channel, lane, hash32).result(deadline_s)
+        self._driver.configure(channel, opened, hash32).result(deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
         with self._phases.of("schema"):
             self._compare(channel, schema, late, deadline_s, together)

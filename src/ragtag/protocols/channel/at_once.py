@@ -32,6 +32,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.channel.averager import Averager, Opening, Setting
 from ragtag.protocols.channel.budgets import Budgets
+from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, QUESTION, QUESTIONS, here
 from ragtag.protocols.rounds.base import (
     BLOCK_BITS,
     GATHER,
@@ -42,7 +43,6 @@ from ragtag.protocols.rounds.base import (
     peers_in,
     require_rows,
 )
-from ragtag.protocols.rounds.hail import ANSWER, ANSWERS, HAIL, QUESTIONS, here
 
 CATCH_UP = 8
 """A peer that skipped more rounds than this adds weight 0 to its first average (of each fragment): it takes,
@@ -128,8 +128,8 @@ class Rounds:
 
     def _arrived(self, now_s: float, event: Arrived) -> list[Effect]:
         first = event.runs[0].key
-        if first.stage & HAIL:
-            return [effect for run in event.runs for effect in self._hailed(now_s, run)]
+        if first.stage & QUESTION:
+            return [effect for run in event.runs for effect in self._asked(now_s, run)]
         machine = self.rounds.get(first.round)
         if machine is None and self._crew.n > PEERS_MAX:
             return []  # a probe from before the crew grew so large
@@ -300,7 +300,7 @@ class Rounds:
 
     # -- What comes
 
-    def _hailed(self, now_s: float, run: Run) -> list[Effect]:
+    def _asked(self, now_s: float, run: Run) -> list[Effect]:
         """A peer asks whether this one is there, or answers that it is."""
         number = run.key.round
         if run.key.stage in QUESTIONS:  # who asks waits in that round; it may be waited for in an earlier one

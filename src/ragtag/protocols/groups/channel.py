@@ -41,9 +41,9 @@ from ragtag.protocols.groups.grid import grid_of
 from ragtag.protocols.groups.group import BLOCK_BITS, Group
 from ragtag.protocols.groups.host import ANNOUNCE, BEHIND, MET, WAIT, Host, Roster
 from ragtag.protocols.groups.keys import Keys, MoshpitKeys, Place, RandomKeys, View
-from ragtag.protocols.groups.machine import Crowd, Lane
+from ragtag.protocols.groups.machine import GroupChannel, PartialMachine
+from ragtag.protocols.rounds.asking import ANSWER, ANSWERS
 from ragtag.protocols.rounds.base import NACK, SCATTER, told
-from ragtag.protocols.rounds.hail import ANSWER, ANSWERS
 
 WAIT_MAX = 4.0
 """A host that says it waits so many times longer than this peer itself would is not believed. In the next
@@ -71,30 +71,30 @@ class _Search:
     until_s: float = math.inf
 
 
-class GroupNode(Crowd):
+class GroupNode(PartialMachine):
     """One peer that averages in groups, whoever else there is.
 
     repair: what is lost inside a group is asked for again while its deadline allows.
     """
 
     def __init__(
-        self, me: PeerId, view: View, seed: int, keys: Keys, lane: Lane, *, repair: bool = False
+        self, me: PeerId, view: View, seed: int, keys: Keys, channel: GroupChannel, *, repair: bool = False
     ) -> None:
-        super().__init__(me, view, seed, lane)
+        super().__init__(me, view, seed, channel)
         self.keys = keys
-        self._answer = Deadline(lane.rtt_s)
+        self._answer = Deadline(channel.rtt_s)
         # Peers come as far apart as they compute: a probe has room for that, a round trip has not. It counts
         # as a measurement: one or two groups of a few, who meet the sooner the fewer they are, do not tell
         # how far others are apart, and who is not waited for is never measured.
-        self._wait = Deadline(lane.probe_s)
-        self._wait.completed(lane.probe_s)
-        self._host = Host(me, lane.channel, self._wait, self._answer)
+        self._wait = Deadline(channel.probe_s)
+        self._wait.completed(channel.probe_s)
+        self._host = Host(me, channel.number, self._wait, self._answer)
         self._search: _Search | None = None
         self._sent_s: dict[tuple[int, int], float] = {}
         """When this peer announced itself, by round and attempt; until it is answered."""
         self._alone = False
         self._lonely, self._ahead, self._ended_s = 0.0, False, math.inf
-        self._pauses = Deadline(lane.probe_s, quantile=0.5)
+        self._pauses = Deadline(channel.probe_s, quantile=0.5)
         self._belief = 1.0
         self._repair = repair
         self._restart()
@@ -106,7 +106,7 @@ class GroupNode(Crowd):
         """When the newest group met, and how much later its last message came, if after its round."""
 
     def _restart(self) -> None:
-        self._scatter, self._gather = Deadline(self.lane.probe_s), Deadline(self.lane.probe_s)
+        self._scatter, self._gather = Deadline(self.channel.probe_s), Deadline(self.channel.probe_s)
 
     def deadline_s(self) -> float:
         """By when a round that begins now ends at the latest, counted from its beginning."""
@@ -119,7 +119,7 @@ class GroupNode(Crowd):
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         old = self._last.machine.outcome if self._last is not None else None
-        if self.lane.reuse and old is not None:
+        if self.channel.reuse and old is not None:
             self._spare = old.mean
         self._last, self._group = self._group, None
         # members hear of their group, and so begin, up to a round trip apart
@@ -187,7 +187,7 @@ class GroupNode(Crowd):
 
     def _announcement(self, host: PeerId, ask: match.Ask, until_s: float) -> Send:
         assert self.active is not None
-        key = self.lane.key(self.active, ANNOUNCE, ask.attempt)
+        key = self.channel.key(self.active, ANNOUNCE, ask.attempt)
         return Send(told(host, key, match.encode_announce(ask)), until_s)
 
     def _time(self, now_s: float, key: MessageKey) -> None:
@@ -258,7 +258,7 @@ class GroupNode(Crowd):
         ask = ask._replace(attempt=run.key.block)
         if number < self.done or (self.active is not None and number < self.active):
             newest = self.active if self.active is not None else self.done + 1
-            behind = told(run.peer, self.lane.key(newest, BEHIND), b"\0")
+            behind = told(run.peer, self.channel.key(newest, BEHIND), b"\0")
             return [Send(behind, now_s + self._answer.budget_s())]
         effects, roster = self._host.announce(now_s, run.peer, number, ask)
         if roster is not None and number == self.active:
@@ -360,7 +360,7 @@ class GroupNode(Crowd):
         if self._late_s < math.inf:
             self._scatter.late(self._late_s)
         self._met_s, self._late_s = now_s, math.inf
-        group = self._group = Group(self.me, self.active, roster, self.lane, repair_s, scratch)
+        group = self._group = Group(self.me, self.active, roster, self.channel, repair_s, scratch)
         self._budgets_s = self._scatter.budget_s(), self._gather.budget_s()
         answer_s = ANSWER * self._answer.budget_s()
         effects = self._settle(now_s, group.begin(now_s, self._ask, *self._budgets_s, answer_s))
@@ -432,7 +432,7 @@ def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool, writ
         channel, crew = opening.channel, opening.crew
         if channel.fragments > 1:
             raise ValueError(f"{name} averages in groups, by rounds of their own: no fragments")
-        lane = Lane(
+        mine = GroupChannel(
             opening.number,
             channel.codec,
             channel.n_chunks,
@@ -441,7 +441,7 @@ def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool, writ
             channel.reuse,
         )
         own = keys(crew.me, crew.seed)
-        return GroupNode(crew.me, View(opening.peers), crew.seed, own, lane, repair=repair)
+        return GroupNode(crew.me, View(opening.peers), crew.seed, own, mine, repair=repair)
 
     return Averager(name, open_, "in groups", seats_max=SEATS_MAX, written=written)
 

@@ -14,16 +14,18 @@ from ragtag.core.deadline import Deadline
 from ragtag.core.types import Average, Effect, Floats, Outcome, PeerId, Run, Timer
 from ragtag.protocols.groups.grid import places, shuffled
 from ragtag.protocols.groups.keys import View
-from ragtag.protocols.groups.machine import Crowd, Lane, Vector
+from ragtag.protocols.groups.machine import GroupChannel, PartialMachine, Vector
 
 _VALUES = 0
 
 
-class Gossip(Crowd):
+class Gossip(PartialMachine):
     """One peer of pairwise gossip; ``ring``: only neighbours on a ring meet."""
 
-    def __init__(self, me: PeerId, view: View, seed: int, lane: Lane, *, ring: bool = False) -> None:
-        super().__init__(me, view, seed, lane)
+    def __init__(
+        self, me: PeerId, view: View, seed: int, channel: GroupChannel, *, ring: bool = False
+    ) -> None:
+        super().__init__(me, view, seed, channel)
         self._ring = ring
         self._restart()
         self._partner: PeerId | None = None
@@ -43,14 +45,14 @@ class Gossip(Crowd):
         return self.view.peers[other] if 0 <= other < n else None
 
     def _restart(self) -> None:
-        self._wait = Deadline(self.lane.probe_s, floor_s=self.lane.rtt_s)
+        self._wait = Deadline(self.channel.probe_s, floor_s=self.channel.rtt_s)
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         assert self.active is not None
         self._partner = self.partner(self.active)
         if self._partner is None or self._partner == self.me:
             return self.alone(now_s, expired=False)
-        self._theirs = Vector(self.lane.n_chunks, self.lane.codec.elements)
+        self._theirs = Vector(self.channel.n_chunks, self.channel.codec.elements)
         until_s = now_s + self._wait.budget_s()
         send = self._vector(self._partner, _VALUES, ask.values, ask.weight, until_s)
         return [send, self._arm("pair", until_s)]
@@ -63,7 +65,7 @@ class Gossip(Crowd):
             if run.key.round == self.done and run.peer == self._partner:
                 self._wait.late(now_s - self.started_s)
             return []
-        self._theirs.take(run, self.lane.codec)
+        self._theirs.take(run, self.channel.codec)
         return self._end(now_s, False) if self._theirs.closed else []
 
     def _expired(self, now_s: float, timer: Timer) -> list[Effect]:

@@ -21,7 +21,7 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols.groups.host import Roster
-from ragtag.protocols.groups.machine import Lane
+from ragtag.protocols.groups.machine import GroupChannel
 from ragtag.protocols.rounds.base import Spec
 from ragtag.protocols.rounds.layout import layout_of
 from ragtag.protocols.rounds.reduce import scatter_gather
@@ -39,24 +39,24 @@ class Group:
         me: PeerId,
         number: int,
         roster: Roster,
-        lane: Lane,
+        channel: GroupChannel,
         repair_s: float | None,
         scratch: Floats | None = None,
     ) -> None:
         self.roster, self.tag = roster, roster.tag
-        self._lane, self._number = lane, number
+        self._channel, self._number = channel, number
         self._local = {peer: i for i, peer in enumerate(roster.peers)}
         k = len(roster.peers)
         self.machine = scatter_gather(
             Spec(
                 me=self._local[me],
-                channel=lane.channel,
+                channel=channel.number,
                 round=number,
-                layout=layout_of(lane.n_chunks, k),
+                layout=layout_of(channel.n_chunks, k),
                 # owners rotate: fixed ones weigh more in the mean where chunks are lost (RPS, algorithm 1)
                 owners=tuple((j + number) % k for j in range(k)),
                 members=frozenset(range(k)),
-                codec=lane.codec,
+                codec=channel.codec,
                 repair_s=repair_s,
                 scratch=scratch,
             )

@@ -34,22 +34,22 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.channel.at_once import JUMP_MAX
 from ragtag.protocols.groups.keys import View
+from ragtag.protocols.rounds.asking import QUESTIONS, here
 from ragtag.protocols.rounds.base import spans_of, whole
-from ragtag.protocols.rounds.hail import QUESTIONS, here
 
 EARLY_MAX = 256
 """Runs that are kept for a round, or a group, that this peer does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class GroupChannel:
     """What a crowd's machine averages, and how long things may take at first.
 
     probe_s: measured time of one exchange of the whole vector; rtt_s: measured round trip, with its margin.
     reuse: use the memory of an outcome's mean again once the round after the next begins.
     """
 
-    channel: int
+    number: int
     codec: Codec
     n_chunks: int
     probe_s: float
@@ -58,22 +58,22 @@ class Lane:
 
     def key(self, round_: int, stage: int, block: int = 0) -> MessageKey:
         """A message's key."""
-        return MessageKey(self.channel, round_, stage, block)
+        return MessageKey(self.number, round_, stage, block)
 
     def timer(self, round_: int, name: str) -> Timer:
         """A timer's name."""
-        return Timer(self.channel, round_, name)
+        return Timer(self.number, round_, name)
 
 
-class Crowd(ABC):
+class PartialMachine(ABC):
     """One peer of a crew of any size; ``Average`` begins its next round, ``Done`` ends it."""
 
-    def __init__(self, me: PeerId, view: View, seed: int, lane: Lane) -> None:
+    def __init__(self, me: PeerId, view: View, seed: int, channel: GroupChannel) -> None:
         if me not in view:
             raise ValueError(f"peer {me} is not in its own view of {len(view)} peers")
-        if lane.n_chunks < 1:
-            raise ValueError("a lane of no values: there is nothing to average")
-        self.me, self.view, self.seed, self.lane = me, view, seed, lane
+        if channel.n_chunks < 1:
+            raise ValueError("a channel of no values: there is nothing to average")
+        self.me, self.view, self.seed, self.channel = me, view, seed, channel
         self.done = self.highest = -1
         self.active: int | None = None
         self.started_s = 0.0
@@ -105,7 +105,7 @@ class Crowd(ABC):
 
     def probed(self, probe_s: float, now_s: float = 0.0) -> None:
         """One exchange of the whole vector takes this long: where deadlines begin."""
-        self.lane = replace(self.lane, probe_s=probe_s)
+        self.channel = replace(self.channel, probe_s=probe_s)
         self._restart()
 
     def resume(self, round_: int) -> None:
@@ -133,7 +133,7 @@ class Crowd(ABC):
     # -- What a machine adds
 
     def _restart(self) -> None:  # noqa: B027  (most have nothing to do)
-        """Deadlines begin anew from the lane's probe."""
+        """Deadlines begin anew from the channel's probe."""
 
     @abstractmethod
     def _begin(self, now_s: float, ask: Average) -> list[Effect]: ...
@@ -158,9 +158,9 @@ class Crowd(ABC):
     def _average(self, now_s: float, ask: Average) -> list[Effect]:
         if self.active is not None:
             raise RuntimeError(f"round {self.active} is not done yet; one at a time")
-        if ask.channel != self.lane.channel:
-            raise KeyError(f"channel {ask.channel} is not this machine's, which is {self.lane.channel}")
-        want = (self.lane.n_chunks, self.lane.codec.elements)
+        if ask.channel != self.channel.number:
+            raise KeyError(f"channel {ask.channel} is not this machine's, which is {self.channel.number}")
+        want = (self.channel.n_chunks, self.channel.codec.elements)
         if ask.values.shape != want or ask.values.dtype != np.float32 or not ask.values.flags.c_contiguous:
             raise ValueError(
                 f"values of shape {ask.values.shape}, {ask.values.dtype}; give contiguous float32 of {want}"
@@ -170,7 +170,7 @@ class Crowd(ABC):
         return self._begin(now_s, ask) + self._again(now_s)
 
     def _arrived(self, now_s: float, run: Run) -> list[Effect]:
-        if run.peer == self.me or run.key.channel != self.lane.channel:
+        if run.peer == self.me or run.key.channel != self.channel.number:
             return []
         number = run.key.round
         if number > max(self.done, 0) + JUMP_MAX:
@@ -178,7 +178,7 @@ class Crowd(ABC):
         self.highest = max(self.highest, number)
         if run.key.stage in QUESTIONS:
             never = number < (self._next() if self.active is None else self.active)
-            return [here(now_s, run, self.lane.rtt_s, never)]
+            return [here(now_s, run, self.channel.rtt_s, never)]
         return self._take(now_s, run)
 
     def _keep(self, run: Run) -> None:
@@ -210,15 +210,15 @@ class Crowd(ABC):
 
     def _arm(self, name: str, at_s: float) -> Arm:
         assert self.active is not None
-        return Arm(self.lane.timer(self.active, name), at_s)
+        return Arm(self.channel.timer(self.active, name), at_s)
 
     def _vector(self, peer: PeerId, stage: int, values: Floats, weight: float, until_s: float) -> Send:
         """The whole vector as one message, each chunk with one weight; its contributor is the sender."""
         assert self.active is not None
-        k = self.lane.n_chunks
+        k = self.channel.n_chunks
         ones = np.ones(k, np.uint64)
-        payload = self.lane.codec.encode(values)
-        key = self.lane.key(self.active, stage)
+        payload = self.channel.codec.encode(values)
+        key = self.channel.key(self.active, stage)
         return Send(whole(peer, key, payload, np.full(k, weight, np.float32), ones), until_s)
 
     def outcome(
@@ -236,7 +236,7 @@ class Crowd(ABC):
         bits = np.fromiter(heard, np.uint64, len(weight))
         took_s = now_s - self.started_s
         return Outcome(
-            channel=self.lane.channel,
+            channel=self.channel.number,
             round=self.active,
             mean=mean,
             weight=weight,
@@ -256,7 +256,7 @@ class Crowd(ABC):
         """The round failed: the peer keeps its values, its weight, and itself as the only contributor."""
         ask = self._ask
         assert ask is not None
-        n = self.lane.n_chunks
+        n = self.channel.n_chunks
         weight = np.full(n, ask.weight, np.float32)
         return self._finish(
             now_s, self.outcome(now_s, ask.values, weight, [1] * n, (self.me,), expired=expired)

@@ -19,7 +19,7 @@ from ragtag.core import seed as random
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Average, Effect, Floats, PeerId, Run, Timer
 from ragtag.protocols.groups.keys import View
-from ragtag.protocols.groups.machine import Crowd, Lane
+from ragtag.protocols.groups.machine import GroupChannel, PartialMachine
 from ragtag.protocols.rounds.base import Incoming
 
 _MASS = 0
@@ -46,21 +46,23 @@ def _sources(seed: int, round_: int, n: int, exponential: bool) -> dict[int, tup
     return sources
 
 
-class PushSum(Crowd):
+class PushSum(PartialMachine):
     """One peer of push-sum. ``Average.weight`` is its weight now: 1 at first, then what the outcome said."""
 
-    def __init__(self, me: PeerId, view: View, seed: int, lane: Lane, *, exponential: bool = False) -> None:
-        super().__init__(me, view, seed, lane)
+    def __init__(
+        self, me: PeerId, view: View, seed: int, channel: GroupChannel, *, exponential: bool = False
+    ) -> None:
+        super().__init__(me, view, seed, channel)
         self._exponential = exponential
         self._restart()
-        self._sum: Floats = np.zeros((lane.n_chunks, lane.codec.elements), np.float32)
-        self._weight: Floats = np.zeros(lane.n_chunks, np.float32)
+        self._sum: Floats = np.zeros((channel.n_chunks, channel.codec.elements), np.float32)
+        self._weight: Floats = np.zeros(channel.n_chunks, np.float32)
         self._seen: dict[tuple[int, PeerId], Incoming] = {}
         self._open: set[PeerId] = set()
         self._heard: dict[PeerId, None] = {}
 
     def _restart(self) -> None:
-        self._wait = Deadline(self.lane.probe_s, floor_s=self.lane.rtt_s)
+        self._wait = Deadline(self.channel.probe_s, floor_s=self.channel.rtt_s)
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         assert self.active is not None
@@ -84,7 +86,7 @@ class PushSum(Crowd):
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         if run.key.stage != _MASS or run.key.round < self.done - _ROUNDS_SEEN:
             return []  # so old that it could not be told from a copy
-        if run.total != self.lane.n_chunks or run.first + len(run.payload) > run.total:
+        if run.total != self.channel.n_chunks or run.first + len(run.payload) > run.total:
             return []
         entry = (run.key.round, run.peer)
         seen = self._seen.get(entry)
@@ -94,7 +96,7 @@ class PushSum(Crowd):
             seen = self._seen[entry] = Incoming(run.total)
         for a, b in seen.fresh(run):
             rows = slice(run.first + a, run.first + b)
-            self.lane.codec.accumulate(run.payload[a:b], run.weight[a:b], self._sum[rows])
+            self.channel.codec.accumulate(run.payload[a:b], run.weight[a:b], self._sum[rows])
             self._weight[rows] += run.weight[a:b]
             self._heard[run.peer] = None
         if run.key.round == self.active and seen.closed:

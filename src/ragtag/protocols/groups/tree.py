@@ -14,17 +14,17 @@ import numpy as np
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Average, Effect, Floats, PeerId, Run, Send, Timer
 from ragtag.protocols.groups.keys import View
-from ragtag.protocols.groups.machine import Crowd, Lane
+from ragtag.protocols.groups.machine import GroupChannel, PartialMachine
 from ragtag.protocols.rounds.base import Incoming, whole
 
 _UP, _DOWN = 0, 1
 
 
-class TreeAllReduce(Crowd):
+class TreeAllReduce(PartialMachine):
     """One peer of it. ``heard`` names the peer and its neighbours in the tree, ``weight`` tells of all."""
 
-    def __init__(self, me: PeerId, view: View, seed: int, lane: Lane) -> None:
-        super().__init__(me, view, seed, lane)
+    def __init__(self, me: PeerId, view: View, seed: int, channel: GroupChannel) -> None:
+        super().__init__(me, view, seed, channel)
         self._restart()
         self._parent: PeerId | None = None
         self._children: tuple[PeerId, ...] = ()
@@ -46,17 +46,17 @@ class TreeAllReduce(Crowd):
         return self._levels - ((at + 1).bit_length() - 1)
 
     def _restart(self) -> None:
-        self._hop = Deadline(self.lane.probe_s, floor_s=self.lane.rtt_s)
+        self._hop = Deadline(self.channel.probe_s, floor_s=self.channel.rtt_s)
 
     def _begin(self, now_s: float, ask: Average) -> list[Effect]:
         assert self.active is not None
         below = self._stand(self.active)
-        lane, hop_s = self.lane, self._hop.budget_s()
-        self._came = {(peer, _UP): Incoming(lane.n_chunks) for peer in self._children}
+        channel, hop_s = self.channel, self._hop.budget_s()
+        self._came = {(peer, _UP): Incoming(channel.n_chunks) for peer in self._children}
         if self._parent is not None:
-            self._came[self._parent, _DOWN] = Incoming(lane.n_chunks)
+            self._came[self._parent, _DOWN] = Incoming(channel.n_chunks)
         self._sum = ask.values * np.float32(ask.weight)
-        self._weight = np.full(lane.n_chunks, ask.weight, np.float32)
+        self._weight = np.full(channel.n_chunks, ask.weight, np.float32)
         self._count, self._sent_up = 1, False
         effects: list[Effect] = [
             self._arm("up", now_s + hop_s * (below + 1)),
@@ -73,16 +73,16 @@ class TreeAllReduce(Crowd):
         incoming = self._came.get((run.peer, key.stage))
         if key.round != self.active or incoming is None or (key.stage == _UP and self._sent_up):
             return []
-        if run.total != self.lane.n_chunks or run.first + len(run.payload) > run.total:
+        if run.total != self.channel.n_chunks or run.first + len(run.payload) > run.total:
             return []
         if key.stage == _DOWN and not self._sent_up:
             return []  # it failed further up, or its sender knows what cannot be: this peer's part is missing
         for a, b in incoming.fresh(run):
             rows = slice(run.first + a, run.first + b)
             if key.stage == _UP:
-                self.lane.codec.accumulate(run.payload[a:b], np.ones(b - a, np.float32), self._sum[rows])
+                self.channel.codec.accumulate(run.payload[a:b], np.ones(b - a, np.float32), self._sum[rows])
             else:
-                self.lane.codec.decode(run.payload[a:b], self._sum[rows])
+                self.channel.codec.decode(run.payload[a:b], self._sum[rows])
                 self._weight[rows] = 0
             self._weight[rows] += run.weight[a:b]
         if incoming.left == 0 and key.stage == _UP:
@@ -109,9 +109,9 @@ class TreeAllReduce(Crowd):
     def _whole(self, peer: PeerId, stage: int, count: int, until_s: float) -> Send:
         """Sum or mean; ``heard`` carries how many peers are in it, as there are more than it has bits."""
         assert self.active is not None
-        payload = self.lane.codec.encode(self._sum)
-        heard = np.full(self.lane.n_chunks, count, np.uint64)
-        return Send(whole(peer, self.lane.key(self.active, stage), payload, self._weight, heard), until_s)
+        payload = self.channel.codec.encode(self._sum)
+        heard = np.full(self.channel.n_chunks, count, np.uint64)
+        return Send(whole(peer, self.channel.key(self.active, stage), payload, self._weight, heard), until_s)
 
     def _down(self, now_s: float, good: bool) -> list[Effect]:
         """Pass on the mean, or word that there is none."""
@@ -124,7 +124,7 @@ class TreeAllReduce(Crowd):
             self._hop.completed((now_s - self.started_s) / (2 * self._levels))
         others = self._children if self._parent is None else (self._parent, *self._children)
         members = (self.me, *others)
-        heard = [(1 << len(members)) - 1] * self.lane.n_chunks
+        heard = [(1 << len(members)) - 1] * self.channel.n_chunks
         return effects + self._finish(now_s, self.outcome(now_s, self._sum, self._weight, heard, members))
 
     def _expired(self, now_s: float, timer: Timer) -> list[Effect]:

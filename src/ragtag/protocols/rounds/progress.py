@@ -14,7 +14,7 @@ says what follows from each:
 | SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
 
-Where only a few are missing they are asked for (``hail``), again and again. A peer that does not answer in
+Where only a few are missing they are asked for (``asking``), again and again. A peer that does not answer in
 the time that the second stage usually takes is frozen, dead or cut off; one that does may compute, or wait
 itself, until the deadline. A peer that has ended the round, or deals the blocks otherwise, says so; unless
 the share comes in the time for an answer, it is not waited for, and no deadline grows by it.
@@ -31,8 +31,8 @@ from operator import itemgetter
 import numpy as np
 
 from ragtag.core.types import Arm, Begin, Effect, PeerId, PeerSet, Run, Send
+from ragtag.protocols.rounds.asking import NEVER, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, Spec
-from ragtag.protocols.rounds.hail import NEVER, hail
 
 BEFORE, SCATTERING, GATHERING, DONE = range(4)
 """Where this peer is in the round."""
@@ -42,7 +42,7 @@ Share = tuple[int, int]
 """A message that a peer owes: its stage and block."""
 _peer = itemgetter(0)
 _NONE = "", ""
-_HAILS = _NONE, ("hail scatter", "answer scatter"), ("hail gather", "answer gather"), _NONE
+_TIMERS = _NONE, ("ask scatter", "answer scatter"), ("ask gather", "answer gather"), _NONE
 """Timers, by the stage in which they mean something: to ask, and to see who has answered."""
 
 
@@ -306,14 +306,14 @@ class Waiting:
 
     def asks(self, now_s: float, name: str) -> list[Effect] | None:
         """The timer to ask has run out; ``None``: it is another, or of the other stage."""
-        if name != _HAILS[self.stage][0]:
+        if name != _TIMERS[self.stage][0]:
             return None
         arm = self._arm(now_s, 1, self._answer_s)
         return [*self._ask(now_s + self._answer_s), *arm] if arm else []
 
     def unanswered(self, name: str) -> bool:
         """The time for answers is over (else ``False``): a peer that gave none is not there."""
-        if name != _HAILS[self.stage][1]:
+        if name != _TIMERS[self.stage][1]:
             return False
         silent = [(peer, set(p.owes), Why.SILENT) for peer, p in self._open() if not p.answered]
         for peer, _, _ in silent:
@@ -336,7 +336,7 @@ class Waiting:
     def _arm(self, now_s: float, which: int, wait_s: float) -> list[Effect]:
         if now_s + wait_s >= self.until_s:
             return []
-        return [Arm(self._spec.timer(_HAILS[self.stage][which]), now_s + wait_s)]
+        return [Arm(self._spec.timer(_TIMERS[self.stage][which]), now_s + wait_s)]
 
     def _ask(self, until_s: float) -> list[Effect]:
         asked: list[Effect] = []
@@ -344,7 +344,7 @@ class Waiting:
             progress.answered = False
             progress.never = frozenset()
             for stage, block in sorted(progress.owes):
-                asked.append(Send(hail(peer, self._spec.key(stage, block)), until_s))
+                asked.append(Send(question(peer, self._spec.key(stage, block)), until_s))
         return asked
 
     # -- Looking

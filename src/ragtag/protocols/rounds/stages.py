@@ -34,8 +34,8 @@ from ragtag.core.types import (
     Run,
     Send,
 )
+from ragtag.protocols.rounds.asking import ANSWERS, QUESTION
 from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson, Spec
-from ragtag.protocols.rounds.hail import ANSWERS, HAIL
 from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, SCATTERING, Progress, Share, Waiting
 from ragtag.protocols.rounds.repair import Repairer
 
@@ -120,7 +120,7 @@ class Stages:
 
     def goes_elsewhere(self, question: Run) -> bool:
         """Whether what a peer asks for goes to another, since this peer deals the blocks otherwise."""
-        stage, block = question.key.stage ^ HAIL, self.spec.block(question.key)
+        stage, block = question.key.stage ^ QUESTION, self.spec.block(question.key)
         if self.waiting.stage == BEFORE or not 0 <= block < len(self.spec.owners):
             return False
         return self.spec.owners[block] != (question.peer if stage == SCATTER else self.spec.me)

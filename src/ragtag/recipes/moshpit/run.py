@@ -21,7 +21,7 @@ from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.gossip import Gossip
 from ragtag.protocols.groups.grid import Grid
 from ragtag.protocols.groups.keys import MoshpitKeys, RandomKeys, View
-from ragtag.protocols.groups.machine import Crowd, Lane
+from ragtag.protocols.groups.machine import GroupChannel, PartialMachine
 from ragtag.protocols.groups.pushsum import PushSum
 from ragtag.protocols.groups.tree import TreeAllReduce
 from ragtag.simulation.worlds.rounds import World
@@ -88,7 +88,7 @@ class Found:
 class Away:
     """A machine that can be away: it then does nothing, and what comes is gone."""
 
-    def __init__(self, inner: Crowd) -> None:
+    def __init__(self, inner: PartialMachine) -> None:
         self.inner, self.away = inner, False
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -96,22 +96,22 @@ class Away:
         return [] if self.away else self.inner.step(now_s, event)
 
 
-def machine(case: Case, seed: int) -> Callable[[PeerId, View], Crowd]:
+def machine(case: Case, seed: int) -> Callable[[PeerId, View], PartialMachine]:
     """What makes a peer's machine."""
-    lane = Lane(0, fp32, case.chunks, probe_s=2 * LATENCY_S, rtt_s=2 * LATENCY_S)
+    channel = GroupChannel(0, fp32, case.chunks, probe_s=2 * LATENCY_S, rtt_s=2 * LATENCY_S)
 
-    def groups(me: PeerId, view: View) -> Crowd:
+    def groups(me: PeerId, view: View) -> PartialMachine:
         if case.method == "random groups":
-            return GroupNode(me, view, seed, RandomKeys(me, seed, case.group), lane)
+            return GroupNode(me, view, seed, RandomKeys(me, seed, case.group), channel)
         grid = Grid(case.sides) if case.method == "moshpit" else None
-        return GroupNode(me, view, seed, MoshpitKeys(me, seed, case.group, grid), lane)
+        return GroupNode(me, view, seed, MoshpitKeys(me, seed, case.group, grid), channel)
 
-    makers: dict[str, Callable[[PeerId, View], Crowd]] = {
-        "all-reduce": lambda me, view: TreeAllReduce(me, view, seed, lane),
-        "gossip": lambda me, view: Gossip(me, view, seed, lane, ring=True),
-        "random pairs": lambda me, view: Gossip(me, view, seed, lane),
-        "push-sum": lambda me, view: PushSum(me, view, seed, lane),
-        "push-sum, hops": lambda me, view: PushSum(me, view, seed, lane, exponential=True),
+    makers: dict[str, Callable[[PeerId, View], PartialMachine]] = {
+        "all-reduce": lambda me, view: TreeAllReduce(me, view, seed, channel),
+        "gossip": lambda me, view: Gossip(me, view, seed, channel, ring=True),
+        "random pairs": lambda me, view: Gossip(me, view, seed, channel),
+        "push-sum": lambda me, view: PushSum(me, view, seed, channel),
+        "push-sum, hops": lambda me, view: PushSum(me, view, seed, channel, exponential=True),
     }
     if case.method not in METHODS:
         raise ValueError(f"no method is called {case.method!r}; there are: {', '.join(METHODS)}")

@@ -33,8 +33,8 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.crew.board import BOARD
 from ragtag.protocols.crew.meet import MEET
+from ragtag.protocols.rounds.asking import ANSWERS
 from ragtag.protocols.rounds.base import NACK, peers_in
-from ragtag.protocols.rounds.hail import ANSWERS
 from ragtag.simulation.check.groups import GroupChecker
 from ragtag.simulation.check.rows import RowChecker
 

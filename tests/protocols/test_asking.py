@@ -10,8 +10,8 @@ from ragtag.core.types import Arrived, Average, Effect, Expired, MessageKey, Out
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.asking import HERE, NEVER, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, told
-from ragtag.protocols.rounds.hail import HERE, NEVER, hail
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.protocols.rounds.stages import Stages
 from tests.protocols.harness import TINY, World, vectors
@@ -91,7 +91,7 @@ def founder(method: Averager = direct) -> Node:
 
 
 def asked(node: Node, round_: int, stage: int, block: int, peer: int = 1) -> list[int]:
-    return answers(node.step(1.0, Arrived([hail(peer, MessageKey(0, round_, stage, block))])))
+    return answers(node.step(1.0, Arrived([question(peer, MessageKey(0, round_, stage, block))])))
 
 
 def test_a_round_that_is_skipped_is_over_as_one_that_has_ended() -> None:
@@ -119,7 +119,7 @@ def test_who_takes_another_for_the_owner_of_a_block_says_so() -> None:
         assert asked(node, 0, GATHER, block, peer=1) == [HERE if owner == 0 else NEVER]
         assert asked(node, 1, GATHER, block, peer=1) == [HERE]
     grown = MessageKey(0, 0, GATHER, 1 << 6 | 1)  # a block of another cut
-    assert answers(node.step(1.0, Arrived([hail(1, grown)]))) == [HERE]
+    assert answers(node.step(1.0, Arrived([question(1, grown)]))) == [HERE]
     assert asked(node, 0, 5, 0) == []  # no stage that one may ask for
 
 

@@ -17,18 +17,18 @@ from __future__ import annotations
 from ragtag.core.types import MessageKey, PeerId, Run, Send
 from ragtag.protocols.rounds.base import GATHER, SCATTER, told
 
-HAIL, HERE, NEVER = 0x40, 0x44, 0x45
+QUESTION, HERE, NEVER = 0x40, 0x44, 0x45
 """Stages of a message key: the question (plus the stage of the message that is asked for) and the answers:
 this peer is there, or that message comes no more."""
-QUESTIONS = HAIL | SCATTER, HAIL | GATHER
+QUESTIONS = QUESTION | SCATTER, QUESTION | GATHER
 ANSWERS = HERE, NEVER
 ANSWER = 2.0
 """An answer may take so many round trips, each with its margin: what was lost once is repeated after one."""
 
 
-def hail(peer: PeerId, key: MessageKey) -> Run:
+def question(peer: PeerId, key: MessageKey) -> Run:
     """Ask a peer for a message that has not come. key: that message's."""
-    return told(peer, key._replace(stage=HAIL | key.stage), b"")
+    return told(peer, key._replace(stage=QUESTION | key.stage), b"")
 
 
 def here(now_s: float, run: Run, rtt_s: float, never: bool = False) -> Send:

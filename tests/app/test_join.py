@@ -35,7 +35,7 @@ from ragtag.core.channels import channel_of
 from ragtag.core.types import Met
 from ragtag.core.wire import VERSION, Identity
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.udp import Endpoint, PortInUse
+from ragtag.network.link.udp import PortInUse, UdpLink
 from ragtag.protocols.node import Node
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.network.crew import PATIENCE_S, until
@@ -61,7 +61,7 @@ class Others:
         self.mine = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._undo.callback(self.mine.close)
         self.mine.bind(("127.0.0.1", 0))
-        self.endpoints = [Endpoint() for _ in range(n - 1)]
+        self.endpoints = [UdpLink() for _ in range(n - 1)]
         self.addresses = [self.mine.getsockname(), *(endpoint.address for endpoint in self.endpoints)]
         for endpoint in self.endpoints:
             self._undo.callback(endpoint.close)

@@ -19,7 +19,7 @@ from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
 from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver, DriverFailed
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link.links import LINKS, open_link
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.groups.channel import Moshpit
@@ -27,9 +27,18 @@ from ragtag.protocols.node import GONE_AFTER, HEADROOM, Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
 from ragtag.protocols.rounds.rps import rps, rps_repair
+from tests.network import crew as crews
 from tests.network.crew import PATIENCE_S, Crew, mean_of, until, values_of
 
 ALL = (rps, rps_repair, direct, ring)
+sockets = pytest.mark.parametrize("over", ["udp"], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=LINKS)
+def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The link that crews stand on; whatever does not ask for a socket holds over any."""
+    monkeypatch.setattr(crews, "LINK", request.param)
+    return str(request.param)
 
 
 def everyone(n: int) -> int:
@@ -91,6 +100,7 @@ def test_more_peers_than_average_directly_average_in_groups(loss: float) -> None
         until(lambda: not any(driver._outbox._busy for driver in crew.drivers.values()), "idle")
 
 
+@sockets
 def test_the_mean_of_all_datagram_by_datagram() -> None:
     with Crew(3, 300, plain=True) as crew:
         crew.meet()
@@ -405,7 +415,7 @@ def test_a_peer_that_starts_again_is_heard_and_its_former_self_is_not() -> None:
             lambda: int(time.time() * 10) & 0xFFFFFFFF > crew_epoch(crew.drivers[0], 1),
             "a new tenth of a second",
         )
-        crew.start(1, Endpoint(address))
+        crew.start(1, crew.link(address))
         crew.drivers[1].configure(0, crew.channel, 7).result(PATIENCE_S)
         crew.meet(1)
         assert 1 not in crew.drivers[0].node.gone
@@ -522,11 +532,11 @@ def test_a_driver_that_dies_fails_what_waits_for_it(monkeypatch: pytest.MonkeyPa
         with pytest.raises(DriverFailed, match="by zero"):
             driver.leave(1)
         driver.close(1.0)
-        assert driver.endpoint.fileno() == -1, "its socket is closed"
+        assert driver.link.fileno() == -1, "its socket is closed"
 
 
-def test_a_driver_that_never_started_fails_calls_and_closes() -> None:
-    endpoint = Endpoint()
+def test_a_driver_that_never_started_fails_calls_and_closes(over: str) -> None:
+    endpoint = open_link(name=over)
     driver = Driver(Node(0, 2, 1), endpoint, Identity("otters", 0), {1: endpoint.address})
     with pytest.raises(DriverFailed):
         driver.average(Average(0, values_of(0, 3), 1.0)).result(1.0)
@@ -603,14 +613,16 @@ def test_large_channels_have_their_loops_compiled_meanwhile(monkeypatch: pytest.
                 assert driver._framer._kernels is not None
 
 
+@sockets
 @pytest.mark.parametrize("host", ["127.0.0.1%x", "255.255.255.255", "localhost", "::1"])
 def test_an_address_that_nothing_can_be_sent_to_is_refused_before_anything_is_started(host: str) -> None:
-    with closing(Endpoint()) as endpoint:
+    with closing(open_link()) as endpoint:
         peers = {0: endpoint.address, 1: (host, 4000)}
         with pytest.raises(ValueError, match=r"^peer 1's address '.*', port 4000, is "):
             Driver(Node(0, 2, 1), endpoint, Identity("otters", 0), peers)
 
 
+@sockets
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EINVAL, errno.EPERM, errno.ENETDOWN])
 def test_a_peer_that_nothing_can_be_sent_to_for_a_while_is_noted_once(error: int) -> None:
     """What is sent to peer 2 fails at peer 0, for three rounds; then it goes through again."""

@@ -12,7 +12,7 @@ from ragtag.core.types import Average, Floats, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES, Identity, Kind
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.frame import Framer
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.base import BLOCK_BITS
 from ragtag.protocols.rounds.rps import rps
@@ -26,7 +26,7 @@ class Crew(Agents):
     """``N`` drivers, each of which turns its agent; further agents the test turns."""
 
     def __init__(self) -> None:
-        self.endpoints = [Endpoint() for _ in range(N)]
+        self.endpoints = [UdpLink() for _ in range(N)]
         self.drivers: dict[int, Driver] = {}
         super().__init__(0)
         self.founded = N

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.types import Bytes, MessageKey, Run, Send
 from ragtag.core.wire import CHUNK_BYTES, Identity, Kind, headers_of
@@ -12,8 +13,8 @@ from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer, Short
 from ragtag.network.link.inbox import Inbox
 from ragtag.network.link.inject import Injector
+from ragtag.network.link.link import Received
 from ragtag.network.link.outbox import Outbox
-from ragtag.network.link.udp import Address, Received
 from ragtag.protocols.node import Node
 
 OLD, NEW = 7, 8

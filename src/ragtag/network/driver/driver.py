@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from ragtag.core.address import Address
 from ragtag.core.types import (
     Average,
     Left,
@@ -25,7 +26,6 @@ from ragtag.core.types import (
 from ragtag.core.wire import DATAGRAM_BYTES
 from ragtag.network.driver.engine import Engine
 from ragtag.network.driver.mailbox import DriverFailed
-from ragtag.network.link.udp import Address
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import Card, Holder
@@ -325,7 +325,7 @@ class Driver(Engine):
 
     def _release(self) -> None:
         if not self._thread.is_alive():
-            self.endpoint.close()
+            self.link.close()
             self._mailbox.release()
             if self._people is not None:
                 self._people.agent.close()

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from ragtag.core.address import unusable
+from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.recording import Recording
 from ragtag.core.types import (
@@ -42,8 +42,8 @@ from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inbox import Inbox
 from ragtag.network.link.inject import Injector
+from ragtag.network.link.link import Link
 from ragtag.network.link.outbox import Outbox
-from ragtag.network.link.udp import Address, Endpoint
 from ragtag.network.membership.agent import Agent
 from ragtag.protocols.node import Node
 
@@ -59,7 +59,7 @@ class _Held:
 
 
 class Engine:
-    """Runs ``node`` over ``endpoint`` in a thread of its own.
+    """Runs ``node`` over ``link`` in a thread of its own.
 
     peers: every other peer's address, numeric. on_note: called in the driver's thread with (now_s, note).
     agent: tells who comes and goes, turned by this driver from now on (``None``: peers do not change).
@@ -67,13 +67,13 @@ class Engine:
     expected_until_s: when peers that have not become members by then are left out, on the agent's clock.
 
     Raises:
-        ValueError: nothing can be sent to a peer's address from this endpoint.
+        ValueError: nothing can be sent to a peer's address over this link.
     """
 
     def __init__(
         self,
         node: Node,
-        endpoint: Endpoint,
+        link: Link,
         identity: Identity,
         peers: Mapping[PeerId, Address],
         *,
@@ -86,9 +86,9 @@ class Engine:
         expected_until_s: float = math.inf,
     ) -> None:
         for peer, address in peers.items():
-            if peer != node.me and (why := unusable(address, endpoint.family)):
+            if peer != node.me and (why := link.unusable(address)):
                 raise ValueError(f"peer {peer}'s address {why}")
-        self.node, self.endpoint = node, endpoint
+        self.node, self.link = node, link
         self._framer = Framer(identity, int(time.time() * 10) & 0xFFFFFFFF if epoch is None else epoch)
         self._flows = {peer: Flow(peer, address) for peer, address in peers.items() if peer != node.me}
         self._injector = Injector(faults or Faults(), seed, node.me)
@@ -101,8 +101,8 @@ class Engine:
         self._averages: dict[int, Future[Outcome]] = {}
         self._meetings: dict[int, Future[Met]] = {}
         self._passes = 0
-        self._outbox = Outbox(endpoint, self._framer, self._injector, self._flows)
-        self._inbox = Inbox(endpoint, self._framer, self._flows, self._outbox, node, agent is not None)
+        self._outbox = Outbox(link, self._framer, self._injector, self._flows)
+        self._inbox = Inbox(link, self._framer, self._flows, self._outbox, node, agent is not None)
         self._people: People | None = None
         if agent is not None:
             there = self._flows.keys() - node.gone
@@ -113,7 +113,7 @@ class Engine:
         self._heard: dict[int, list[Future[bool]]] = {}
         self._watched = select.POLLIN
         self._poll = select.poll()
-        self._poll.register(endpoint.fileno(), select.POLLIN)
+        self._poll.register(link.fileno(), select.POLLIN)
         self._poll.register(self._mailbox.fileno(), select.POLLIN)
         if agent is not None:
             self._poll.register(agent.fileno(), select.POLLIN)
@@ -169,7 +169,7 @@ class Engine:
             self._passes = 0
             self._expire(now_s)
         self._outbox.flush(now_s)
-        if self.endpoint.failures.news:
+        if self.link.failures.news:
             self._tell_failures(now_s)
         if self._deferred_close is not None:
             self._deferred_close(self.now_s())
@@ -189,7 +189,7 @@ class Engine:
         """Wake up when a full socket takes datagrams again."""
         wanted = select.POLLIN | (select.POLLOUT if self._outbox.blocked else 0)
         if wanted != self._watched:
-            self._poll.modify(self.endpoint.fileno(), wanted)
+            self._poll.modify(self.link.fileno(), wanted)
             self._watched = wanted
 
     def _receive(self, now_s: float) -> bool:
@@ -225,9 +225,9 @@ class Engine:
     def _tell_failures(self, now_s: float) -> None:
         """What the system did not send."""
         at = {flow.address: peer for peer, flow in self._flows.items()}
-        for address, why in self.endpoint.failures.news:
+        for address, why in self.link.failures.news:
             self._apply(now_s, Noted("not sent", at.get(address, -1), why))
-        self.endpoint.failures.news.clear()
+        self.link.failures.news.clear()
 
     def _tell_waiting(self, number: int, newer: bool) -> None:
         """Answer who waits for something newer of a channel."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ragtag.core.address import Address
 from ragtag.core.types import Bools, MessageKey, PeerId, Run
 from ragtag.network.control.window import Pacer
-from ragtag.network.link.udp import Address
 
 QUEUE_MAX = 4096
 """Messages that wait for one peer; beyond, the oldest is dropped (its deadline is the nearest)."""

@@ -11,8 +11,8 @@ from ragtag.core.types import Bytes, Joined, Left, Noted, PeerId, Run
 from ragtag.core.wire import HEADER, Kind
 from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer, Short
+from ragtag.network.link.link import Link, Received
 from ragtag.network.link.outbox import Outbox
-from ragtag.network.link.udp import Endpoint, Received
 from ragtag.protocols.node import Node
 
 _SENDER = HEADER.fields["sender"][1] // 2 if HEADER.fields is not None else 0
@@ -40,14 +40,14 @@ class Inbox:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        link: Link,
         framer: Framer,
         flows: dict[PeerId, Flow],
         outbox: Outbox,
         node: Node,
         members: bool = False,
     ) -> None:
-        self._endpoint, self._framer, self._flows = endpoint, framer, flows
+        self._link, self._framer, self._flows = link, framer, flows
         self._outbox, self._node, self._members = outbox, node, members
         self.received = 0
         self.notes: list[Noted] = []
@@ -58,7 +58,7 @@ class Inbox:
 
     def receive(self, now_s: float) -> Taken:
         """Take what has come, and answer it. Arrived payloads are valid until the next call."""
-        got = self._endpoint.receive()
+        got = self._link.receive()
         self._framer.refused.malformed += got.malformed
         taken = Taken([], [], [], got.drained)
         if got.sources:

@@ -11,7 +11,7 @@ from ragtag.core.wire import HEADER_BYTES, Kind
 from ragtag.network.link.flow import PINGS, Ending, Flow, Outgoing
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inject import Injector
-from ragtag.network.link.udp import SLAB_ROWS, Endpoint
+from ragtag.network.link.link import SLAB_ROWS, Link
 
 _SEND_ROWS = SLAB_ROWS // 2
 _ENDING_ROUNDS_MAX = 32
@@ -20,17 +20,15 @@ _U32 = np.uint64(0xFFFFFFFF)
 
 
 class Outbox:
-    """The way out over one socket, with the faults that are injected on it.
+    """The way out over one link, with the faults that are injected on it.
 
-    blocked: the socket's buffer is full.
+    blocked: the link has no room now.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]
-    ) -> None:
-        self._endpoint, self._framer, self._injector, self._flows = endpoint, framer, injector, flows
+    def __init__(self, link: Link, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]) -> None:
+        self._link, self._framer, self._injector, self._flows = link, framer, injector, flows
         self._busy: dict[PeerId, Flow] = {}  # on which anything may be to do: they were given something
-        self._capacity = endpoint.capacity
+        self._capacity = link.capacity
         self.blocked = False
         self.sent = self.sent_bytes = 0
 
@@ -152,7 +150,7 @@ class Outbox:
         """Send rows, or keep them where the injector delays them; how many have left."""
         injector = self._injector
         if not injector.delays and not injector.faults.duplicate:
-            left = self._endpoint.send(rows, flow.address)
+            left = self._link.send(rows, flow.address)
             self._count(left, left * rows.shape[1])
             return left
         for _ in range(2 if injector.duplicated() else 1):
@@ -212,10 +210,10 @@ class Outbox:
 
     def _out(self, flow: Flow, data: Bytes | bytes) -> None:
         if isinstance(data, bytes):
-            self._endpoint.send_short(data, flow.address)
+            self._link.send_short(data, flow.address)
             self._count(1, len(data))
         else:
-            left = self._endpoint.send(data, flow.address)
+            left = self._link.send(data, flow.address)
             self._count(left, left * data.shape[1])
 
     def answer(self, now_s: float, flow: Flow) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 
-from ragtag.network.link.udp import Address
+from ragtag.core.address import Address
 from ragtag.protocols.transfer.frame import Chunk, Reader, Session
 from ragtag.protocols.transfer.types import Came, Lost, Offer, Offered, Refused, Told, TransferEvent
 from ragtag.protocols.transfer.wire import (

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ragtag.core.address import Address
 from ragtag.core.errors import Error
-from ragtag.network.link.udp import Address
 from ragtag.network.transfer.connection import Link
 from ragtag.protocols.transfer.machine import Transfer
 from ragtag.protocols.transfer.types import (

@@ -1,0 +1,29 @@
+"""Which links there are, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ragtag.core.address import Address
+from ragtag.network.link.link import Link
+from ragtag.network.link.memory import MemoryLink
+from ragtag.network.link.udp import UdpLink
+
+
+class Opener(Protocol):
+    """Makes a link."""
+
+    def __call__(self, address: Address | None = None, *, fd: int | None = None) -> Link:
+        """A link at an address (``None``: any), or on the bound socket that a launcher hands over.
+
+        Raises OSError: the address cannot be had.
+        """
+
+
+LINKS: Mapping[str, Opener] = {"udp": UdpLink, "memory": MemoryLink}
+
+
+def open_link(address: Address | None = None, *, fd: int | None = None, name: str = "udp") -> Link:
+    """A link by name, at an address or on a socket that a launcher hands over."""
+    return LINKS[name](address, fd=fd)

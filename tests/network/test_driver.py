@@ -441,8 +441,8 @@ def test_values_may_change_as_soon_as_the_outcome_is_there() -> None:
     n_chunks = 400
     with Crew(2, n_chunks, record=True) as crew:
         crew.meet()
-        pacer = crew.drivers[0]._flows[1].pacer
-        pacer.window = 0.0  # nothing leaves peer 0 but requests for an answer
+        control = crew.drivers[0]._flows[1].path.control
+        control.window = 0.0  # nothing leaves peer 0 but requests for an answer
         values = values_of(0, n_chunks)
         mine = crew.ask(0, values)
         crew.drivers[1].average(Average(0, values_of(1, n_chunks), 1.0, deadline_s=0.2)).result(PATIENCE_S)
@@ -451,7 +451,7 @@ def test_values_may_change_as_soon_as_the_outcome_is_there() -> None:
         kept = values.copy()
         values[:] = 1e9
         assert arrived(crew, 1, round_=0) == {}
-        pacer.window = 1000.0
+        control.window = 1000.0
         crew.meet(1)
         owner = rotating_owners(crew.seed, 0, 2, frozenset((0, 1)))
         layout = layout_of(n_chunks, 2)

@@ -123,7 +123,7 @@ def test_numbers_wrap_at_32_bits(steps: list[int], start: int) -> None:
         inbound.count(1.0, first & U32, sent & U32, k, 0)
     assert inbound.highest == sent
     assert inbound.received == sent
-    flow.pacer.sent = sent + 500  # what was sent meanwhile
+    flow.path.sent = sent + 500  # what was sent meanwhile
     assert flow.unwrap(inbound.highest & U32) == sent
 
 

@@ -293,7 +293,7 @@ def test_a_round_far_ahead_is_not_believed() -> None:
         ones, none = np.ones(1, np.float32), np.zeros(1, np.uint64)
         for round_ in ((1 << 32) - 1, 1 << 31, (1 << 24) + 1000):
             run = Run(0, MessageKey(0, round_, 0, 0), 0, 15, np.zeros((1, CHUNK_BYTES), np.uint8), ones, none)
-            seq = crew.drivers[1]._flows[0].pacer.sent
+            seq = crew.drivers[1]._flows[0].path.sent
             rows = forger.data(run, np.arange(1), np.array([seq], np.uint64), 0)
             gun.fire(0, [rows[0].tobytes(), forger.short(Kind.END, 0, key=run.key, total=15, seq=seq)], 1)
         for round_ in (1, 2):
@@ -318,7 +318,7 @@ def test_who_knows_all_but_the_address_changes_nothing() -> None:
                 for round_, block, stage in ((1, 0, 0), (1, 1, 1), (1000, 0, 0), (1, 61 << 6, 0)):
                     key = MessageKey(0, round_, stage, block)
                     run = Run(dest, key, 0, 20, np.full((20, CHUNK_BYTES), 64, np.uint8), ones, all_)
-                    seqs = np.arange(1, 21, dtype=np.uint64) + crew.drivers[sender]._flows[dest].pacer.sent
+                    seqs = np.arange(1, 21, dtype=np.uint64) + crew.drivers[sender]._flows[dest].path.sent
                     shots += [row.tobytes() for row in forger.data(run, np.arange(20), seqs, 0, True)]
                 gun.fire(dest, shots)
         for round_ in (1, 2):

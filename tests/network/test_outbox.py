@@ -77,13 +77,13 @@ def test_what_was_begun_goes_on_as_it_was_when_its_channel_is_opened_anew() -> N
     the others, or its end, would be refused by them: they would wait for it until their deadline.
     """
     here, there = Peer(0), Peer(1)
-    here.flow.pacer.window = 10
+    here.flow.path.control.window = 10
     here.give(25)
     here.outbox.flush(0.0)
     here.framer.schemas[0] = NEW
     for at in range(1, 4):
-        sent = here.flow.pacer.sent
-        here.flow.pacer.on_ack(0.1 * at, sent, sent, 1000, 0.1)
+        sent = here.flow.path.sent
+        here.flow.path.on_ack(0.1 * at, sent, sent, 1000)
         here.outbox.flush(0.1 * at)
     rows = np.concatenate(here.wire.rows)
     assert len(rows) == 25 and set(headers_of(rows)["schema"].tolist()) == {OLD}
@@ -127,10 +127,10 @@ def test_what_waited_for_the_other_to_listen_is_no_round_trip_once_there_is_anot
     """
     here, there = Peer(0), Peer(1)
     exchanged(here, there, 0.0, 2.0)
-    pacer = here.flow.pacer
-    assert (pacer.srtt_s, pacer.sure) == (2.0, False)
+    path = here.flow.path
+    assert (path.srtt_s, path.sure) == (2.0, False)
     exchanged(here, there, 2.1, 2.101)
-    assert pacer.sure and pacer.srtt_s == pytest.approx(0.001, rel=0.01) and pacer.rto_s < 0.01
+    assert path.sure and path.srtt_s == pytest.approx(0.001, rel=0.01) and path.rto_s < 0.01
     assert not here.flow.asks(1), "it is known by now, and asked for more rarely"
 
 

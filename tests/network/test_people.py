@@ -113,17 +113,17 @@ def test_a_process_that_comes_back_to_its_seat_goes_on_where_it_was(agent: Agent
     here, flows = people(agent)
     told(here, member(1))
     flow = flows[1]
-    flow.pacer.sent = flow.pacer.acked = flow.pacer.received = 4000
+    flow.path.sent = flow.path.acked = flow.path.received = 4000
     flow.inbound.enter(100)
     flow.inbound.count(1.0, 1, 3000, 3000, 0)
     told(here, member(1), Status.SUSPECT, Status.DEAD)
     heir = member(1, name="heir", epoch=200, averaging=False, term=1, host="10.0.0.8")
     assert told(here, heir)[-1] == Visits(1)
-    assert flows[1].pacer.sent == 0 and flows[1].inbound.highest == 0
+    assert flows[1].path.sent == 0 and flows[1].inbound.highest == 0
     back = told(here, member(1), Status.DEAD)  # who averages stays before who only comes
     assert back[-1] == Joined(1)
     assert flows[1] is flow and not flow.mute and flow.process == 100
-    assert (flow.pacer.sent, flow.inbound.highest, flow.inbound.received) == (4000, 3000, 3000)
+    assert (flow.path.sent, flow.inbound.highest, flow.inbound.received) == (4000, 3000, 3000)
 
 
 def test_of_processes_without_a_seat_no_more_are_kept_than_a_bound(agent: Agent) -> None:

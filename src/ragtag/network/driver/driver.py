@@ -141,8 +141,8 @@ class Driver(Engine):
 
     def _tell_measurements(self, now_s: float) -> None:
         for peer, flow in self._flows.items():
-            if flow.pacer.srtt_s > 0 and peer not in self.node.gone:
-                self._step(now_s, Measured(peer, flow.pacer.rto_s))
+            if flow.path.srtt_s > 0 and peer not in self.node.gone:
+                self._step(now_s, Measured(peer, flow.path.rto_s))
 
     def configure(self, number: int, channel: Channel, schema: int) -> Future[None]:
         """Open a channel whose datagrams carry ``schema``."""
@@ -255,7 +255,7 @@ class Driver(Engine):
 
     def traffic(self) -> Traffic:
         """What has been sent and received (a snapshot)."""
-        lost = sum(flow.pacer.acked - flow.pacer.received for flow in self._flows.values())
+        lost = sum(flow.path.acked - flow.path.received for flow in self._flows.values())
         return Traffic(
             bytes_sent=self._outbox.sent_bytes,
             bytes_received=sum(f.inbound.received for f in self._flows.values()) * DATAGRAM_BYTES,
@@ -272,7 +272,7 @@ class Driver(Engine):
 
     def rto_s(self) -> float:
         """The longest time after which some peer's answer is overdue (RFC 6298)."""
-        return max((f.pacer.rto_s for f in list(self._flows.values()) if f.pacer.srtt_s > 0), default=0.0)
+        return max((f.path.rto_s for f in list(self._flows.values()) if f.path.srtt_s > 0), default=0.0)
 
     @property
     def alive(self) -> bool:
@@ -286,7 +286,7 @@ class Driver(Engine):
 
     def rtt_s(self) -> dict[PeerId, float]:
         """The smoothed round-trip time to each peer that has answered."""
-        return {peer: f.pacer.srtt_s for peer, f in list(self._flows.items()) if f.pacer.srtt_s > 0}
+        return {peer: f.path.srtt_s for peer, f in list(self._flows.items()) if f.path.srtt_s > 0}
 
     def close(self, deadline_s: float) -> None:
         """Send what is queued, say good-bye, and end the thread; takes at most about ``deadline_s``."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ragtag.core.address import Address
 from ragtag.core.types import Bools, MessageKey, PeerId, Run
-from ragtag.network.control.window import Pacer
+from ragtag.network.control.path import Path
 
 QUEUE_MAX = 4096
 """Messages that wait for one peer; beyond, the oldest is dropped (its deadline is the nearest)."""
@@ -146,7 +146,7 @@ class Flow:
         self.peer, self.address = peer, address
         self.process: int | None = None
         self.mute = False
-        self.pacer = Pacer()
+        self.path = Path()
         self.queue: deque[Outgoing] = deque()
         self.endings: dict[int, Ending] = {}
         self.inbound = Inbound()
@@ -166,10 +166,10 @@ class Flow:
 
         Until a round trip is known for sure, each does.
         """
-        pacer = self.pacer
-        if pacer.sure and pacer.sent + n - self._asked < pacer.limit // 4 and pacer.allowance > n:
+        path = self.path
+        if path.sure and path.sent + n - self._asked < path.limit // 4 and path.allowance > n:
             return False
-        self._asked = pacer.sent + n
+        self._asked = path.sent + n
         return True
 
     def push(self, outgoing: Outgoing) -> None:
@@ -202,4 +202,4 @@ class Flow:
 
     def unwrap(self, low: int) -> int:
         """The full number of a datagram of ours from its low 32 bits."""
-        return self.pacer.sent - ((self.pacer.sent - low) & _U32)
+        return self.path.sent - ((self.path.sent - low) & _U32)

@@ -153,7 +153,7 @@ class Inbox:
         if known != epoch:
             flow.inbound.since_s = now_s
         if known != epoch and (known != -1 or flow.peer in self._node.gone):
-            flow.pacer.restart()
+            flow.path.restart()
             if not self._members:  # leftovers of one that has left bring nobody back
                 taken.people.append(Joined(flow.peer))
         return True
@@ -181,10 +181,8 @@ class Inbox:
         highest = flow.unwrap(short.seq)
         behind = (highest - short.received) & 0xFFFFFFFF
         received = highest - behind if behind < 1 << 31 else highest  # the path duplicates
-        took_us = (int(now_s * 1e6) - short.stamp) & 0xFFFFFFFF
-        sure = took_us <= int(now_s * 1e6) - int(flow.inbound.since_s * 1e6)
-        flow.pacer.on_ack(now_s, highest, received, short.chunk, took_us * 1e-6, sure)
-        flow.ping_s, flow.pings = now_s + flow.pacer.rto_s, 0
+        flow.path.on_ack(now_s, highest, received, short.chunk, flow.inbound.since_s)
+        flow.ping_s, flow.pings = now_s + flow.path.rto_s, 0
         if flow.endings and short.total and highest == received:  # all marks up to here have come
             for number in [n for n, ending in flow.endings.items() if ending.seq <= highest]:
                 del flow.endings[number]

@@ -52,8 +52,10 @@ class Outbox:
         due = [self._injector.held.heap[0][0]] if self._injector.held.heap else []
         for flow in self._busy.values():
             if flow.queue:
-                if flow.pacer.allowance > 0 and not self.blocked:
-                    return now_s
+                if flow.path.allowance > 0 and not self.blocked:
+                    if flow.path.next_s <= now_s:
+                        return now_s
+                    due.append(flow.path.next_s)
                 due.append(min(flow.ping_s, flow.queue[0].deadline_s))
             due += [ending.next_s for ending in flow.endings.values()]
         return min(due, default=math.inf)
@@ -104,11 +106,11 @@ class Outbox:
                 self.blocked = not self._send_some(now_s, flow)
             if flow.endings:
                 self._repeat_endings(now_s, flow)
-            if flow.queue and flow.pacer.allowance <= 0 and now_s >= flow.ping_s:
-                for _ in range(flow.pacer.copies):
-                    flow.pacer.sent += 1
-                    self.short(flow, Kind.PING, now_s, seq=flow.pacer.sent)
-                flow.ping_s = now_s + max(1e-3, flow.pacer.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
+            if flow.queue and flow.path.allowance <= 0 and now_s >= flow.ping_s:
+                for _ in range(flow.path.copies):
+                    flow.path.send(now_s, 1)
+                    self.short(flow, Kind.PING, now_s, seq=flow.path.sent)
+                flow.ping_s = now_s + max(1e-3, flow.path.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
                 flow.pings += 1
         while (due := self._injector.held.pop_due(now_s)) is not None:
             if due[0] in self._flows:
@@ -117,14 +119,14 @@ class Outbox:
     def _send_some(self, now_s: float, flow: Flow) -> bool:
         """Send the next datagrams of a flow's first message; False: the socket takes no more."""
         outgoing = flow.queue[0]
-        n = min(_SEND_ROWS, flow.pacer.allowance, len(outgoing.chunks) - outgoing.at)
+        n = min(_SEND_ROWS, flow.path.train(now_s), len(outgoing.chunks) - outgoing.at)
         if n <= 0:
             return True
-        if flow.pacer.in_flight == 0:
-            flow.ping_s, flow.pings = now_s + max(1e-3, flow.pacer.rto_s), 0
+        if flow.path.in_flight == 0:
+            flow.ping_s, flow.pings = now_s + max(1e-3, flow.path.rto_s), 0
         part = slice(outgoing.at, outgoing.at + n)
         ends = outgoing.run.ended and outgoing.at + n == len(outgoing.chunks)
-        chunks, seqs = outgoing.chunks[part], flow.pacer.sent + 1 + np.arange(n, dtype=np.uint64)
+        chunks, seqs = outgoing.chunks[part], flow.path.sent + 1 + np.arange(n, dtype=np.uint64)
         alive = None if outgoing.alive is None else outgoing.alive[part]
         if self._injector.cut(flow.peer, now_s):
             alive = np.zeros(n, np.bool_)
@@ -137,13 +139,16 @@ class Outbox:
             rows = self._framer.data(outgoing.run, chunks, seqs & _U32, stamp, ends, ask, outgoing.schema)
             left = self._put(flow, rows, now_s)
             if left < len(rows):  # the socket's buffer is full: go on from the first datagram that stayed
-                n = int(seqs[left]) - flow.pacer.sent - 1
+                n = int(seqs[left]) - flow.path.sent - 1
         outgoing.at += n
-        flow.pacer.sent += n
+        if n > 0:
+            flow.path.send(now_s, n)
         if outgoing.at == len(outgoing.chunks):
             flow.queue.popleft()
             if outgoing.run.ended:
                 self._mark_end(now_s, flow, outgoing)
+            if not flow.queue:
+                flow.path.idle()
         return n > 0
 
     def _put(self, flow: Flow, rows: Bytes, now_s: float) -> int:
@@ -159,25 +164,25 @@ class Outbox:
 
     def _mark_end(self, now_s: float, flow: Flow, outgoing: Outgoing) -> None:
         """A message's last datagram has left, marked: repeat the mark as often as the path's loss asks."""
-        seq = flow.pacer.sent
+        seq = flow.path.sent
         run = outgoing.run
         ending = Ending(run.key, run.total, seq, outgoing.deadline_s, now_s, outgoing.schema)
         flow.endings[seq & 0xFFFFFFFF] = ending
-        self._repeat_ending(now_s, flow, ending, flow.pacer.copies - 1)
+        self._repeat_ending(now_s, flow, ending, flow.path.copies - 1)
 
     def _repeat_endings(self, now_s: float, flow: Flow) -> None:
         for number, ending in list(flow.endings.items()):
             if ending.next_s <= now_s:
                 # unanswered so far: one copy more each time, for a path whose losses are not known yet
                 self._repeat_ending(
-                    now_s, flow, ending, min(_COPIES_MAX, max(flow.pacer.copies, 1 + ending.rounds))
+                    now_s, flow, ending, min(_COPIES_MAX, max(flow.path.copies, 1 + ending.rounds))
                 )
                 if ending.rounds >= _ENDING_ROUNDS_MAX:
                     del flow.endings[number]
 
     def _repeat_ending(self, now_s: float, flow: Flow, ending: Ending, copies: int) -> None:
         for _ in range(copies):
-            flow.pacer.sent += 1
+            flow.path.send(now_s, 1)
             if not self._injector.marker_lost(flow.peer, ending.key, ending.repeat):
                 data = self._framer.short(
                     Kind.END,
@@ -186,13 +191,13 @@ class Outbox:
                     schema=ending.schema,
                     chunk=ending.seq,
                     total=ending.total,
-                    seq=flow.pacer.sent,
+                    seq=flow.path.sent,
                     stamp=int(now_s * 1e6),
                 )
                 self.emit(flow, data, now_s, drawn=True)
             ending.repeat += 1
         ending.rounds += 1
-        ending.next_s = now_s + max(1e-3, flow.pacer.rto_s) * min(4, ending.rounds)
+        ending.next_s = now_s + max(1e-3, flow.path.rto_s) * min(4, ending.rounds)
 
     def short(self, flow: Flow, kind: Kind, now_s: float, seq: int = 0) -> None:
         """Send a datagram that only says what it is."""

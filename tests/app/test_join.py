@@ -325,8 +325,8 @@ def test_a_crew_of_another_name_is_no_answer(two: Others, monkeypatch: pytest.Mo
 
 def test_another_wire_format_is_named(two: Others) -> None:
     newer = bytearray(64)
-    newer[0:3] = (0x5247).to_bytes(2, "little") + bytes([VERSION + 1])
-    newer[4:8] = Identity(CREW, 1).crew_id.to_bytes(4, "little")
+    newer[0] = VERSION + 1
+    newer[2:4] = Identity(CREW, 1).crew_id.to_bytes(2, "little")
     two.endpoints[0].send_short(bytes(newer), two.addresses[0])
     with pytest.raises(JoinError, match=f"peer 1 of crew 'otters' speaks another wire .* {VERSION};"):
         join(deadline_s=GIVE_UP_S)

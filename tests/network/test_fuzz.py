@@ -202,10 +202,10 @@ def stale(crew: Crew, dest: int, index: int, round_: int) -> list[bytes]:
             key = MessageKey(0, round_, stage, block)
             run = Run(dest, key, 0, k, payload, weight, heard, None, True)
             found += [
-                row.tobytes() for row in old.data(run, np.arange(k), np.arange(k, dtype=np.uint64), 0, True)
+                row.tobytes() for row in old.data(run, np.arange(k), np.arange(k, dtype=np.uint64), True)
             ]
             found.append(old.short(Kind.END, dest, key=key, total=k))
-    return [*found, old.short(Kind.BYE, dest), old.short(Kind.ACK, dest, received=1, seq=1, chunk=1)]
+    return [*found, old.short(Kind.BYE, dest), old.short(Kind.ACK, dest, received=1, highest=1, chunk=1)]
 
 
 @pytest.mark.parametrize("method", [rps, direct, ring], ids=lambda method: method.name)
@@ -294,7 +294,7 @@ def test_a_round_far_ahead_is_not_believed() -> None:
         for round_ in ((1 << 32) - 1, 1 << 31, (1 << 24) + 1000):
             run = Run(0, MessageKey(0, round_, 0, 0), 0, 15, np.zeros((1, CHUNK_BYTES), np.uint8), ones, none)
             seq = crew.drivers[1]._flows[0].path.sent
-            rows = forger.data(run, np.arange(1), np.array([seq], np.uint64), 0)
+            rows = forger.data(run, np.arange(1), np.array([seq], np.uint64))
             gun.fire(0, [rows[0].tobytes(), forger.short(Kind.END, 0, key=run.key, total=15, seq=seq)], 1)
         for round_ in (1, 2):
             for outcome in crew.average(round_=round_).values():
@@ -319,7 +319,7 @@ def test_who_knows_all_but_the_address_changes_nothing() -> None:
                     key = MessageKey(0, round_, stage, block)
                     run = Run(dest, key, 0, 20, np.full((20, CHUNK_BYTES), 64, np.uint8), ones, all_)
                     seqs = np.arange(1, 21, dtype=np.uint64) + crew.drivers[sender]._flows[dest].path.sent
-                    shots += [row.tobytes() for row in forger.data(run, np.arange(20), seqs, 0, True)]
+                    shots += [row.tobytes() for row in forger.data(run, np.arange(20), seqs, True)]
                 gun.fire(dest, shots)
         for round_ in (1, 2):
             for outcome in crew.average(round_=round_).values():

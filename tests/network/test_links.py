@@ -12,7 +12,7 @@ import pytest
 from ragtag.core.address import Address
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
-from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
+from ragtag.core.wire import CLEAR_BYTES, DATAGRAM_BYTES, HEADER_BYTES
 from ragtag.network.link import links
 from ragtag.network.link.link import SLAB_ROWS, Link, Received
 from ragtag.network.link.memory import HOST, Hub, MemoryLink
@@ -108,7 +108,12 @@ def test_two_links_have_no_port_in_common() -> None:
 
 
 class Masked:
-    """What a link that seals does: around another one, with a table of its own on the way out."""
+    """What a link that seals does: around another one, with a table of its own on the way out.
+
+    Neither the check nor the chunks are to be read by anybody else.
+    """
+
+    sealed = True
 
     def __init__(self, address: Address | None = None, *, fd: int | None = None) -> None:
         self._under = UdpLink(address, fd=fd)
@@ -119,8 +124,10 @@ class Masked:
 
     def send(self, rows: Bytes, address: Address) -> int:
         self.masked += len(rows)
+        assert not rows[:, 16:CLEAR_BYTES].any(), "there is room for a tag"
         rows = rows.copy()
-        rows[:, HEADER_BYTES:] ^= 0x5A
+        rows[:, 16:CLEAR_BYTES] = 0xEE
+        rows[:, CLEAR_BYTES:] ^= 0x5A
         return self._under.send(rows, address)
 
     def send_short(self, datagram: bytes, address: Address) -> None:
@@ -128,7 +135,9 @@ class Masked:
 
     def receive(self) -> Received:
         got = self._under.receive()
-        got.table[:, HEADER_BYTES:] ^= 0x5A
+        assert (got.table[:, 16:CLEAR_BYTES] == 0xEE).all()
+        got.table[:, 16:CLEAR_BYTES] = 0
+        got.table[:, CLEAR_BYTES:] ^= 0x5A
         got.short = [bytes(byte ^ 0x5A for byte in datagram) for datagram in got.short]
         return got
 

@@ -107,7 +107,7 @@ def test_datagrams_from_a_peers_own_address_end_nobody_and_make_no_places(crew: 
         key = MessageKey(0, 1, 0, 60 << BLOCK_BITS)
         run = Run(dest, key, 0, 1, np.zeros((1, CHUNK_BYTES), np.uint8), ones, none)
         seq = np.array([flow.path.sent], np.uint64)
-        shots = [forger.short(Kind.BYE, dest)] * 3 + [forger.data(run, np.arange(1), seq, 0)[0].tobytes()]
+        shots = [forger.short(Kind.BYE, dest)] * 3 + [forger.data(run, np.arange(1), seq)[0].tobytes()]
         before = driver._framer.refused.malformed
         for shot in (*shots, b"a mark"):  # malformed: when it is counted, all has come
             crew.endpoints[sender].sock.sendto(shot, crew.endpoints[dest].address)

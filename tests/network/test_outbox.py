@@ -8,7 +8,7 @@ import pytest
 from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.types import Bytes, MessageKey, Run, Send
-from ragtag.core.wire import CHUNK_BYTES, Identity, Kind, headers_of
+from ragtag.core.wire import ANSWERS, CHUNK_BYTES, Identity, Kind, headers_of
 from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer, Short
 from ragtag.network.link.inbox import Inbox
@@ -132,6 +132,32 @@ def test_what_waited_for_the_other_to_listen_is_no_round_trip_once_there_is_anot
     exchanged(here, there, 2.1, 2.101)
     assert path.sure and path.srtt_s == pytest.approx(0.001, rel=0.01) and path.rto_s < 0.01
     assert not here.flow.asks(1), "it is known by now, and asked for more rarely"
+
+
+def test_no_number_is_used_twice_for_one_purpose() -> None:
+    """Of (answer or not, number, epoch, sender, dest) a link that seals makes its nonce."""
+    here, there = Peer(0), Peer(1)
+    used = list[tuple[bool, int]]()
+    for round_ in range(30):
+        here.give(40)
+        here.outbox.flush(0.1 * round_)
+        here.outbox.flush(0.1 * round_ + 0.09)  # marks again, or questions
+        there.wire.next, there.wire.next_shorts = here.wire.rows, here.wire.shorts
+        used += [(False, seq) for rows in here.wire.rows for seq in headers_of(rows)["seq"].tolist()]
+        used += [(short.kind in ANSWERS, short.seq) for short in parsed(there, here.wire.shorts)]
+        here.wire.rows, here.wire.shorts = [], []
+        there.inbox.receive(0.1 * round_ + 0.095)
+        if round_ % 3:
+            here.wire.next_shorts = there.wire.shorts
+            here.inbox.receive(0.1 * round_ + 0.096)
+        answers = parsed(here, there.wire.shorts)
+        assert {short.kind for short in answers} <= set(ANSWERS)
+        assert len({short.seq for short in answers}) == len(answers)
+        there.wire.shorts = []
+    here.outbox.bye(9.0, 3)
+    used += [(short.kind in ANSWERS, short.seq) for short in parsed(there, here.wire.shorts)]
+    assert len(used) > 1000 and len(set(used)) == len(used)
+    assert {answer for answer, _ in used} == {False, True}
 
 
 def test_who_changed_seats_is_heard_under_its_new_number_only() -> None:

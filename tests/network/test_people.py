@@ -115,7 +115,7 @@ def test_a_process_that_comes_back_to_its_seat_goes_on_where_it_was(agent: Agent
     flow = flows[1]
     flow.path.sent = flow.path.acked = flow.path.received = 4000
     flow.inbound.enter(100)
-    flow.inbound.count(1.0, 1, 3000, 3000, 0)
+    flow.inbound.count(1.0, 1, 3000, 3000)
     told(here, member(1), Status.SUSPECT, Status.DEAD)
     heir = member(1, name="heir", epoch=200, averaging=False, term=1, host="10.0.0.8")
     assert told(here, heir)[-1] == Visits(1)

@@ -89,7 +89,8 @@ class Engine:
             if peer != node.me and (why := link.unusable(address)):
                 raise ValueError(f"peer {peer}'s address {why}")
         self.node, self.link = node, link
-        self._framer = Framer(identity, int(time.time() * 10) & 0xFFFFFFFF if epoch is None else epoch)
+        epoch = int(time.time() * 10) & 0xFFFFFFFF if epoch is None else epoch
+        self._framer = Framer(identity, epoch, link.sealed)
         self._flows = {peer: Flow(peer, address) for peer, address in peers.items() if peer != node.me}
         self._injector = Injector(faults or Faults(), seed, node.me)
         self._on_note = on_note

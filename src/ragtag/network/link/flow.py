@@ -79,7 +79,6 @@ class Inbound:
     received: int = 0
     unanswered: int = 0
     asked: bool = False
-    stamp: int = 0
     unordered: bool = False
     reorder_s: float = 0.0
     advanced_s: float = 0.0
@@ -96,11 +95,10 @@ class Inbound:
         self.endings.clear()
         return True
 
-    def count(self, now_s: float, first_seq: int, last_seq: int, k: int, stamp: int) -> None:
+    def count(self, now_s: float, first_seq: int, last_seq: int, k: int) -> None:
         """``k`` datagrams with these numbers came. A number below the highest shows reordering."""
         self.received += k
         self.unanswered += k
-        self.stamp = stamp
         ahead = last_seq - self.highest & _U32
         if not 0 < ahead < _HALF:  # numbers wrap after 2^32 datagrams
             ahead = first_seq - self.highest & _U32
@@ -139,7 +137,8 @@ class Flow:
 
     process: the epoch that its datagrams must carry, where membership has told (``None``: not yet). mute: it
     is gone for now; nothing is sent to it, and what is known of it is kept. doubted: it has been noted that
-    datagrams in its name come from elsewhere.
+    datagrams in its name come from elsewhere. answers: how many were sent to it, numbered apart from what is
+    counted.
     """
 
     def __init__(self, peer: PeerId, address: Address) -> None:
@@ -147,6 +146,7 @@ class Flow:
         self.process: int | None = None
         self.mute = False
         self.path = Path()
+        self.answers = 0
         self.queue: deque[Outgoing] = deque()
         self.endings: dict[int, Ending] = {}
         self.inbound = Inbound()

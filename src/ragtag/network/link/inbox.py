@@ -75,7 +75,7 @@ class Inbox:
         for flow in self._heard.values():
             inbound = flow.inbound
             if inbound.asked or inbound.unanswered >= self._outbox.granted // 4:
-                self._outbox.answer(now_s, flow)
+                self._outbox.acknowledge(now_s, flow)
         self._heard.clear()
         return taken
 
@@ -123,7 +123,7 @@ class Inbox:
     def _take_data(self, now_s: float, got: Received, taken: Taken) -> None:
         rows, headers = self._framer.parse(self._of_their_senders(got))
         self.received += len(rows)
-        seqs, stamps = headers["seq"], headers["stamp"]
+        seqs = headers["seq"]
         found: list[tuple[Run | None, PeerId, int, int, int, bool]] = [
             (run, run.peer, a, b, epoch, asks) for run, a, b, epoch, asks in self._framer.runs(rows, headers)
         ]
@@ -137,7 +137,7 @@ class Inbox:
             if flow.inbound.leaps(last_seq):
                 self._framer.refused.leaps += b - a
                 continue
-            flow.inbound.count(now_s, int(seqs[a]), last_seq, b - a, int(stamps[b - 1]))
+            flow.inbound.count(now_s, int(seqs[a]), last_seq, b - a)
             flow.inbound.asked |= asks
             if run is not None:
                 taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
@@ -166,7 +166,7 @@ class Inbox:
             if flow.inbound.leaps(short.seq):
                 self._framer.refused.leaps += 1
                 return
-            flow.inbound.count(now_s, short.seq, short.seq, 1, short.stamp)
+            flow.inbound.count(now_s, short.seq, short.seq, 1)
             flow.inbound.asked = True
         if short.kind == Kind.ACK:
             self._take_ack(now_s, flow, short)
@@ -178,7 +178,7 @@ class Inbox:
             taken.people.append(Left(short.sender))
 
     def _take_ack(self, now_s: float, flow: Flow, short: Short) -> None:
-        highest = flow.unwrap(short.seq)
+        highest = flow.unwrap(short.highest)
         behind = (highest - short.received) & 0xFFFFFFFF
         received = highest - behind if behind < 1 << 31 else highest  # the path duplicates
         flow.path.on_ack(now_s, highest, received, short.chunk, flow.inbound.since_s)
@@ -192,7 +192,7 @@ class Inbox:
         inbound = flow.inbound
         new = inbound.new_ending(run.key, number)
         if not inbound.whole:  # else the answer to come says as much: nothing is missing
-            self._outbox.emit(flow, self._framer.short(Kind.END_ACK, flow.peer, chunk=number), now_s)
+            self._outbox.answer(now_s, flow, Kind.END_ACK, chunk=number)
         if new and inbound.reorder_s == 0.0:
             return run
         if new:
@@ -203,7 +203,7 @@ class Inbox:
     def _end_message(self, now_s: float, flow: Flow, short: Short, taken: Taken) -> None:
         """The copy of a marked last datagram's mark."""
         number = short.chunk
-        self._outbox.emit(flow, self._framer.short(Kind.END_ACK, flow.peer, chunk=number), now_s)
+        self._outbox.answer(now_s, flow, Kind.END_ACK, chunk=number)
         if short.schema != self._framer.schemas.get(short.key.channel, 0):
             return
         if not flow.inbound.new_ending(short.key, number):

@@ -62,6 +62,8 @@ class MemoryLink:
     A byte waits at ``fileno`` exactly while the queue is not empty.
     """
 
+    sealed = True  # in one process nothing is damaged, and there are no strangers
+
     def __init__(
         self,
         address: Address | None = None,

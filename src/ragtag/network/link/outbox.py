@@ -74,7 +74,7 @@ class Outbox:
         """Tell every peer that this one leaves."""
         for flow in self._flows.values():
             for _ in range(copies):
-                self.short(flow, Kind.BYE, now_s)
+                self.answer(now_s, flow, Kind.BYE)
 
     def enqueue(self, effect: Send) -> None:
         """Queue a run for its peer, with the losses that are injected on its way."""
@@ -109,7 +109,7 @@ class Outbox:
             if flow.queue and flow.path.allowance <= 0 and now_s >= flow.ping_s:
                 for _ in range(flow.path.copies):
                     flow.path.send(now_s, 1)
-                    self.short(flow, Kind.PING, now_s, seq=flow.path.sent)
+                    self.emit(flow, self._framer.short(Kind.PING, flow.peer, seq=flow.path.sent), now_s)
                 flow.ping_s = now_s + max(1e-3, flow.path.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
                 flow.pings += 1
         while (due := self._injector.held.pop_due(now_s)) is not None:
@@ -135,8 +135,7 @@ class Outbox:
             ends = ends and bool(alive[-1])
             chunks, seqs = chunks[alive], seqs[alive]
         if len(chunks):
-            stamp, ask = int(now_s * 1e6), flow.asks(n)
-            rows = self._framer.data(outgoing.run, chunks, seqs & _U32, stamp, ends, ask, outgoing.schema)
+            rows = self._framer.data(outgoing.run, chunks, seqs & _U32, ends, flow.asks(n), outgoing.schema)
             left = self._put(flow, rows, now_s)
             if left < len(rows):  # the socket's buffer is full: go on from the first datagram that stayed
                 n = int(seqs[left]) - flow.path.sent - 1
@@ -192,16 +191,29 @@ class Outbox:
                     chunk=ending.seq,
                     total=ending.total,
                     seq=flow.path.sent,
-                    stamp=int(now_s * 1e6),
                 )
                 self.emit(flow, data, now_s, drawn=True)
             ending.repeat += 1
         ending.rounds += 1
         ending.next_s = now_s + max(1e-3, flow.path.rto_s) * min(4, ending.rounds)
 
-    def short(self, flow: Flow, kind: Kind, now_s: float, seq: int = 0) -> None:
-        """Send a datagram that only says what it is."""
-        self.emit(flow, self._framer.short(kind, flow.peer, seq=seq, stamp=int(now_s * 1e6)), now_s)
+    def answer(
+        self,
+        now_s: float,
+        flow: Flow,
+        kind: Kind,
+        *,
+        chunk: int = 0,
+        total: int = 0,
+        received: int = 0,
+        highest: int = 0,
+    ) -> None:
+        """Send one of ``ANSWERS``: they have numbers of their own."""
+        flow.answers += 1
+        data = self._framer.short(
+            kind, flow.peer, chunk=chunk, total=total, received=received, highest=highest, seq=flow.answers
+        )
+        self.emit(flow, data, now_s)
 
     def emit(self, flow: Flow, data: bytes, now_s: float, drawn: bool = False) -> None:
         """Send one header-only datagram, through the injector's faults."""
@@ -221,15 +233,14 @@ class Outbox:
             left = self._link.send(data, flow.address)
             self._count(left, left * data.shape[1])
 
-    def answer(self, now_s: float, flow: Flow) -> None:
+    def acknowledge(self, now_s: float, flow: Flow) -> None:
         """Tell a peer what has come of its datagrams, and how many more it may send."""
         inbound = flow.inbound
         inbound.unanswered, inbound.asked = 0, False
-        ack = self._framer.short(
-            Kind.ACK, flow.peer, chunk=self.granted, total=inbound.whole, received=inbound.received,
-            seq=inbound.highest, stamp=inbound.stamp,
+        self.answer(
+            now_s, flow, Kind.ACK, chunk=self.granted, total=inbound.whole, received=inbound.received,
+            highest=inbound.highest,
         )  # fmt: skip
-        self.emit(flow, ack, now_s)
 
     def _count(self, datagrams: int, size: int) -> None:
         self.sent += datagrams

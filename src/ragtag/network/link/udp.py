@@ -36,6 +36,8 @@ class UdpLink:
     plain: without segmentation and coalescing.
     """
 
+    sealed = False
+
     def __init__(self, address: Address | None = None, *, fd: int | None = None, plain: bool = False) -> None:
         self.sock = (
             _inherited(fd) if fd is not None else bound(socket.SOCK_DGRAM, address or ("127.0.0.1", 0))

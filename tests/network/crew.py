@@ -18,8 +18,7 @@ from ragtag.core.seed import generator
 from ragtag.core.types import Average, Floats, Met, Noted, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.link import Link
-from ragtag.network.link.links import open_link
+from ragtag.network.link import Link, open_link
 from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node

@@ -10,9 +10,9 @@ import pytest
 
 from ragtag.core.seed import generator
 from ragtag.network.control import path as paths
-from ragtag.network.control.controller import Sample
+from ragtag.network.control.controller import Delivery
 from ragtag.network.control.path import TRAINS_MAX, Path
-from ragtag.network.control.window import WINDOW_FIRST, Window
+from ragtag.network.control.window import WINDOW_FIRST, LossWindow
 from tests.network import crew as crews
 from tests.network.crew import Crew
 
@@ -38,8 +38,8 @@ def round_trips(path: Path, n: int, lost: Callable[[int], int], granted: int = 1
     return used
 
 
-def window_of(path: Path) -> Window:
-    assert isinstance(path.control, Window)
+def window_of(path: Path) -> LossWindow:
+    assert isinstance(path.control, LossWindow)
     return path.control
 
 
@@ -149,14 +149,14 @@ def test_a_window_that_is_not_used_up_does_not_grow() -> None:
 
 def test_small_messages_that_lose_something_now_and_then_close_no_window() -> None:
     draws = generator(2, "small")
-    path = Path(Window(window=1024.0))
+    path = Path(LossWindow(window=1024.0))
     messages(path, 3000, 12, lambda k: int(draws.binomial(k, 0.03)))
     assert window_of(path).window == 1024
 
 
 @pytest.mark.parametrize("size", [150, 400, 1000])
 def test_a_message_that_overflows_a_queue_is_sent_in_parts_however_large_the_window(size: int) -> None:
-    path = Path(Window(window=4096.0))
+    path = Path(LossWindow(window=4096.0))
     late = messages(path, 300, size, lambda k: max(0, k - 100))[-200:]
     assert sum(late) / (200 * size) < 0.03
     assert window_of(path).ambient < 0.02 and window_of(path).window <= 120
@@ -322,12 +322,12 @@ class Paced:
     def __init__(self, window: float = 1000.0, rate: float = np.inf) -> None:
         self.window, self.rate = window, rate
         self.left: list[tuple[float, int, int]] = []
-        self.samples: list[Sample] = []
+        self.samples: list[Delivery] = []
 
     def sent(self, now_s: float, count: int, in_flight: int) -> None:
         self.left.append((now_s, count, in_flight))
 
-    def acknowledged(self, sample: Sample) -> None:
+    def acknowledged(self, sample: Delivery) -> None:
         self.samples.append(sample)
 
 
@@ -432,7 +432,7 @@ def test_one_more_controller_is_a_class_and_a_name(monkeypatch: pytest.MonkeyPat
             assert (outcome.heard == 0b11).all() and not outcome.expired
         took_s, sent = time.monotonic() - began_s, crew.drivers[0].traffic().datagrams_sent - sent
         assert sent >= 1200 and took_s >= 0.95 * 1200 / 10_000
-        control = crew.drivers[0]._flows[1].path.control
+        control = crew.drivers[0].engine.flows[1].path.control
         assert isinstance(control, Paced) and sum(sample.passed for sample in control.samples) > 1000
 
 

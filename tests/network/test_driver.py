@@ -19,7 +19,7 @@ from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
 from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver, DriverFailed
-from ragtag.network.link.links import LINKS, open_link
+from ragtag.network.link import LINKS, open_link
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.groups.channel import Moshpit
@@ -97,7 +97,7 @@ def test_more_peers_than_average_directly_average_in_groups(loss: float) -> None
                 break
         assert variance < 0.01 * first
         # nothing is looked at for ever of flows that have nothing to send
-        until(lambda: not any(driver._outbox._busy for driver in crew.drivers.values()), "idle")
+        until(lambda: not any(driver.engine.outbox._busy for driver in crew.drivers.values()), "idle")
 
 
 @sockets
@@ -306,7 +306,7 @@ def test_a_frozen_peer_is_left_out_and_comes_back() -> None:
             for outcome in crew.average(round_=round_).values():
                 assert_complete(outcome, 3, 60, round_)
         frozen, for_s = crew.drivers[2], 1.5
-        frozen._injector.faults = Faults(freezes=(Freeze(2, frozen.now_s(), for_s),))
+        frozen.engine.injector.faults = Faults(freezes=(Freeze(2, frozen.now_s(), for_s),))
         frozen.configure(9, crew.channel, 7).result(PATIENCE_S)  # wakes it, so that it falls asleep
         begun_s = time.monotonic()
         outcomes = crew.average({peer: values_of(peer, 60, 2) for peer in (0, 1)}, round_=2)
@@ -430,7 +430,7 @@ def test_a_peer_that_starts_again_is_heard_and_its_former_self_is_not() -> None:
 
 
 def crew_epoch(driver: Driver, peer: int) -> int:
-    return driver._flows[peer].inbound.epoch
+    return driver.engine.flows[peer].inbound.epoch
 
 
 # -- Values belong to the trainer again once the outcome is there
@@ -441,7 +441,7 @@ def test_values_may_change_as_soon_as_the_outcome_is_there() -> None:
     n_chunks = 400
     with Crew(2, n_chunks, record=True) as crew:
         crew.meet()
-        control = crew.drivers[0]._flows[1].path.control
+        control = crew.drivers[0].engine.flows[1].path.control
         control.window = 0.0  # nothing leaves peer 0 but requests for an answer
         values = values_of(0, n_chunks)
         mine = crew.ask(0, values)
@@ -610,7 +610,7 @@ def test_large_channels_have_their_loops_compiled_meanwhile(monkeypatch: pytest.
             for driver in crew.drivers.values():
                 assert driver._compiling is not None
                 driver._compiling.join(PATIENCE_S)
-                assert driver._framer._kernels is not None
+                assert driver.engine.framer._kernels is not None
 
 
 @sockets

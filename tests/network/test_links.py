@@ -13,7 +13,7 @@ from ragtag.core.address import Address
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import CLEAR_BYTES, DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.link import links
+from ragtag.network import link as links
 from ragtag.network.link.link import SLAB_ROWS, Link, Received
 from ragtag.network.link.memory import HOST, Hub, MemoryLink
 from ragtag.network.link.udp import UdpLink

@@ -46,8 +46,7 @@ from ragtag.core import trace
 from ragtag.core.types import PEERS_MAX, Left, Noted, PeerId, Visits
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.link import Link
-from ragtag.network.link.links import open_link
+from ragtag.network.link import Link, open_link
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.membership.machine import Membership

@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 @dataclass(slots=True)
-class Sample:
+class Delivery:
     """What one answer tells of a path.
 
     passed: datagrams of which it is known since now that they came, or were lost.
@@ -52,5 +52,5 @@ class Controller(Protocol):
     def sent(self, now_s: float, count: int, in_flight: int) -> None:
         """``count`` datagrams have left; with them ``in_flight`` are under way."""
 
-    def acknowledged(self, sample: Sample) -> None:
+    def acknowledged(self, sample: Delivery) -> None:
         """An answer has come. Losses are in it: nothing else tells of them."""

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ragtag.network.control.controller import Controller, Sample
-from ragtag.network.control.window import WINDOW_FIRST, WINDOW_MAX, WINDOW_MIN, Window
+from ragtag.network.control.controller import Controller, Delivery
+from ragtag.network.control.window import WINDOW_FIRST, WINDOW_MAX, WINDOW_MIN, LossWindow
 
-CONTROLLERS: Mapping[str, Callable[[], Controller]] = {"window": Window}
+CONTROLLERS: Mapping[str, Callable[[], Controller]] = {"window": LossWindow}
 CONTROLLER = "window"
 """The one that new paths have."""
 TRAINS_MAX = 4096
@@ -139,7 +139,7 @@ class Path:
         self.received = max(self.received, min(highest, received + self._unheard))
         self.acked = highest
         self.control.acknowledged(
-            Sample(
+            Delivery(
                 now_s,
                 passed,
                 self.received - before,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ragtag.network.control.controller import Sample
+from ragtag.network.control.controller import Delivery
 
 WINDOW_FIRST = 64
 """Datagrams before the first answer: about 75 KB, five times TCP's first window (RFC 6928) at our size."""
@@ -30,7 +30,7 @@ _AMBIENT_MAX = 0.6
 
 
 @dataclass(slots=True)
-class Window:
+class LossWindow:
     """A window that takes losses which do not fall with the load for the path's own; it does not pace.
 
     ambient: the share that the path loses of itself.
@@ -51,7 +51,7 @@ class Window:
     def sent(self, now_s: float, count: int, in_flight: int) -> None:
         """What leaves says nothing."""
 
-    def acknowledged(self, sample: Sample) -> None:
+    def acknowledged(self, sample: Delivery) -> None:
         """Look at what was lost, once a round trip."""
         self._passed += sample.passed
         self._delivered += sample.delivered

@@ -29,7 +29,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average, Outcome
 from ragtag.core.wire import Identity, n_chunks
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
@@ -55,7 +55,7 @@ def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.
     dist.init_process_group("gloo", rank=me, world_size=n, timeout=timedelta(seconds=DEADLINE_S))
     driver = Driver(
         Node(me, n, seed=0),
-        Endpoint(("127.0.0.1", ports[me])),
+        UdpLink(("127.0.0.1", ports[me])),
         Identity(f"benchmark-{arguments.store}", me),
         {i: ("127.0.0.1", port) for i, port in enumerate(ports)},
     )

@@ -35,7 +35,7 @@ from ragtag.core.channels import channel_of
 from ragtag.core.types import Met
 from ragtag.core.wire import VERSION, Identity
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.udp import Endpoint, PortInUse
+from ragtag.network.link.udp import PortInUse, UdpLink
 from ragtag.protocols.node import Node
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.network.crew import PATIENCE_S, until
@@ -61,7 +61,7 @@ class Others:
         self.mine = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._undo.callback(self.mine.close)
         self.mine.bind(("127.0.0.1", 0))
-        self.endpoints = [Endpoint() for _ in range(n - 1)]
+        self.endpoints = [UdpLink() for _ in range(n - 1)]
         self.addresses = [self.mine.getsockname(), *(endpoint.address for endpoint in self.endpoints)]
         for endpoint in self.endpoints:
             self._undo.callback(endpoint.close)
@@ -325,8 +325,8 @@ def test_a_crew_of_another_name_is_no_answer(two: Others, monkeypatch: pytest.Mo
 
 def test_another_wire_format_is_named(two: Others) -> None:
     newer = bytearray(64)
-    newer[0:3] = (0x5247).to_bytes(2, "little") + bytes([VERSION + 1])
-    newer[4:8] = Identity(CREW, 1).crew_id.to_bytes(4, "little")
+    newer[0] = VERSION + 1
+    newer[2:4] = Identity(CREW, 1).crew_id.to_bytes(2, "little")
     two.endpoints[0].send_short(bytes(newer), two.addresses[0])
     with pytest.raises(JoinError, match=f"peer 1 of crew 'otters' speaks another wire .* {VERSION};"):
         join(deadline_s=GIVE_UP_S)

@@ -20,7 +20,7 @@ def datagrams(k: int, identity: wire.Identity = ME, **fields: object) -> Bytes:
     """``k`` datagrams of random chunks to ``identity``, tagged."""
     rows = seed.generator(0, "datagrams", k).integers(0, 256, (k, wire.DATAGRAM_BYTES), dtype=np.uint8)
     headers = wire.headers_of(rows)
-    headers["magic"], headers["version"] = wire.MAGIC, wire.VERSION
+    headers["version"] = wire.VERSION
     headers["crew"], headers["dest"], headers["kind"] = identity.crew_id, identity.peer, wire.Kind.DATA
     for name, value in fields.items():
         headers[name] = value
@@ -58,28 +58,27 @@ def test_a_header_byte_by_byte() -> None:
     row = np.zeros((1, wire.DATAGRAM_BYTES), np.uint8)
     header = wire.headers_of(row)
     values = (
-        0x5247,
         1,
         2,
-        0x01020304,
-        0x1122334455667788,
+        0x0304,
         5,
         6,
         7,
         8,
+        0x1122334455667788,
+        0x99AABBCCDDEEFF00,
         9,
         10,
         11,
         12,
         13,
         14,
-        1.5,
         15,
+        1.5,
         16,
-        17,
     )
     header[0] = values
-    assert row[0, :64].tobytes() == struct.pack("<HBBIQIHHIBBHIIQfIII", *values)
+    assert row[0, :64].tobytes() == struct.pack("<BBHHHIIQQIIBBHIIfQ", *values)
 
 
 def flipped(row: Bytes) -> Bytes:
@@ -146,7 +145,6 @@ def test_wellformed_takes_what_is_meant_for_this_peer() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("magic", 0x4752),
         ("version", 0),
         ("version", 1),
         ("crew", 1),
@@ -164,9 +162,9 @@ def test_wellformed_refuses_strays_row_by_row(field: str, value: int) -> None:
 @given(st.binary(min_size=wire.HEADER_BYTES, max_size=wire.HEADER_BYTES))
 def test_random_headers_are_judged_field_by_field(noise: bytes) -> None:
     header = np.frombuffer(noise, wire.HEADER)
-    magic, version, kind, crew = struct.unpack_from("<HBBI", noise)
-    (dest,) = struct.unpack_from("<H", noise, 22)
-    fits = (magic, version, crew, dest) == (wire.MAGIC, wire.VERSION, ME.crew_id, ME.peer)
+    version, kind, crew = struct.unpack_from("<BBH", noise)
+    (dest,) = struct.unpack_from("<H", noise, 6)
+    fits = (version, crew, dest) == (wire.VERSION, ME.crew_id, ME.peer)
     assert wire.wellformed(header, ME).tolist() == [fits and kind <= max(wire.Kind)]
 
 

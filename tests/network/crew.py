@@ -1,4 +1,4 @@
-"""A crew of drivers in one process: real sockets on loopback, a thread for each peer."""
+"""A crew of drivers in one process: real sockets on loopback or queues in memory, a thread for each peer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from types import MappingProxyType, TracebackType
 import numpy as np
 
 from ragtag.codecs.dense import fp32
+from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.recording import Recording
 from ragtag.core.seed import generator
 from ragtag.core.types import Average, Floats, Met, Noted, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link import Link, open_link
+from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps
@@ -27,6 +29,8 @@ PATIENCE_S = 60.0
 PROBE_S = 10.0
 """How long a round's stages may take: no deadline ends a round unless a test wants it to."""
 NAME = "otters"
+LINK = "udp"
+"""By what crews reach one another, unless they say so: a test that holds over any link sets it."""
 
 
 def values_of(peer: int, n_chunks: int, round_: int = 0) -> Floats:
@@ -57,8 +61,9 @@ class Crew:
         crew: str = NAME,
     ) -> None:
         self.n, self.n_chunks, self.seed, self.name = n, n_chunks, seed, crew
+        self._plain = plain
         self.channel = Channel(method, fp32, n_chunks, probe_s=probe_s, rtt_s=1e-3, floor_s=probe_s)
-        self.endpoints = [Endpoint(plain=plain) for _ in range(n)]
+        self.endpoints = [self.link() for _ in range(n)]
         self.addresses = {peer: endpoint.address for peer, endpoint in enumerate(self.endpoints)}
         self.notes: list[list[tuple[float, Noted]]] = [[] for _ in range(n)]
         self.recordings = [Recording() if record else None for _ in range(n)]
@@ -71,7 +76,11 @@ class Crew:
         for future in [d.configure(0, self.channel, 7) for d in self.drivers.values()]:
             future.result(PATIENCE_S)
 
-    def start(self, peer: int, endpoint: Endpoint) -> Driver:
+    def link(self, address: Address | None = None) -> Link:
+        """A link as all peers of this crew have."""
+        return UdpLink(address, plain=True) if self._plain else open_link(address, name=LINK)
+
+    def start(self, peer: int, endpoint: Link) -> Driver:
         """Start a peer's driver."""
         faults = self._faults if isinstance(self._faults, Faults | None) else self._faults.get(peer)
         driver = self.drivers[peer] = Driver(

@@ -14,7 +14,6 @@ from ragtag.core.wire import (
     CHUNK_BYTES,
     DATAGRAM_BYTES,
     HEADER_BYTES,
-    MAGIC,
     VERSION,
     Identity,
     Kind,
@@ -77,7 +76,7 @@ class Source:
             draws.integers(0, 1 << 62, k, dtype=np.uint64),
         )
         seqs = np.arange(1, k + 1, dtype=np.uint64)
-        return self.framer().data(run, run.first + np.arange(k), seqs, int(draws.integers(0, 1 << 32))).copy()
+        return self.framer().data(run, run.first + np.arange(k), seqs).copy()
 
     def flipped(self, k: int = ROWS) -> tuple[Bytes, Bytes]:
         """Valid datagrams, and the same with 1 to 8 bits flipped in each, half of them in the header."""
@@ -104,14 +103,14 @@ class Source:
         """Valid datagrams, and the same with parts of headers, or chunks, of others."""
         rows, others = self.valid(k), self.valid(k)
         others = others[self.draws.permutation(k)]
-        cut = 8 * self.draws.integers(2, HEADER_BYTES // 8 + 1, k)  # the tag is always of the first
+        cut = 8 * self.draws.integers(4, HEADER_BYTES // 8 + 1, k)  # the tag is always of the first
         return rows, _joined(rows, others, cut)
 
     def absurd(self, k: int = ROWS) -> Bytes:
         """Datagrams with a right tag, of the right crew and to the right peer, and any other field random."""
         rows = self.random(k)
         headers, draws = headers_of(rows), self.draws
-        headers["magic"], headers["version"] = MAGIC, VERSION
+        headers["version"] = VERSION
         headers["crew"], headers["dest"] = Identity(self.crew, 0).crew_id, self.dest
         headers["kind"] = draws.choice(np.array([k.value for k in Kind], np.uint8), k)
         headers["schema"] = self.schema

@@ -49,7 +49,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.node import Channel, Node
 from tests.network.test_bad_links import CHUNKS, STEP_S, WITHIN_S
@@ -57,7 +57,7 @@ from tests.network.test_namespaces import N, PORT, host_of
 
 me = int(sys.argv[1])
 values = [np.random.default_rng(peer).standard_normal((CHUNKS, 272)).astype(np.float32) for peer in range(N)]
-endpoint = Endpoint((host_of(me), PORT))
+endpoint = UdpLink((host_of(me), PORT))
 addresses = {peer: (host_of(peer), PORT) for peer in range(N)}
 driver = Driver(Node(me, N, 1), endpoint, Identity("otters", me), addresses)
 driver.start()

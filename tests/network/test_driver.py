@@ -19,7 +19,7 @@ from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
 from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver, DriverFailed
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link import LINKS, open_link
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.groups.channel import Moshpit
@@ -27,9 +27,18 @@ from ragtag.protocols.node import GONE_AFTER, HEADROOM, Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
 from ragtag.protocols.rounds.rps import rps, rps_repair
+from tests.network import crew as crews
 from tests.network.crew import PATIENCE_S, Crew, mean_of, until, values_of
 
 ALL = (rps, rps_repair, direct, ring)
+sockets = pytest.mark.parametrize("over", ["udp"], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=LINKS)
+def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The link that crews stand on; whatever does not ask for a socket holds over any."""
+    monkeypatch.setattr(crews, "LINK", request.param)
+    return str(request.param)
 
 
 def everyone(n: int) -> int:
@@ -88,9 +97,10 @@ def test_more_peers_than_average_directly_average_in_groups(loss: float) -> None
                 break
         assert variance < 0.01 * first
         # nothing is looked at for ever of flows that have nothing to send
-        until(lambda: not any(driver._outbox._busy for driver in crew.drivers.values()), "idle")
+        until(lambda: not any(driver.engine.outbox._busy for driver in crew.drivers.values()), "idle")
 
 
+@sockets
 def test_the_mean_of_all_datagram_by_datagram() -> None:
     with Crew(3, 300, plain=True) as crew:
         crew.meet()
@@ -296,7 +306,7 @@ def test_a_frozen_peer_is_left_out_and_comes_back() -> None:
             for outcome in crew.average(round_=round_).values():
                 assert_complete(outcome, 3, 60, round_)
         frozen, for_s = crew.drivers[2], 1.5
-        frozen._injector.faults = Faults(freezes=(Freeze(2, frozen.now_s(), for_s),))
+        frozen.engine.injector.faults = Faults(freezes=(Freeze(2, frozen.now_s(), for_s),))
         frozen.configure(9, crew.channel, 7).result(PATIENCE_S)  # wakes it, so that it falls asleep
         begun_s = time.monotonic()
         outcomes = crew.average({peer: values_of(peer, 60, 2) for peer in (0, 1)}, round_=2)
@@ -405,7 +415,7 @@ def test_a_peer_that_starts_again_is_heard_and_its_former_self_is_not() -> None:
             lambda: int(time.time() * 10) & 0xFFFFFFFF > crew_epoch(crew.drivers[0], 1),
             "a new tenth of a second",
         )
-        crew.start(1, Endpoint(address))
+        crew.start(1, crew.link(address))
         crew.drivers[1].configure(0, crew.channel, 7).result(PATIENCE_S)
         crew.meet(1)
         assert 1 not in crew.drivers[0].node.gone
@@ -420,7 +430,7 @@ def test_a_peer_that_starts_again_is_heard_and_its_former_self_is_not() -> None:
 
 
 def crew_epoch(driver: Driver, peer: int) -> int:
-    return driver._flows[peer].inbound.epoch
+    return driver.engine.flows[peer].inbound.epoch
 
 
 # -- Values belong to the trainer again once the outcome is there
@@ -431,8 +441,8 @@ def test_values_may_change_as_soon_as_the_outcome_is_there() -> None:
     n_chunks = 400
     with Crew(2, n_chunks, record=True) as crew:
         crew.meet()
-        pacer = crew.drivers[0]._flows[1].pacer
-        pacer.window = 0.0  # nothing leaves peer 0 but requests for an answer
+        control = crew.drivers[0].engine.flows[1].path.control
+        control.window = 0.0  # nothing leaves peer 0 but requests for an answer
         values = values_of(0, n_chunks)
         mine = crew.ask(0, values)
         crew.drivers[1].average(Average(0, values_of(1, n_chunks), 1.0, deadline_s=0.2)).result(PATIENCE_S)
@@ -441,7 +451,7 @@ def test_values_may_change_as_soon_as_the_outcome_is_there() -> None:
         kept = values.copy()
         values[:] = 1e9
         assert arrived(crew, 1, round_=0) == {}
-        pacer.window = 1000.0
+        control.window = 1000.0
         crew.meet(1)
         owner = rotating_owners(crew.seed, 0, 2, frozenset((0, 1)))
         layout = layout_of(n_chunks, 2)
@@ -522,11 +532,11 @@ def test_a_driver_that_dies_fails_what_waits_for_it(monkeypatch: pytest.MonkeyPa
         with pytest.raises(DriverFailed, match="by zero"):
             driver.leave(1)
         driver.close(1.0)
-        assert driver.endpoint.fileno() == -1, "its socket is closed"
+        assert driver.link.fileno() == -1, "its socket is closed"
 
 
-def test_a_driver_that_never_started_fails_calls_and_closes() -> None:
-    endpoint = Endpoint()
+def test_a_driver_that_never_started_fails_calls_and_closes(over: str) -> None:
+    endpoint = open_link(name=over)
     driver = Driver(Node(0, 2, 1), endpoint, Identity("otters", 0), {1: endpoint.address})
     with pytest.raises(DriverFailed):
         driver.average(Average(0, values_of(0, 3), 1.0)).result(1.0)
@@ -600,17 +610,19 @@ def test_large_channels_have_their_loops_compiled_meanwhile(monkeypatch: pytest.
             for driver in crew.drivers.values():
                 assert driver._compiling is not None
                 driver._compiling.join(PATIENCE_S)
-                assert driver._framer._kernels is not None
+                assert driver.engine.framer._kernels is not None
 
 
+@sockets
 @pytest.mark.parametrize("host", ["127.0.0.1%x", "255.255.255.255", "localhost", "::1"])
 def test_an_address_that_nothing_can_be_sent_to_is_refused_before_anything_is_started(host: str) -> None:
-    with closing(Endpoint()) as endpoint:
+    with closing(open_link()) as endpoint:
         peers = {0: endpoint.address, 1: (host, 4000)}
         with pytest.raises(ValueError, match=r"^peer 1's address '.*', port 4000, is "):
             Driver(Node(0, 2, 1), endpoint, Identity("otters", 0), peers)
 
 
+@sockets
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EINVAL, errno.EPERM, errno.ENETDOWN])
 def test_a_peer_that_nothing_can_be_sent_to_for_a_while_is_noted_once(error: int) -> None:
     """What is sent to peer 2 fails at peer 0, for three rounds; then it goes through again."""

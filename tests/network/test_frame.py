@@ -49,8 +49,8 @@ def loops(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("numba is not installed (ragtag[fast])")
     made = Framer.__init__
 
-    def compiled(self: Framer, identity: Identity, epoch: int) -> None:
-        made(self, identity, epoch)
+    def compiled(self: Framer, identity: Identity, epoch: int, sealed: bool = False) -> None:
+        made(self, identity, epoch, sealed)
         self.compile()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -89,10 +89,10 @@ def numbers(first: int, k: int) -> NDArray[np.uint64]:
     return (first + np.arange(k, dtype=np.uint64)) & np.uint64(U32)
 
 
-def rows_of(framer: Framer, run: Run, seq: int = 1, stamp: int = 99, last: bool = False) -> Bytes:
+def rows_of(framer: Framer, run: Run, seq: int = 1, last: bool = False) -> Bytes:
     """All chunks of a run, as datagrams of our own."""
     k = len(run.payload)
-    return framer.data(run, run.first + np.arange(k), numbers(seq, k), stamp, last).copy()
+    return framer.data(run, run.first + np.arange(k), numbers(seq, k), last).copy()
 
 
 def signed(framer: Framer, rows: Bytes) -> Bytes:
@@ -117,7 +117,6 @@ def refusals(framer: Framer) -> tuple[int, int, int, int, int]:
     beyond=st.integers(0, 100),
     lost=st.sets(st.integers(0, 79), max_size=40),
     seq=st.integers(0, U32),
-    stamp=st.integers(0, U32),
     weights=st.lists(st.floats(0, WEIGHT_MAX, width=32), min_size=1, max_size=4),
     last=st.booleans(),
 )
@@ -128,7 +127,6 @@ def test_what_arrives_is_what_was_sent(
     beyond: int,
     lost: set[int],
     seq: int,
-    stamp: int,
     weights: list[float],
     last: bool,
 ) -> None:
@@ -141,7 +139,7 @@ def test_what_arrives_is_what_was_sent(
     if len(chunks) == 0:
         return
     seqs = numbers(seq, len(chunks))
-    rows = source.data(run, chunks, seqs, stamp, last).copy()
+    rows = source.data(run, chunks, seqs, last).copy()
     kept, headers = dest.parse(rows)
     assert len(kept) == len(rows)
     assert refusals(dest) == (0, 0, 0, 0, 0)
@@ -149,7 +147,6 @@ def test_what_arrives_is_what_was_sent(
     gaps = np.count_nonzero(np.diff(chunks) != 1)
     assert len(arrived) == gaps + 1
     assert headers["seq"].tolist() == seqs.tolist()
-    assert set(headers["stamp"].tolist()) == {stamp}
     come = [got.first + np.arange(len(got.payload)) for got, *_ in arrived]
     assert np.concatenate(come).tolist() == chunks.tolist()
     assert [got.ended for got, *_ in arrived] == [False] * gaps + [last]
@@ -169,20 +166,22 @@ def test_what_arrives_is_what_was_sent(
     total=st.integers(0, U32),
     received=st.integers(0, 1 << 40),
     seq=st.integers(0, 1 << 40),
-    stamp=st.integers(0, 1 << 60),
+    highest=st.integers(0, 1 << 60),
 )
 def test_a_short_datagram_arrives_as_it_was_sent(
-    kind: Kind, key: MessageKey, chunk: int, total: int, received: int, seq: int, stamp: int
+    kind: Kind, key: MessageKey, chunk: int, total: int, received: int, seq: int, highest: int
 ) -> None:
     source, dest = framers()
-    data = source.short(kind, ME, key=key, chunk=chunk, total=total, received=received, seq=seq, stamp=stamp)
+    data = source.short(
+        kind, ME, key=key, chunk=chunk, total=total, received=received, seq=seq, highest=highest
+    )
     assert len(data) == HEADER_BYTES
     got = dest.parse_short(data)
     assert got is not None
     assert (got.kind, got.sender, got.epoch) == (kind, OTHER, EPOCH)
     assert got.schema == HASHES.get(key.channel, 7)
     assert (got.chunk, got.total) == (chunk, total)
-    assert (got.seq, got.stamp) == (seq & U32, stamp & U32)
+    assert (got.seq, got.highest) == (seq & U32, highest & U32)
     assert got.key[2:] == key[2:]
     if kind is Kind.ACK:
         assert got.received == received & U32
@@ -279,11 +278,15 @@ def test_runs_end_at_a_repeated_or_an_earlier_chunk() -> None:
 
 
 def test_a_chunk_number_does_not_carry_into_the_total() -> None:
-    """Chunk 2^32-1 of T and chunk 0 of T+1 are neighbours as 64-bit numbers; machines refuse such a run."""
+    """After chunk 2^32-1 comes chunk 0, as 32-bit numbers; machines refuse such a run."""
     source, dest = framers()
-    rows = np.concatenate([rows_of(source, a_run(1, U32, 5)), rows_of(source, a_run(1, 0, 6))])
-    found = [run for run, *_ in dest.runs(*dest.parse(rows))]
-    assert [run.first for run in found] == [U32]
+    rows = [
+        rows_of(source, a_run(1, U32, 5)),
+        rows_of(source, a_run(1, 0, 5)),
+        rows_of(source, a_run(1, 1, 6)),
+    ]
+    found = [run for run, *_ in dest.runs(*dest.parse(np.concatenate(rows)))]
+    assert [(run.first, run.total) for run in found] == [(U32, 5), (1, 6)]
     assert found[0].first + len(found[0].payload) > found[0].total
 
 
@@ -309,19 +312,34 @@ def test_every_single_bit_flip_of_a_full_datagram_is_refused() -> None:
     assert dest.refused.total == n
     malformed, foreign, corrupt, schema, version = refusals(dest)
     assert (schema, version) == (0, 8)
-    assert foreign == 8 * (2 + 4 + 2)  # magic, crew, dest
+    assert foreign == 8 * (2 + 2)  # crew, dest
     assert malformed + corrupt == n - foreign - version
     assert malformed <= 8, "only a flip in the kind makes a datagram malformed"
 
 
 def test_every_single_bit_flip_of_a_short_datagram_is_refused() -> None:
     source, dest = framers()
-    data = source.short(Kind.END, ME, key=MessageKey(1, 2, 3, 4), chunk=5, total=6, seq=7, stamp=8)
+    data = source.short(Kind.END, ME, key=MessageKey(1, 2, 3, 4), chunk=5, total=6, seq=7, highest=8)
     for at in range(8 * HEADER_BYTES):
         flipped = bytearray(data)
         flipped[at // 8] ^= 1 << at % 8
         assert dest.parse_short(bytes(flipped)) is None, f"bit {at}"
     assert dest.refused.total == 8 * HEADER_BYTES
+
+
+def test_over_a_link_that_seals_the_tags_bytes_are_the_links() -> None:
+    source, dest = (Framer(Identity("otters", me), EPOCH, sealed=True) for me in (OTHER, ME))
+    source.schemas = dest.schemas = {0: 7}
+    source.compile()
+    rows = rows_of(source, a_run(6))
+    rows = np.concatenate([rows, rows_of(source, a_run(6))])  # once more: its chunks are in the table already
+    short = source.short(Kind.PING, ME, seq=5)
+    assert not rows[:, 16:32].any() and not any(short[16:32])
+    rows[:, 16:32] = 0xEE  # its own
+    assert [len(run.payload) for run, *_ in dest.runs(*dest.parse(rows))] == [6, 6]
+    read = dest.parse_short(short[:16] + bytes([0xEE]) * 16 + short[32:])
+    assert read is not None and read.seq == 5
+    assert dest.refused.total == 0
 
 
 def test_swapped_values_are_refused_or_harmless() -> None:
@@ -336,13 +354,13 @@ def test_swapped_values_are_refused_or_harmless() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("magic", 0x5248, "foreign"),
         ("version", 1, "version"),
         ("version", 0, "version"),
         ("kind", 77, "malformed"),
         ("crew", 12345, "foreign"),
         ("dest", 5, "foreign"),
         ("tag", 12345, "corrupt"),
+        ("seal", 1, "corrupt"),
         ("round", 12345, "corrupt"),
         ("sender", 12345, "corrupt"),
     ],
@@ -372,7 +390,7 @@ def test_a_weight_that_weighs_nothing_known_is_refused(weight: float) -> None:
 
 
 def test_another_crew_is_refused_even_if_its_hash_were_the_same() -> None:
-    """The tag is keyed by the crew's name, 64 bits of it; the header's hash has 32."""
+    """The tag is keyed by the crew's name, 64 bits of it; the header has 16 of its hash."""
     _, otter = framers(crew="otters")
     badger, badger_too = framers(crew="badgers")
     rows = rows_of(badger, a_run(4))
@@ -534,7 +552,7 @@ def _pair() -> tuple[Framer, Framer]:
     fields=st.lists(
         st.tuples(
             st.integers(0, 39),
-            st.sampled_from(["magic", "version", "kind", "crew", "dest", "schema", "epoch"]),
+            st.sampled_from(["version", "kind", "crew", "dest", "schema", "epoch"]),
             st.integers(0, U8),
         ),
         max_size=3,
@@ -576,7 +594,7 @@ def test_chunks_anywhere_in_memory_make_the_same_datagrams(offset: int) -> None:
     for chunks in (np.arange(7), np.arange(2, 6), np.array([0, 3, 4])):
         for moved in (replace(run, payload=payload), replace(run, payload=_constant(payload))):
             made = [
-                framer.data(moved, chunks, numbers(9, len(chunks)), 5, last=True).copy()
+                framer.data(moved, chunks, numbers(9, len(chunks)), last=True).copy()
                 for framer in (source, source, plain)
             ]
             assert np.array_equal(made[0], made[2]) and np.array_equal(made[1], made[2])
@@ -595,4 +613,4 @@ def test_compiled_loops_compile_nothing_while_a_round_goes_on() -> None:
     kernels.warm()
     rows = np.zeros((1, DATAGRAM_BYTES // 8), np.int64)
     with pytest.raises(TypeError, match="No matching definition"):
-        kernels.check(rows, rows[:, :8].copy(), np.uint64(0), np.uint64(0), np.uint64(0))
+        kernels.check(rows, rows[:, :8].copy(), np.uint64(0), np.uint64(0))

@@ -168,7 +168,7 @@ class MarkingGun(Gun):
 
     def wait(self, driver: Driver, peer: int) -> None:
         self.marks[peer] += 1
-        malformed = driver._framer.refused
+        malformed = driver.engine.framer.refused
         until(lambda: malformed.malformed >= self.marks[peer] or not driver.alive, "all was taken in")
 
 
@@ -191,7 +191,7 @@ def strange(crew: Crew, dest: int, index: int) -> list[bytes]:
 def stale(crew: Crew, dest: int, index: int, round_: int) -> list[bytes]:
     """What a former process of a neighbour sent in this very round: all is right but its epoch."""
     sender = (dest + 1) % crew.n
-    old = Framer(Identity(crew.name, sender), crew.drivers[sender]._framer.epoch - 100)
+    old = Framer(Identity(crew.name, sender), crew.drivers[sender].engine.framer.epoch - 100)
     old.schemas = {0: 7}
     k = crew.n_chunks // crew.n
     weight, heard = np.full(k, 1e6, np.float32), np.full(k, (1 << crew.n) - 1, np.uint64)
@@ -202,10 +202,10 @@ def stale(crew: Crew, dest: int, index: int, round_: int) -> list[bytes]:
             key = MessageKey(0, round_, stage, block)
             run = Run(dest, key, 0, k, payload, weight, heard, None, True)
             found += [
-                row.tobytes() for row in old.data(run, np.arange(k), np.arange(k, dtype=np.uint64), 0, True)
+                row.tobytes() for row in old.data(run, np.arange(k), np.arange(k, dtype=np.uint64), True)
             ]
             found.append(old.short(Kind.END, dest, key=key, total=k))
-    return [*found, old.short(Kind.BYE, dest), old.short(Kind.ACK, dest, received=1, seq=1, chunk=1)]
+    return [*found, old.short(Kind.BYE, dest), old.short(Kind.ACK, dest, received=1, highest=1, chunk=1)]
 
 
 @pytest.mark.parametrize("method", [rps, direct, ring], ids=lambda method: method.name)
@@ -263,7 +263,7 @@ def test_a_forger_who_knows_the_crew_crashes_nobody(method: Averager) -> None:
         before = rss_bytes()
         for index in range(6):
             for peer, driver in crew.drivers.items():
-                epoch = crew.drivers[(peer + 1) % 3]._framer.epoch
+                epoch = crew.drivers[(peer + 1) % 3].engine.framer.epoch
                 source = Source(SEED, 10 * index + peer, crew.name, dest=peer, epoch=epoch)
                 table = source.absurd(128)
                 shots = [row.tobytes() for row in table] + shorts_of(source.absurd(128), crew.name)
@@ -276,8 +276,8 @@ def test_a_forger_who_knows_the_crew_crashes_nobody(method: Averager) -> None:
             node = driver.node
             assert all(len(machine.rounds) <= 8 for machine in node.channels.values())
             assert len(node._meetings._exchanges) <= 32
-            assert len(driver._timers) < 10_000
-            for flow in driver._flows.values():
+            assert len(driver.engine._timers) < 10_000
+            for flow in driver.engine.flows.values():
                 assert len(flow.queue) <= 4096
                 assert len(flow.inbound.endings) <= 4096
         assert rss_bytes() - before < 200 << 20
@@ -287,14 +287,14 @@ def test_a_round_far_ahead_is_not_believed() -> None:
     with Crew(2, 30) as crew:
         crew.meet()
         crew.average()
-        forger = Framer(Identity(crew.name, 1), crew.drivers[1]._framer.epoch)
+        forger = Framer(Identity(crew.name, 1), crew.drivers[1].engine.framer.epoch)
         forger.schemas = {0: 7}
         gun = MarkingGun(crew)
         ones, none = np.ones(1, np.float32), np.zeros(1, np.uint64)
         for round_ in ((1 << 32) - 1, 1 << 31, (1 << 24) + 1000):
             run = Run(0, MessageKey(0, round_, 0, 0), 0, 15, np.zeros((1, CHUNK_BYTES), np.uint8), ones, none)
-            seq = crew.drivers[1]._flows[0].pacer.sent
-            rows = forger.data(run, np.arange(1), np.array([seq], np.uint64), 0)
+            seq = crew.drivers[1].engine.flows[0].path.sent
+            rows = forger.data(run, np.arange(1), np.array([seq], np.uint64))
             gun.fire(0, [rows[0].tobytes(), forger.short(Kind.END, 0, key=run.key, total=15, seq=seq)], 1)
         for round_ in (1, 2):
             for outcome in crew.average(round_=round_).values():
@@ -311,15 +311,17 @@ def test_who_knows_all_but_the_address_changes_nothing() -> None:
         ones, all_ = np.ones(20, np.float32), np.full(20, 0b111, np.uint64)
         for dest in range(3):
             for sender in {0, 1, 2} - {dest}:
-                forger = Framer(Identity(crew.name, sender), crew.drivers[sender]._framer.epoch)
+                forger = Framer(Identity(crew.name, sender), crew.drivers[sender].engine.framer.epoch)
                 forger.schemas = {0: 7}
                 shots = [forger.short(Kind.BYE, dest)] * 12
                 shots += [forger.short(Kind.PING, dest, seq=(1 << 30) + i) for i in range(12)]
                 for round_, block, stage in ((1, 0, 0), (1, 1, 1), (1000, 0, 0), (1, 61 << 6, 0)):
                     key = MessageKey(0, round_, stage, block)
                     run = Run(dest, key, 0, 20, np.full((20, CHUNK_BYTES), 64, np.uint8), ones, all_)
-                    seqs = np.arange(1, 21, dtype=np.uint64) + crew.drivers[sender]._flows[dest].pacer.sent
-                    shots += [row.tobytes() for row in forger.data(run, np.arange(20), seqs, 0, True)]
+                    seqs = (
+                        np.arange(1, 21, dtype=np.uint64) + crew.drivers[sender].engine.flows[dest].path.sent
+                    )
+                    shots += [row.tobytes() for row in forger.data(run, np.arange(20), seqs, True)]
                 gun.fire(dest, shots)
         for round_ in (1, 2):
             for outcome in crew.average(round_=round_).values():
@@ -328,7 +330,7 @@ def test_who_knows_all_but_the_address_changes_nothing() -> None:
                 np.testing.assert_allclose(outcome.mean, mean_of(60, range(3), round_), rtol=1e-5, atol=1e-6)
         for peer, driver in crew.drivers.items():
             assert driver.node.n == 3 and driver.node.gone == frozenset()
-            assert driver._framer.refused.elsewhere == 2 * (12 + 12 + 4 * 20)
+            assert driver.engine.framer.refused.elsewhere == 2 * (12 + 12 + 4 * 20)
             assert {note.what for _, note in crew.notes[peer]} == {"from elsewhere"}
             assert len(crew.notes[peer]) == 2  # once for each of the others
 
@@ -340,9 +342,9 @@ def test_numbers_far_ahead_are_not_believed_even_from_a_peers_own_address() -> N
         gun = MarkingGun(crew)
         for dest in range(3):
             sender = (dest + 1) % 3
-            forger = Framer(Identity(crew.name, sender), crew.drivers[sender]._framer.epoch)
+            forger = Framer(Identity(crew.name, sender), crew.drivers[sender].engine.framer.epoch)
             gun.fire(dest, [forger.short(Kind.PING, dest, seq=(1 << 30) + i) for i in range(12)], sender)
-            assert crew.drivers[dest]._framer.refused.leaps == 12
+            assert crew.drivers[dest].engine.framer.refused.leaps == 12
         for outcome in crew.average(round_=1).values():
             assert not outcome.expired and (outcome.heard == 0b111).all()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ragtag.network.link.udp import Address
+from ragtag.core.address import Address
 from ragtag.network.membership.admission import ask_for_key
 from ragtag.protocols.membership.invitation import Said, invitation_key
 from tests.network.agents import KEY, Agents

@@ -12,7 +12,7 @@ from ragtag.core.types import Average, Floats, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES, Identity, Kind
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.frame import Framer
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.base import BLOCK_BITS
 from ragtag.protocols.rounds.rps import rps
@@ -26,7 +26,7 @@ class Crew(Agents):
     """``N`` drivers, each of which turns its agent; further agents the test turns."""
 
     def __init__(self) -> None:
-        self.endpoints = [Endpoint() for _ in range(N)]
+        self.endpoints = [UdpLink() for _ in range(N)]
         self.drivers: dict[int, Driver] = {}
         super().__init__(0)
         self.founded = N
@@ -100,17 +100,17 @@ def test_datagrams_from_a_peers_own_address_end_nobody_and_make_no_places(crew: 
     crew.check(crew.average())
     for dest in range(N):
         sender = (dest + 1) % N
-        forger = Framer(Identity(NAME, sender), crew.drivers[sender]._framer.epoch)
+        forger = Framer(Identity(NAME, sender), crew.drivers[sender].engine.framer.epoch)
         forger.schemas = {0: 7}
-        driver, flow = crew.drivers[dest], crew.drivers[sender]._flows[dest]
+        driver, flow = crew.drivers[dest], crew.drivers[sender].engine.flows[dest]
         ones, none = np.ones(1, np.float32), np.zeros(1, np.uint64)
         key = MessageKey(0, 1, 0, 60 << BLOCK_BITS)
         run = Run(dest, key, 0, 1, np.zeros((1, CHUNK_BYTES), np.uint8), ones, none)
-        seq = np.array([flow.pacer.sent], np.uint64)
-        shots = [forger.short(Kind.BYE, dest)] * 3 + [forger.data(run, np.arange(1), seq, 0)[0].tobytes()]
-        before = driver._framer.refused.malformed
+        seq = np.array([flow.path.sent], np.uint64)
+        shots = [forger.short(Kind.BYE, dest)] * 3 + [forger.data(run, np.arange(1), seq)[0].tobytes()]
+        before = driver.engine.framer.refused.malformed
         for shot in (*shots, b"a mark"):  # malformed: when it is counted, all has come
             crew.endpoints[sender].sock.sendto(shot, crew.endpoints[dest].address)
-        until(lambda: driver._framer.refused.malformed > before, "all was taken in")  # noqa: B023
+        until(lambda: driver.engine.framer.refused.malformed > before, "all was taken in")  # noqa: B023
         assert driver.node.gone == frozenset() and driver.node.n == driver.node.cut == N
     crew.check(crew.average())

@@ -46,14 +46,14 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps
 from tests.network.test_namespaces import ANSWER_S, CHUNKS, N, PORT, ROUNDS, host_of, values_of
 
 me, folder = int(sys.argv[1]), sys.argv[2]
-endpoint = Endpoint((host_of(me), PORT))
+endpoint = UdpLink((host_of(me), PORT))
 addresses = {peer: (host_of(peer), PORT) for peer in range(N)}
 driver = Driver(Node(me, N, 1), endpoint, Identity("otters", me), addresses)
 driver.start()

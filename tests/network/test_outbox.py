@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.types import Bytes, MessageKey, Run, Send
-from ragtag.core.wire import CHUNK_BYTES, Identity, Kind, headers_of
+from ragtag.core.wire import ANSWERS, CHUNK_BYTES, Identity, Kind, headers_of
 from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer, Short
 from ragtag.network.link.inbox import Inbox
 from ragtag.network.link.inject import Injector
+from ragtag.network.link.link import Received
 from ragtag.network.link.outbox import Outbox
-from ragtag.network.link.udp import Address, Received
 from ragtag.protocols.node import Node
 
 OLD, NEW = 7, 8
@@ -76,13 +77,13 @@ def test_what_was_begun_goes_on_as_it_was_when_its_channel_is_opened_anew() -> N
     the others, or its end, would be refused by them: they would wait for it until their deadline.
     """
     here, there = Peer(0), Peer(1)
-    here.flow.pacer.window = 10
+    here.flow.path.control.window = 10
     here.give(25)
     here.outbox.flush(0.0)
     here.framer.schemas[0] = NEW
     for at in range(1, 4):
-        sent = here.flow.pacer.sent
-        here.flow.pacer.on_ack(0.1 * at, sent, sent, 1000, 0.1)
+        sent = here.flow.path.sent
+        here.flow.path.on_ack(0.1 * at, sent, sent, 1000)
         here.outbox.flush(0.1 * at)
     rows = np.concatenate(here.wire.rows)
     assert len(rows) == 25 and set(headers_of(rows)["schema"].tolist()) == {OLD}
@@ -126,11 +127,37 @@ def test_what_waited_for_the_other_to_listen_is_no_round_trip_once_there_is_anot
     """
     here, there = Peer(0), Peer(1)
     exchanged(here, there, 0.0, 2.0)
-    pacer = here.flow.pacer
-    assert (pacer.srtt_s, pacer.sure) == (2.0, False)
+    path = here.flow.path
+    assert (path.srtt_s, path.sure) == (2.0, False)
     exchanged(here, there, 2.1, 2.101)
-    assert pacer.sure and pacer.srtt_s == pytest.approx(0.001, rel=0.01) and pacer.rto_s < 0.01
+    assert path.sure and path.srtt_s == pytest.approx(0.001, rel=0.01) and path.rto_s < 0.01
     assert not here.flow.asks(1), "it is known by now, and asked for more rarely"
+
+
+def test_no_number_is_used_twice_for_one_purpose() -> None:
+    """Of (answer or not, number, epoch, sender, dest) a link that seals makes its nonce."""
+    here, there = Peer(0), Peer(1)
+    used = list[tuple[bool, int]]()
+    for round_ in range(30):
+        here.give(40)
+        here.outbox.flush(0.1 * round_)
+        here.outbox.flush(0.1 * round_ + 0.09)  # marks again, or questions
+        there.wire.next, there.wire.next_shorts = here.wire.rows, here.wire.shorts
+        used += [(False, seq) for rows in here.wire.rows for seq in headers_of(rows)["seq"].tolist()]
+        used += [(short.kind in ANSWERS, short.seq) for short in parsed(there, here.wire.shorts)]
+        here.wire.rows, here.wire.shorts = [], []
+        there.inbox.receive(0.1 * round_ + 0.095)
+        if round_ % 3:
+            here.wire.next_shorts = there.wire.shorts
+            here.inbox.receive(0.1 * round_ + 0.096)
+        answers = parsed(here, there.wire.shorts)
+        assert {short.kind for short in answers} <= set(ANSWERS)
+        assert len({short.seq for short in answers}) == len(answers)
+        there.wire.shorts = []
+    here.outbox.bye(9.0, 3)
+    used += [(short.kind in ANSWERS, short.seq) for short in parsed(there, here.wire.shorts)]
+    assert len(used) > 1000 and len(set(used)) == len(used)
+    assert {answer for answer, _ in used} == {False, True}
 
 
 def test_who_changed_seats_is_heard_under_its_new_number_only() -> None:

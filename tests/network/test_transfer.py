@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from ragtag.network.link.udp import PortInUse
-from ragtag.network.transfer.connection import Link
 from ragtag.network.transfer.donor import DonorServer
-from ragtag.network.transfer.fetch import Donor, Fetched, TransferError, fetch_state
+from ragtag.network.transfer.fetch import Donor, Fetched, Line, TransferError, fetch_state
 from ragtag.network.transfer.session import DonorLimits, DonorSession
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.transfer.frame import Chunk
@@ -156,10 +155,10 @@ def test_a_donor_is_killed_in_the_middle(
     process: tuple[subprocess.Popen[str], Donor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child, doomed = process
-    whole = Link._chunk
+    whole = Line._chunk
     seen: list[int] = []
 
-    def kill(link: Link, chunk: Chunk) -> Came:
+    def kill(link: Line, chunk: Chunk) -> Came:
         if link.name == doomed.name:
             seen.append(chunk.index)
             if len(seen) == 2:
@@ -167,7 +166,7 @@ def test_a_donor_is_killed_in_the_middle(
                 child.wait(PATIENCE_S)
         return whole(link, chunk)
 
-    monkeypatch.setattr(Link, "_chunk", kill)
+    monkeypatch.setattr(Line, "_chunk", kill)
     with training(*(Trainer(i, SIZE, limits=SLOW, round_s=LONG_S) for i in range(2))) as trainers:
         # The other two give for longer than a round, so that it gives, too, however late its rounds end; but
         # where a busy machine makes it answer late, it is asked for a round that they do not have.

@@ -16,25 +16,17 @@ import pytest
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.link.udp import (
-    FAILING_MAX,
-    SLAB_ROWS,
-    TRAIN,
-    UDP_SEGMENT,
-    Endpoint,
-    Failures,
-    PortInUse,
-    Received,
-)
+from ragtag.network.link.link import FAILING_MAX, SLAB_ROWS, TRAIN, Failures, Received
+from ragtag.network.link.udp import UDP_SEGMENT, PortInUse, UdpLink
 
 LINUX = sys.platform == "linux"
 linux = pytest.mark.skipif(not LINUX, reason="segmentation and coalescing are the Linux kernel's")
 
 
 @pytest.fixture(params=["trains", "plain"])
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Endpoint, Endpoint]]:
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[UdpLink, UdpLink]]:
     plain = request.param == "plain"
-    with closing(Endpoint(plain=plain)) as source, closing(Endpoint(plain=plain)) as dest:
+    with closing(UdpLink(plain=plain)) as source, closing(UdpLink(plain=plain)) as dest:
         yield source, dest
 
 
@@ -42,11 +34,11 @@ def random_rows(k: int, index: int = 0) -> Bytes:
     return generator(3, "rows", index).integers(0, 256, (k, DATAGRAM_BYTES), dtype=np.uint8)
 
 
-def wait_readable(endpoint: Endpoint) -> None:
+def wait_readable(endpoint: UdpLink) -> None:
     assert select.select([endpoint], [], [], 20.0)[0], "nothing came on loopback within 20 s"
 
 
-def take(endpoint: Endpoint, rows: int, shorts: int = 0, malformed: int = 0) -> Received:
+def take(endpoint: UdpLink, rows: int, shorts: int = 0, malformed: int = 0) -> Received:
     """Receive until this much has come; the table is a copy."""
     tables, short, bad = [], list[bytes](), 0
     while sum(map(len, tables)) < rows or len(short) < shorts or bad < malformed:
@@ -62,7 +54,7 @@ def take(endpoint: Endpoint, rows: int, shorts: int = 0, malformed: int = 0) -> 
 # -- Bytes
 
 
-def test_both_ways_carry_the_same_bytes(pair: tuple[Endpoint, Endpoint]) -> None:
+def test_both_ways_carry_the_same_bytes(pair: tuple[UdpLink, UdpLink]) -> None:
     source, dest = pair
     for k in (1, 2, TRAIN - 1, TRAIN, TRAIN + 1, 3 * TRAIN + 5):
         rows = random_rows(k, k)
@@ -74,7 +66,7 @@ def test_both_ways_carry_the_same_bytes(pair: tuple[Endpoint, Endpoint]) -> None
 
 @linux
 def test_the_two_ways_understand_each_other() -> None:
-    with closing(Endpoint()) as trains, closing(Endpoint(plain=True)) as plain:
+    with closing(UdpLink()) as trains, closing(UdpLink(plain=True)) as plain:
         assert trains.segmentation
         assert trains.coalescing
         assert not plain.segmentation
@@ -88,7 +80,7 @@ def test_the_two_ways_understand_each_other() -> None:
 @linux
 def test_one_system_call_takes_a_whole_train() -> None:
     """What segmentation and coalescing are for: 56 datagrams in one call, out and in."""
-    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
         source.sock = watched = Unwilling(source.sock, [])  # type: ignore[assignment]
         source.send(random_rows(2 * TRAIN), dest.address)
         assert watched.sizes == [TRAIN * DATAGRAM_BYTES] * 2
@@ -98,7 +90,7 @@ def test_one_system_call_takes_a_whole_train() -> None:
         assert control
 
 
-def test_short_and_full_datagrams_mix(pair: tuple[Endpoint, Endpoint]) -> None:
+def test_short_and_full_datagrams_mix(pair: tuple[UdpLink, UdpLink]) -> None:
     source, dest = pair
     rows = random_rows(200)
     shorts = [bytes([i]) * HEADER_BYTES for i in range(40)]
@@ -117,7 +109,7 @@ def test_short_and_full_datagrams_mix(pair: tuple[Endpoint, Endpoint]) -> None:
 @linux
 def test_shorts_that_the_kernel_coalesced_come_apart() -> None:
     """The kernel may hand over equal short datagrams in one buffer, too, and a short after a train."""
-    with closing(Endpoint()) as dest, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source:
+    with closing(UdpLink()) as dest, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source:
         source.setsockopt(17, 103, HEADER_BYTES)  # UDP_SEGMENT
         shorts = [bytes([i]) * HEADER_BYTES for i in range(20)]
         source.sendto(b"".join(shorts), dest.address)
@@ -136,7 +128,7 @@ def test_shorts_that_the_kernel_coalesced_come_apart() -> None:
         assert take(dest, 0, malformed=10).malformed == 10
 
 
-def test_other_sizes_are_counted_and_left_out(pair: tuple[Endpoint, Endpoint]) -> None:
+def test_other_sizes_are_counted_and_left_out(pair: tuple[UdpLink, UdpLink]) -> None:
     _, dest = pair
     sizes = [0, 1, 63, 65, 1151, 1153, 2 * DATAGRAM_BYTES, 9000, 65507]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stray:
@@ -150,7 +142,7 @@ def test_other_sizes_are_counted_and_left_out(pair: tuple[Endpoint, Endpoint]) -
     assert np.array_equal(got.table, rows)
 
 
-def test_one_pass_takes_no_more_than_its_slab(pair: tuple[Endpoint, Endpoint]) -> None:
+def test_one_pass_takes_no_more_than_its_slab(pair: tuple[UdpLink, UdpLink]) -> None:
     source, dest = pair
     k = min(dest.capacity, 2 * SLAB_ROWS)
     rows = random_rows(k)
@@ -165,14 +157,14 @@ def test_one_pass_takes_no_more_than_its_slab(pair: tuple[Endpoint, Endpoint]) -
 
 
 def test_nothing_there_is_nothing_received() -> None:
-    with closing(Endpoint()) as endpoint:
+    with closing(UdpLink()) as endpoint:
         got = endpoint.receive()
         assert (len(got.table), got.short, got.malformed, got.drained) == (0, [], 0, True)
 
 
 def test_the_receive_buffer_holds_what_capacity_says() -> None:
     """Windows are granted from it, so a crew that sends at once must not overflow it."""
-    with closing(Endpoint(plain=True)) as dest, closing(Endpoint(plain=True)) as source:
+    with closing(UdpLink(plain=True)) as dest, closing(UdpLink(plain=True)) as source:
         k = dest.capacity
         assert k >= 32
         assert source.send(random_rows(k), dest.address) == k
@@ -181,10 +173,10 @@ def test_the_receive_buffer_holds_what_capacity_says() -> None:
 
 def test_ipv6() -> None:
     try:
-        dest = Endpoint(("::1", 0))
+        dest = UdpLink(("::1", 0))
     except OSError as error:
         pytest.skip(f"no IPv6 loopback here: {error}")
-    with closing(dest), closing(Endpoint(("::1", 0))) as source:
+    with closing(dest), closing(UdpLink(("::1", 0))) as source:
         rows = random_rows(3)
         source.send(rows, dest.address)
         assert np.array_equal(take(dest, 3).table, rows)
@@ -220,7 +212,7 @@ class Unwilling:
 
 
 def test_a_full_send_buffer_says_how_much_has_left() -> None:
-    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
         source.sock = Unwilling(source.sock, [None, errno.EAGAIN])  # type: ignore[assignment]
         step = TRAIN if source.segmentation else 1
         rows = random_rows(3 * TRAIN)
@@ -233,7 +225,7 @@ def test_a_full_send_buffer_says_how_much_has_left() -> None:
 
 def test_a_send_buffer_that_is_really_full() -> None:
     """A stopped reader over a local socket pair: the sender gets the kernel's own EAGAIN."""
-    with closing(Endpoint(plain=True)) as source:
+    with closing(UdpLink(plain=True)) as source:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with near, far:
             near.setblocking(False)
@@ -255,7 +247,7 @@ def test_a_send_buffer_that_is_really_full() -> None:
 @linux
 @pytest.mark.parametrize("error", [errno.EIO, errno.EINVAL, errno.EMSGSIZE])
 def test_segmentation_is_given_up_where_the_route_refuses_it(error: int) -> None:
-    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
         rows = random_rows(TRAIN + 4)
         unwilling = source.sock = Unwilling(source.sock, [error])  # type: ignore[assignment]
         assert source.send(rows, dest.address) == len(rows)
@@ -286,12 +278,12 @@ def test_a_route_that_refuses_what_may_be_segmented_gets_single_datagrams_too() 
             return getattr(self.sock, name)
 
     for rows in (random_rows(1), random_rows(TRAIN + 1)):
-        with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+        with closing(UdpLink()) as source, closing(UdpLink()) as dest:
             source.sock = Small(source.sock)  # type: ignore[assignment]
             assert source.send(rows, dest.address) == len(rows)
             assert not source.segmentation and not source.failures.count
             assert np.array_equal(take(dest, len(rows)).table, rows)
-    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
         source.sock = Small(source.sock)  # type: ignore[assignment]
         source.send_short(bytes(HEADER_BYTES), dest.address)
         assert not source.segmentation and not source.failures.count
@@ -305,7 +297,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_an_error_of_the_way_is_a_lost_datagram(error: int) -> None:
-    with closing(Endpoint(plain=True)) as source, closing(Endpoint(plain=True)) as dest:
+    with closing(UdpLink(plain=True)) as source, closing(UdpLink(plain=True)) as dest:
         source.sock = Unwilling(source.sock, [error])  # type: ignore[assignment]
         rows = random_rows(3)
         assert source.send(rows, dest.address) == 3
@@ -314,7 +306,7 @@ def test_an_error_of_the_way_is_a_lost_datagram(error: int) -> None:
 
 
 def test_a_socket_that_is_none_any_more_is_no_lost_datagram() -> None:
-    with closing(Endpoint(plain=True)) as source:
+    with closing(UdpLink(plain=True)) as source:
         source.sock = Unwilling(source.sock, [errno.EBADF])  # type: ignore[assignment]
         with pytest.raises(OSError, match="Bad file descriptor"):
             source.send(random_rows(1), ("127.0.0.1", 9))
@@ -323,7 +315,7 @@ def test_a_socket_that_is_none_any_more_is_no_lost_datagram() -> None:
 @linux
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.EMSGSIZE, errno.EACCES])
 def test_a_way_that_refuses_trains_and_single_datagrams_leaves_segmentation_on(error: int) -> None:
-    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
         rows = random_rows(TRAIN)
         source.sock = Unwilling(source.sock, [error, error])  # type: ignore[assignment]
         if error == errno.EACCES:
@@ -367,7 +359,7 @@ def test_errors_of_more_addresses_than_a_bound_are_forgotten() -> None:
 
 @pytest.mark.parametrize("error", [errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EACCES])
 def test_an_error_of_a_read_loses_nothing(error: int) -> None:
-    with closing(Endpoint(plain=True)) as source, closing(Endpoint(plain=True)) as dest:
+    with closing(UdpLink(plain=True)) as source, closing(UdpLink(plain=True)) as dest:
         rows = random_rows(2)
         source.send(rows, dest.address)
         wait_readable(dest)
@@ -378,9 +370,9 @@ def test_an_error_of_a_read_loses_nothing(error: int) -> None:
 
 def test_nobody_listening_costs_nothing_but_the_datagram() -> None:
     """The kernel reports an ICMP error on a later call; neither side of the socket may stumble over it."""
-    with closing(Endpoint()) as gone:
+    with closing(UdpLink()) as gone:
         nobody = gone.address
-    with closing(Endpoint()) as source, closing(Endpoint()) as dest:
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
         for _ in range(5):
             source.send(random_rows(2), nobody)
             source.send_short(bytes(HEADER_BYTES), nobody)
@@ -394,24 +386,24 @@ def test_nobody_listening_costs_nothing_but_the_datagram() -> None:
 
 
 def test_a_port_in_use() -> None:
-    with closing(Endpoint()) as first:
+    with closing(UdpLink()) as first:
         port = first.address[1]
         with pytest.raises(PortInUse, match=rf"UDP port {port} on 127\.0\.0\.1 is in use by another program"):
-            Endpoint(("127.0.0.1", port))
+            UdpLink(("127.0.0.1", port))
         with pytest.raises(PortInUse, match="choose another port, or 0 for any free one"):
-            Endpoint(("127.0.0.1", port))
+            UdpLink(("127.0.0.1", port))
 
 
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(OSError, match=r"192\.0\.2\.1 is not an address of this machine"):  # RFC 5737
-        Endpoint(("192.0.2.1", 0))
+        UdpLink(("192.0.2.1", 0))
 
 
 def test_an_inherited_socket() -> None:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
     address = sock.getsockname()
-    with closing(Endpoint(fd=sock.detach())) as endpoint, closing(Endpoint()) as source:
+    with closing(UdpLink(fd=sock.detach())) as endpoint, closing(UdpLink()) as source:
         assert endpoint.address == address
         rows = random_rows(4)
         source.send(rows, endpoint.address)
@@ -422,7 +414,7 @@ def test_an_inherited_descriptor_that_is_no_udp_socket() -> None:
     read, write = os.pipe()
     try:
         with pytest.raises(OSError, match=f"file descriptor {read} handed over by the launcher is no socket"):
-            Endpoint(fd=read)
+            UdpLink(fd=read)
         assert os.write(write, b"x") == 1, "the descriptor is not ours to close"
         assert os.read(read, 1) == b"x"
     finally:
@@ -430,13 +422,13 @@ def test_an_inherited_descriptor_that_is_no_udp_socket() -> None:
         os.close(write)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp:
         with pytest.raises(OSError, match=f"file descriptor {tcp.fileno()} .* is no UDP socket"):
-            Endpoint(fd=tcp.fileno())
+            UdpLink(fd=tcp.fileno())
         assert tcp.getsockname(), "the descriptor is not ours to close"
     with pytest.raises(OSError, match=r"file descriptor 987654 .* is no socket"):
-        Endpoint(fd=987654)
+        UdpLink(fd=987654)
 
 
 def test_a_unix_socket_is_no_udp_socket() -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with near, far, pytest.raises(OSError, match="is no UDP socket"):
-        Endpoint(fd=near.fileno())
+        UdpLink(fd=near.fileno())

@@ -7,25 +7,29 @@ numpy reads and writes in place. All integers are little-endian.
 
 | offset | type | field | meaning |
 |---|---|---|---|
-| 0 | u16 | magic | 0x5247 |
-| 2 | u8 | version | of this format |
-| 3 | u8 | kind | DATA, END, ACK, END_ACK, PING (asks for an ACK), BYE, LAST (ends a message), ASK |
-| 4 | u32 | crew | hash of the crew's name |
-| 8 | u64 | tag | keyed check over header and chunk |
-| 16 | u32 | schema | hash of what is averaged: shapes, dtypes, order; with a channel's name |
-| 20, 22 | u16 | sender, dest | peer ids |
-| 24 | u32 | round | ACK: datagrams received so far |
-| 28 | u8 | channel | 252: a named one; its schema's hash tells which |
-| 29 | u8 | stage | |
-| 30 | u16 | block | |
-| 32, 36 | u32 | chunk, total | ACK: the window granted, in datagrams; 1: all up to the highest have come |
-| 40 | u64 | heard | the chunk's contributors, a bit each |
-| 48 | f32 | weight | the chunk's weight in a mean |
-| 52 | u32 | seq | numbers a sender's datagrams to one peer; ACK: the highest seen |
-| 56 | u32 | stamp | sender's clock in microseconds, echoed by ACK |
-| 60 | u32 | epoch | when the sending process started, in tenths of a second |
+| 0 | u8 | version | of this format |
+| 1 | u8 | kind | DATA, END, ACK, END_ACK, PING (asks for an ACK), BYE, LAST (ends a message), ASK |
+| 2 | u16 | crew | of the hash of the crew's name |
+| 4, 6 | u16 | sender, dest | peer ids |
+| 8 | u32 | seq | the packet's number among those of its sender's process to this peer |
+| 12 | u32 | epoch | when the sending process started, in tenths of a second |
+| 16, 24 | u64 | tag, seal | 16 bytes for a link that seals; else a keyed check over header and chunk, and 0 |
+| 32 | u32 | schema | hash of what is averaged: shapes, dtypes, order; with a channel's name |
+| 36 | u32 | round | ACK: datagrams received so far |
+| 40 | u8 | channel | 252: a named one; its schema's hash tells which |
+| 41 | u8 | stage | |
+| 42 | u16 | block | |
+| 44 | u32 | chunk | ACK: the window granted, in datagrams |
+| 48 | u32 | total | ACK: 1: all up to the highest have come |
+| 52 | f32 | weight | the chunk's weight in a mean |
+| 56 | u64 | heard | the chunk's contributors, a bit each; ACK: the highest number seen |
 
-The tag finds corruption and strays. It is no signature: whoever knows the crew's name can forge it. So a
+The first 32 bytes stay in clear; a link that seals encrypts what follows, in a table of its own, and puts its
+tag of 16 bytes between them. No number is used twice by one flow for one of two purposes: what is counted
+(DATA, LAST, ASK, END, PING), and what answers it (ACK, END_ACK, BYE). So (answer or not, number, epoch,
+sender, dest) is a nonce. 32 bits of a number travel; both ends know the rest of it, as in RFC 9000, 17.1.
+
+The check finds corruption and strays. It is no signature: whoever knows the crew's name can forge it. So a
 receiver takes a datagram only from its sender's address; a good-bye counts only where there is no membership.
 """
 
@@ -42,9 +46,10 @@ from numpy.typing import NDArray
 from ragtag.core.seed import mix
 from ragtag.core.types import Bools, Bytes
 
-MAGIC = 0x5247
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 64
+CLEAR_BYTES = 32
+"""Of a header, which a link that seals leaves in clear."""
 CHUNK_BYTES = 1088
 DATAGRAM_BYTES = HEADER_BYTES + CHUNK_BYTES
 NAMED = 256
@@ -67,29 +72,30 @@ class Kind(IntEnum):
 
 
 KIND_MAX = max(Kind)
+ANSWERS = (Kind.ACK, Kind.END_ACK, Kind.BYE)
+"""Kinds that are numbered apart from all others, which are counted and acknowledged."""
 
 
 HEADER = np.dtype(
     [
-        ("magic", "<u2"),
         ("version", "u1"),
         ("kind", "u1"),
-        ("crew", "<u4"),
-        ("tag", "<u8"),
-        ("schema", "<u4"),
+        ("crew", "<u2"),
         ("sender", "<u2"),
         ("dest", "<u2"),
+        ("seq", "<u4"),
+        ("epoch", "<u4"),
+        ("tag", "<u8"),
+        ("seal", "<u8"),
+        ("schema", "<u4"),
         ("round", "<u4"),
         ("channel", "u1"),
         ("stage", "u1"),
         ("block", "<u2"),
         ("chunk", "<u4"),
         ("total", "<u4"),
-        ("heard", "<u8"),
         ("weight", "<f4"),
-        ("seq", "<u4"),
-        ("stamp", "<u4"),
-        ("epoch", "<u4"),
+        ("heard", "<u8"),
     ]
 )
 assert HEADER.itemsize == HEADER_BYTES
@@ -98,8 +104,9 @@ Headers = NDArray[np.void]
 Words = NDArray[np.uint64]
 _U64 = (1 << 64) - 1
 ODD_INTS = [mix(i + 1) | 1 for i in range(8)]
-_SUM_ODD = ODD_INTS[1]  # the tag's own word is left out; its multiplier is the chunk's
-_ODD = np.array([0 if i == 1 else odd for i, odd in enumerate(ODD_INTS)], dtype="<u8")
+TAG_WORD = 2
+_SUM_ODD = ODD_INTS[TAG_WORD]  # the tag's own word is left out; its multiplier is the chunk's
+_ODD = np.array([0 if i == TAG_WORD else odd for i, odd in enumerate(ODD_INTS)], dtype="<u8")
 FINAL = 0xD6E8FEB86659FD93
 _SUM_ODD_U64, _FINAL_U64, _HALF = np.uint64(_SUM_ODD), np.uint64(FINAL), np.uint64(32)
 
@@ -114,8 +121,8 @@ class Identity:
 
     @property
     def crew_id(self) -> int:
-        """The crew's name as the header carries it."""
-        return name_hash(self.crew)
+        """The crew's name as the header carries it: enough to sort out strays, of which the check decides."""
+        return name_hash(self.crew) & 0xFFFF
 
     @property
     def key(self) -> int:
@@ -181,8 +188,7 @@ def n_chunks(n_values: int, elements: int) -> int:
 
 def wellformed(headers: Headers, identity: Identity) -> Bools:
     """Which rows speak this version of the format, to this peer of this crew. The tag comes apart."""
-    ok = headers["magic"] == MAGIC
-    ok &= headers["version"] == VERSION
+    ok = headers["version"] == VERSION
     ok &= headers["crew"] == identity.crew_id
     ok &= headers["dest"] == identity.peer
     ok &= headers["kind"] <= KIND_MAX

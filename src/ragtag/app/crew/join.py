@@ -46,7 +46,7 @@ from ragtag.core import trace
 from ragtag.core.types import PEERS_MAX, Left, Noted, PeerId, Visits
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link.udp import Endpoint
+from ragtag.network.link import Link, open_link
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.membership.machine import Membership
@@ -239,7 +239,7 @@ def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance
         ways = member_socket(token, place.member_fd)
         undo.callback(ways[0].close)
         host = ways[1][0]
-        endpoint = Endpoint((host, 0))
+        endpoint = open_link((host, 0))
         undo.callback(endpoint.close)
         way.begin_giving(token.key, host, undo)
         port = endpoint.address[1]
@@ -324,7 +324,7 @@ class _Way:
 
 
 def _start(
-    way: _Way, node: Node, endpoint: Endpoint, peers: Mapping[PeerId, Address], entrance: Entrance | None
+    way: _Way, node: Node, endpoint: Link, peers: Mapping[PeerId, Address], entrance: Entrance | None
 ) -> tuple[Driver, int]:
     """Start the driver, and greet the others; how many were there."""
     place = way.place
@@ -381,9 +381,9 @@ def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Cre
     return crew
 
 
-def _endpoint(place: Place) -> Endpoint:
+def _endpoint(place: Place) -> Link:
     if place.socket_fd is not None:
-        return Endpoint(fd=place.socket_fd)
+        return open_link(fd=place.socket_fd)
     if place.peers is not None:
-        return Endpoint(place.peers[place.rank])
-    return Endpoint((reachable_host(place), 0))
+        return open_link(place.peers[place.rank])
+    return open_link((reachable_host(place), 0))

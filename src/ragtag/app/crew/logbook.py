@@ -239,7 +239,7 @@ class Logbook:
         """Write to the trace that this peer is in, and how many others it met."""
         driver = self._driver
         rtts = list(driver.rtt_s().values()) if driver is not None else []
-        host, port = driver.endpoint.address if driver is not None else ("", 0)
+        host, port = driver.link.address if driver is not None else ("", 0)
         self.record(
             trace.Join(
                 t=self.now_s(),

@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Meta
 
 from ragtag.app.environment import format_address, parse_address
+from ragtag.core.address import Address
 from ragtag.core.errors import Error
-from ragtag.network.link.udp import Address
 from ragtag.protocols.membership.invitation import NUMBER_BYTES, invitation_key
 from ragtag.training.state.atomic import write_whole
 

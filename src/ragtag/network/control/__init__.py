@@ -1,5 +1,6 @@
-"""How much may be under way to a peer.
+"""How much may be under way to a peer, and how fast it may leave.
 
-``window`` grows and shrinks a window of datagrams by what is acknowledged, and measures round trips (RFC
-6298).
+``path`` numbers and measures what is sent in one direction (round trips, losses, the rate at which it
+arrives) and asks its controller; ``controller`` says what one is told and asked; ``window`` is the first one.
+A new one is its file and a line of ``path.CONTROLLERS``.
 """

@@ -1,6 +1,6 @@
-"""A peer's thread: it alone reads the clock and the socket, and runs the peer's node.
+"""A peer's thread: it alone reads the clock and the link, and runs the peer's node.
 
-``driver`` is what the rest of the process asks, and is answered by futures; ``engine`` is the thread;
-``mailbox`` carries calls to it; ``members`` turns what membership says into what the node is told and where
-datagrams go.
+``driver`` is what the rest of the process asks; ``engine`` is the thread, which it has, and turns what
+membership says into what the node is told and where datagrams go. Calls go to the thread through ``mailbox``,
+and are answered through its promises.
 """

@@ -1,4 +1,4 @@
-"""A driver's thread: it alone reads the clock and the socket.
+"""A driver's thread: it alone reads the clock and the link.
 
 It turns datagrams into runs and events, effects into datagrams and timers, keeps windows so that receivers
 are not overrun, and repeats end markers until they are answered. Nothing is retransmitted here: whether what
@@ -7,17 +7,19 @@ is missing matters is the machine's business.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ragtag.core.address import unusable
+from msgspec.structs import replace
+
+from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.recording import Recording
 from ragtag.core.types import (
@@ -27,6 +29,8 @@ from ragtag.core.types import (
     Effect,
     Event,
     Expired,
+    Joined,
+    Left,
     Met,
     Noted,
     Outcome,
@@ -34,21 +38,28 @@ from ragtag.core.types import (
     Run,
     Send,
     Timer,
+    Visits,
 )
 from ragtag.core.wire import Identity
-from ragtag.network.driver.mailbox import Mailbox
-from ragtag.network.driver.members import People
+from ragtag.network.driver.mailbox import DriverFailed, Mailbox, Promises
+from ragtag.network.link import Link
 from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inbox import Inbox
 from ragtag.network.link.inject import Injector
 from ragtag.network.link.outbox import Outbox
-from ragtag.network.link.udp import Address, Endpoint
-from ragtag.network.membership.agent import Agent
+from ragtag.network.membership.agent import Agent, Told
+from ragtag.protocols.membership.roster import NO_SEAT, Reach, RosterEffect, Unseated
+from ragtag.protocols.membership.types import Changed, Failed
 from ragtag.protocols.node import Node
 
 _LOOK_S = 1e-3  # how often a closing driver looks whether its queue is empty
+_BYES = 3
 _PASSES_MAX = 64  # reads in a row before timers are looked at although more is to be read
+APART_MAX = 256
+"""Processes without a seat, of which it is kept what was sent to them and what came."""
+
+News = Joined | Left | Visits | Noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,181 +70,201 @@ class _Held:
 
 
 class Engine:
-    """Runs ``node`` over ``endpoint`` in a thread of its own.
+    """The thread; what others ask of it goes through ``mailbox``, and is answered through ``promises``.
 
-    peers: every other peer's address, numeric. on_note: called in the driver's thread with (now_s, note).
-    agent: tells who comes and goes, turned by this driver from now on (``None``: peers do not change).
-    epoch: in all datagrams; where the agent's card has told it, else from the clock, so that it grows.
-    expected_until_s: when peers that have not become members by then are left out, on the agent's clock.
-
-    Raises:
-        ValueError: nothing can be sent to a peer's address from this endpoint.
+    Runs ``node`` over ``link``; its arguments are the driver's.
     """
 
     def __init__(
         self,
         node: Node,
-        endpoint: Endpoint,
+        link: Link,
         identity: Identity,
         peers: Mapping[PeerId, Address],
-        *,
-        faults: Faults | None = None,
-        seed: int = 0,
-        on_note: Callable[[float, Noted], None] | None = None,
-        recording: Recording | None = None,
-        agent: Agent | None = None,
-        epoch: int | None = None,
-        expected_until_s: float = math.inf,
+        faults: Faults,
+        seed: int,
+        on_note: Callable[[float, Noted], None] | None,
+        recording: Recording | None,
+        agent: Agent | None,
+        epoch: int | None,
+        expected_until_s: float,
     ) -> None:
         for peer, address in peers.items():
-            if peer != node.me and (why := unusable(address, endpoint.family)):
+            if peer != node.me and (why := link.unusable(address)):
                 raise ValueError(f"peer {peer}'s address {why}")
-        self.node, self.endpoint = node, endpoint
-        self._framer = Framer(identity, int(time.time() * 10) & 0xFFFFFFFF if epoch is None else epoch)
-        self._flows = {peer: Flow(peer, address) for peer, address in peers.items() if peer != node.me}
-        self._injector = Injector(faults or Faults(), seed, node.me)
+        self.node, self.link = node, link
+        epoch = int(time.time() * 10) & 0xFFFFFFFF if epoch is None else epoch
+        self.framer = Framer(identity, epoch, link.sealed)
+        self.flows = {peer: Flow(peer, address) for peer, address in peers.items() if peer != node.me}
+        self.injector = Injector(faults, seed, node.me)
         self._on_note = on_note
         self._recording = recording
         self._origin_s = time.monotonic() if agent is None else agent.origin_s
         self._timers: list[tuple[float, int, Timer | _Held]] = []
         self._timer_count = 0
-        self._mailbox = Mailbox()
-        self._averages: dict[int, Future[Outcome]] = {}
-        self._meetings: dict[int, Future[Met]] = {}
+        self.mailbox = Mailbox()
+        self.promises = Promises()
         self._passes = 0
-        self._outbox = Outbox(endpoint, self._framer, self._injector, self._flows)
-        self._inbox = Inbox(endpoint, self._framer, self._flows, self._outbox, node, agent is not None)
-        self._people: People | None = None
+        self.outbox = Outbox(link, self.framer, self.injector, self.flows)
+        self.inbox = Inbox(link, self.framer, self.flows, self.outbox, node, agent is not None)
+        self.reach: Reachability | None = None
         if agent is not None:
-            there = self._flows.keys() - node.gone
-            self._people = People(node.me, agent, self._flows, self._injector, there, expected_until_s)
+            there = self.flows.keys() - node.gone
+            self.reach = Reachability(node.me, agent, self.flows, self.injector, there, expected_until_s)
             for peer, holder in agent.roster.seats.items():
-                if peer in self._flows:
-                    self._flows[peer].process = holder.card.epoch
-        self._heard: dict[int, list[Future[bool]]] = {}
+                if peer in self.flows:
+                    self.flows[peer].process = holder.card.epoch
+        self._close_by_s: float | None = None
+        self._said_bye = False
         self._watched = select.POLLIN
         self._poll = select.poll()
-        self._poll.register(endpoint.fileno(), select.POLLIN)
-        self._poll.register(self._mailbox.fileno(), select.POLLIN)
+        self._poll.register(link.fileno(), select.POLLIN)
+        self._poll.register(self.mailbox.fileno(), select.POLLIN)
         if agent is not None:
             self._poll.register(agent.fileno(), select.POLLIN)
-        self._thread = threading.Thread(target=self._run, name=f"ragtag-{node.me}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"ragtag-{node.me}", daemon=True)
 
     def now_s(self) -> float:
         """Seconds since this driver was made."""
         return time.monotonic() - self._origin_s
 
-    _deferred_close: Callable[[float], None] | None = None
-    _close_at_s = math.inf
+    def lost_seat(self) -> str:
+        """Why this peer may average no more; empty: it may."""
+        return "" if self.reach is None else self.reach.lost_seat
+
+    # -- From other threads
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.mailbox.closed = False
+        self.thread.start()
+
+    def close(self, deadline_s: float) -> None:
+        """Send what is queued, say good-bye, and end the thread; takes at most about ``deadline_s``."""
+        if self.thread.is_alive():
+            until_s = self.now_s() + deadline_s
+
+            def begin(now_s: float) -> None:
+                self._close_by_s = until_s
+
+            with contextlib.suppress(DriverFailed):  # it has ended meanwhile
+                self.mailbox.put(begin, None)
+            self.thread.join(deadline_s + 1.0)
+        if not self.thread.is_alive():
+            self.link.close()
+            self.mailbox.release()
+            if self.reach is not None:
+                self.reach.agent.close()
 
     # -- The thread
 
     def _run(self) -> None:
         try:
-            while not self._mailbox.closed:
+            while not self.mailbox.closed:
                 self._turn()
         except BaseException as error:
-            self._mailbox.failure = error
+            self.mailbox.failure = error
             raise
         finally:
-            self._mailbox.end()
-            failed = self._mailbox.error(f"the driver of peer {self.node.me}")
-            futures: list[Future[Any]] = [
-                *self._averages.values(),
-                *self._meetings.values(),
-                *(future for waiting in self._heard.values() for future in waiting),
-            ]
-            for future in futures:
-                if not future.done():
-                    future.set_exception(failed)
+            self.mailbox.end()
+            self.promises.fail(self.mailbox.error(f"the driver of peer {self.node.me}"))
 
     def _turn(self) -> None:
         """One turn: wait, take what came, run timers, send what may be sent."""
         now_s = self.now_s()
-        frozen_until_s = self._injector.frozen_until_s(now_s)
+        frozen_until_s = self.injector.frozen_until_s(now_s)
         if frozen_until_s > now_s:
             threading.Event().wait(frozen_until_s - now_s)
         self._watch_for_room()
         ready = self._poll.poll(self._timeout_ms(self.now_s()))
         now_s = self.now_s()
         came = {fd for fd, _ in ready}
-        if self._mailbox.fileno() in came:
-            self._mailbox.woken()
-        self._mailbox.run(now_s)
-        people = self._people
-        if people is not None and (people.due_s <= now_s or people.agent.fileno() in came):
+        if self.mailbox.fileno() in came:
+            self.mailbox.woken()
+        self.mailbox.run(now_s)
+        reach = self.reach
+        if reach is not None and (reach.due_s <= now_s or reach.agent.fileno() in came):
             self._look_around(now_s)
         drained = self._receive(now_s)
         self._passes = 0 if drained else self._passes + 1
         if drained or self._passes >= _PASSES_MAX:
             self._passes = 0
             self._expire(now_s)
-        self._outbox.flush(now_s)
-        if self.endpoint.failures.news:
+        self.outbox.flush(now_s)
+        if self.link.failures.news:
             self._tell_failures(now_s)
-        if self._deferred_close is not None:
-            self._deferred_close(self.now_s())
+        if self._close_by_s is not None:
+            self._take_leave(self.now_s(), self._close_by_s)
 
     def _timeout_ms(self, now_s: float) -> float:
         """How long to wait for the socket: not at all while something can be sent."""
-        if len(self._mailbox):
+        if len(self.mailbox):
             return 0
-        due_s = min(self._outbox.due_s(now_s), self._timers[0][0] if self._timers else math.inf)
-        if self._people is not None:
-            due_s = min(due_s, self._people.due_s)
-        if self._deferred_close is not None:
-            due_s = min(due_s, self._close_at_s, now_s + _LOOK_S)
+        due_s = min(self.outbox.due_s(now_s), self._timers[0][0] if self._timers else math.inf)
+        if self.reach is not None:
+            due_s = min(due_s, self.reach.due_s)
+        if self._close_by_s is not None:
+            due_s = min(due_s, self._close_by_s, now_s + _LOOK_S)
         return min(1.0, max(0.0, due_s - now_s)) * 1e3
 
     def _watch_for_room(self) -> None:
         """Wake up when a full socket takes datagrams again."""
-        wanted = select.POLLIN | (select.POLLOUT if self._outbox.blocked else 0)
+        wanted = select.POLLIN | (select.POLLOUT if self.outbox.blocked else 0)
         if wanted != self._watched:
-            self._poll.modify(self.endpoint.fileno(), wanted)
+            self._poll.modify(self.link.fileno(), wanted)
             self._watched = wanted
 
     def _receive(self, now_s: float) -> bool:
-        taken = self._inbox.receive(now_s)
-        for note in self._inbox.notes:
+        taken = self.inbox.receive(now_s)
+        for note in self.inbox.notes:
             self._apply(now_s, note)
-        self._inbox.notes.clear()
+        self.inbox.notes.clear()
         for event in taken.people:
-            self._step(now_s, event)
+            self.step(now_s, event)
         for at_s, ending in taken.later:
             self._set_timer(at_s, _Held(ending))
         if taken.runs:
-            self._step(now_s, Arrived(taken.runs))
-            for number in [n for n in self._heard if self.node.newer(n)]:
-                self._tell_waiting(number, True)
+            self.step(now_s, Arrived(taken.runs))
+            self.promises.look(self.node)
         return taken.drained
 
     def _look_around(self, now_s: float) -> None:
         """Who has come or gone."""
-        assert self._people is not None
-        for news in self._people.turn(now_s):
+        assert self.reach is not None
+        for news in self.reach.turn(now_s):
             if isinstance(news, Noted):
                 self._apply(now_s, news)
             else:
-                self._step(now_s, news)
-        if self._people.moved:
-            self._people.moved = False
-            self._inbox.reindex()
-        if self._people.lost_seat:  # who lost its seat takes no part
-            for number in list(self._heard):
-                self._tell_waiting(number, False)
+                self.step(now_s, news)
+        if self.reach.moved:
+            self.reach.moved = False
+            self.inbox.reindex()
+        if self.reach.lost_seat:  # who lost its seat takes no part
+            self.promises.lose_seat()
 
     def _tell_failures(self, now_s: float) -> None:
         """What the system did not send."""
-        at = {flow.address: peer for peer, flow in self._flows.items()}
-        for address, why in self.endpoint.failures.news:
+        at = {flow.address: peer for peer, flow in self.flows.items()}
+        for address, why in self.link.failures.news:
             self._apply(now_s, Noted("not sent", at.get(address, -1), why))
-        self.endpoint.failures.news.clear()
+        self.link.failures.news.clear()
 
-    def _tell_waiting(self, number: int, newer: bool) -> None:
-        """Answer who waits for something newer of a channel."""
-        for future in self._heard.pop(number, []):
-            if future.set_running_or_notify_cancel():
-                future.set_result(newer)
+    def _take_leave(self, now_s: float, until_s: float) -> None:
+        """Once all is sent, or time is up: say good-bye, see that it leaves, and end the thread."""
+        late, agent = now_s >= until_s, None if self.reach is None else self.reach.agent
+        if not (self.outbox.idle or late):
+            return
+        if not self._said_bye:
+            self._said_bye = True
+            if agent is None:
+                self.outbox.bye(now_s, _BYES)
+            else:
+                agent.leave(now_s)
+        if self.injector.held.heap and not late:
+            return  # an injected delay keeps the good-bye back
+        if agent is not None and not agent.over and not late:
+            return  # it says good-bye a few times, round trips apart
+        self.mailbox.closed = True
 
     # -- Events and effects
 
@@ -241,11 +272,12 @@ class Engine:
         while self._timers and self._timers[0][0] <= now_s:
             timer = heapq.heappop(self._timers)[2]
             if isinstance(timer, _Held):
-                self._step(now_s, Arrived((timer.run,)))
+                self.step(now_s, Arrived((timer.run,)))
             else:
-                self._step(now_s, Expired(timer))
+                self.step(now_s, Expired(timer))
 
-    def _step(self, now_s: float, event: Event) -> None:
+    def step(self, now_s: float, event: Event) -> None:
+        """Let the node take an event, and do what follows (in this thread only)."""
         if self._recording is not None:
             self._recording.add(now_s, event)
         for effect in self.node.step(now_s, event):
@@ -253,24 +285,164 @@ class Engine:
 
     def _apply(self, now_s: float, effect: Effect) -> None:
         if isinstance(effect, Send):
-            self._outbox.enqueue(effect)
+            self.outbox.enqueue(effect)
         elif isinstance(effect, Arm):
             self._set_timer(effect.at_s, effect.timer)
         elif isinstance(effect, Done):
             self._finish(now_s, effect.outcome)
         elif isinstance(effect, Met):
-            meeting = self._meetings.pop(effect.number, None)
-            if meeting is not None:
-                meeting.set_result(effect)
+            self.promises.met(effect)
         elif isinstance(effect, Noted) and self._on_note is not None:
             self._on_note(now_s, effect)
 
     def _finish(self, now_s: float, outcome: Outcome) -> None:
-        self._outbox.finish(now_s, outcome)
-        future = self._averages.pop(outcome.channel, None)
-        if future is not None:
-            future.set_result(outcome)
+        self.outbox.finish(now_s, outcome)
+        self.promises.done(outcome)
 
     def _set_timer(self, at_s: float, timer: Timer | _Held) -> None:
         self._timer_count += 1
         heapq.heappush(self._timers, (at_s, self._timer_count, timer))
+
+
+class Reachability:
+    """From membership to averaging: applies what an agent tells to a driver's flows.
+
+    inside: whom the node takes for peers that average, from the beginning: not those on their way in.
+    expected_until_s: by when they are members at the latest; who is not by then is left out until it comes.
+    lost_seat: why this peer may average no more (empty: it may). moved: whether anybody is reached elsewhere
+    than before, or is not there any more; whoever goes by addresses resets it.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        agent: Agent,
+        flows: dict[PeerId, Flow],
+        injector: Injector,
+        inside: Iterable[PeerId],
+        expected_until_s: float = math.inf,
+    ) -> None:
+        self.agent, self._flows, self._me = agent, flows, me
+        self._injector = injector
+        self._inside, self._expected_until_s = set(inside), expected_until_s
+        self._known: set[PeerId] = set()
+        self._apart: OrderedDict[tuple[PeerId, int], Flow] = OrderedDict()
+        self.lost_seat, self.moved = "", False
+        agent.lost = self._lost
+
+    @property
+    def due_s(self) -> float:
+        """When it wants to be turned, though nothing has come."""
+        return min(self.agent.due_s, self._expected_until_s)
+
+    def turn(self, now_s: float) -> Iterator[News]:
+        """What the node and the trace are to be told now."""
+        for told in self.agent.turn(now_s):
+            yield from self.take(now_s, told)
+        if now_s >= self._expected_until_s:
+            self._expected_until_s = math.inf
+            for peer in sorted(self._inside - self.agent.roster.seats.keys()):
+                yield Noted("never came", peer, "its launcher named it, and it has not become a member")
+                yield from self._place(Left(peer))
+
+    def take(self, now_s: float, told: Told) -> Iterator[News]:
+        """One thing that membership tells."""
+        roster = self.agent.roster
+        if isinstance(told, Changed):
+            for effect in roster.changed(told.member, told.was):
+                if self._is_no_news(effect):
+                    continue
+                if isinstance(effect, Reach):
+                    self._reach(effect)
+                elif isinstance(effect, Unseated):
+                    self.lost_seat = (
+                        f"{effect.reason}: it was out of reach for so long that it was declared dead, or two "
+                        "newcomers took one seat; start it again to join anew"
+                    )
+                    self._give_up(now_s)
+                    yield Noted("lost its seat", self._me, effect.reason)
+                elif isinstance(effect, Noted):
+                    yield effect
+                else:
+                    yield from self._place(effect)
+        elif isinstance(told, Failed):
+            self.lost_seat = told.reason
+            yield Noted("no member any more", self._me, told.reason)
+        else:
+            yield Noted(told.what, roster.seat_of(told.name), f"{told.name} {told.detail}".strip())
+
+    def _is_no_news(self, effect: RosterEffect) -> bool:
+        """Whether it says only that one is there whom the node counts on from the beginning."""
+        if not isinstance(effect, Noted) or effect.what != "takes part":
+            return False
+        return effect.peer in self._inside and effect.peer not in self._known
+
+    def _give_up(self, now_s: float) -> None:
+        """Tell the crew that this peer claims no seat, so that it gets none back when that one is free."""
+        card = self.agent.roster.mine
+        if card is not None:
+            self.agent.describe(now_s, replace(card, seat=NO_SEAT, averaging=False))
+
+    def _place(self, effect: Joined | Left | Visits) -> Iterator[News]:
+        """Where a peer stands now. One that the node counts on already is not told of as if it were new."""
+        peer = effect.peer
+        self._known.add(peer)
+        self._mute(peer, isinstance(effect, Left))
+        known = peer in self._inside
+        if isinstance(effect, Joined):
+            self._inside.add(peer)
+        else:
+            self._inside.discard(peer)
+        if not (known and isinstance(effect, Joined)):
+            yield effect
+
+    def _reach(self, reach: Reach) -> None:
+        """A process takes data at an address. Another one than before begins anew, unless it was here once.
+
+        Of one that comes back (it was thought dead, and a newcomer had claimed its seat) the counts must go
+        on: it takes datagrams with numbers that it has seen for old ones, and answers nothing sensible.
+        """
+        flow = self._flows.get(reach.peer)
+        known = flow is None or (
+            flow.process in (None, reach.epoch) and flow.inbound.epoch in (-1, reach.epoch)
+        )
+        if flow is None or not known:
+            if flow is not None:
+                self._set_apart(flow)
+            self._inside.discard(reach.peer)
+            flow = self._apart.pop((reach.peer, reach.epoch), None) or Flow(reach.peer, reach.address)
+            self._flows[reach.peer] = flow
+        flow.process, flow.address, flow.doubted = reach.epoch, reach.address, False
+        self.moved = True
+
+    def _set_apart(self, flow: Flow) -> None:
+        """Keep what was counted of a process whose seat is another's now."""
+        process = flow.process if flow.process is not None else flow.inbound.epoch
+        flow.retire()
+        self._apart[flow.peer, process] = flow
+        while len(self._apart) > APART_MAX:
+            self._apart.popitem(last=False)
+
+    def _mute(self, peer: PeerId, mute: bool) -> None:
+        flow = self._flows.get(peer)
+        if flow is not None:
+            self.moved |= flow.mute != mute
+            flow.mute = mute
+            if mute:
+                flow.clear()
+
+    def _lost(self, address: Address, now_s: float) -> bool:
+        """Faults that are injected between two peers hold for their membership's datagrams, too."""
+        faults = self._injector.faults
+        if faults.loss is None and not faults.one_way and not faults.partitions:
+            return False
+        peer = self._peer_at(address)
+        if peer < 0:
+            return False
+        return self._injector.answer_lost(peer) or self._injector.cut(peer, now_s)
+
+    def _peer_at(self, address: Address) -> PeerId:
+        for member in self.agent.machine.members().values():
+            if member.address == address:
+                return self.agent.roster.seat_of(member.name)
+        return -1

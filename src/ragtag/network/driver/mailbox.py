@@ -1,4 +1,4 @@
-"""Calls from other threads to the driver's thread."""
+"""Calls from other threads to the driver's thread, and what they were promised."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from ragtag.core.errors import Error
+from ragtag.core.types import Met, Outcome
+from ragtag.protocols.node import Node
 
 
 class DriverFailed(Error, RuntimeError):
@@ -81,3 +83,81 @@ class Mailbox:
                 _, future = self._calls.popleft()
                 if future is not None and not future.done():
                     future.set_exception(self.error("the driver"))
+
+
+class Promises:
+    """Futures of rounds, by channel; of meetings, by number; and of what is newer on a channel.
+
+    Only the driver's thread uses it.
+    """
+
+    def __init__(self) -> None:
+        self._outcomes: dict[int, Future[Outcome]] = {}
+        self._meetings: dict[int, Future[Met]] = {}
+        self._newer: dict[int, list[Future[bool]]] = {}
+
+    def outcome(self, channel: int, future: Future[Outcome]) -> bool:
+        """Promise a round's outcome. False: another round of the channel is not done yet; that fails it."""
+        if channel in self._outcomes:
+            future.set_exception(RuntimeError(f"a round of channel {channel} is not done yet"))
+            return False
+        self._outcomes[channel] = future
+        return True
+
+    def meeting(self, number: int, future: Future[Met]) -> bool:
+        """Promise what a meeting brings. False: that meeting is not over yet; that fails it."""
+        if number in self._meetings:
+            future.set_exception(RuntimeError(f"meeting {number} is not over yet"))
+            return False
+        self._meetings[number] = future
+        return True
+
+    def newer(self, channel: int, future: Future[bool]) -> None:
+        """Promise to tell once a round of a channel is known that this peer has not begun."""
+        waiting = self._newer.setdefault(channel, [])
+        waiting[:] = [other for other in waiting if not other.cancelled()] + [future]
+
+    def done(self, outcome: Outcome) -> None:
+        """A round has ended."""
+        future = self._outcomes.pop(outcome.channel, None)
+        if future is not None:
+            future.set_result(outcome)
+
+    def met(self, met: Met) -> None:
+        """A meeting is over."""
+        future = self._meetings.pop(met.number, None)
+        if future is not None:
+            future.set_result(met)
+
+    def misused(self, future: Future[Any], error: Exception) -> None:
+        """What was asked could not be begun, so its future fails, and nothing waits for it."""
+        for table in (self._outcomes, self._meetings):
+            for number in [number for number, other in table.items() if other is future]:
+                del table[number]
+        future.set_exception(error)
+
+    def look(self, node: Node) -> None:
+        """Tell of newer rounds, where the node knows of any."""
+        for channel in [channel for channel in self._newer if node.newer(channel)]:
+            self._tell(channel, True)
+
+    def lose_seat(self) -> None:
+        """This peer takes part in nothing any more: there is nothing newer for it."""
+        for channel in list(self._newer):
+            self._tell(channel, False)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing is told any more."""
+        futures: list[Future[Any]] = [
+            *self._outcomes.values(),
+            *self._meetings.values(),
+            *(future for waiting in self._newer.values() for future in waiting),
+        ]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+
+    def _tell(self, channel: int, newer: bool) -> None:
+        for future in self._newer.pop(channel):
+            if future.set_running_or_notify_cancel():
+                future.set_result(newer)

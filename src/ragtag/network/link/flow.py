@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ragtag.core.address import Address
 from ragtag.core.types import Bools, MessageKey, PeerId, Run
-from ragtag.network.control.window import Pacer
-from ragtag.network.link.udp import Address
+from ragtag.network.control.path import Path
 
 QUEUE_MAX = 4096
 """Messages that wait for one peer; beyond, the oldest is dropped (its deadline is the nearest)."""
@@ -79,7 +79,6 @@ class Inbound:
     received: int = 0
     unanswered: int = 0
     asked: bool = False
-    stamp: int = 0
     unordered: bool = False
     reorder_s: float = 0.0
     advanced_s: float = 0.0
@@ -96,11 +95,10 @@ class Inbound:
         self.endings.clear()
         return True
 
-    def count(self, now_s: float, first_seq: int, last_seq: int, k: int, stamp: int) -> None:
+    def count(self, now_s: float, first_seq: int, last_seq: int, k: int) -> None:
         """``k`` datagrams with these numbers came. A number below the highest shows reordering."""
         self.received += k
         self.unanswered += k
-        self.stamp = stamp
         ahead = last_seq - self.highest & _U32
         if not 0 < ahead < _HALF:  # numbers wrap after 2^32 datagrams
             ahead = first_seq - self.highest & _U32
@@ -139,14 +137,16 @@ class Flow:
 
     process: the epoch that its datagrams must carry, where membership has told (``None``: not yet). mute: it
     is gone for now; nothing is sent to it, and what is known of it is kept. doubted: it has been noted that
-    datagrams in its name come from elsewhere.
+    datagrams in its name come from elsewhere. answers: how many were sent to it, numbered apart from what is
+    counted.
     """
 
     def __init__(self, peer: PeerId, address: Address) -> None:
         self.peer, self.address = peer, address
         self.process: int | None = None
         self.mute = False
-        self.pacer = Pacer()
+        self.path = Path()
+        self.answers = 0
         self.queue: deque[Outgoing] = deque()
         self.endings: dict[int, Ending] = {}
         self.inbound = Inbound()
@@ -166,10 +166,10 @@ class Flow:
 
         Until a round trip is known for sure, each does.
         """
-        pacer = self.pacer
-        if pacer.sure and pacer.sent + n - self._asked < pacer.limit // 4 and pacer.allowance > n:
+        path = self.path
+        if path.sure and path.sent + n - self._asked < path.limit // 4 and path.allowance > n:
             return False
-        self._asked = pacer.sent + n
+        self._asked = path.sent + n
         return True
 
     def push(self, outgoing: Outgoing) -> None:
@@ -202,4 +202,4 @@ class Flow:
 
     def unwrap(self, low: int) -> int:
         """The full number of a datagram of ours from its low 32 bits."""
-        return self.pacer.sent - ((self.pacer.sent - low) & _U32)
+        return self.path.sent - ((self.path.sent - low) & _U32)

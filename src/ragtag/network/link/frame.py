@@ -18,9 +18,9 @@ from ragtag.core.wire import (
     HEADER,
     HEADER_BYTES,
     KIND_MAX,
-    MAGIC,
     NAMED,
     NAMED_BYTE,
+    TAG_WORD,
     VERSION,
     Headers,
     Identity,
@@ -32,12 +32,14 @@ from ragtag.core.wire import (
     tags,
 )
 
-_SHORT = struct.Struct("<HBBIQIHHIBBHIIQfIII")
+_SHORT = struct.Struct("<BBHHHIIQQIIBBHIIfQ")
 assert _SHORT.size == HEADER_BYTES
 _DATA, _LAST, _ASK = int(Kind.DATA), int(Kind.LAST), int(Kind.ASK)
 _DATA_KINDS = (_DATA, _LAST, _ASK)
 _U32 = 0xFFFFFFFF
-_NOT_KIND = np.uint64(0xFFFFFFFF00FFFFFF)
+_HALF = np.uint64(32)
+_FIRST = np.uint64(0xFFFF0000FFFF00FF)  # of the first word, all but the kind and the sender
+_NEXT = np.uint64(1 << 32)  # from one chunk to the next
 Indices = NDArray[np.int64]
 NO_ROWS: Bytes = np.empty((0, CHUNK_BYTES), np.uint8)
 _NO_KEY = MessageKey(0, 0, 0, 0)
@@ -47,7 +49,10 @@ _NO_SETS = np.empty(0, np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """A header-only datagram: an end marker, an answer, or a request for one."""
+    """A header-only datagram: an end marker, an answer, or a request for one.
+
+    received, highest: an answer's: how many datagrams have come, and the highest number.
+    """
 
     kind: Kind
     sender: PeerId
@@ -56,8 +61,8 @@ class Short:
     chunk: int
     total: int
     received: int
+    highest: int
     seq: int
-    stamp: int
     epoch: int
 
 
@@ -86,11 +91,14 @@ class Refused:
 
 
 class Framer:
-    """Builds and checks the datagrams of one peer."""
+    """Builds and checks the datagrams of one peer.
 
-    def __init__(self, identity: Identity, epoch: int) -> None:
+    sealed: the link sees to it that nothing damaged or made up gets through, so the check is left out.
+    """
+
+    def __init__(self, identity: Identity, epoch: int, sealed: bool = False) -> None:
         self.identity = identity
-        self.epoch = epoch
+        self.epoch, self._sealed = epoch, sealed
         self.refused = Refused()
         self.schemas: dict[int, int] = {}
         """The hash that each open channel's datagrams carry."""
@@ -99,7 +107,8 @@ class Framer:
         """Of the last ``runs``: rows of another schema, in its words without the run. They have come, too."""
         self._key = identity.key
         self._crew_id = identity.crew_id
-        self._first = MAGIC | VERSION << 16 | self._crew_id << 32  # a header's first word, but for the kind
+        self._first = VERSION | self._crew_id << 16  # what each header begins with, but for kind and peers
+        self._mine = np.uint64(self._first | identity.peer << 48)
         self._slab = np.zeros((0, DATAGRAM_BYTES), np.uint8)
         self._words = self._slab.view("<u8")
         self._payload: Bytes | None = None
@@ -142,7 +151,6 @@ class Framer:
         run: Run,
         chunks: Indices,
         seqs: NDArray[np.uint64],
-        stamp: int,
         last: bool = False,
         ask: bool = False,
         schema: int | None = None,
@@ -162,15 +170,17 @@ class Framer:
         low, high = int(chunks[0]) - run.first, int(chunks[-1]) - run.first + 1
         at = slice(low, high) if high - low == k else chunks - run.first
         headers = self._headers[:k]
-        headers[:, 0] = self._first | _DATA << 24
-        headers[:, 2] = self._schema(run.key, schema) | self.identity.peer << 32 | run.peer << 48
-        headers[:, 3] = run.key.round | _byte(run.key) << 32 | run.key.stage << 40 | run.key.block << 48
-        headers[:, 4] = chunks.astype(np.uint64) | np.uint64(run.total << 32)
-        headers[:, 5] = run.heard[at]
-        headers[:, 6] = np.ascontiguousarray(run.weight[at]).view("<u4") | seqs << np.uint64(32)
-        headers[:, 7] = stamp & _U32 | self.epoch << 32
+        first = self._first | self.identity.peer << 32 | run.peer << 48
+        headers[:, 0] = first | _DATA << 8
+        headers[:, 1] = seqs | np.uint64(self.epoch << 32)
+        headers[:, 4] = self._schema(run.key, schema) | run.key.round << 32
+        what = _byte(run.key) | run.key.stage << 8 | run.key.block << 16
+        headers[:, 5] = chunks.astype(np.uint64) << _HALF | np.uint64(what)
+        weight = np.ascontiguousarray(run.weight[at]).view("<u4").astype(np.uint64)
+        headers[:, 6] = weight << _HALF | np.uint64(run.total)
+        headers[:, 7] = run.heard[at]
         if last or ask:
-            headers[-1, 0] = self._first | (_LAST if last else _ASK) << 24
+            headers[-1, 0] = first | (_LAST if last else _ASK) << 8
         which = (int(chunks[0]), int(chunks[-1]), k)
         if run.payload is not self._payload or which != self._which:
             # an owner sends its average to one peer after the other: the chunks are here already
@@ -178,20 +188,25 @@ class Framer:
             self._fill(words, headers, run.payload[at])
         else:
             words[:, :8] = headers
-            words[:, 1] = tags(rows, self._key, headers, self._sums[:k])
+            self._check(words, headers)
         return rows
 
     def _fill(self, words: Words, headers: Words, payload: Bytes) -> None:
         """Whole datagrams; the sums of their chunks are kept."""
         k = len(words)
         chunks = payload.view("<u8")
-        if self._kernels is not None and chunks.flags.carray:
+        if self._kernels is not None and not self._sealed and chunks.flags.carray:
             self._kernels.fill(words, headers, chunks, self._sums[:k], self._key_word)
             return
         words[:, :8], words[:, 8:] = headers, chunks
-        rows = words.view(np.uint8)
-        self._sums[:k] = chunk_sums(rows)
-        words[:, 1] = tags(rows, self._key, headers, self._sums[:k])
+        if not self._sealed:
+            self._sums[:k] = chunk_sums(words.view(np.uint8))
+        self._check(words, headers)
+
+    def _check(self, words: Words, headers: Words) -> None:
+        """Write the check, unless the link seals; the sums of the chunks are there."""
+        if not self._sealed:
+            words[:, TAG_WORD] = tags(words.view(np.uint8), self._key, headers, self._sums[: len(words)])
 
     def _schema(self, key: MessageKey, given: int | None) -> int:
         return self.schemas.get(key.channel, 0) if given is None else given
@@ -210,45 +225,44 @@ class Framer:
         chunk: int = 0,
         total: int = 0,
         received: int = 0,
+        highest: int = 0,
         seq: int = 0,
-        stamp: int = 0,
     ) -> bytes:
         """A header-only datagram."""
         mask = 0xFFFFFFFF
         number = received & mask if kind == Kind.ACK else key.round
         packed = bytearray(
             _SHORT.pack(
-                MAGIC,
                 VERSION,
                 kind,
                 self._crew_id,
-                0,
-                self._schema(key, schema),
                 self.identity.peer,
                 dest,
+                seq & mask,
+                self.epoch,
+                0,
+                0,
+                self._schema(key, schema),
                 number,
                 _byte(key),
                 key.stage,
                 key.block,
                 chunk & mask,
                 total,
-                0,
                 0.0,
-                seq & mask,
-                stamp & mask,
-                self.epoch,
+                highest & mask,
             )
         )
-        packed[8:16] = tag_of(packed, self._key).to_bytes(8, "little")
+        if not self._sealed:
+            packed[16:24] = tag_of(packed, self._key).to_bytes(8, "little")
         return bytes(packed)
 
     def parse_short(self, data: bytes) -> Short | None:
         """A header-only datagram, or None where it is not the crew's."""
         fields = _SHORT.unpack(data)
-        magic, version, kind, crew, tag, schema, sender, dest, number, channel, stage, block = fields[:12]
-        chunk, total = fields[12:14]
-        seq, stamp, epoch = fields[16:]
-        if magic != MAGIC or crew != self._crew_id or dest != self.identity.peer:
+        version, kind, crew, sender, dest, seq, epoch, tag, _, schema, number = fields[:11]
+        channel, stage, block, chunk, total, _, highest = fields[11:]
+        if crew != self._crew_id or dest != self.identity.peer:
             self.refused.foreign += 1
             return None
         if version != VERSION:
@@ -257,27 +271,25 @@ class Framer:
         if kind > KIND_MAX or kind in _DATA_KINDS:
             self.refused.malformed += 1
             return None
-        if tag != tag_of(data, self._key):
+        if not self._sealed and tag != tag_of(data, self._key):
             self.refused.corrupt += 1
             return None
         key = MessageKey(self._channel(channel, schema), number, stage, block)
-        return Short(Kind(kind), sender, key, schema, chunk, total, number, seq, stamp, epoch)
+        return Short(Kind(kind), sender, key, schema, chunk, total, number, highest, seq, epoch)
 
     def parse(self, table: Bytes) -> tuple[Bytes, Headers]:
         """The rows of ``table`` that are the crew's data, with a copy of their headers."""
-        if self._kernels is not None:
+        if self._kernels is not None and not self._sealed:
             words = np.empty((len(table), 8), "<u8")
-            first, me = np.uint64(self._first), np.uint64(self.identity.peer)
-            if self._kernels.check(table.view("<u8"), words, first, me, self._key_word):
+            if self._kernels.check(table.view("<u8"), words, self._mine, self._key_word):
                 return table, words.view(HEADER)[:, 0]
         words = table.view("<u8")[:, :8].copy()  # side by side: columns of it stay in the cache
-        kind = words[:, 0] >> np.uint64(24) & np.uint64(0xFF)
-        ok = words[:, 0] & _NOT_KIND == self._first
-        ok &= words[:, 2] >> np.uint64(48) == self.identity.peer
+        kind = words[:, 0] >> np.uint64(8) & np.uint64(0xFF)
+        ok = words[:, 0] & _FIRST == self._mine
         ok &= (kind == _DATA) | (kind == _LAST) | (kind == _ASK)
         if not ok.all():
             self._refuse(headers_of(table), ok)
-        tag = words[:, 1] == tags(table, self._key, words)
+        tag = ok if self._sealed else words[:, TAG_WORD] == tags(table, self._key, words)
         headers = words.view(HEADER)[:, 0]
         fit = (headers["weight"] >= 0) & (headers["weight"] <= WEIGHT_MAX)
         if tag.all() and ok.all() and fit.all():
@@ -289,7 +301,7 @@ class Framer:
         return table[ok], headers[ok]
 
     def _refuse(self, headers: Headers, ok: Bools) -> None:
-        ours = (headers["magic"] == MAGIC) & (headers["crew"] == self._crew_id)
+        ours = headers["crew"] == self._crew_id
         other = ours & (headers["version"] != VERSION)
         here = ours & ~other & (headers["dest"] == self.identity.peer) & ~ok
         self.refused.version += int(other.sum())
@@ -303,28 +315,31 @@ class Framer:
         if len(rows) == 0:
             return []
         words = headers.view("<u8").reshape(-1, 8)
-        who, what, which = words[:, 2], words[:, 3], words[:, 4]
-        kind = words[:, 0] >> np.uint64(24) & np.uint64(0xFF)
+        what, which, whole = words[:, 4], words[:, 5], words[:, 6]
+        who = words[:, 0] & ~np.uint64(0xFF00)
+        kind = words[:, 0] >> np.uint64(8) & np.uint64(0xFF)
         last, asks = kind == _LAST, kind >= _LAST
-        broken = (who[1:] != who[:-1]) | (what[1:] != what[:-1]) | (which[1:] - which[:-1] != 1) | last[:-1]
-        broken |= words[1:, 7] >> np.uint64(32) != words[:-1, 7] >> np.uint64(32)  # epochs
+        broken = (
+            (who[1:] != who[:-1]) | (what[1:] != what[:-1]) | (which[1:] - which[:-1] != _NEXT) | last[:-1]
+        )
+        epoch, total = words[:, 1] >> _HALF, whole & np.uint64(_U32)
+        broken |= (epoch[1:] != epoch[:-1]) | (total[1:] != total[:-1])
         edges = [0, *(np.flatnonzero(broken) + 1).tolist(), len(rows)]
-        payload, heard = rows[:, HEADER_BYTES:], words[:, 5]
-        weight = (words[:, 6] & np.uint64(_U32)).astype("<u4").view("<f4")
+        payload, heard = rows[:, HEADER_BYTES:], words[:, 7]
+        weight = (whole >> _HALF).astype("<u4").view("<f4")
         runs = []
         for a, b in pairwise(edges):
-            _, _, who_a, what_a, which_a, _, _, end = words[a].tolist()
-            schema, sender = who_a & _U32, who_a >> 32 & 0xFFFF
-            channel = self._channel(what_a >> 32 & 0xFF, schema)
+            who_a, number, _, _, what_a, which_a, whole_a, _ = words[a].tolist()
+            schema, sender, began = what_a & _U32, who_a >> 32 & 0xFFFF, number >> 32
+            channel = self._channel(which_a & 0xFF, schema)
             if schema != self.schemas.get(channel, 0):
                 self._refuse_schema(sender, schema, b - a)
-                self.strays.append((sender, a, b, end >> 32, bool(asks[a:b].any())))
+                self.strays.append((sender, a, b, began, bool(asks[a:b].any())))
                 continue
-            key = MessageKey(channel, what_a & _U32, what_a >> 40 & 0xFF, what_a >> 48)
-            first, total = which_a & _U32, which_a >> 32
-            ended = bool(last[b - 1])
-            run = Run(sender, key, first, total, payload[a:b], weight[a:b], heard[a:b], None, ended)
-            runs.append((run, a, b, end >> 32, bool(asks[a:b].any())))
+            key = MessageKey(channel, what_a >> 32, which_a >> 8 & 0xFF, which_a >> 16 & 0xFFFF)
+            first, ended = which_a >> 32, bool(last[b - 1])
+            run = Run(sender, key, first, whole_a & _U32, payload[a:b], weight[a:b], heard[a:b], None, ended)
+            runs.append((run, a, b, began, bool(asks[a:b].any())))
         return runs
 
     def _refuse_schema(self, sender: PeerId, schema: int, count: int) -> None:

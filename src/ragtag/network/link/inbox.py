@@ -11,8 +11,8 @@ from ragtag.core.types import Bytes, Joined, Left, Noted, PeerId, Run
 from ragtag.core.wire import HEADER, Kind
 from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer, Short
+from ragtag.network.link.link import Link, Received
 from ragtag.network.link.outbox import Outbox
-from ragtag.network.link.udp import Endpoint, Received
 from ragtag.protocols.node import Node
 
 _SENDER = HEADER.fields["sender"][1] // 2 if HEADER.fields is not None else 0
@@ -40,14 +40,14 @@ class Inbox:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        link: Link,
         framer: Framer,
         flows: dict[PeerId, Flow],
         outbox: Outbox,
         node: Node,
         members: bool = False,
     ) -> None:
-        self._endpoint, self._framer, self._flows = endpoint, framer, flows
+        self._link, self._framer, self._flows = link, framer, flows
         self._outbox, self._node, self._members = outbox, node, members
         self.received = 0
         self.notes: list[Noted] = []
@@ -58,7 +58,7 @@ class Inbox:
 
     def receive(self, now_s: float) -> Taken:
         """Take what has come, and answer it. Arrived payloads are valid until the next call."""
-        got = self._endpoint.receive()
+        got = self._link.receive()
         self._framer.refused.malformed += got.malformed
         taken = Taken([], [], [], got.drained)
         if got.sources:
@@ -75,7 +75,7 @@ class Inbox:
         for flow in self._heard.values():
             inbound = flow.inbound
             if inbound.asked or inbound.unanswered >= self._outbox.granted // 4:
-                self._outbox.answer(now_s, flow)
+                self._outbox.acknowledge(now_s, flow)
         self._heard.clear()
         return taken
 
@@ -123,7 +123,7 @@ class Inbox:
     def _take_data(self, now_s: float, got: Received, taken: Taken) -> None:
         rows, headers = self._framer.parse(self._of_their_senders(got))
         self.received += len(rows)
-        seqs, stamps = headers["seq"], headers["stamp"]
+        seqs = headers["seq"]
         found: list[tuple[Run | None, PeerId, int, int, int, bool]] = [
             (run, run.peer, a, b, epoch, asks) for run, a, b, epoch, asks in self._framer.runs(rows, headers)
         ]
@@ -137,7 +137,7 @@ class Inbox:
             if flow.inbound.leaps(last_seq):
                 self._framer.refused.leaps += b - a
                 continue
-            flow.inbound.count(now_s, int(seqs[a]), last_seq, b - a, int(stamps[b - 1]))
+            flow.inbound.count(now_s, int(seqs[a]), last_seq, b - a)
             flow.inbound.asked |= asks
             if run is not None:
                 taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
@@ -153,7 +153,7 @@ class Inbox:
         if known != epoch:
             flow.inbound.since_s = now_s
         if known != epoch and (known != -1 or flow.peer in self._node.gone):
-            flow.pacer.restart()
+            flow.path.restart()
             if not self._members:  # leftovers of one that has left bring nobody back
                 taken.people.append(Joined(flow.peer))
         return True
@@ -166,7 +166,7 @@ class Inbox:
             if flow.inbound.leaps(short.seq):
                 self._framer.refused.leaps += 1
                 return
-            flow.inbound.count(now_s, short.seq, short.seq, 1, short.stamp)
+            flow.inbound.count(now_s, short.seq, short.seq, 1)
             flow.inbound.asked = True
         if short.kind == Kind.ACK:
             self._take_ack(now_s, flow, short)
@@ -178,13 +178,11 @@ class Inbox:
             taken.people.append(Left(short.sender))
 
     def _take_ack(self, now_s: float, flow: Flow, short: Short) -> None:
-        highest = flow.unwrap(short.seq)
+        highest = flow.unwrap(short.highest)
         behind = (highest - short.received) & 0xFFFFFFFF
         received = highest - behind if behind < 1 << 31 else highest  # the path duplicates
-        took_us = (int(now_s * 1e6) - short.stamp) & 0xFFFFFFFF
-        sure = took_us <= int(now_s * 1e6) - int(flow.inbound.since_s * 1e6)
-        flow.pacer.on_ack(now_s, highest, received, short.chunk, took_us * 1e-6, sure)
-        flow.ping_s, flow.pings = now_s + flow.pacer.rto_s, 0
+        flow.path.on_ack(now_s, highest, received, short.chunk, flow.inbound.since_s)
+        flow.ping_s, flow.pings = now_s + flow.path.rto_s, 0
         if flow.endings and short.total and highest == received:  # all marks up to here have come
             for number in [n for n, ending in flow.endings.items() if ending.seq <= highest]:
                 del flow.endings[number]
@@ -194,7 +192,7 @@ class Inbox:
         inbound = flow.inbound
         new = inbound.new_ending(run.key, number)
         if not inbound.whole:  # else the answer to come says as much: nothing is missing
-            self._outbox.emit(flow, self._framer.short(Kind.END_ACK, flow.peer, chunk=number), now_s)
+            self._outbox.answer(now_s, flow, Kind.END_ACK, chunk=number)
         if new and inbound.reorder_s == 0.0:
             return run
         if new:
@@ -205,7 +203,7 @@ class Inbox:
     def _end_message(self, now_s: float, flow: Flow, short: Short, taken: Taken) -> None:
         """The copy of a marked last datagram's mark."""
         number = short.chunk
-        self._outbox.emit(flow, self._framer.short(Kind.END_ACK, flow.peer, chunk=number), now_s)
+        self._outbox.answer(now_s, flow, Kind.END_ACK, chunk=number)
         if short.schema != self._framer.schemas.get(short.key.channel, 0):
             return
         if not flow.inbound.new_ending(short.key, number):

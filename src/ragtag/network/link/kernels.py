@@ -13,14 +13,14 @@ import numpy as np
 
 from ragtag.core.compiled import compile_
 from ragtag.core.types import WEIGHT_MAX
-from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, FINAL, HEADER_BYTES, ODD_INTS, Kind, Words
+from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, FINAL, HEADER_BYTES, ODD_INTS, TAG_WORD, Kind, Words
 
 _HEADER, _CHUNK = HEADER_BYTES // 8, CHUNK_BYTES // 8  # constant numbers of turns are what vectorises
-_TAG = 1
-_O0, _SUM, _O2, _O3, _O4, _O5, _O6, _O7 = (np.uint64(odd) for odd in ODD_INTS)
+_TAG = TAG_WORD
+_O0, _O1, _SUM, _O3, _O4, _O5, _O6, _O7 = (np.uint64(odd) for odd in ODD_INTS)
 _FINAL, _HALF = np.uint64(FINAL), np.uint64(32)
-_KIND, _LOW, _BYTE = np.uint64(0xFF000000), np.uint64(0xFFFFFFFF), np.uint64(0xFF)
-_SHIFT, _DEST = np.uint64(24), np.uint64(48)
+_FIRST, _BYTE = np.uint64(0xFFFF0000FFFF00FF), np.uint64(0xFF)  # all but the kind and the sender
+_KIND, _WEIGHT = np.uint64(8), np.uint64(32)
 _DATA, _LAST, _ASK = np.uint64(Kind.DATA), np.uint64(Kind.LAST), np.uint64(Kind.ASK)
 _WEIGHT_MOST = np.uint64(np.float32(WEIGHT_MAX).view(np.uint32))
 """As bits: of numbers that are not negative the larger one has the larger bits."""
@@ -29,7 +29,7 @@ _warming = Lock()
 
 @compile_
 def _tag(header: Words, total: np.uint64, key: np.uint64) -> np.uint64:
-    total = total * _SUM + header[0] * _O0 + header[2] * _O2 + header[3] * _O3 + header[4] * _O4
+    total = total * _SUM + header[0] * _O0 + header[1] * _O1 + header[3] * _O3 + header[4] * _O4
     total += header[5] * _O5 + header[6] * _O6 + header[7] * _O7 + key
     total ^= total >> _HALF
     total *= _FINAL
@@ -38,10 +38,10 @@ def _tag(header: Words, total: np.uint64, key: np.uint64) -> np.uint64:
 
 
 @compile_
-def check(table: Words, headers: Words, first: np.uint64, me: np.uint64, key: np.uint64) -> bool:
+def check(table: Words, headers: Words, first: np.uint64, key: np.uint64) -> bool:
     """Copies the headers of ``table``, uint64 ``[k, 144]``, to ``headers``, ``[k, 8]``.
 
-    Whether all rows are data for peer ``me``, begin with ``first`` (but for the kind), have the right tag
+    Whether all rows are data, begin with ``first`` (but for kind and sender), have the right tag
     and a weight from 0 to the most that is believed. If not, which and why is for others to find.
     """
     fine = True
@@ -52,12 +52,11 @@ def check(table: Words, headers: Words, first: np.uint64, me: np.uint64, key: np
         header = headers[i]
         for j in range(_HEADER):
             header[j] = table[i, j]
-        kind = header[0] >> _SHIFT & _BYTE
+        kind = header[0] >> _KIND & _BYTE
         fine &= header[_TAG] == _tag(header, total, key)
-        fine &= header[0] & ~_KIND == first
-        fine &= header[2] >> _DEST == me
+        fine &= header[0] & _FIRST == first
         fine &= (kind == _DATA) | (kind == _LAST) | (kind == _ASK)
-        fine &= header[6] & _LOW <= _WEIGHT_MOST
+        fine &= header[6] >> _WEIGHT <= _WEIGHT_MOST
     return fine
 
 
@@ -88,6 +87,6 @@ def warm() -> None:
         rows, key = np.zeros((1, DATAGRAM_BYTES // 8), "<u8"), np.uint64(0)
         headers = np.zeros((1, _HEADER), "<u8")
         fill(rows, headers, np.zeros((1, _CHUNK), "<u8"), np.zeros(1, "<u8"), key)
-        check(rows, headers, np.uint64(0), np.uint64(0), key)
+        check(rows, headers, np.uint64(0), key)
         for kernel in kernels:
             kernel.disable_compile()

@@ -11,7 +11,7 @@ from ragtag.core.wire import HEADER_BYTES, Kind
 from ragtag.network.link.flow import PINGS, Ending, Flow, Outgoing
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inject import Injector
-from ragtag.network.link.udp import SLAB_ROWS, Endpoint
+from ragtag.network.link.link import SLAB_ROWS, Link
 
 _SEND_ROWS = SLAB_ROWS // 2
 _ENDING_ROUNDS_MAX = 32
@@ -20,17 +20,15 @@ _U32 = np.uint64(0xFFFFFFFF)
 
 
 class Outbox:
-    """The way out over one socket, with the faults that are injected on it.
+    """The way out over one link, with the faults that are injected on it.
 
-    blocked: the socket's buffer is full.
+    blocked: the link has no room now.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]
-    ) -> None:
-        self._endpoint, self._framer, self._injector, self._flows = endpoint, framer, injector, flows
+    def __init__(self, link: Link, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]) -> None:
+        self._link, self._framer, self._injector, self._flows = link, framer, injector, flows
         self._busy: dict[PeerId, Flow] = {}  # on which anything may be to do: they were given something
-        self._capacity = endpoint.capacity
+        self._capacity = link.capacity
         self.blocked = False
         self.sent = self.sent_bytes = 0
 
@@ -54,8 +52,10 @@ class Outbox:
         due = [self._injector.held.heap[0][0]] if self._injector.held.heap else []
         for flow in self._busy.values():
             if flow.queue:
-                if flow.pacer.allowance > 0 and not self.blocked:
-                    return now_s
+                if flow.path.allowance > 0 and not self.blocked:
+                    if flow.path.next_s <= now_s:
+                        return now_s
+                    due.append(flow.path.next_s)
                 due.append(min(flow.ping_s, flow.queue[0].deadline_s))
             due += [ending.next_s for ending in flow.endings.values()]
         return min(due, default=math.inf)
@@ -74,7 +74,7 @@ class Outbox:
         """Tell every peer that this one leaves."""
         for flow in self._flows.values():
             for _ in range(copies):
-                self.short(flow, Kind.BYE, now_s)
+                self.answer(now_s, flow, Kind.BYE)
 
     def enqueue(self, effect: Send) -> None:
         """Queue a run for its peer, with the losses that are injected on its way."""
@@ -106,11 +106,11 @@ class Outbox:
                 self.blocked = not self._send_some(now_s, flow)
             if flow.endings:
                 self._repeat_endings(now_s, flow)
-            if flow.queue and flow.pacer.allowance <= 0 and now_s >= flow.ping_s:
-                for _ in range(flow.pacer.copies):
-                    flow.pacer.sent += 1
-                    self.short(flow, Kind.PING, now_s, seq=flow.pacer.sent)
-                flow.ping_s = now_s + max(1e-3, flow.pacer.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
+            if flow.queue and flow.path.allowance <= 0 and now_s >= flow.ping_s:
+                for _ in range(flow.path.copies):
+                    flow.path.send(now_s, 1)
+                    self.emit(flow, self._framer.short(Kind.PING, flow.peer, seq=flow.path.sent), now_s)
+                flow.ping_s = now_s + max(1e-3, flow.path.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
                 flow.pings += 1
         while (due := self._injector.held.pop_due(now_s)) is not None:
             if due[0] in self._flows:
@@ -119,14 +119,14 @@ class Outbox:
     def _send_some(self, now_s: float, flow: Flow) -> bool:
         """Send the next datagrams of a flow's first message; False: the socket takes no more."""
         outgoing = flow.queue[0]
-        n = min(_SEND_ROWS, flow.pacer.allowance, len(outgoing.chunks) - outgoing.at)
+        n = min(_SEND_ROWS, flow.path.train(now_s), len(outgoing.chunks) - outgoing.at)
         if n <= 0:
             return True
-        if flow.pacer.in_flight == 0:
-            flow.ping_s, flow.pings = now_s + max(1e-3, flow.pacer.rto_s), 0
+        if flow.path.in_flight == 0:
+            flow.ping_s, flow.pings = now_s + max(1e-3, flow.path.rto_s), 0
         part = slice(outgoing.at, outgoing.at + n)
         ends = outgoing.run.ended and outgoing.at + n == len(outgoing.chunks)
-        chunks, seqs = outgoing.chunks[part], flow.pacer.sent + 1 + np.arange(n, dtype=np.uint64)
+        chunks, seqs = outgoing.chunks[part], flow.path.sent + 1 + np.arange(n, dtype=np.uint64)
         alive = None if outgoing.alive is None else outgoing.alive[part]
         if self._injector.cut(flow.peer, now_s):
             alive = np.zeros(n, np.bool_)
@@ -135,24 +135,26 @@ class Outbox:
             ends = ends and bool(alive[-1])
             chunks, seqs = chunks[alive], seqs[alive]
         if len(chunks):
-            stamp, ask = int(now_s * 1e6), flow.asks(n)
-            rows = self._framer.data(outgoing.run, chunks, seqs & _U32, stamp, ends, ask, outgoing.schema)
+            rows = self._framer.data(outgoing.run, chunks, seqs & _U32, ends, flow.asks(n), outgoing.schema)
             left = self._put(flow, rows, now_s)
             if left < len(rows):  # the socket's buffer is full: go on from the first datagram that stayed
-                n = int(seqs[left]) - flow.pacer.sent - 1
+                n = int(seqs[left]) - flow.path.sent - 1
         outgoing.at += n
-        flow.pacer.sent += n
+        if n > 0:
+            flow.path.send(now_s, n)
         if outgoing.at == len(outgoing.chunks):
             flow.queue.popleft()
             if outgoing.run.ended:
                 self._mark_end(now_s, flow, outgoing)
+            if not flow.queue:
+                flow.path.idle()
         return n > 0
 
     def _put(self, flow: Flow, rows: Bytes, now_s: float) -> int:
         """Send rows, or keep them where the injector delays them; how many have left."""
         injector = self._injector
         if not injector.delays and not injector.faults.duplicate:
-            left = self._endpoint.send(rows, flow.address)
+            left = self._link.send(rows, flow.address)
             self._count(left, left * rows.shape[1])
             return left
         for _ in range(2 if injector.duplicated() else 1):
@@ -161,25 +163,25 @@ class Outbox:
 
     def _mark_end(self, now_s: float, flow: Flow, outgoing: Outgoing) -> None:
         """A message's last datagram has left, marked: repeat the mark as often as the path's loss asks."""
-        seq = flow.pacer.sent
+        seq = flow.path.sent
         run = outgoing.run
         ending = Ending(run.key, run.total, seq, outgoing.deadline_s, now_s, outgoing.schema)
         flow.endings[seq & 0xFFFFFFFF] = ending
-        self._repeat_ending(now_s, flow, ending, flow.pacer.copies - 1)
+        self._repeat_ending(now_s, flow, ending, flow.path.copies - 1)
 
     def _repeat_endings(self, now_s: float, flow: Flow) -> None:
         for number, ending in list(flow.endings.items()):
             if ending.next_s <= now_s:
                 # unanswered so far: one copy more each time, for a path whose losses are not known yet
                 self._repeat_ending(
-                    now_s, flow, ending, min(_COPIES_MAX, max(flow.pacer.copies, 1 + ending.rounds))
+                    now_s, flow, ending, min(_COPIES_MAX, max(flow.path.copies, 1 + ending.rounds))
                 )
                 if ending.rounds >= _ENDING_ROUNDS_MAX:
                     del flow.endings[number]
 
     def _repeat_ending(self, now_s: float, flow: Flow, ending: Ending, copies: int) -> None:
         for _ in range(copies):
-            flow.pacer.sent += 1
+            flow.path.send(now_s, 1)
             if not self._injector.marker_lost(flow.peer, ending.key, ending.repeat):
                 data = self._framer.short(
                     Kind.END,
@@ -188,17 +190,30 @@ class Outbox:
                     schema=ending.schema,
                     chunk=ending.seq,
                     total=ending.total,
-                    seq=flow.pacer.sent,
-                    stamp=int(now_s * 1e6),
+                    seq=flow.path.sent,
                 )
                 self.emit(flow, data, now_s, drawn=True)
             ending.repeat += 1
         ending.rounds += 1
-        ending.next_s = now_s + max(1e-3, flow.pacer.rto_s) * min(4, ending.rounds)
+        ending.next_s = now_s + max(1e-3, flow.path.rto_s) * min(4, ending.rounds)
 
-    def short(self, flow: Flow, kind: Kind, now_s: float, seq: int = 0) -> None:
-        """Send a datagram that only says what it is."""
-        self.emit(flow, self._framer.short(kind, flow.peer, seq=seq, stamp=int(now_s * 1e6)), now_s)
+    def answer(
+        self,
+        now_s: float,
+        flow: Flow,
+        kind: Kind,
+        *,
+        chunk: int = 0,
+        total: int = 0,
+        received: int = 0,
+        highest: int = 0,
+    ) -> None:
+        """Send one of ``ANSWERS``: they have numbers of their own."""
+        flow.answers += 1
+        data = self._framer.short(
+            kind, flow.peer, chunk=chunk, total=total, received=received, highest=highest, seq=flow.answers
+        )
+        self.emit(flow, data, now_s)
 
     def emit(self, flow: Flow, data: bytes, now_s: float, drawn: bool = False) -> None:
         """Send one header-only datagram, through the injector's faults."""
@@ -212,21 +227,20 @@ class Outbox:
 
     def _out(self, flow: Flow, data: Bytes | bytes) -> None:
         if isinstance(data, bytes):
-            self._endpoint.send_short(data, flow.address)
+            self._link.send_short(data, flow.address)
             self._count(1, len(data))
         else:
-            left = self._endpoint.send(data, flow.address)
+            left = self._link.send(data, flow.address)
             self._count(left, left * data.shape[1])
 
-    def answer(self, now_s: float, flow: Flow) -> None:
+    def acknowledge(self, now_s: float, flow: Flow) -> None:
         """Tell a peer what has come of its datagrams, and how many more it may send."""
         inbound = flow.inbound
         inbound.unanswered, inbound.asked = 0, False
-        ack = self._framer.short(
-            Kind.ACK, flow.peer, chunk=self.granted, total=inbound.whole, received=inbound.received,
-            seq=inbound.highest, stamp=inbound.stamp,
+        self.answer(
+            now_s, flow, Kind.ACK, chunk=self.granted, total=inbound.whole, received=inbound.received,
+            highest=inbound.highest,
         )  # fmt: skip
-        self.emit(flow, ack, now_s)
 
     def _count(self, datagrams: int, size: int) -> None:
         self.sent += datagrams

@@ -8,107 +8,40 @@ datagram takes its own system call. Both ways carry the same bytes.
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import sys
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from ragtag.core.address import Address as Address
-from ragtag.core.address import family_of, unusable
+from ragtag.core.address import Address, family_of, unusable
 from ragtag.core.errors import Error
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
+from ragtag.network.link.link import BROKEN, SLAB_ROWS, TRAIN, Failures, Received
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104  # linux/udp.h; not all in Python's socket module
-TRAIN = 56
-"""Datagrams in one system call: 56 of 1,152 bytes stay below the 65,507 of one UDP payload and below
-the 64 segments that older kernels allow (UDP_MAX_SEGMENTS)."""
-SLAB_TRAINS = 16
-"""Trains in one pass: so many share what a pass costs beside its bytes, and a megabyte stays in the cache."""
-SLAB_ROWS = TRAIN * SLAB_TRAINS
 _RECV_BYTES = 65_536
 _RCVBUF_WANTED = 8 << 20
 _TRUESIZE = 2304
 """What one datagram of ours takes of a receive buffer at worst: 2,048 bytes of data and an sk_buff."""
-BROKEN = {errno.EBADF, errno.ENOTSOCK, errno.EFAULT}
-"""Errors that no way and no other machine can cause: the socket is not one any more."""
-FAILING_MAX = 4096
-"""Addresses whose errors are told apart."""
-
-
-class Failures:
-    """Errors of sends, each of which is a lost datagram: counted, and told once per address and kind.
-
-    An error lasts until a send to that address goes through. Of errors that come and go, the first is told,
-    the second, the fourth, and so on. news: what is to be told, and of which address; whoever tells it clears
-    it.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.news: list[tuple[Address, str]] = []
-        self._lasting: dict[Address, int] = {}
-        self._times: dict[tuple[Address, int], int] = {}
-
-    def failed(self, address: Address, error: OSError) -> None:
-        """A send to an address has failed. Raises the error, where the socket itself is broken."""
-        if error.errno in BROKEN:
-            raise error
-        self.count += 1
-        number = error.errno or 0
-        if self._lasting.get(address) == number:
-            return
-        if len(self._times) >= FAILING_MAX:
-            self._times.clear()
-            self._lasting.clear()
-        self._lasting[address] = number
-        times = self._times[address, number] = self._times.get((address, number), 0) + 1
-        if times & (times - 1) == 0:
-            often = "" if times == 1 else f", for the {times}th time"
-            why = os.strerror(number) if number > 0 else str(error)
-            self.news.append((address, f"{why}{often}: what is sent to {address[0]}:{address[1]} is lost"))
-
-    @property
-    def lasting(self) -> bool:
-        """Whether any error lasts: only then are sends that go through of interest."""
-        return bool(self._lasting)
-
-    def went(self, address: Address) -> None:
-        """A send to an address has gone through."""
-        self._lasting.pop(address, None)
 
 
 class PortInUse(Error, OSError):
     """The address to listen on is taken."""
 
 
-@dataclass(slots=True)
-class Received:
-    """What one pass over the socket brought.
+class UdpLink:
+    """One bound UDP socket, non-blocking: on loopback, if no address is given.
 
-    table: uint8 ``[k, 1152]``, full datagrams in order of arrival; a view of the socket's own buffer,
-    valid until the next pass. short: header-only datagrams. malformed: datagrams of any other size.
-    drained: nothing was left to read. sources: who sent which rows: the row after its last one, and an
-    address; short_sources: who sent each of ``short``.
+    plain: without segmentation and coalescing.
     """
 
-    table: Bytes
-    short: list[bytes]
-    malformed: int
-    drained: bool
-    sources: list[tuple[int, Address]] = field(default_factory=list)
-    short_sources: list[Address] = field(default_factory=list)
+    sealed = False
 
-
-class Endpoint:
-    """One bound UDP socket, non-blocking."""
-
-    def __init__(
-        self, address: Address = ("127.0.0.1", 0), *, fd: int | None = None, plain: bool = False
-    ) -> None:
-        self.sock = _inherited(fd) if fd is not None else bound(socket.SOCK_DGRAM, address)
+    def __init__(self, address: Address | None = None, *, fd: int | None = None, plain: bool = False) -> None:
+        self.sock = (
+            _inherited(fd) if fd is not None else bound(socket.SOCK_DGRAM, address or ("127.0.0.1", 0))
+        )
         self.family = family_of_socket(self.sock)
         self.sock.setblocking(False)
         self._grow_buffers()
@@ -134,6 +67,10 @@ class Endpoint:
     def close(self) -> None:
         """Close the socket."""
         self.sock.close()
+
+    def unusable(self, address: Address) -> str:
+        """Why nothing can be sent from this socket to an address; empty: it can be."""
+        return unusable(address, self.family)
 
     def fileno(self) -> int:
         """The socket's file descriptor, for a poll."""

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from ragtag.network.link.udp import Address
+from ragtag.core.address import Address
 from ragtag.protocols.membership.invitation import ANSWER_BYTES, NONCE_BYTES, Said, ask, read_answer
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
 

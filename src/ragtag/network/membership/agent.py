@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from ragtag.core.address import unusable
-from ragtag.network.link.udp import BROKEN, Failures, family_of_socket
+from ragtag.network.link.link import BROKEN, Failures
+from ragtag.network.link.udp import family_of_socket
 from ragtag.protocols.membership.invitation import is_ask
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import Card, Roster, encode_card

@@ -17,7 +17,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from ragtag.network.link.udp import Address, bound
+from ragtag.core.address import Address
+from ragtag.network.link.udp import bound
 from ragtag.network.transfer.budget import CpuBudget, LinkBudget
 from ragtag.network.transfer.session import Closed, DonorLimits, DonorSession
 from ragtag.network.transfer.snapshots import Shelf

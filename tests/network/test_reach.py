@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ragtag.core.faults import Faults, Loss, Partition, Window
 from ragtag.core.types import Joined, Left, MessageKey, Noted, Visits
 from ragtag.core.wire import VERSION
-from ragtag.network.driver.members import APART_MAX, News, People
+from ragtag.network.driver.engine import APART_MAX, News, Reachability
 from ragtag.network.link.flow import ENDINGS_APART_MAX, Flow
 from ragtag.network.link.inject import Injector
 from ragtag.network.membership.agent import Agent
@@ -38,9 +38,9 @@ def agent() -> Iterator[Agent]:
 
 def people(
     agent: Agent, faults: Faults | None = None, inside: tuple[int, ...] = (1, 2)
-) -> tuple[People, dict[int, Flow]]:
+) -> tuple[Reachability, dict[int, Flow]]:
     flows = {peer: Flow(peer, ("127.0.0.1", 6000 + peer)) for peer in (1, 2)}
-    return People(0, agent, flows, Injector(faults or Faults(), 1, 0), inside), flows
+    return Reachability(0, agent, flows, Injector(faults or Faults(), 1, 0), inside), flows
 
 
 def member(
@@ -56,7 +56,9 @@ def member(
     return Member(name or f"p{seat}", ("127.0.0.1", 4000 + seat), epoch, 0, Status.ALIVE, encode_card(card))
 
 
-def told(of: People, who: Member, was: Status | None = None, status: Status = Status.ALIVE) -> list[News]:
+def told(
+    of: Reachability, who: Member, was: Status | None = None, status: Status = Status.ALIVE
+) -> list[News]:
     from dataclasses import replace as with_status
 
     return list(of.take(1.0, Changed(with_status(who, status=status), was)))
@@ -113,17 +115,17 @@ def test_a_process_that_comes_back_to_its_seat_goes_on_where_it_was(agent: Agent
     here, flows = people(agent)
     told(here, member(1))
     flow = flows[1]
-    flow.pacer.sent = flow.pacer.acked = flow.pacer.received = 4000
+    flow.path.sent = flow.path.acked = flow.path.received = 4000
     flow.inbound.enter(100)
-    flow.inbound.count(1.0, 1, 3000, 3000, 0)
+    flow.inbound.count(1.0, 1, 3000, 3000)
     told(here, member(1), Status.SUSPECT, Status.DEAD)
     heir = member(1, name="heir", epoch=200, averaging=False, term=1, host="10.0.0.8")
     assert told(here, heir)[-1] == Visits(1)
-    assert flows[1].pacer.sent == 0 and flows[1].inbound.highest == 0
+    assert flows[1].path.sent == 0 and flows[1].inbound.highest == 0
     back = told(here, member(1), Status.DEAD)  # who averages stays before who only comes
     assert back[-1] == Joined(1)
     assert flows[1] is flow and not flow.mute and flow.process == 100
-    assert (flow.pacer.sent, flow.inbound.highest, flow.inbound.received) == (4000, 3000, 3000)
+    assert (flow.path.sent, flow.inbound.highest, flow.inbound.received) == (4000, 3000, 3000)
 
 
 def test_of_processes_without_a_seat_no_more_are_kept_than_a_bound(agent: Agent) -> None:
@@ -158,7 +160,7 @@ def test_who_is_no_member_any_more_averages_no_more(agent: Agent) -> None:
 def test_who_never_came_is_left_out_in_the_end_and_let_in_when_it_comes(agent: Agent) -> None:
     flows = {peer: Flow(peer, ("127.0.0.1", 6000 + peer)) for peer in (1, 2, 3)}
     agent.roster.changed(member(1), None)  # heard of before there was a driver
-    here = People(0, agent, flows, Injector(Faults(), 1, 0), (1, 2, 3), expected_until_s=5.0)
+    here = Reachability(0, agent, flows, Injector(Faults(), 1, 0), (1, 2, 3), expected_until_s=5.0)
     assert told(here, member(2), status=Status.DEAD) == []  # nothing was known of it, so nothing is lost
     assert list(here.turn(4.9)) == []
     news = list(here.turn(5.0))
@@ -180,7 +182,7 @@ def test_remarks_are_noted_with_the_seat(agent: Agent) -> None:
 
 
 def test_injected_faults_hold_for_membership(agent: Agent) -> None:
-    def known(faults: Faults) -> People:
+    def known(faults: Faults) -> Reachability:
         here, _ = people(agent, faults)
         return here
 

@@ -1,0 +1,56 @@
+"""What congestion control is asked, and what it is told.
+
+A controller knows no clock, no peer and no datagram. Its path (``path``) numbers what is sent, measures, and
+asks it two things: how many datagrams may be under way, and how fast they may leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What one answer tells of a path.
+
+    passed: datagrams of which it is known since now that they came, or were lost.
+    delivered: those of them that came.
+    in_flight: datagrams under way just before.
+    granted: datagrams that the receiver lets be under way.
+    rtt_s: the round trip of the newest of them; ``None``: not measured.
+    srtt_s: round trips so far, smoothed (RFC 6298); 0: none.
+    min_rtt_s: the shortest so far; inf: none.
+    rate: datagrams a second that the path delivers, measured over a round trip or longer (the draft
+        draft-cheng-iccrg-delivery-rate-estimation); ``None``: over less.
+    app_limited: the rate is of what was sent while there was nothing more to send: the path may carry more.
+    """
+
+    now_s: float
+    passed: int
+    delivered: int
+    in_flight: int
+    granted: int
+    rtt_s: float | None
+    srtt_s: float
+    min_rtt_s: float
+    rate: float | None
+    app_limited: bool
+
+
+class Controller(Protocol):
+    """How much may be under way to one peer, and how fast it may leave."""
+
+    @property
+    def window(self) -> float:
+        """Datagrams that may be under way at once; at least 1."""
+
+    @property
+    def rate(self) -> float:
+        """Datagrams a second that may leave; inf: as fast as the link takes them."""
+
+    def sent(self, now_s: float, count: int, in_flight: int) -> None:
+        """``count`` datagrams have left; with them ``in_flight`` are under way."""
+
+    def acknowledged(self, sample: Delivery) -> None:
+        """An answer has come. Losses are in it: nothing else tells of them."""

@@ -1,0 +1,135 @@
+"""What Inbox and Outbox stand on: trains of datagrams out, trains of datagrams in.
+
+A link knows no message and no peer: it moves rows of one size (``core.wire``) between addresses, loses what
+it must, and says so. One that seals, paces or uses another protocol is a file beside ``udp`` and ``memory``
+and a line of ``links``; it may stand on another link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ragtag.core.address import Address
+from ragtag.core.types import Bytes
+
+TRAIN = 56
+"""Datagrams in one system call: 56 of 1,152 bytes stay below the 65,507 of one UDP payload and below
+the 64 segments that older kernels allow (UDP_MAX_SEGMENTS)."""
+SLAB_TRAINS = 16
+"""Trains in one pass: so many share what a pass costs beside its bytes, and a megabyte stays in the cache."""
+SLAB_ROWS = TRAIN * SLAB_TRAINS
+BROKEN = {errno.EBADF, errno.ENOTSOCK, errno.EFAULT}
+"""Errors that no way and no other machine can cause: the socket is not one any more."""
+FAILING_MAX = 4096
+"""Addresses whose errors are told apart."""
+
+
+@dataclass(slots=True)
+class Received:
+    """What one pass over a link brought.
+
+    table: uint8 ``[k, 1152]``, full datagrams in order of arrival; a view of the link's own buffer,
+    valid until the next pass.
+    short: header-only datagrams.
+    malformed: how many datagrams of any other size came.
+    drained: nothing was left to read.
+    sources: where rows came from: the row after the last one from there, and the address.
+    short_sources: where each of ``short`` came from.
+    """
+
+    table: Bytes
+    short: list[bytes]
+    malformed: int
+    drained: bool
+    sources: list[tuple[int, Address]] = field(default_factory=list)
+    short_sources: list[Address] = field(default_factory=list)
+
+
+class Failures:
+    """Errors of sends, each of which is a lost datagram: counted, and told once per address and kind.
+
+    An error lasts until a send to that address goes through. Of errors that come and go, the first is told,
+    the second, the fourth, and so on. news: what is to be told, and of which address; whoever tells it clears
+    it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.news: list[tuple[Address, str]] = []
+        self._lasting: dict[Address, int] = {}
+        self._times: dict[tuple[Address, int], int] = {}
+
+    def failed(self, address: Address, error: OSError) -> None:
+        """A send to an address has failed. Raises the error, where the socket itself is broken."""
+        if error.errno in BROKEN:
+            raise error
+        self.count += 1
+        number = error.errno or 0
+        if self._lasting.get(address) == number:
+            return
+        if len(self._times) >= FAILING_MAX:
+            self._times.clear()
+            self._lasting.clear()
+        self._lasting[address] = number
+        times = self._times[address, number] = self._times.get((address, number), 0) + 1
+        if times & (times - 1) == 0:
+            often = "" if times == 1 else f", for the {times}th time"
+            why = os.strerror(number) if number > 0 else str(error)
+            self.news.append((address, f"{why}{often}: what is sent to {address[0]}:{address[1]} is lost"))
+
+    @property
+    def lasting(self) -> bool:
+        """Whether any error lasts: only then are sends that go through of interest."""
+        return bool(self._lasting)
+
+    def went(self, address: Address) -> None:
+        """A send to an address has gone through."""
+        self._lasting.pop(address, None)
+
+
+class Link(Protocol):
+    """Moves trains of datagrams between addresses; used by one thread at a time, and never waits."""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing that was damaged or made up on the way is ever handed over.
+
+        A header's check is left out then, and the 16 bytes of its tag are the link's.
+        """
+
+    @property
+    def failures(self) -> Failures:
+        """What could not be sent, for whoever tells it."""
+
+    @property
+    def address(self) -> Address:
+        """Where others reach this link."""
+
+    @property
+    def capacity(self) -> int:
+        """How many datagrams that nobody has read yet are sure not to be lost here."""
+
+    def unusable(self, address: Address) -> str:
+        """Why nothing can be sent from here to an address; empty: it can be."""
+
+    def fileno(self) -> int:
+        """A file descriptor to poll: readable when something has come, writable when ``send`` has room."""
+
+    def send(self, rows: Bytes, address: Address) -> int:
+        """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: there is no room now).
+
+        The rows stay the caller's, unchanged: their chunks may be sent to the next peer. A link that encrypts
+        writes to a table of its own.
+        """
+
+    def send_short(self, datagram: bytes, address: Address) -> None:
+        """Send one header-only datagram; where there is no room it is lost, as in a full queue on the way."""
+
+    def receive(self) -> Received:
+        """Take what has come, at most about ``SLAB_ROWS`` datagrams, without waiting."""
+
+    def close(self) -> None:
+        """Nothing is sent or received any more."""

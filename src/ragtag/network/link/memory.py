@@ -1,0 +1,165 @@
+"""A link between drivers of one process: bounded queues in memory, no socket of the network."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from itertools import count
+from threading import Lock
+
+import numpy as np
+
+from ragtag.core.address import Address
+from ragtag.core.seed import generator
+from ragtag.core.types import Bytes
+from ragtag.core.wire import DATAGRAM_BYTES
+from ragtag.network.link.link import SLAB_ROWS, Failures, Received
+
+HOST = "memory"
+CAPACITY = 4096
+"""Datagrams that wait at one link: 5 MB. What comes beyond is lost, as in a socket's full buffer."""
+
+
+class Hub:
+    """Links that reach one another, by their ports.
+
+    loss: the share of datagrams that is lost on each way, drawn from a stream of each sender's own.
+    """
+
+    def __init__(self, loss: float = 0.0, seed: int = 0) -> None:
+        self.loss, self.seed = loss, seed
+        self._links: dict[Address, MemoryLink] = {}
+        self._ports = count(1)
+        self._lock = Lock()
+
+    def add(self, link: MemoryLink, port: int) -> Address:
+        """Give a link its place (port 0: any). Raises ValueError: another link has it."""
+        with self._lock:
+            while port == 0 or (HOST, port) in self._links:
+                if port:
+                    raise ValueError(f"port {port} of this hub is another link's")
+                port = next(p for p in self._ports if (HOST, p) not in self._links)
+            self._links[HOST, port] = link
+            return HOST, port
+
+    def at(self, address: Address) -> MemoryLink | None:
+        """The link at an address, if there is one."""
+        return self._links.get(address)
+
+    def remove(self, address: Address) -> None:
+        """Nothing reaches this address any more."""
+        with self._lock:
+            self._links.pop(address, None)
+
+
+HUB = Hub()
+"""Where links meet that are given none."""
+
+
+class MemoryLink:
+    """One end of a hub: others' threads put datagrams into its queue, its own takes them out.
+
+    A byte waits at ``fileno`` exactly while the queue is not empty.
+    """
+
+    sealed = True  # in one process nothing is damaged, and there are no strangers
+
+    def __init__(
+        self,
+        address: Address | None = None,
+        *,
+        fd: int | None = None,
+        hub: Hub = HUB,
+        capacity: int = CAPACITY,
+    ) -> None:
+        if fd is not None:
+            raise ValueError("a link in memory takes no socket from a launcher")
+        self.failures, self.capacity, self._hub = Failures(), capacity, hub
+        self.overflowed = 0
+        self._queue: deque[tuple[Address, Bytes | bytes]] = deque()
+        self._waiting = 0
+        self._lock = Lock()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._slab = np.empty((SLAB_ROWS, DATAGRAM_BYTES), np.uint8)
+        self.address = hub.add(self, 0 if address is None else address[1])
+        self._draws = generator(hub.seed, "memory", self.address[1])
+
+    def unusable(self, address: Address) -> str:
+        """Why nothing can be sent to an address; empty: it can be."""
+        return "" if address[0] == HOST else f"{address[0]!r} is outside this process"
+
+    def fileno(self) -> int:
+        """Readable while datagrams wait; -1: closed."""
+        return self._wake_in.fileno()
+
+    def close(self) -> None:
+        """Leave the hub; what waits is dropped."""
+        self._hub.remove(self.address)
+        with self._lock:
+            self._queue.clear()
+            self._waiting = 0
+            self._wake_in.close()
+            self._wake_out.close()
+
+    # -- Out
+
+    def send(self, rows: Bytes, address: Address) -> int:
+        """Send uint8 ``[k, 1152]``; all rows leave, and what there is no room for is lost."""
+        loss = self._hub.loss
+        kept = rows[self._draws.random(len(rows)) >= loss] if loss else rows.copy()
+        other = self._hub.at(address)
+        for at in range(0, len(kept), SLAB_ROWS):
+            if other is not None:
+                other.put(self.address, kept[at : at + SLAB_ROWS])
+        return len(rows)
+
+    def send_short(self, datagram: bytes, address: Address) -> None:
+        """Send one header-only datagram."""
+        if self._hub.loss and self._draws.random() < self._hub.loss:
+            return
+        other = self._hub.at(address)
+        if other is not None:
+            other.put(self.address, datagram)
+
+    def put(self, source: Address, data: Bytes | bytes) -> None:
+        """Another link's thread brings datagrams, which nobody changes any more."""
+        with self._lock:
+            if self.fileno() < 0:
+                return
+            room = self.capacity - self._waiting
+            size = 1 if isinstance(data, bytes) else len(data)
+            taken = min(size, room)
+            self.overflowed += size - taken
+            if taken == 0:
+                return
+            if not self._queue:
+                self._wake_out.send(b"x")
+            self._queue.append((source, data if isinstance(data, bytes) else data[:taken]))
+            self._waiting += taken
+
+    # -- In
+
+    def receive(self) -> Received:
+        """Take what has come, at most ``SLAB_ROWS`` full datagrams."""
+        rows, short = 0, list[bytes]()
+        sources, short_sources = list[tuple[int, Address]](), list[Address]()
+        with self._lock:
+            woken = bool(self._queue)
+            while self._queue:
+                source, data = self._queue[0]
+                if isinstance(data, bytes):
+                    short.append(data)
+                    short_sources.append(source)
+                    self._waiting -= 1
+                else:
+                    if rows + len(data) > SLAB_ROWS:
+                        break
+                    self._slab[rows : rows + len(data)] = data
+                    rows += len(data)
+                    sources.append((rows, source))
+                    self._waiting -= len(data)
+                self._queue.popleft()
+            drained = not self._queue
+            if woken and drained:
+                self._wake_in.recv(1)
+        return Received(self._slab[:rows], short, 0, drained, sources, short_sources)

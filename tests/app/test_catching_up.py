@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.app.crew.catching_up import catch_up
-from ragtag.app.crew.state import Keeper, State
+from ragtag.app.crew.state import Keeper, State, catch_up
 from ragtag.app.crew.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec

@@ -148,11 +148,11 @@ def test_channels_beside_a_sparse_optimizers_own_are_none_that_who_joins_anew_wa
     with ragtag.join() as crew:
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = crew.optimizer(sgd, model=model, compress=ragtag.TopK())
-        transport = crew.transport
+        transport = crew._peer.transport
         assert isinstance(transport, SoloTransport)
         names = ("model", "model/models", "model/whole")
         assert set(transport._node.channels) == {channel_of(name) for name in names}
-        assert crew._entered == [optimizer.channel]
+        assert crew._peer._entered == [optimizer.channel]
 
 
 def test_one_loader_is_split_once_and_counts_its_epochs() -> None:
@@ -386,7 +386,7 @@ AVERAGE = """
 with crew:
     optimizer = crew.optimizer(sgd, averager=ragtag.AllReduce(), model=model)
     optimizer.step()
-    host, _ = crew._driver.own_member_address
+    host, _ = crew._peer.driver.own_member_address
     print(bin(int(optimizer.outcome.heard[0])), host)
 """
 DIE = """

@@ -88,7 +88,7 @@ class Trainer:
         self._thread.start()
 
     def _run(self) -> None:
-        transport = self.crew.transport
+        transport = self.crew._peer.transport
         assert isinstance(transport, DriverTransport)
         try:
             transport.configure(0, schema(), METHOD, fp32)
@@ -123,7 +123,7 @@ def all_well(trainers: list[Trainer], true: Callable[[], bool]) -> Callable[[], 
 def test_70_live_peers_average_in_groups_and_a_newcomer_gets_the_71st_seat() -> None:
     with crew_of(N) as crews:
         assert [crew.rank for crew in crews] == list(range(N))
-        met = [crew.transport for crew in crews]
+        met = [crew._peer.transport for crew in crews]
         assert all(transport.n == N for transport in met)
         trainers = [Trainer(crew) for crew in crews]
         until(all_well(trainers, lambda: all(len(t.partners) > 1 for t in trainers)), "all in groups")

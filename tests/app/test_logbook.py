@@ -14,7 +14,8 @@ from msgspec import UNSET
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-from ragtag.app.crew.crew import Crew, logbook
+from ragtag.app.crew import logbook
+from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.report import report_json
 from ragtag.app.terminal.peers import Peers
@@ -122,7 +123,7 @@ def test_two_optimizers_in_a_step_count_one(tmp_path: Path, clock: Clock) -> Non
     with ragtag.join() as crew:
         for step in range(10):
             for number in range(1 + step % 2):  # the second one steps half as often
-                crew._stepped(number)
+                crew._peer.log.stepped(number)
     (left,) = records(tmp_path, trace.Leave)
     assert left.steps == 10
 

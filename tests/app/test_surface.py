@@ -42,6 +42,34 @@ def test_names_are_shown_before_torch_is_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+CREW = (
+    "rank size live seed left invitation",
+    "optimizer split epochs step keep save resume",
+    "log log_step log_eval",
+    "finish leave",
+)
+"""What an editor shows after ``crew.``: what the README tells of, and nothing of how it is done."""
+
+
+def test_a_crew_shows_what_is_for_users_and_nothing_else() -> None:
+    crew = ragtag.join()
+    assert {name for name in dir(crew) if not name.startswith("_")} == set(" ".join(CREW).split())
+    for name in dir(Crew):
+        if not name.startswith("_"):
+            assert inspect.getdoc(getattr(Crew, name)), f"crew.{name} has no docstring"
+
+
+def test_nothing_that_users_call_hides_its_arguments() -> None:
+    """An editor shows no ``**options``, but where DDP's own, or a user's names, are passed on."""
+    passed_on = {(Crew, "keep")}
+    for kind in (Crew, CrewOptimizer, *(getattr(ragtag, name) for name in ragtag._HOMES)):
+        for name, found in vars(kind).items() if inspect.isclass(kind) else [("", kind)]:
+            if (name == "__init__" or not name.startswith("_")) and inspect.isfunction(found):
+                kinds = [p.kind for p in inspect.signature(found).parameters.values()]
+                hides = inspect.Parameter.VAR_KEYWORD in kinds
+                assert not hides or (kind, name) in passed_on or issubclass(kind, Exception), (kind, name)
+
+
 # -- Arguments
 
 

@@ -125,7 +125,8 @@ def await_meeting(
 class SoloTransport:
     """A crew of one: every average is one's own."""
 
-    may_grow = False
+    may_grow = late = False
+    deadline_s = 0.0
 
     def __init__(self, seed: int) -> None:
         self.me, self.n = 0, 1

@@ -17,6 +17,7 @@ from typing import Any
 
 from ragtag.app.crew.crew import Crew
 from ragtag.app.crew.join import JoinError, join_as
+from ragtag.app.crew.peer import Peer
 from ragtag.app.environment import Place
 from ragtag.app.invitation.token import new_key
 from ragtag.app.on_ray.library import load, own_host
@@ -129,7 +130,7 @@ class RayCrew:
                     continue
             threading.Thread(
                 target=_sign,
-                args=(self.actor, who, arrival, weakref.ref(crew)),
+                args=(self.actor, who, arrival, weakref.ref(crew._peer)),
                 name="ragtag-alive",
                 daemon=True,
             ).start()
@@ -188,9 +189,9 @@ def _who(ray: Any) -> str:
     return str(context.get_actor_id() or context.get_task_id() or f"driver-{os.getpid()}")
 
 
-def _sign(actor: Any, who: str, arrival: Arrival, crew: weakref.ref[Crew]) -> None:
+def _sign(actor: Any, who: str, arrival: Arrival, peer: weakref.ref[Peer]) -> None:
     """Tell the meeting that this peer lives until it leaves its crew."""
-    while (here := crew()) is not None and not here.left:
+    while (here := peer()) is not None and not here.left:
         del here
         actor.alive.remote(who, arrival)
         time.sleep(ALIVE_S)

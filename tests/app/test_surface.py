@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import inspect
+import operator
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +17,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
+import ragtag.ray
 from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES
 from ragtag.protocols.channel.averager import Averager
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
+ROOT = Path(__file__).parents[2]
 OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "on_step", "seed"}
 """What a crew tells its optimizers by itself."""
 
@@ -138,6 +143,7 @@ def test_all_errors_have_one_root_and_keep_their_own_bases() -> None:
         "PortInUse": OSError,
         "DriverFailed": RuntimeError,
         "SeatLost": RuntimeError,
+        "StateMissing": RuntimeError,
         "NoWholeCheckpoint": RuntimeError,
         "TokenError": ValueError,
     }
@@ -156,18 +162,36 @@ INTERNAL = {
     "RecordingFull": "of simulations",
     "InvariantBroken": "an AssertionError of simulations",
     "Closed": "ends a transfer's session",
+    "Crashed": "ends a simulated peer's thread",
 }
 
 
 def test_an_error_class_of_any_room_is_under_the_root_or_never_leaves_the_library() -> None:
     for info in pkgutil.walk_packages(ragtag.__path__, "ragtag."):
-        if info.name.startswith(("ragtag.recipes", "ragtag.app.on_ray", "ragtag.app.demo.__main__")):
-            continue  # they need more than is installed, or run
-        module = importlib.import_module(info.name)
-        for name, found in vars(module).items():
-            own = inspect.isclass(found) and issubclass(found, Exception) and found.__module__ == info.name
+        if info.name.endswith("__main__"):
+            continue  # it runs
+        for name, found in vars(importlib.import_module(info.name)).items():
+            own = (
+                inspect.isclass(found) and issubclass(found, BaseException) and found.__module__ == info.name
+            )
             if own and found is not ragtag.Error and not name.startswith("_") and name not in INTERNAL:
                 assert issubclass(found, ragtag.Error), f"{info.name}.{name}"
+
+
+def test_the_errors_that_users_may_catch_are_in_the_documentation_with_their_bases() -> None:
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| `(\w+)` \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE
+    )
+    exported = {name for name in dir(ragtag) if _is_error(getattr(ragtag, name))} - {"Error"}
+    assert {name for name, _ in rows} == exported | {"ray.NoRay"}
+    for name, base in rows:
+        found = operator.attrgetter(name)(ragtag)
+        assert issubclass(found, ragtag.Error), name
+        assert getattr(builtins, base) in found.__bases__, name
+
+
+def _is_error(found: object) -> bool:
+    return inspect.isclass(found) and issubclass(found, BaseException)
 
 
 # -- After leaving

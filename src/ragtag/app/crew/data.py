@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.training.samples.deal import Indices
 from ragtag.training.samples.epochs import Epochs
+from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.samples.loader import require_loader
 from ragtag.training.samples.sizes import BatchSizes
-from ragtag.training.samples.split import EpochReport, Split
+from ragtag.training.samples.split import Split
 from ragtag.training.samples.together import together
 
 _log = logging.getLogger("ragtag")

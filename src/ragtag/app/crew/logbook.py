@@ -19,7 +19,7 @@ from ragtag.core.arrival import arrived, others_in
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from ragtag.training.samples.split import EpochReport
+from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.state.whole import Stand, joined_digest
 
 _log = logging.getLogger("ragtag")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ragtag import schedules as schedules
     from ragtag.app.crew.crew import Crew as Crew
     from ragtag.app.crew.join import JoinError as JoinError
-    from ragtag.app.crew.join import join as join
     from ragtag.app.crew.peer import StateMissing as StateMissing
     from ragtag.app.crew.transport import SeatLost as SeatLost
     from ragtag.app.environment import PlaceError as PlaceError
     from ragtag.app.invitation.token import TokenError as TokenError
+    from ragtag.app.join import join as join
     from ragtag.core.errors import Error as Error
     from ragtag.core.errors import HasLeft as HasLeft
     from ragtag.core.errors import NotFinite as NotFinite
@@ -58,7 +58,7 @@ _HOMES = {
     "TokenError": "ragtag.app.invitation.token",
     "Crew": "ragtag.app.crew.crew",
     "JoinError": "ragtag.app.crew.join",
-    "join": "ragtag.app.crew.join",
+    "join": "ragtag.app.join",
     "SchemaMismatch": "ragtag.core.schema",
     "Outer": "ragtag.optim.outer",
     "Align": "ragtag.training.align.plan",

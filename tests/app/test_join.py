@@ -22,10 +22,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
 from ragtag.app.crew.greeting import read_hello
-from ragtag.app.crew.join import JoinError, join
+from ragtag.app.crew.join import JoinError
 from ragtag.app.crew.transport import SoloTransport
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.invitation.token import decode, kept_token
+from ragtag.app.join import join
 from ragtag.app.launch import launch
 from ragtag.app.launch.events import Ended, Event, Line
 from ragtag.app.report import report_json

@@ -38,7 +38,6 @@ from ragtag.app.environment import (
     Place,
     Reached,
     exchange_addresses,
-    place_from_environment,
     reachable_host,
 )
 from ragtag.app.invitation.token import ADDRESSES_MAX, Token, TokenError, decode, encode, keep_token
@@ -53,7 +52,7 @@ from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.node import Node
 
-__all__ = ["JoinError", "join", "join_as"]
+__all__ = ["JoinError", "join_as", "joined"]
 
 _log = logging.getLogger("ragtag")
 _SEATS_TRIED_MAX = 16
@@ -61,35 +60,7 @@ _GOODBYE_S = 1.0  # for a peer that ends before it was in, so that the others ne
 _EARLY_MAX = 256  # notes that wait until there is a crew to write them
 
 
-def join(*, deadline_s: float = 120.0) -> Crew:
-    """Join the crew that this process was started for: by ``ragtag run``, ``ragtag join``, torchrun or Ray.
-
-    Started by none of them, the process is a crew of one, and the same script trains alone.
-
-    A process may join again once it has left (a sweep, one crew after another): all peers do so in the same
-    order, keep their numbers, and form a new crew, whose trace and invitation are in ``RUN/crew-2``,
-    ``RUN/crew-3``, ... A peer that was declared dead in an earlier one is not waited for, and takes part once
-    it comes all the same; one that died since is waited for until the deadline, then left out. A peer that
-    was invited enters the crew of its invitation again. Alone a process may have any number of crews.
-
-    deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
-    machine). Who is not there by then is left out until it is heard.
-
-    Raises:
-        JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or
-            another crew, or an invitation lets nobody in (any more).
-        ragtag.app.environment.PlaceError: the environment contradicts itself.
-        ragtag.network.link.udp.PortInUse: the address to listen on is taken.
-    """
-    if meeting := os.environ.get("RAGTAG_RAY"):
-        from ragtag.app.on_ray.meeting import named
-
-        return named(meeting).join(deadline_s=deadline_s)
-    place = place_from_environment()
-    return join_as(None, deadline_s) if place is None else _joined.join(place, deadline_s)
-
-
-class _Joined:
+class Joined:
     """The crews that this process was launched for and has joined, one after another."""
 
     def __init__(self) -> None:
@@ -124,7 +95,8 @@ class _Joined:
         return crew
 
 
-_joined = _Joined()
+joined = Joined()
+"""Of this process."""
 
 
 def _begin_folder(place: Place, peer: Peer) -> None:
@@ -139,7 +111,7 @@ def _begin_folder(place: Place, peer: Peer) -> None:
 
 
 def join_as(place: Place | None, deadline_s: float, lost: frozenset[PeerId] = frozenset()) -> Crew:
-    """``join``, in this place (``None``: alone). lost: who died in an earlier crew: it is not waited for."""
+    """``ragtag.join``, in this place (``None``: alone). lost: died in an earlier crew, and not waited for."""
     if place is None:
         return Crew(Peer(Place(0, 1, "alone"), SoloTransport(0), None, None, time.monotonic()))
     # By the wall clock, which all machines share and somebody may set, once; never again

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.report import build_report, report_json
-from ragtag.app.terminal.alike import Final, alike
 from ragtag.app.terminal.run_view import models
+from ragtag.app.terminal.words import Final, alike
 from ragtag.app.tracefile import TraceWriter, last_leaves, peer_file
 from ragtag.core import trace
 

@@ -12,9 +12,7 @@ import pytest
 from rich.console import Console
 
 from ragtag.app.demo import DemoError, DemoResult, Plan, RoundTimes, Times
-from ragtag.app.demo.judge import checks
-from ragtag.app.demo.result import round_times
-from ragtag.app.demo.show import show
+from ragtag.app.demo.run import checks, round_times, show
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
 from ragtag.core import trace
 from ragtag.core.faults import Crash, Freeze, Loss

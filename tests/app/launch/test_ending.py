@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragtag.app.launch.ending import Ending
 from ragtag.app.launch.process import KILL_S
+from ragtag.app.launch.signals import Ending
 from ragtag.app.terminal.watch import watch
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace

@@ -100,7 +100,7 @@ def reproduce(
     """Measure a paper's figures again, each beside what it reported, with its tolerance: pass or fail."""
     import importlib
 
-    from ragtag.app.cli.folders import new_run_folder
+    from ragtag.app.cli.common import new_run_folder
 
     if paper not in RECIPES:
         raise ValueError(f"no recipe is called {paper!r}; there are: {', '.join(sorted(RECIPES))}")

@@ -29,7 +29,7 @@ def simulate(
     how much arrived, how far the peers are apart (in units of a step's
     variance) and how long it took. One seed gives one run, always.
     """
-    from ragtag.app.cli.folders import new_run_folder
+    from ragtag.app.cli.common import new_run_folder
     from ragtag.app.experiment import Setup
     from ragtag.app.terminal import simulate_view
     from ragtag.core.faultspec import parse_faults

@@ -29,7 +29,7 @@ def demo(
     """Train a small model on six peers while packets get lost, one peer freezes and one dies."""
     from dataclasses import asdict
 
-    from ragtag.app.cli.folders import new_run_folder
+    from ragtag.app.cli.common import new_run_folder
     from ragtag.app.demo import Plan, run_demo
 
     console = Console(stderr=as_json)
@@ -173,8 +173,8 @@ def _launch(
     """What ``run`` and ``join`` share. placement: on Ray. restarts: on this machine."""
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
+    from ragtag.app.terminal.console import SparedConsole
     from ragtag.app.terminal.run_view import RunView, models, print_wrapped, result_json, summary, watching
-    from ragtag.app.terminal.spared import SparedConsole
     from ragtag.core.faultspec import parse_faults
 
     parsed = parse_faults(faults)
@@ -244,7 +244,7 @@ def _placement(
 
 
 def _folder(given: Path | None, name: str) -> Path:
-    from ragtag.app.cli.folders import new_run_folder
+    from ragtag.app.cli.common import new_run_folder
 
     if given is None:
         return new_run_folder(name)

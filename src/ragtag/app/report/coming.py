@@ -7,8 +7,7 @@ from html import escape
 from ragtag.app.report.axes import clock
 from ragtag.app.report.data import MEMBERSHIP, Item, Summary
 from ragtag.app.report.html import cell, table
-from ragtag.app.terminal.noted import in_words
-from ragtag.app.terminal.words import these_peers
+from ragtag.app.terminal.words import in_words, these_peers
 
 _BAD = frozenset({"declared dead", "lost its seat", "no member any more"})
 _GOOD = frozenset({"back", "healed"})

@@ -10,9 +10,7 @@ from ragtag.app.report.axes import Mark, clock, percent, seconds
 from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Item, Summary
 from ragtag.app.report.figures import round_times
 from ragtag.app.report.html import NONE, bytes_text, cell, table
-from ragtag.app.terminal.alike import Final, alike
-from ragtag.app.terminal.noted import UNTOLD, in_words
-from ragtag.app.terminal.words import counted, these_peers
+from ragtag.app.terminal.words import UNTOLD, Final, alike, counted, in_words, these_peers
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from ragtag.app.report.axes import clock, seconds
 from ragtag.app.report.html import bytes_text
-from ragtag.app.terminal.noted import in_words
 from ragtag.app.terminal.peers import STATES, Peers, plain
-from ragtag.app.terminal.words import counted
+from ragtag.app.terminal.words import counted, in_words
 from ragtag.core import trace
 
 WIDE = 112

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ragtag.app.report.axes import fault_text, seconds
 from ragtag.app.report.data import FREEZES, KILLS
-from ragtag.app.terminal.noted import UNTOLD, in_words
+from ragtag.app.terminal.words import UNTOLD, in_words
 from ragtag.core import trace
 
 RECENT = 50

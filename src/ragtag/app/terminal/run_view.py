@@ -18,9 +18,8 @@ from rich.text import Text
 
 from ragtag.app.environment import Reached
 from ragtag.app.launch.events import Ended, Event, Injected, LaunchResult, Line, Ready, Said, Seated
-from ragtag.app.terminal.alike import Final, alike
-from ragtag.app.terminal.tracebacks import shortened
-from ragtag.app.terminal.words import counted, these_peers
+from ragtag.app.terminal.output import shortened
+from ragtag.app.terminal.words import Final, alike, counted, these_peers
 from ragtag.app.tracefile import crews, last_leaves
 from ragtag.core.types import PeerId
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ragtag.app.report.data import ALL, FREEZES, MEMBERSHIP, Item, Peer, Summary
-from ragtag.app.report.replicas import Looks
+from ragtag.app.report.data import ALL, FREEZES, MEMBERSHIP, Comparisons, Item, Peer, Selections, Summary
 from ragtag.app.report.series import Bins
-from ragtag.app.report.sparse import Sums
 from ragtag.core import trace
 
 ITEMS_MAX = 200
@@ -34,9 +32,9 @@ class Collector:
         if isinstance(record, trace.Round) and peer is not None:
             self._round(peer, record)
         elif isinstance(record, trace.Sparse) and peer is not None:
-            self._to.sparse.setdefault(record.peer, Sums()).add(record)
+            self._to.sparse.setdefault(record.peer, Selections()).add(record)
         elif isinstance(record, trace.Align) and peer is not None:
-            self._to.replicas.setdefault(record.peer, Looks()).add(record)
+            self._to.replicas.setdefault(record.peer, Comparisons()).add(record)
         elif isinstance(record, trace.Step) and peer is not None:
             self._step(peer, record)
         elif isinstance(record, trace.Pace):

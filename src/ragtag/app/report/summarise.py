@@ -8,9 +8,8 @@ from collections import Counter
 import numpy as np
 
 from ragtag.app.report.collect import Collector
-from ragtag.app.report.data import ALL, KILLS, Extent, Peer, Summary
+from ragtag.app.report.data import ALL, KILLS, Extent, Peer, Summary, Timeline
 from ragtag.app.report.series import Bins, Dots
-from ragtag.app.report.spent import Timeline
 from ragtag.app.tracefile import RunTrace, run_key
 from ragtag.core import trace
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ragtag.app.report.axes import Frame, Mark, Scale, percent, seconds
-from ragtag.app.report.data import Summary
+from ragtag.app.report.data import AVERAGE, COMPUTE, WAIT, Summary, Timeline
 from ragtag.app.report.drawing import frame, svg
 from ragtag.app.report.html import cell, figure, table
-from ragtag.app.report.spent import AVERAGE, COMPUTE, WAIT, Timeline
 
 KINDS = ((COMPUTE, "tcompute", "computing"), (AVERAGE, "taverage", "averaging"), (WAIT, "twait", "waiting"))
 _WAITED_SHARE = 0.001

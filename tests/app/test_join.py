@@ -28,7 +28,7 @@ from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.invitation.token import decode, kept_token
 from ragtag.app.join import join
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Ended, Event, Line
+from ragtag.app.launch.events import Ended, Event, Printed
 from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -415,7 +415,7 @@ def launched(
 
 
 def lines(events: list[Event], peer: int) -> list[str]:
-    return [e.text for e in events if isinstance(e, Line) and e.peer == peer and not e.error]
+    return [e.text for e in events if isinstance(e, Printed) and e.peer == peer and not e.error]
 
 
 def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_path: Path) -> None:
@@ -424,7 +424,9 @@ def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_p
     assert {peer: end.failed for peer, end in ends.items()} == {0: False, 1: True, 2: True, 3: False}, events
     assert "NotFinite: parameter '1.weight'" in ends[1].error.splitlines()[-1]
     assert ends[2].error.splitlines()[-1] == "RuntimeError: the otter is asleep"
-    shown = [e.text for e in events if isinstance(e, Line) and e.text == "RuntimeError: the otter is asleep"]
+    shown = [
+        e.text for e in events if isinstance(e, Printed) and e.text == "RuntimeError: the otter is asleep"
+    ]
     assert len(shown) == ends[2].shown  # at its end, or before where it took long to end: once
     assert lines(events, 0)[:3] == ["0b1111"] * 3
     assert lines(events, 0)[-2] == "0b1001"

@@ -19,7 +19,7 @@ from ragtag.app.probe.source import (
     size_of_model,
     vectors_of_script,
 )
-from ragtag.app.probe.view import Found, bits, count, show, size, span
+from ragtag.app.probe.view import Probed, bits, count, show, size, span
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.codecs.sparse.advice import Cost
 from ragtag.core import trace
@@ -58,7 +58,7 @@ def script(tmp_path) -> Path:
     return path
 
 
-FOUND = Found(
+FOUND = Probed(
     size=1_000_000,
     origin="drawn",
     ratio=0.001,
@@ -70,7 +70,7 @@ FOUND = Found(
 )
 
 
-def shown(found: Found) -> str:
+def shown(found: Probed) -> str:
     out = StringIO()
     show(found, Console(file=out, width=80))
     return out.getvalue()

@@ -13,7 +13,7 @@ import pytest
 from ragtag.app.disk import Spare
 from ragtag.app.invitation.token import TOKEN_FILE, Token, decode, encode, keep_token, new_key
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Ended, Event, Line
+from ragtag.app.launch.events import Ended, Event, Printed
 from ragtag.app.terminal.console import RETRY_S, SparedConsole
 
 SRC = Path(__file__).parents[2] / "src"
@@ -83,7 +83,7 @@ def run_in_trouble(folder: Path, run_folder: Path, trouble: str) -> tuple[dict[i
 
 
 def printed(events: list[Event], peer: int, error: bool) -> list[str]:
-    return [e.text for e in events if isinstance(e, Line) and e.peer == peer and e.error == error]
+    return [e.text for e in events if isinstance(e, Printed) and e.peer == peer and e.error == error]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import os
 from ragtag.app.crew.crew import Crew
 from ragtag.app.crew.join import join_as, joined
 from ragtag.app.environment import place_from_environment
-from ragtag.app.on_ray.meeting import named
+from ragtag.app.on_ray.meeting import crew_named
 
 
 def join(*, deadline_s: float = 120.0) -> Crew:
@@ -31,6 +31,6 @@ def join(*, deadline_s: float = 120.0) -> Crew:
         ragtag.network.link.udp.PortInUse: the address to listen on is taken.
     """
     if meeting := os.environ.get("RAGTAG_RAY"):
-        return named(meeting).join(deadline_s=deadline_s)
+        return crew_named(meeting).join(deadline_s=deadline_s)
     place = place_from_environment()
     return join_as(None, deadline_s) if place is None else joined.join(place, deadline_s)

@@ -36,7 +36,7 @@ from ragtag.training.transport import Transport
 MODELS_EVERY = 32
 
 
-class Peer(Protocol):
+class PeerLike(Protocol):
     """What the hook needs of this peer of a crew."""
 
     @property
@@ -65,7 +65,7 @@ class CrewLike(Protocol):
     """What ``ragtag.join()`` returns."""
 
     @property
-    def _peer(self) -> Peer:
+    def _peer(self) -> PeerLike:
         """This peer, behind what users see."""
         ...
 

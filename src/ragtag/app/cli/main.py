@@ -105,13 +105,13 @@ def simulate(
     variance) and how long it took. One seed gives one run, always.
     """
     from ragtag.app.cli.common import new_run_folder
-    from ragtag.app.experiment import Setup
+    from ragtag.app.experiment import ExperimentSetup
     from ragtag.app.terminal import simulate_view
     from ragtag.core.faultspec import parse_faults
 
     parts = [] if loss is None else [f"loss={loss:g}"]
     parts += [] if latency is None else [f"delay={latency:g}"]
-    setup = Setup(
+    setup = ExperimentSetup(
         peers=peers,
         values=simulate_view.count(size),
         rounds=rounds,

@@ -38,11 +38,11 @@ def demo(
     from dataclasses import asdict
 
     from ragtag.app.cli.common import new_run_folder
-    from ragtag.app.demo import Plan, run_demo
+    from ragtag.app.demo import DemoPlan, run_demo
 
     console = Console(stderr=as_json)
     result = run_demo(
-        plan=Plan(seed=seed),
+        plan=DemoPlan(seed=seed),
         folder=run_folder or new_run_folder("demo"),
         console=console,
         live=console.is_terminal if watch is None else watch,

@@ -60,7 +60,7 @@ _GOODBYE_S = 1.0  # for a peer that ends before it was in, so that the others ne
 _EARLY_MAX = 256  # notes that wait until there is a crew to write them
 
 
-class Joined:
+class JoinedCrews:
     """The crews that this process was launched for and has joined, one after another."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Joined:
         return crew
 
 
-joined = Joined()
+joined = JoinedCrews()
 """Of this process."""
 
 

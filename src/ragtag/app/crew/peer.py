@@ -16,7 +16,7 @@ from ragtag.app.crew.finish import NOTHING, Averaged, begin_alike, finish, tell_
 from ragtag.app.crew.logbook import Logbook
 from ragtag.app.crew.membership import Entrance
 from ragtag.app.crew.phases import Phases
-from ragtag.app.crew.state import Keeper, catch_up, come_abreast, fall_behind, in_step
+from ragtag.app.crew.state import StateKeeper, catch_up, come_abreast, fall_behind, in_step
 from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.app.disk import Spare
 from ragtag.app.environment import Announcer, Place, Reached
@@ -100,7 +100,7 @@ class Peer:
         self.log = Logbook(place, driver, writer, origin_s, self.names, lambda: self.data.samples)
         self._phases = phases or Phases()
         self._phases.to(self.log.record_phase)
-        self.keeper = Keeper(place.rank, place.seed, self.log.note)
+        self.keeper = StateKeeper(place.rank, place.seed, self.log.note)
         self.keeper.data = self.data.epochs
         if shelf is not None:
             self.keeper.serve(shelf)

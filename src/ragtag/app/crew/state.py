@@ -44,7 +44,7 @@ _log = logging.getLogger("ragtag")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class State:
+class CrewsState:
     """A crew's state that has come, and what it is made of."""
 
     snapshot: Snapshot
@@ -61,7 +61,7 @@ class State:
         return set(self.fetched.rounds) != {self.fetched.round}
 
 
-class Keeper:
+class StateKeeper:
     """What belongs to a peer's training, and its copies.
 
     tell: writes a note to the trace.
@@ -194,7 +194,7 @@ class Keeper:
 
     def asking(
         self, key: bytes, seats: Callable[[], Mapping[PeerId, Holder]]
-    ) -> Callable[[float], State | None]:
+    ) -> Callable[[float], CrewsState | None]:
         """What gets the crew's state within so many seconds, in any thread, and changes nothing here.
 
         It returns ``None`` where nobody could give it; a note and a warning say why. seats: who is there.
@@ -210,7 +210,7 @@ class Keeper:
         if self.optimizer.follower is None:
             nobody += "; averages bring the model"
 
-        def ask(deadline_s: float) -> State | None:
+        def ask(deadline_s: float) -> CrewsState | None:
             donors = self._donors(seats())
             if not donors:
                 self._tell(Noted("no state", self.me, nobody))
@@ -225,7 +225,7 @@ class Keeper:
                     on_note=self._noted,
                     blob_bytes_max=most,
                 )
-                return State(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
+                return CrewsState(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
             except (TransferError, ValueError) as error:
                 self._failed(error)
                 return None
@@ -237,7 +237,7 @@ class Keeper:
         """The last state that was put in place here, from a disk or from others."""
         return self._pending
 
-    def put(self, state: State) -> bool:
+    def put(self, state: CrewsState) -> bool:
         """Put the crew's state in place; ``False``: it does not fit: a note says why."""
         assert self.optimizer is not None
         try:
@@ -355,13 +355,13 @@ class Keeper:
                 self._tell(Noted("no residual", self.me, why))
 
 
-def fall_behind(keeper: Keeper, transport: DriverTransport, channel: int, state_round: int) -> None:
+def fall_behind(keeper: StateKeeper, transport: DriverTransport, channel: int, state_round: int) -> None:
     """This peer is not in step any more: it says so, and gives its state to nobody."""
     transport.standing.behind(channel, state_round)
     keeper.gives(False)
 
 
-def come_abreast(keeper: Keeper, transport: DriverTransport, channel: int) -> None:
+def come_abreast(keeper: StateKeeper, transport: DriverTransport, channel: int) -> None:
     """This peer catches up no longer."""
     transport.standing.abreast(channel)
     keeper.gives(True)
@@ -374,7 +374,7 @@ def in_step(seats: Mapping[PeerId, Holder], transport: DriverTransport, channel:
 
 
 def catch_up(
-    keeper: Keeper,
+    keeper: StateKeeper,
     transport: DriverTransport,
     seats: Callable[[], Mapping[PeerId, Holder]],
     key: bytes,
@@ -400,7 +400,7 @@ def catch_up(
     _, since = optimizer.progress
     channel, standing = optimizer.channel, transport.standing
 
-    def put(state: State) -> bool:
+    def put(state: CrewsState) -> bool:
         if not keeper.put(state):
             return False
         standing.behind(channel, state.round)

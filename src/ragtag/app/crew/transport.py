@@ -89,7 +89,7 @@ def _result(future: concurrent.futures.Future[T], driver: Driver) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class DonePending:
     """A round that is done already."""
 
     outcome: Outcome
@@ -155,7 +155,7 @@ class SoloTransport:
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
-    ) -> Ready:
+    ) -> DonePending:
         """Average with nobody."""
         return self._done(Average(channel, values, weight, deadline_s))
 
@@ -166,7 +166,7 @@ class SoloTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
-    ) -> Ready:
+    ) -> DonePending:
         """Gather one's own rows."""
         return self._done(Offer(channel, rows, weight, deadline_s))
 
@@ -178,10 +178,10 @@ class SoloTransport:
         """One's own values."""
         return publisher_of(self._node, channel), self.now_s()
 
-    def _done(self, event: Average | Offer) -> Ready:
+    def _done(self, event: Average | Offer) -> DonePending:
         for effect in self._node.step(0.0, event):
             if isinstance(effect, Done):
-                return Ready(effect.outcome)
+                return DonePending(effect.outcome)
         raise RuntimeError("a crew of one did not end its round")  # pragma: no cover
 
     def absent(self, topic: int) -> frozenset[PeerId]:
@@ -346,7 +346,7 @@ class DriverTransport:
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
-    ) -> DriverPending | Ready:
+    ) -> DriverPending | DonePending:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
             parts = self._opened[channel][0].fragments if channel in self._opened else 1
@@ -354,7 +354,7 @@ class DriverTransport:
             bit, members = (self.me, ()) if self.me < PEERS_MAX else (0, (self.me,))
             heard = np.full(k, 1 << bit, np.uint64)
             none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
-            return Ready(replace(none, members=members))
+            return DonePending(replace(none, members=members))
         return self._begin(Average(channel, values, weight, deadline_s, aside, due))
 
     def offer(
@@ -364,10 +364,10 @@ class DriverTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
-    ) -> DriverPending | Ready:
+    ) -> DriverPending | DonePending:
         """Begin the channel's next round with rows to be gathered; without a place, nobody has them."""
         if self._driver.lost_seat:
-            return Ready(nothing_gathered(channel))
+            return DonePending(nothing_gathered(channel))
         return self._begin(Offer(channel, rows, weight, deadline_s, aside))
 
     def publish(self, ask: Publish) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from ragtag.app.demo.peer import Ended, result_file
+from ragtag.app.demo.peer import PeerResult, result_file
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Ended as PeerEnded
-from ragtag.app.launch.events import Event, LaunchResult, Line
+from ragtag.app.launch.events import Ended, Event, LaunchResult, Printed
 from ragtag.app.terminal.watch import watch
 from ragtag.core import trace
 from ragtag.core.errors import Error
@@ -26,7 +25,7 @@ class DemoError(Error, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What the demo does. The faults come at these parts of the time that the calm run took to train.
 
     settle_s: so long after the freeze the death comes at the earliest.
@@ -77,7 +76,7 @@ class DemoRun:
 
     name: str
     folder: Path
-    ended: dict[int, Ended]
+    ended: dict[int, PeerResult]
     wall_s: float
 
     def accuracy(self, peers: Sequence[int]) -> list[float]:
@@ -105,7 +104,7 @@ class Processes:
     folder: where each run gets a folder of its own, by its name.
     """
 
-    def __init__(self, plan: Plan, folder: Path, console: Console, live: bool) -> None:
+    def __init__(self, plan: DemoPlan, folder: Path, console: Console, live: bool) -> None:
         self._plan, self._folder, self._console, self._live = plan, folder, console, live
 
     def crew(self, name: str, faults: Faults, story: str) -> DemoRun:
@@ -148,16 +147,18 @@ class Processes:
                 + "\n".join(said[-40:])
             )
         files = {peer: result_file(folder, peer) for peer in must_end}
-        ended = {peer: msgspec.json.decode(path.read_bytes(), type=Ended) for peer, path in files.items()}
+        ended = {
+            peer: msgspec.json.decode(path.read_bytes(), type=PeerResult) for peer, path in files.items()
+        }
         return DemoRun(name, folder, ended, result.wall_s)
 
     def _launch(
         self, n: int, argv: list[str], folder: Path, faults: Faults, record: trace.Run, said: list[str]
     ) -> LaunchResult:
         def on_event(event: Event) -> None:
-            if isinstance(event, Line) and len(said) < SAID_MAX:
+            if isinstance(event, Printed) and len(said) < SAID_MAX:
                 said.append(f"[{event.peer}] {event.text}")
-            if isinstance(event, PeerEnded) and event.failed and event.error and not event.shown:
+            if isinstance(event, Ended) and event.failed and event.error and not event.shown:
                 said.append(f"[{event.peer}] {event.error}")
 
         # One thread in all runs: a net this small gains nothing from more.
@@ -190,7 +191,7 @@ class Processes:
             viewer.join(5.0)
 
 
-def _record(plan: Plan, n: int, rounds: int, story: str) -> trace.Run:
+def _record(plan: DemoPlan, n: int, rounds: int, story: str) -> trace.Run:
     return trace.Run(
         t=0.0,
         world="live",

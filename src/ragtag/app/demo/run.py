@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ragtag.app.demo.peer import weights_file
-from ragtag.app.demo.processes import DemoError, DemoRun, Plan, Processes
+from ragtag.app.demo.processes import DemoError, DemoPlan, DemoRun, Processes
 from ragtag.app.demo.task import evaluate, load_digits, make_model
 from ragtag.app.report import build_report
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, read_run
@@ -84,7 +84,7 @@ class DemoResult:
         return {**asdict(self), "report": str(self.report), "folder": str(self.folder), "ok": self.ok}
 
 
-def round_times(folder: Path, peers: Sequence[int]) -> RoundTimes:
+def demo_round_times(folder: Path, peers: Sequence[int]) -> RoundTimes:
     """Round times over the given peers' traces, and the share of what others sent that was averaged."""
     ended: dict[int, float] = {}
     stopped: dict[int, list[tuple[float, float]]] = {}
@@ -124,7 +124,7 @@ TRAINING_MAX_S = 90.0
 
 
 def judge(
-    plan: Plan, folder: Path, main: DemoRun, calm: DemoRun, alone: DemoRun, all_data: DemoRun
+    plan: DemoPlan, folder: Path, main: DemoRun, calm: DemoRun, alone: DemoRun, all_data: DemoRun
 ) -> DemoResult:
     """What the runs came to, and whether all that was promised holds. folder: of the whole demo."""
     everybody = tuple(range(plan.peers))
@@ -141,8 +141,8 @@ def judge(
         alone=alone.accuracy((0,))[0],
         all_data=all_data.accuracy((0,))[0],
         samples={run.name: run.samples() for run in (main, calm, alone, all_data)},
-        round_times=round_times(main.folder, plan.survivors),
-        calm_round_times=round_times(calm.folder, everybody),
+        round_times=demo_round_times(main.folder, plan.survivors),
+        calm_round_times=demo_round_times(calm.folder, everybody),
         training_s={run.name: run.trained_s for run in runs},
         report=build_report(main.folder),
         folder=folder,
@@ -163,7 +163,7 @@ def checks(result: DemoResult) -> dict[str, bool]:
     }
 
 
-def _of_mean(plan: Plan, run: DemoRun, peers: Sequence[int]) -> float:
+def _of_mean(plan: DemoPlan, run: DemoRun, peers: Sequence[int]) -> float:
     """The accuracy of the mean of the peers' models."""
     flat = np.mean([np.load(weights_file(run.folder, p), allow_pickle=False) for p in peers], axis=0)
     model = make_model(plan.seed)
@@ -178,7 +178,7 @@ def _append_mean(run: DemoRun, accuracy: float) -> None:
         writer.write(trace.Eval(t=run.wall_s, peer=-1, model="mean", step=last, accuracy=accuracy))
 
 
-def show(plan: Plan, result: DemoResult, console: Console) -> None:
+def show(plan: DemoPlan, result: DemoResult, console: Console) -> None:
     """Print accuracies beside each other, round times, what was promised, and where the report lies."""
     console.print()
     console.print(_table(plan, result))
@@ -188,7 +188,7 @@ def show(plan: Plan, result: DemoResult, console: Console) -> None:
     console.print(f"\nReport: {result.report}", soft_wrap=True)
 
 
-def _table(plan: Plan, result: DemoResult) -> Table:
+def _table(plan: DemoPlan, result: DemoResult) -> Table:
     table = Table(title="Accuracy on 597 test digits", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("run")
     for name in ("own models", "their mean", "samples"):
@@ -227,7 +227,11 @@ def _sentence(result: DemoResult) -> str:
 
 
 def run_demo(
-    *, plan: Plan | None = None, folder: Path | None = None, console: Console | None = None, live: bool = True
+    *,
+    plan: DemoPlan | None = None,
+    folder: Path | None = None,
+    console: Console | None = None,
+    live: bool = True,
 ) -> DemoResult:
     """Run the whole demo and print what came out.
 
@@ -238,7 +242,7 @@ def run_demo(
         DemoError: a peer that should live has failed.
         DataMissing: scikit-learn is not installed.
     """
-    plan = plan or Plan()
+    plan = plan or DemoPlan()
     console = console or Console()
     load_digits(plan.seed)  # fail before anything is started
     folder = folder or Path(tempfile.mkdtemp(prefix="ragtag-demo-"))

@@ -50,7 +50,7 @@ class ExperimentError(Error, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ExperimentSetup:
     """A simulated run.
 
     values: length of each peer's vector. rounds: until round number ``rounds`` is done. compute_s: a local

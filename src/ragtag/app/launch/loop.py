@@ -29,9 +29,9 @@ from ragtag.app.launch.events import (
     Event,
     Injected,
     LaunchResult,
-    Line,
+    Printed,
     Ready,
-    Said,
+    Remark,
     Seated,
     Started,
 )
@@ -39,8 +39,8 @@ from ragtag.app.launch.faults import Act, ProcessFaults
 from ragtag.app.launch.guard import Guard
 from ragtag.app.launch.process import KILL_S, READ_BYTES, PeerProcess, Stream
 from ragtag.app.launch.relay import Relay
-from ragtag.app.launch.setup import LaunchError, OnError, Setup, check_launch
-from ragtag.app.launch.signals import Ending, Signals
+from ragtag.app.launch.setup import LaunchError, LaunchSetup, OnError, check_launch
+from ragtag.app.launch.signals import Shutdown, Signals
 from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
 from ragtag.app.terminal.words import counted
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, trace_files
@@ -59,7 +59,7 @@ class Launch:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: LaunchSetup,
         on_event: Callable[[Event], None],
         run: trace.Run | None,
         stack: ExitStack,
@@ -75,7 +75,7 @@ class Launch:
         self._stopped = False
         self._injector: ProcessFaults | None = None
         self._seen = SeenErrors()
-        self._ending: Ending | None = None
+        self._ending: Shutdown | None = None
         self._interrupted = 0
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._signals = stack.enter_context(Signals())
@@ -135,7 +135,7 @@ class Launch:
         number = place.rank
 
         def show(text: str, error: bool) -> None:
-            self._tell(Line(number, text, error))
+            self._tell(Printed(number, text, error))
 
         fds = (self._sockets[number].fileno(), self._member_sockets[number].fileno(), self._ready_write)
         env = self._environment | place.variables()
@@ -313,7 +313,7 @@ class Launch:
         held = peer.tracebacks.take()
         if held and not failed and not (by == "launcher" and interrupted(held)):
             for text in held.splitlines():
-                self._tell(Line(peer.number, text, error=True))
+                self._tell(Printed(peer.number, text, error=True))
         shown = peer.tracebacks.passed_on if status == 1 and not held else ""  # it took long to end
         error = (held or shown) if failed else ""
         same_as = self._seen.same_as(peer.number, error)
@@ -323,7 +323,7 @@ class Launch:
         """End all peers: SIGINT now, SIGTERM and SIGKILL to those that are still there later."""
         if self._ending is not None or not self._running():
             return
-        self._ending = Ending(time.monotonic(), self._setup.grace_s)
+        self._ending = Shutdown(time.monotonic(), self._setup.grace_s)
         self._signals.stopping = True
         self._say(why)
         self._write(trace.Note(t=self._now_t(), what="stopping", detail=why))
@@ -356,7 +356,7 @@ class Launch:
         return time.monotonic() - self._started_s
 
     def _say(self, text: str) -> None:
-        self._tell(Said(text))
+        self._tell(Remark(text))
 
     def _write(self, record: trace.Record) -> None:
         if self._trace is not None:
@@ -409,7 +409,7 @@ def launch(
     check_launch(n, argv, faults, min_peers=min_peers, restarts=restarts)
     if run_folder is not None and list(trace_files(run_folder)):
         raise LaunchError(f"{run_folder} holds the trace of a run already; give another folder")
-    setup = Setup(
+    setup = LaunchSetup(
         n,
         tuple(argv),
         crew or f"crew-{os.urandom(6).hex()}",

@@ -74,7 +74,7 @@ class Signals:
         """A child ended or stopped: the wakeup says so, the loop looks."""
 
 
-class Ending:
+class Shutdown:
     """Which signal is due when: SIGINT at once, SIGTERM and SIGKILL to those that are still there later.
 
     Pure. grace_s: how long peers may take to end after SIGINT, and again after SIGTERM.

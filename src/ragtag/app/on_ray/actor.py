@@ -24,7 +24,7 @@ from ragtag.app.environment import VARIABLES, Announcement, Place, read_announce
 from ragtag.app.launch.guard import Guard
 from ragtag.app.launch.process import READ_BYTES, PeerProcess, Stream
 from ragtag.app.on_ray.library import own_host
-from ragtag.app.on_ray.register import Arrival
+from ragtag.app.on_ray.register import PeerAddresses
 from ragtag.app.tracefile import trace_files
 from ragtag.network.link.udp import bound_at
 
@@ -195,12 +195,12 @@ def variables(place: Place) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class ActorCame:
     """An actor is there. life: names this process of it; a restarted actor has another."""
 
     life: str
     host: str
-    arrival: Arrival
+    arrival: PeerAddresses
 
 
 class PeerActor:
@@ -212,10 +212,10 @@ class PeerActor:
         self._data, self._member = bound_at(self._host), bound_at(self._host)
         self._script: Script | None = None
 
-    def come(self) -> Came:
+    def come(self) -> ActorCame:
         """Where this peer is."""
-        arrival = Arrival(self._data.getsockname()[:2], self._member.getsockname()[:2])
-        return Came(self._life, self._host, arrival)
+        arrival = PeerAddresses(self._data.getsockname()[:2], self._member.getsockname()[:2])
+        return ActorCame(self._life, self._host, arrival)
 
     def start(
         self, life: str, argv: Sequence[str], place: dict[str, str], cwd: str | None, traced: bool

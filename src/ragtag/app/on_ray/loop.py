@@ -16,10 +16,20 @@ import msgspec
 from ragtag.app.disk import explain
 from ragtag.app.environment import Announcement, Reached
 from ragtag.app.invitation.token import Token, encode, keep_token
-from ragtag.app.launch.events import Ended, EndedBy, Event, LaunchResult, Line, Ready, Said, Seated, Started
-from ragtag.app.launch.setup import LaunchError, Setup
-from ragtag.app.launch.signals import Ending, Signals
-from ragtag.app.on_ray.actor import Came, End, News, PeerActor, variables
+from ragtag.app.launch.events import (
+    Ended,
+    EndedBy,
+    Event,
+    LaunchResult,
+    Printed,
+    Ready,
+    Remark,
+    Seated,
+    Started,
+)
+from ragtag.app.launch.setup import LaunchError, LaunchSetup
+from ragtag.app.launch.signals import Shutdown, Signals
+from ragtag.app.on_ray.actor import ActorCame, End, News, PeerActor, variables
 from ragtag.app.on_ray.register import Register
 from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
 from ragtag.app.terminal.words import counted
@@ -52,7 +62,7 @@ class RayPeer:
     number: PeerId
     actor: Any
     stage: Stage = Stage.COMING
-    came: Came | None = None
+    came: ActorCame | None = None
     again_s: float | None = None
     starts: int = 0
     reached: Reached = Reached.STARTED
@@ -68,7 +78,7 @@ class RayPeer:
         return self.stage in (Stage.STARTING, Stage.RUNNING)
 
 
-def end_of(peer: RayPeer, end: End, by: EndedBy, seen: SeenErrors) -> Ended:
+def peer_ended(peer: RayPeer, end: End, by: EndedBy, seen: SeenErrors) -> Ended:
     """How a peer's script ended, for whoever watches."""
     number = peer.number
     failed = by == "itself" and end.status != 0
@@ -78,10 +88,10 @@ def end_of(peer: RayPeer, end: End, by: EndedBy, seen: SeenErrors) -> Ended:
     return Ended(number, end.status, by, error, same_as, bool(shown), peer.reached)
 
 
-class Book:
+class RunBook:
     """The run's folder, if it has one. What cannot be written is told, and stops no run."""
 
-    def __init__(self, setup: Setup, say: Callable[[str], None], stack: ExitStack) -> None:
+    def __init__(self, setup: LaunchSetup, say: Callable[[str], None], stack: ExitStack) -> None:
         self._folder, self._say = setup.run_folder, say
         self._started_s = time.monotonic()
         self._broken = False
@@ -143,7 +153,7 @@ class RayLaunch:
     def __init__(
         self,
         ray: Any,
-        setup: Setup,
+        setup: LaunchSetup,
         options: Callable[[int], dict[str, Any]],
         placed_s: float,
         on_event: Callable[[Event], None],
@@ -154,11 +164,11 @@ class RayLaunch:
         self._register = Register(setup.n, setup.crew, setup.seed, setup.key)
         self._ends: dict[int, Ended] = {}
         self._seen = SeenErrors()
-        self._ending: Ending | None = None
+        self._ending: Shutdown | None = None
         self._interrupted = 0
         self._told_ready = self._stopped = False
         self._asked: dict[Any, RayPeer] = {}
-        self._book = Book(setup, self._say, stack)
+        self._book = RunBook(setup, self._say, stack)
         self._signals = stack.enter_context(Signals())
         remote = ray.remote(PeerActor)
         self._peers = [RayPeer(i, remote.options(**options(i)).remote()) for i in range(setup.n)]
@@ -239,8 +249,8 @@ class RayLaunch:
         else:
             self._take(peer, answer)
 
-    def _take(self, peer: RayPeer, answer: Came | News | int | None) -> None:
-        if isinstance(answer, Came):
+    def _take(self, peer: RayPeer, answer: ActorCame | News | int | None) -> None:
+        if isinstance(answer, ActorCame):
             if peer.came is not None and answer.life == peer.came.life:  # not killed yet
                 self._come_again(peer)
                 return
@@ -312,7 +322,7 @@ class RayLaunch:
             lines = counted(news.dropped, "line")
             self._say(f"{lines} of peer {peer.number} not shown: the output came too fast")
         for text, error in news.lines:
-            self._tell(Line(peer.number, text, error))
+            self._tell(Printed(peer.number, text, error))
         for name, data in news.trace:
             self._book.append(name, data)
         for told in news.told:
@@ -378,10 +388,10 @@ class RayLaunch:
             self._ray.kill(peer.actor, no_restart=True)
         if self._ending is not None and end.status != 0:
             by = "launcher"
-        ended = self._ends[peer.number] = end_of(peer, end, by, self._seen)
+        ended = self._ends[peer.number] = peer_ended(peer, end, by, self._seen)
         if end.held and not ended.failed and not (by == "launcher" and interrupted(end.held)):
             for text in end.held.splitlines():
-                self._tell(Line(peer.number, text, error=True))
+                self._tell(Printed(peer.number, text, error=True))
         if ended.failed:
             what = last_line(ended.error) or ended.how
             now_t = self._book.now_t()
@@ -395,7 +405,7 @@ class RayLaunch:
         """End all peers: SIGINT now, SIGTERM and SIGKILL to those that are still there later."""
         if self._ending is not None or not self._left():
             return
-        self._ending = Ending(time.monotonic(), self._setup.grace_s)
+        self._ending = Shutdown(time.monotonic(), self._setup.grace_s)
         self._signals.stopping = True
         self._say(why)
         self._book.note("stopping", detail=why)
@@ -419,7 +429,7 @@ class RayLaunch:
     # -- Small change
 
     def _say(self, text: str) -> None:
-        self._tell(Said(text))
+        self._tell(Remark(text))
 
 
 def _brief(error: BaseException) -> str:

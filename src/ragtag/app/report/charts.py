@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragtag.app.report import axes
-from ragtag.app.report.axes import Frame, Mark, Scale
+from ragtag.app.report.axes import Mark, Plot, Scale
 from ragtag.app.report.data import ALL, Summary
-from ragtag.app.report.drawing import Line, draw_lines, frame, peer_lines, points, spread, svg
+from ragtag.app.report.drawing import Curve, draw_lines, frame, peer_lines, points, spread, svg
 
 SHORTEST = 30.0
 """A logarithmic axis of round times begins at the median divided by this; shorter ones stand on its edge."""
@@ -19,8 +19,8 @@ SHORTEST = 30.0
 def accuracy_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     """Accuracy of each peer's own model, of their mean, and of the mean model."""
     lines = peer_lines(summary, lambda peer: summary.accuracy.points(peer))
-    lines.append(Line("mean of the peers' own", "mean", *summary.own_mean.points(ALL), ends="mean"))
-    lines.append(Line("the mean model", "model", *summary.mean_accuracy.points(ALL), ends="mean model"))
+    lines.append(Curve("mean of the peers' own", "mean", *summary.own_mean.points(ALL), ends="mean"))
+    lines.append(Curve("the mean model", "model", *summary.mean_accuracy.points(ALL), ends="mean model"))
     lines = [line for line in lines if len(line.t)]
     low = min((float(line.value.min()) for line in lines), default=0.0)
     high = max((float(line.value.max()) for line in lines), default=1.0)
@@ -37,7 +37,7 @@ def accuracy_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
 def loss_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     """Training loss of each peer, and of all steps together."""
     lines = peer_lines(summary, lambda peer: summary.loss.points(peer))
-    lines.append(Line("mean of all peers", "mean", *summary.loss.points(ALL), ends="mean"))
+    lines.append(Curve("mean of all peers", "mean", *summary.loss.points(ALL), ends="mean"))
     lines = [line for line in lines if len(line.t)]
     values = np.concatenate([line.value for line in lines]) if lines else np.array([0.0, 1.0])
     low, high = float(values.min()), float(values.max())
@@ -49,7 +49,7 @@ def loss_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
 def coherence_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     """Each peer's gradient coherence, and the mean; what is far out stands on the edge."""
     lines = peer_lines(summary, lambda peer: summary.coherence.points(peer))
-    lines.append(Line("mean of all peers", "mean", *summary.coherence.points(ALL), ends="mean"))
+    lines.append(Curve("mean of all peers", "mean", *summary.coherence.points(ALL), ends="mean"))
     lines = [line for line in lines if len(line.t)]
     values = np.concatenate([line.value for line in lines])
     low, high = (float(q) for q in np.quantile(values, (0.02, 0.98)))
@@ -75,7 +75,7 @@ def arrival_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
         low, high = np.nanmin(shown[:, known], axis=0), np.nanmax(shown[:, known], axis=0)
         edge = points(place, scale, t[known], high) + points(place, scale, t[known], low)[::-1]
         body.append(f'<path class="range" d="M{"L".join(edge)}Z"/>')
-    line = Line("arrived, mean", "mean", t, mean, ends="mean")
+    line = Curve("arrived, mean", "mean", t, mean, ends="mean")
     body += draw_lines(place, scale, [line])
     return svg(summary, place, marks, scale, body, axes.percent, "Arrival rate", "share", rounds=True)
 
@@ -132,7 +132,7 @@ def _line_chart(
     marks: Sequence[Mark],
     width: int,
     height: int,
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     span: tuple[float, float, str],
     form: Callable[[float], str],
     title: str,
@@ -165,7 +165,7 @@ def missed_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     return svg(summary, place, marks, scale, body, None, "Who was missed when", "", rounds=True)
 
 
-def _bars(summary: Summary, at: int, place: Frame, base: int, row: int) -> Iterator[str]:
+def _bars(summary: Summary, at: int, place: Plot, base: int, row: int) -> Iterator[str]:
     """The data of strip ``at``, which stands on ``base`` and is ``row`` pixels high."""
     column = (place.width - place.right - place.left) / summary.missed.shape[1]
     known = (summary.rounds[at] > 0) & bool(summary.waited.any())
@@ -182,7 +182,7 @@ def _bars(summary: Summary, at: int, place: Frame, base: int, row: int) -> Itera
         yield f'<path class="missed" stroke-width="{max(1.5, column * 0.85):.1f}" d="{bars}"/>'
 
 
-def _labels(summary: Summary, at: int, place: Frame, base: int, row: int) -> Iterator[str]:
+def _labels(summary: Summary, at: int, place: Plot, base: int, row: int) -> Iterator[str]:
     """A strip's name at its left, and how often its peer was missed at its right."""
     peer, middle, roomy = summary.charted[at], base - row / 2 + 6, row >= 12
     if roomy or at % 2 == 0:

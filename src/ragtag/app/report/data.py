@@ -28,7 +28,7 @@ MEMBERSHIP = frozenset(
 
 
 @dataclass(slots=True)
-class Peer:
+class PeerFigures:
     """A peer's figures; ``missed``: how often others waited for it in vain; ``misses``: its own waits.
 
     told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
@@ -196,7 +196,7 @@ class Summary:
 
     run: trace.Run | None
     extent: Extent
-    peers: dict[int, Peer]
+    peers: dict[int, PeerFigures]
     charted: list[int]
     loss: Bins
     accuracy: Bins
@@ -230,7 +230,7 @@ class Summary:
     thinned_rounds: int = 0
 
     @property
-    def survivors(self) -> list[Peer]:
+    def survivors(self) -> list[PeerFigures]:
         """The peers that were not lost."""
         return [p for p in self.peers.values() if p.state not in LOST]
 

@@ -10,7 +10,7 @@ from ragtag.app.report.axes import Mark, clock, percent, seconds
 from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Comparisons, Item, Selections, Summary
 from ragtag.app.report.figures import round_times
 from ragtag.app.report.html import NONE, bytes_text, cell, table
-from ragtag.app.terminal.words import UNTOLD, Final, alike, counted, in_words, these_peers
+from ragtag.app.terminal.words import UNTOLD, Final, counted, in_words, models_in_words, these_peers
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 _BAD = frozenset({"declared dead", "lost its seat", "no member any more"})
@@ -47,7 +47,9 @@ def header(summary: Summary) -> str:
     state = (
         "" if summary.finished else '<p class="bad">This run has not ended as planned (or goes on still).</p>'
     )
-    said = alike({p.number: Final(p.digest, p.last_round) for p in summary.peers.values() if p.left})
+    said = models_in_words(
+        {p.number: Final(p.digest, p.last_round) for p in summary.peers.values() if p.left}
+    )
     models = f"<p class='sub'>{escape(said[:1].upper() + said[1:])}.</p>" if said else ""
     about = f"<h1>{escape(title)}</h1><p class='sub'>{escape(' · '.join(facts))}</p>"
     return about + models + state + _tiles(summary)

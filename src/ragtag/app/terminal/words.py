@@ -86,7 +86,7 @@ class Final:
     round: int
 
 
-def alike(finals: Mapping[int, Final]) -> str:
+def models_in_words(finals: Mapping[int, Final]) -> str:
     """One line about the peers' final models; "" where fewer than two are known."""
     known = {peer: final for peer, final in finals.items() if _is_hex(final.digest)}
     if len(known) < 2:

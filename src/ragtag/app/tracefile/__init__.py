@@ -7,10 +7,10 @@
 from ragtag.app.tracefile.files import CREW_FILE, crews, peer_file, trace_files
 from ragtag.app.tracefile.read import (
     BLOCK_BYTES,
-    Damage,
-    Follower,
     LineReader,
     RunTrace,
+    TraceDamage,
+    TraceFollower,
     last_leaves,
     read_run,
     run_key,
@@ -20,8 +20,8 @@ from ragtag.app.tracefile.writer import TraceWriter
 __all__ = [
     "BLOCK_BYTES",
     "CREW_FILE",
-    "Damage",
-    "Follower",
+    "TraceDamage",
+    "TraceFollower",
     "LineReader",
     "RunTrace",
     "TraceWriter",

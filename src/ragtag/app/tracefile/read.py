@@ -19,7 +19,7 @@ EXAMPLES_MAX = 20
 
 
 @dataclass(slots=True)
-class Damage:
+class TraceDamage:
     """What could not be read, and what a newer version has added.
 
     lines: damaged lines by file name; examples: the first of them, with line numbers; torn: files whose
@@ -109,11 +109,11 @@ class RunTrace:
     folder: Path
     files: tuple[Path, ...]
     run: trace.Run | None = None
-    damage: Damage = field(default_factory=Damage)
+    damage: TraceDamage = field(default_factory=TraceDamage)
 
     def records(self) -> Iterator[trace.Record]:
         """All records in time order, in bounded memory: a block per file."""
-        damage = Damage()
+        damage = TraceDamage()
         yield from heapq.merge(*(_in_order(_records(path, damage)) for path in self.files), key=time_of)
         self.damage = damage
 
@@ -131,7 +131,7 @@ def read_run(folder: Path | str) -> RunTrace:
         raise FileNotFoundError(f"no trace to read: {folder} {what}; give the folder that a run has written")
     run = RunTrace(folder, files)
     for path in files:  # the crew's file comes first, and its first record should be the run's
-        first = islice(_records(path, Damage()), REORDER)
+        first = islice(_records(path, TraceDamage()), REORDER)
         runs = [record for record in first if isinstance(record, trace.Run)]
         if runs:
             run.run = [record for record in runs if run_key(record) == run_key(runs[0])][-1]
@@ -154,7 +154,7 @@ def time_of(record: trace.Record) -> float:
     return record.t
 
 
-def _records(path: Path, damage: Damage) -> Iterator[trace.Record]:
+def _records(path: Path, damage: TraceDamage) -> Iterator[trace.Record]:
     reader, decoder = LineReader(path), trace.Decoder()
     while (lines := reader.read()) is not None:
         yield from decoded(lines, path.name, decoder, damage)
@@ -168,7 +168,7 @@ def _records(path: Path, damage: Damage) -> Iterator[trace.Record]:
 
 
 def decoded(
-    lines: list[tuple[int, bytes | None]], name: str, decoder: trace.Decoder, damage: Damage
+    lines: list[tuple[int, bytes | None]], name: str, decoder: trace.Decoder, damage: TraceDamage
 ) -> Iterator[trace.Record]:
     """The records of these lines of the file ``name``; what is none is counted as damage."""
     for number, line in lines:
@@ -192,7 +192,7 @@ def _in_order(records: Iterator[trace.Record]) -> Iterator[trace.Record]:
         yield heapq.heappop(heap)[2]
 
 
-class Follower:
+class TraceFollower:
     """Follows a run's trace files as they grow; files that come later are found too.
 
     Where its peers form several crews, one after the other, it follows one of them, at first the first, and
@@ -202,7 +202,7 @@ class Follower:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self._crew = self.folder
-        self.damage = Damage()
+        self.damage = TraceDamage()
         self._readers: dict[Path, LineReader] = {}
         self._decoder = trace.Decoder()
 

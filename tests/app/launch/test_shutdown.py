@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from ragtag.app.launch.process import KILL_S
-from ragtag.app.launch.signals import Ending
+from ragtag.app.launch.signals import Shutdown
 from ragtag.app.terminal.watch import watch
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -25,7 +25,7 @@ from tests.app.launch.launched import JOIN, PATIENCE_S, SRC
 
 
 def test_peers_are_asked_then_told_then_killed() -> None:
-    ending = Ending(10.0, grace_s=5.0)
+    ending = Shutdown(10.0, grace_s=5.0)
     sent = []
     while (at_s := ending.next_s) is not None:
         assert ending.due(at_s - 0.01) == []
@@ -36,7 +36,7 @@ def test_peers_are_asked_then_told_then_killed() -> None:
         (20.0, signal.SIGKILL),
         (20.0 + KILL_S, None),
     ]
-    late = Ending(0.0, grace_s=1.0)
+    late = Shutdown(0.0, grace_s=1.0)
     assert late.due(1.5) == [signal.SIGINT, signal.SIGTERM]
 
 

@@ -106,7 +106,7 @@ class Launcher:
         """Wait for these events, in any order."""
         missing = list(kinds)
         for kind, fields in self.events():
-            name = f"{kind} {fields['text']}" if kind == "Line" else kind
+            name = f"{kind} {fields['text']}" if kind == "Printed" else kind
             if name in missing:
                 missing.remove(name)
             if not missing:
@@ -134,7 +134,7 @@ def crew(tmp_path: Path) -> Iterator[Launcher]:
     """Three peers with a child each: number 0 is frozen, number 2 takes neither SIGINT nor SIGTERM."""
     launcher = Launcher(tmp_path, 3, "freeze=0@0+60")
     try:
-        launcher.until("Line up", "Line up", "Line up", "Injected")
+        launcher.until("Printed up", "Printed up", "Printed up", "Injected")
         yield launcher
     finally:
         launcher.close()
@@ -159,7 +159,7 @@ def test_an_interrupt_ends_all_peers_even_stopped_and_deaf_ones_and_the_trace_is
 
 def test_a_second_interrupt_ends_all_at_once(crew: Launcher) -> None:
     os.kill(crew.process.pid, signal.SIGINT)
-    crew.until("Said")
+    crew.until("Remark")
     os.kill(crew.process.pid, signal.SIGINT)
     assert crew.process.wait(PATIENCE_S) in (-signal.SIGINT, 130)
     assert crew.all_ended()
@@ -194,7 +194,7 @@ def test_a_view_of_a_run_ends_when_its_launcher_is_killed(crew: Launcher) -> Non
 def test_a_launcher_whose_listener_fails_leaves_no_orphans(tmp_path: Path) -> None:
     launcher = Launcher(tmp_path, 2)
     try:
-        launcher.until("Line up", "Line up")
+        launcher.until("Printed up", "Printed up")
         assert launcher.process.stdout is not None
         launcher.process.stdout.close()  # the next event breaks the pipe
         os.kill(launcher.process.pid, signal.SIGTERM)

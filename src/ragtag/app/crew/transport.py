@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -56,14 +56,6 @@ T = TypeVar("T")
 
 class SeatLost(Error, RuntimeError):
     """This peer was taken for dead, and its place was given to another one."""
-
-
-class Pending(Protocol):
-    """A round under way."""
-
-    def wait(self) -> Outcome:
-        """Wait until the round is done."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-import ragtag.app.crew.join  # (`ragtag.join` imports it at first use: 180 modules, before the first message)
+import ragtag.app.join  # (`ragtag.join` imports it at first use: 180 modules, before the first message)
 from ragtag.app.demo.task import evaluate, load_digits
 from ragtag.app.invitation.token import kept_token
 

@@ -159,7 +159,7 @@ def ours(me: int, asked: argparse.Namespace, local: bool) -> dict[str, Any]:
         result["expired"] = sum(outcome.expired for outcome in rounds)
         result["round_s"] = sorted(outcome.total_s for outcome in rounds)[len(rounds) // 2]
         result["compression"] = None if found is None else found._asdict()
-        traffic = crew._driver.traffic() if crew._driver is not None else None
+        traffic = crew._peer.driver.traffic() if crew._peer.driver is not None else None
         result["bytes_sent"] = 0 if traffic is None else traffic.bytes_sent
     return result
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from ragtag import schedules as schedules
     from ragtag.app.crew.crew import Crew as Crew
     from ragtag.app.crew.join import JoinError as JoinError
-    from ragtag.app.crew.join import join as join
+    from ragtag.app.crew.peer import StateMissing as StateMissing
     from ragtag.app.crew.transport import SeatLost as SeatLost
     from ragtag.app.environment import PlaceError as PlaceError
     from ragtag.app.invitation.token import TokenError as TokenError
+    from ragtag.app.join import join as join
     from ragtag.core.errors import Error as Error
     from ragtag.core.errors import HasLeft as HasLeft
     from ragtag.core.errors import NotFinite as NotFinite
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from ragtag.training.exchange.central import Centre as Centre
     from ragtag.training.exchange.compress import TopK as TopK
     from ragtag.training.named import NamedTensors as NamedTensors
+    from ragtag.training.samples.shards import skewed_shards as skewed_shards
     from ragtag.training.samples.sizes import BatchSizes as BatchSizes
-    from ragtag.training.samples.split import skewed_shards as skewed_shards
     from ragtag.training.state.checkpoint import NoWholeCheckpoint as NoWholeCheckpoint
 
 _HOMES = {
@@ -53,10 +54,11 @@ _HOMES = {
     "PlaceError": "ragtag.app.environment",
     "PortInUse": "ragtag.network.link.udp",
     "SeatLost": "ragtag.app.crew.transport",
+    "StateMissing": "ragtag.app.crew.peer",
     "TokenError": "ragtag.app.invitation.token",
     "Crew": "ragtag.app.crew.crew",
     "JoinError": "ragtag.app.crew.join",
-    "join": "ragtag.app.crew.join",
+    "join": "ragtag.app.join",
     "SchemaMismatch": "ragtag.core.schema",
     "Outer": "ragtag.optim.outer",
     "Align": "ragtag.training.align.plan",
@@ -72,7 +74,7 @@ _HOMES = {
     "BatchSizes": "ragtag.training.samples.sizes",
     "Coherence": "ragtag.training.coherence",
     "TopK": "ragtag.training.exchange.compress",
-    "skewed_shards": "ragtag.training.samples.split",
+    "skewed_shards": "ragtag.training.samples.shards",
 }
 _ROOMS = ("hooks", "schedules")
 __all__ = ["__version__", "hooks", "schedules", *_HOMES]

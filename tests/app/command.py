@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from typer.testing import CliRunner
 
-from ragtag.app.cli.main import main as cli
+from ragtag.app.cli.main import app
 
 runner = CliRunner()
 AVERAGES = """
@@ -20,7 +20,7 @@ for told in ("joined 0", "ready", "averaged"):
 
 def invoke(*args: str | Path, width: int = 110) -> SimpleNamespace:
     env = {"COLUMNS": str(width)}
-    result = runner.invoke(cli.app, [str(arg) for arg in args], prog_name="ragtag", env=env)
+    result = runner.invoke(app, [str(arg) for arg in args], prog_name="ragtag", env=env)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr)
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.app.crew.catching_up import catch_up
-from ragtag.app.crew.state import Keeper, State
+from ragtag.app.crew.state import CrewsState, StateKeeper, catch_up
 from ragtag.app.crew.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
@@ -75,7 +74,7 @@ def test_peers_that_are_all_behind_do_not_wait_for_each_other() -> None:
 
 
 def test_without_what_follows_there_is_nothing_to_do() -> None:
-    keeper = Keeper(0, 0, lambda note: None)
+    keeper = StateKeeper(0, 0, lambda note: None)
     with pytest.raises(RuntimeError, match="make the crew's optimizer first"):
         keeper.asking(KEY, dict)
     transport = DriverTransport.__new__(DriverTransport)
@@ -95,7 +94,7 @@ def test_without_what_follows_there_is_nothing_to_do() -> None:
 )
 def test_where_nobody_gives_the_state_the_note_says_what_that_means(average: str, says: str) -> None:
     notes: list[Noted] = []
-    keeper = Keeper(3, 0, notes.append)
+    keeper = StateKeeper(3, 0, notes.append)
     keeper.take_in(optimizer_of(nn.Linear(2, 2), average))
     assert keeper.asking(KEY, dict)(1.0) is None
     assert notes == [Noted("no state", 3, says)]
@@ -103,23 +102,23 @@ def test_where_nobody_gives_the_state_the_note_says_what_that_means(average: str
 
 def test_a_state_of_another_model_changes_nothing_and_is_named() -> None:
     notes: list[Noted] = []
-    keeper = Keeper(3, 0, notes.append)
+    keeper = StateKeeper(3, 0, notes.append)
     model = nn.Linear(2, 2)
     keeper.take_in(optimizer_of(model))
     before = model.weight.detach().clone()
     other = capture(optimizer_of(nn.Linear(2, 5)), round=7)
     fetched = Fetched(bytearray(), 7, 7, {7: 3, 6: 1}, {"peer-0": 4}, {}, 0, 0.1)
-    state = State(other, fetched)
+    state = CrewsState(other, fetched)
     assert (state.round, state.mixed) == (7, True)
     assert not keeper.put(state)
     assert torch.equal(before, model.weight)
     assert [note.what for note in notes] == ["no state"] and "weight" in notes[0].detail
-    own = State(capture(optimizer_of(nn.Linear(2, 2)), round=7), fetched)
+    own = CrewsState(capture(optimizer_of(nn.Linear(2, 2)), round=7), fetched)
     assert keeper.put(own) and [note.what for note in notes] == ["no state", "state"]
 
 
 def test_a_state_is_asked_for_by_another_thread_without_touching_the_model() -> None:
-    keeper = Keeper(0, 0, lambda note: None)
+    keeper = StateKeeper(0, 0, lambda note: None)
     model = nn.Linear(2, 2)
     keeper.take_in(optimizer_of(model))
     ask = keeper.asking(KEY, dict)

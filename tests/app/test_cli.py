@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ragtag import __version__
-from ragtag.app.cli.folders import new_run_folder
-from ragtag.app.cli.main import main as cli
+from ragtag.app.cli.common import new_run_folder
+from ragtag.app.cli.main import app
 from ragtag.app.terminal.simulate_view import VALUES_MAX, count
 from ragtag.app.tracefile import read_run
 from ragtag.recipes.base import Report, row
@@ -108,7 +108,7 @@ def test_wrong_usage_is_explained(args: list[str]) -> None:
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:
-    result = runner.invoke(cli.app, ["--debug", "report", "nowhere"])
+    result = runner.invoke(app, ["--debug", "report", "nowhere"])
     assert isinstance(result.exception, FileNotFoundError)
     assert "no trace" in error_of(invoke("report", "nowhere"))  # not kept from one call to the next
 

@@ -10,7 +10,7 @@ import pytest
 
 from ragtag.app.environment import VARIABLES
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Event, Line
+from ragtag.app.launch.events import Event, Printed
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 
@@ -92,8 +92,8 @@ def trained(framework: str, text: str, n: int, folder: Path) -> tuple[list[tuple
     events: list[Event] = []
     env = {"PYTHONPATH": str(SRC), "FOLDER": str(folder)}
     result = launch(n, [str(script)], on_event=events.append, env=env, run_folder=folder / "run")
-    assert not any(end.failed for end in result.ends), [e.text for e in events if isinstance(e, Line)]
-    said = [e.text.split() for e in events if isinstance(e, Line) and e.text.startswith("seen ")]
+    assert not any(end.failed for end in result.ends), [e.text for e in events if isinstance(e, Printed)]
+    said = [e.text.split() for e in events if isinstance(e, Printed) and e.text.startswith("seen ")]
     return [(int(words[1]), float(words[3])) for words in said], list(read_run(folder / "run").records())
 
 

@@ -22,12 +22,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
 from ragtag.app.crew.greeting import read_hello
-from ragtag.app.crew.join import JoinError, join
+from ragtag.app.crew.join import JoinError
 from ragtag.app.crew.transport import SoloTransport
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.invitation.token import decode, kept_token
+from ragtag.app.join import join
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Ended, Event, Line
+from ragtag.app.launch.events import Ended, Event, Printed
 from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -148,11 +149,11 @@ def test_channels_beside_a_sparse_optimizers_own_are_none_that_who_joins_anew_wa
     with ragtag.join() as crew:
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = crew.optimizer(sgd, model=model, compress=ragtag.TopK())
-        transport = crew.transport
+        transport = crew._peer.transport
         assert isinstance(transport, SoloTransport)
         names = ("model", "model/models", "model/whole")
         assert set(transport._node.channels) == {channel_of(name) for name in names}
-        assert crew._entered == [optimizer.channel]
+        assert crew._peer._entered == [optimizer.channel]
 
 
 def test_one_loader_is_split_once_and_counts_its_epochs() -> None:
@@ -386,7 +387,7 @@ AVERAGE = """
 with crew:
     optimizer = crew.optimizer(sgd, averager=ragtag.AllReduce(), model=model)
     optimizer.step()
-    host, _ = crew._driver.own_member_address
+    host, _ = crew._peer.driver.own_member_address
     print(bin(int(optimizer.outcome.heard[0])), host)
 """
 DIE = """
@@ -414,7 +415,7 @@ def launched(
 
 
 def lines(events: list[Event], peer: int) -> list[str]:
-    return [e.text for e in events if isinstance(e, Line) and e.peer == peer and not e.error]
+    return [e.text for e in events if isinstance(e, Printed) and e.peer == peer and not e.error]
 
 
 def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_path: Path) -> None:
@@ -423,7 +424,9 @@ def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_p
     assert {peer: end.failed for peer, end in ends.items()} == {0: False, 1: True, 2: True, 3: False}, events
     assert "NotFinite: parameter '1.weight'" in ends[1].error.splitlines()[-1]
     assert ends[2].error.splitlines()[-1] == "RuntimeError: the otter is asleep"
-    shown = [e.text for e in events if isinstance(e, Line) and e.text == "RuntimeError: the otter is asleep"]
+    shown = [
+        e.text for e in events if isinstance(e, Printed) and e.text == "RuntimeError: the otter is asleep"
+    ]
     assert len(shown) == ends[2].shown  # at its end, or before where it took long to end: once
     assert lines(events, 0)[:3] == ["0b1111"] * 3
     assert lines(events, 0)[-2] == "0b1001"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.app.cli.joining import VARIABLE, hide, token_text
+from ragtag.app.cli.start import VARIABLE, hide, token_text
 from ragtag.app.invitation.token import Token, encode, new_key
 from tests.app.command import error_of, invoke
 

@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from ragtag.app.crew.crew import Crew, membership
+from ragtag.app.crew import membership
+from ragtag.app.crew.crew import Crew
 from ragtag.app.crew.join import join_as
 from ragtag.app.crew.transport import DriverTransport
 from ragtag.app.environment import Place
@@ -88,7 +89,7 @@ class Trainer:
         self._thread.start()
 
     def _run(self) -> None:
-        transport = self.crew.transport
+        transport = self.crew._peer.transport
         assert isinstance(transport, DriverTransport)
         try:
             transport.configure(0, schema(), METHOD, fp32)
@@ -123,7 +124,7 @@ def all_well(trainers: list[Trainer], true: Callable[[], bool]) -> Callable[[], 
 def test_70_live_peers_average_in_groups_and_a_newcomer_gets_the_71st_seat() -> None:
     with crew_of(N) as crews:
         assert [crew.rank for crew in crews] == list(range(N))
-        met = [crew.transport for crew in crews]
+        met = [crew._peer.transport for crew in crews]
         assert all(transport.n == N for transport in met)
         trainers = [Trainer(crew) for crew in crews]
         until(all_well(trainers, lambda: all(len(t.partners) > 1 for t in trainers)), "all in groups")
@@ -156,7 +157,7 @@ def test_70_live_peers_average_in_groups_and_a_newcomer_gets_the_71st_seat() -> 
 
 def test_what_averages_directly_is_refused_by_name_with_the_way_out() -> None:
     with crew_of(PEERS_MAX + 1) as crews:
-        transport = crews[2].transport
+        transport = crews[2]._peer.transport
         assert isinstance(transport, DriverTransport)
         with pytest.raises(ValueError, match=r"65 seats, and 'rps' averages 64 at most; .*ragtag\.Moshpit"):
             transport.configure(0, schema(rps), rps, fp32)

@@ -14,10 +14,11 @@ from msgspec import UNSET
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-from ragtag.app.crew.crew import Crew, logbook
+from ragtag.app.crew import logbook
+from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.report import report_json
-from ragtag.app.terminal.peers import Peers
+from ragtag.app.terminal.peers import PeerTable
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 
@@ -122,7 +123,7 @@ def test_two_optimizers_in_a_step_count_one(tmp_path: Path, clock: Clock) -> Non
     with ragtag.join() as crew:
         for step in range(10):
             for number in range(1 + step % 2):  # the second one steps half as often
-                crew._stepped(number)
+                crew._peer.log.stepped(number)
     (left,) = records(tmp_path, trace.Leave)
     assert left.steps == 10
 
@@ -143,7 +144,7 @@ def test_a_step_without_a_loss_is_neither_good_nor_bad_news() -> None:
     def step(n: int, **loss: Any) -> trace.Record:
         return trace.decode(trace.encode(trace.Step(t=float(n), peer=0, step=n, samples=n, **loss)))
 
-    peers = Peers(1)
+    peers = PeerTable(1)
     row = peers.row(0)
     peers.feed(step(1, loss=2.0))
     peers.feed(step(2))

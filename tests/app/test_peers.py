@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.app.experiment import RoundFigures, Setup, simulate
-from ragtag.app.terminal.peers import Peers
-from ragtag.app.tracefile import Follower
+from ragtag.app.experiment import ExperimentSetup, RoundFigures, simulate
+from ragtag.app.terminal.peers import PeerTable
+from ragtag.app.tracefile import TraceFollower
 from ragtag.core import trace
 from tests.app.synthetic import Story
 from tests.app.watching import fed, in_time, states, step
@@ -42,7 +42,7 @@ def test_what_a_row_holds() -> None:
 
 
 def test_most_of_the_others_must_find_a_peer_silent() -> None:
-    peers = Peers(5)
+    peers = PeerTable(5)
     for peer in range(5):
         peers.feed(trace.Join(t=0.0, peer=peer))
     peers.feed(trace.Note(t=1.0, peer=0, what="silent", other=3))
@@ -58,7 +58,7 @@ def test_most_of_the_others_must_find_a_peer_silent() -> None:
 
 
 def test_a_freeze_without_an_end_ends_when_the_peer_is_heard() -> None:
-    peers = Peers(2)
+    peers = PeerTable(2)
     peers.feed(trace.Join(t=0.0, peer=1))
     peers.feed(trace.Fault(t=1.0, peer=1, name="freeze"))
     peers.feed(step(50.0, 0))
@@ -68,7 +68,7 @@ def test_a_freeze_without_an_end_ends_when_the_peer_is_heard() -> None:
 
 
 def test_a_peer_that_fails_is_told_once_and_ends() -> None:
-    peers = Peers(2)
+    peers = PeerTable(2)
     peers.feed(step(1.0, 0))
     peers.feed(step(1.0, 1))
     peers.feed(trace.Error(t=2.0, peer=1, what="ValueError: no"))
@@ -81,7 +81,7 @@ def test_a_peer_that_fails_is_told_once_and_ends() -> None:
 
 
 def test_a_peer_that_leaves_with_an_error_has_failed_and_the_error_is_told_when_it_comes() -> None:
-    peers = Peers(2)
+    peers = PeerTable(2)
     peers.feed(step(1.0, 1))
     peers.feed(trace.Leave(t=2.0, peer=1, failed=True))
     peers.feed(trace.Note(t=2.0, peer=0, what="left", other=1))
@@ -93,7 +93,7 @@ def test_a_peer_that_leaves_with_an_error_has_failed_and_the_error_is_told_when_
 
 
 def test_a_peer_that_leaves_is_told_of_once() -> None:
-    peers = Peers(3)
+    peers = PeerTable(3)
     for peer in range(3):
         peers.feed(step(1.0, peer))
     for told_by in (1, 2):
@@ -107,7 +107,7 @@ def test_a_peer_that_leaves_is_told_of_once() -> None:
 
 
 def test_a_peer_that_goes_on_after_an_error_has_not_failed() -> None:
-    peers = Peers(1)
+    peers = PeerTable(1)
     peers.feed(trace.Error(t=2.0, peer=0, what="a warning, as it turned out"))
     peers.feed(step(1.9, 0))  # from before, read later
     assert peers.state(0) == "failed"
@@ -116,7 +116,7 @@ def test_a_peer_that_goes_on_after_an_error_has_not_failed() -> None:
 
 
 def test_a_killed_peer_may_join_again() -> None:
-    peers = Peers(1)
+    peers = PeerTable(1)
     peers.feed(step(0.0, 0))
     peers.feed(trace.Fault(t=1.0, peer=0, name="kill"))
     assert peers.state(0) == "gone" and peers.over
@@ -128,18 +128,18 @@ def test_a_simulated_run_goes_on_by_rounds(tmp_path: Path) -> None:
     shares: list[float | None] = []
 
     def look(figures: RoundFigures) -> None:
-        peers = Peers(0)
-        for record in Follower(tmp_path).poll():
+        peers = PeerTable(0)
+        for record in TraceFollower(tmp_path).poll():
             peers.feed(record)
         shares.append(peers.progress)
 
-    simulate(Setup(peers=3, values=100, rounds=4, compute_sigma=0.0), tmp_path, on_round=look)
+    simulate(ExperimentSetup(peers=3, values=100, rounds=4, compute_sigma=0.0), tmp_path, on_round=look)
     assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_progress_by_steps_by_time_and_unknown() -> None:
-    def run(**planned: float) -> Peers:
-        peers = Peers(0)
+    def run(**planned: float) -> PeerTable:
+        peers = PeerTable(0)
         record = trace.Run(t=0.0, world="live", name="x", seed=0, peers=2, method="rps", **planned)  # type: ignore[arg-type]
         peers.feed(record)
         peers.feed(step(5.0, 0, 30))
@@ -153,7 +153,7 @@ def test_progress_by_steps_by_time_and_unknown() -> None:
 
 def test_a_run_that_does_not_say_how_long_it_is_has_no_progress_though_all_have_left() -> None:
     """As one that was interrupted: it did not come to its end."""
-    peers = Peers(1)
+    peers = PeerTable(1)
     peers.feed(trace.Run(t=0.0, world="live", name="x", seed=0, peers=1, method="rps"))
     peers.feed(trace.Leave(t=2.0, peer=0))
     assert peers.over and peers.progress is None
@@ -167,7 +167,7 @@ def note(t: float, what: str, other: int, peer: int = 0) -> trace.Note:
 
 
 def test_a_newcomer_whose_trace_is_elsewhere_has_a_row_and_is_told_of_once() -> None:
-    peers = Peers(3)
+    peers = PeerTable(3)
     for t, what in ((10.0, "comes"), (12.0, "takes part"), (30.0, "has left")):
         for by in range(3):
             peers.feed(note(t + 0.1 * by, what, 3, by))
@@ -177,7 +177,7 @@ def test_a_newcomer_whose_trace_is_elsewhere_has_a_row_and_is_told_of_once() -> 
 
 
 def test_one_declared_dead_is_gone_until_it_is_back_or_its_seat_is_taken() -> None:
-    peers = Peers(2)
+    peers = PeerTable(2)
     peers.feed(trace.Join(t=1.0, peer=1))
     for back in ("back", "takes part"):
         peers.feed(note(peers.now_s + 5.0, "declared dead", 1))
@@ -188,8 +188,8 @@ def test_one_declared_dead_is_gone_until_it_is_back_or_its_seat_is_taken() -> No
         assert peers.state(1) == "training"
 
 
-def crew_of(n: int) -> Peers:
-    peers = Peers(n)
+def crew_of(n: int) -> PeerTable:
+    peers = PeerTable(n)
     for peer in range(n):
         peers.feed(trace.Join(t=0.0, peer=peer))
     return peers

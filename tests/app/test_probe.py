@@ -19,7 +19,7 @@ from ragtag.app.probe.source import (
     size_of_model,
     vectors_of_script,
 )
-from ragtag.app.probe.view import Found, bits, count, show, size, span
+from ragtag.app.probe.view import Probed, bits_text, count, show, size, span
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.codecs.sparse.advice import Cost
 from ragtag.core import trace
@@ -58,7 +58,7 @@ def script(tmp_path) -> Path:
     return path
 
 
-FOUND = Found(
+FOUND = Probed(
     size=1_000_000,
     origin="drawn",
     ratio=0.001,
@@ -70,7 +70,7 @@ FOUND = Found(
 )
 
 
-def shown(found: Found) -> str:
+def shown(found: Probed) -> str:
     out = StringIO()
     show(found, Console(file=out, width=80))
     return out.getvalue()
@@ -253,7 +253,7 @@ def test_quantities_in_words() -> None:
     assert [count(n) for n in (7, 620, 25_000_000, 1_234_567)] == ["7", "620", "25M", "1.235M"]
     assert [size(n) for n in (12, 13_100, 1e8, 4e9)] == ["12 B", "13.1 kB", "100 MB", "4 GB"]
     assert [span(s) for s in (2e-6, 0.0123, 4.0, 12_000.0)] == ["2 µs", "12.3 ms", "4 s", "12,000 s"]
-    assert [bits(r) for r in (0.0, 10.0, 6.25e6, float("inf"))] == [
+    assert [bits_text(r) for r in (0.0, 10.0, 6.25e6, float("inf"))] == [
         "never",
         "80 bit/s",
         "50 Mbit/s",

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Event, Line, Said
+from ragtag.app.launch.events import Event, Printed, Remark
 from ragtag.app.launch.process import PeerProcess, Stream
-from ragtag.app.launch.relay import HOLD_BYTES, Held, Relay
+from ragtag.app.launch.relay import HOLD_BYTES, HeldDatagram, Relay
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.app.test_elastic import PATIENCE_S, Command, Place, _until
@@ -31,7 +31,7 @@ GAP_S = 20.0
     st.lists(st.binary(min_size=1, max_size=200).map(lambda b: b.replace(b"x", b"\n"))), st.integers(1, 300)
 )
 def test_what_is_held_is_the_newest_and_what_was_dropped_is_counted(pieces: list[bytes], limit: int) -> None:
-    held = Held()
+    held = HeldDatagram()
     for piece in pieces:
         held.add(piece, limit)
         assert held.size == sum(map(len, held.pieces))
@@ -45,7 +45,7 @@ def test_what_is_held_is_the_newest_and_what_was_dropped_is_counted(pieces: list
 
 
 def test_a_gap_ends_with_a_line() -> None:
-    held = Held()
+    held = HeldDatagram()
     for n in range(100_000):
         held.add(b"line %06d\n" % n, 500_000)
     assert held.dropped_bytes == 12 * held.dropped_lines
@@ -186,7 +186,7 @@ def test_a_run_goes_on_without_its_relay(tmp_path: Path) -> None:
 
     def on_event(event: Event) -> None:
         events.append(event)
-        if isinstance(event, Line) and event.text == "first":
+        if isinstance(event, Printed) and event.text == "first":
             mine = f"PPid:\t{os.getpid()}\n".encode()
             (relay,) = [
                 int(path.parent.name)
@@ -194,14 +194,14 @@ def test_a_run_goes_on_without_its_relay(tmp_path: Path) -> None:
                 if b"relay.py" in _read(path) and mine in _read(path.parent / "status")
             ]
             os.kill(relay, signal.SIGKILL)
-        if isinstance(event, Said) and "relay" in event.text:
+        if isinstance(event, Remark) and "relay" in event.text:
             (tmp_path / "stop").touch()
 
     result = launch(1, [str(script)], on_event=on_event, env={"STOP": str(tmp_path / "stop")})
     assert [(end.status, end.error) for end in result.ends] == [
         (0, "")
     ]  # it never joins, which is told apart
-    said = [event.text for event in events if isinstance(event, Line)]
+    said = [event.text for event in events if isinstance(event, Printed)]
     assert said == ["first", *(f"line {n}" for n in range(20_000))]
 
 

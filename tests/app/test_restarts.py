@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ragtag.app.crew.state import Keeper
+from ragtag.app.crew.state import StateKeeper
 from ragtag.core.types import Noted
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import capture
@@ -40,7 +40,7 @@ class Peer:
         self.model = nn.Linear(1, 1)
         inner = torch.optim.SGD(self.model.parameters(), 0.1)
         self.optimizer = CrewOptimizer(inner, TappedCrew(1).transport(0), model=self.model, every=10**9)
-        self.keeper = Keeper(self.me, 1, self.notes.append)
+        self.keeper = StateKeeper(self.me, 1, self.notes.append)
         self.keeper.take_in(self.optimizer)
 
     @property

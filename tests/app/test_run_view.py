@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from ragtag.app.launch.events import Ended, Line, Said
+from ragtag.app.launch.events import Ended, Printed, Remark
 from ragtag.app.terminal.run_view import RunView, models, print_wrapped
 from ragtag.app.tracefile import TraceWriter, crews, peer_file
 from ragtag.core import trace
@@ -48,8 +48,8 @@ def test_a_loss_that_the_table_tells_of_is_no_line_beside_it(watched: bool) -> N
     console = Console(file=out, width=80)
     view = RunView(console, console, watched, "continue")
     view.show(Ended(1, -9, "itself"))
-    view.show(Said("x"))
-    view.show(Line(1, "y", error=False))
+    view.show(Remark("x"))
+    view.show(Printed(1, "y", error=False))
     lost = [line for line in out.getvalue().splitlines() if "lost" in line]
     assert len(lost) == (0 if watched else 1) and len(out.getvalue().splitlines()) == len(lost) + 2
 

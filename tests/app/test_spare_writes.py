@@ -13,8 +13,8 @@ import pytest
 from ragtag.app.disk import Spare
 from ragtag.app.invitation.token import TOKEN_FILE, Token, decode, encode, keep_token, new_key
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Ended, Event, Line
-from ragtag.app.terminal.spared import RETRY_S, SparedConsole
+from ragtag.app.launch.events import Ended, Event, Printed
+from ragtag.app.terminal.console import RETRY_S, SparedConsole
 
 SRC = Path(__file__).parents[2] / "src"
 SCRIPT = """
@@ -83,7 +83,7 @@ def run_in_trouble(folder: Path, run_folder: Path, trouble: str) -> tuple[dict[i
 
 
 def printed(events: list[Event], peer: int, error: bool) -> list[str]:
-    return [e.text for e in events if isinstance(e, Line) and e.peer == peer and e.error == error]
+    return [e.text for e in events if isinstance(e, Printed) and e.peer == peer and e.error == error]
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_what_was_lost_is_said_when_printing_works_again(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr("ragtag.app.terminal.spared.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("ragtag.app.terminal.console.time.monotonic", lambda: now_s)
     ballast = small_disk / "ballast"
     with (small_disk / "log").open("w") as log:
         console = SparedConsole(file=log, width=200)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Event, Line
+from ragtag.app.launch.events import Event, Printed
 from ragtag.training.exchange.bypass import WINDOW
 
 WORKER = Path(__file__).with_name("sparse_worker.py")
@@ -19,12 +19,12 @@ def run(n: int, steps: int, whole_from: int) -> tuple[list[dict[int, bool]], set
     """
     events: list[Event] = []
     result = launch(n, [str(WORKER), str(steps), str(whole_from)], on_event=events.append)
-    errors = [event.text for event in events if isinstance(event, Line) and event.error]
+    errors = [event.text for event in events if isinstance(event, Printed) and event.error]
     assert [end.status for end in result.ends] == [0] * n, errors
     rounds: list[dict[int, bool]] = [{} for _ in range(n)]
     weights, expired = set(), 0
     for event in events:
-        if not isinstance(event, Line) or event.error:
+        if not isinstance(event, Printed) or event.error:
             continue
         kind, *rest = event.text.split()
         if kind == "round":

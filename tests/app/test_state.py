@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.app.crew.state import COMPRESSION, Keeper
+from ragtag.app.crew.state import COMPRESSION, StateKeeper
 from ragtag.core.types import Noted
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.optim.outer import Nesterov
@@ -32,8 +32,8 @@ def optimizer_of(model: nn.Module, transport: SimulatedTransport, average: str =
     return CrewOptimizer(sgd(model), transport, model=model, **options)  # type: ignore[arg-type]
 
 
-def keeper(me: int, optimizer: CrewOptimizer, notes: list[Noted] | None = None) -> Keeper:
-    made = Keeper(me, 1, (notes if notes is not None else []).append)
+def keeper(me: int, optimizer: CrewOptimizer, notes: list[Noted] | None = None) -> StateKeeper:
+    made = StateKeeper(me, 1, (notes if notes is not None else []).append)
     made.take_in(optimizer)
     return made
 
@@ -193,7 +193,7 @@ def test_before_the_model_is_known_it_waits() -> None:
 def test_only_where_nothing_but_averaged_models_belongs_to_the_training_need_nothing_be_fetched() -> None:
     """A peer that was away has the models' mean by its first average; what else there is it must ask for."""
 
-    def kept(**options: object) -> Keeper:
+    def kept(**options: object) -> StateKeeper:
         model = nn.Linear(2, 1)
         inner = torch.optim.SGD(model.parameters(), 0.1, momentum=float(options.pop("momentum", 0.0)))  # type: ignore[arg-type]
         transport = SimulatedTransport(TappedCrew(1), 0)
@@ -209,4 +209,4 @@ def test_only_where_nothing_but_averaged_models_belongs_to_the_training_need_not
     beside = kept()
     beside.keep(more=nn.Linear(1, 1))
     assert not beside.only_model
-    assert not Keeper(0, 1, [].append).only_model
+    assert not StateKeeper(0, 1, [].append).only_model

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import inspect
+import operator
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +17,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
+import ragtag.ray
 from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES
 from ragtag.protocols.channel.averager import Averager
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
+ROOT = Path(__file__).parents[2]
 OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "on_step", "seed"}
 """What a crew tells its optimizers by itself."""
 
@@ -40,6 +45,34 @@ def test_dir_shows_what_is_for_users_and_nothing_else() -> None:
 def test_names_are_shown_before_torch_is_imported() -> None:
     code = "import ragtag, sys; assert 'join' in dir(ragtag); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+CREW = (
+    "rank size live seed left invitation",
+    "optimizer tensors split epochs step keep save resume",
+    "log log_step log_eval",
+    "finish leave",
+)
+"""What an editor shows after ``crew.``: what the README tells of, and nothing of how it is done."""
+
+
+def test_a_crew_shows_what_is_for_users_and_nothing_else() -> None:
+    crew = ragtag.join()
+    assert {name for name in dir(crew) if not name.startswith("_")} == set(" ".join(CREW).split())
+    for name in dir(Crew):
+        if not name.startswith("_"):
+            assert inspect.getdoc(getattr(Crew, name)), f"crew.{name} has no docstring"
+
+
+def test_nothing_that_users_call_hides_its_arguments() -> None:
+    """An editor shows no ``**options``, but where DDP's own, or a user's names, are passed on."""
+    passed_on = {(Crew, "keep")}
+    for kind in (Crew, CrewOptimizer, *(getattr(ragtag, name) for name in ragtag._HOMES)):
+        for name, found in vars(kind).items() if inspect.isclass(kind) else [("", kind)]:
+            if (name == "__init__" or not name.startswith("_")) and inspect.isfunction(found):
+                kinds = [p.kind for p in inspect.signature(found).parameters.values()]
+                hides = inspect.Parameter.VAR_KEYWORD in kinds
+                assert not hides or (kind, name) in passed_on or issubclass(kind, Exception), (kind, name)
 
 
 # -- Arguments
@@ -110,6 +143,7 @@ def test_all_errors_have_one_root_and_keep_their_own_bases() -> None:
         "PortInUse": OSError,
         "DriverFailed": RuntimeError,
         "SeatLost": RuntimeError,
+        "StateMissing": RuntimeError,
         "NoWholeCheckpoint": RuntimeError,
         "TokenError": ValueError,
     }
@@ -128,18 +162,36 @@ INTERNAL = {
     "RecordingFull": "of simulations",
     "InvariantBroken": "an AssertionError of simulations",
     "Closed": "ends a transfer's session",
+    "Crashed": "ends a simulated peer's thread",
 }
 
 
 def test_an_error_class_of_any_room_is_under_the_root_or_never_leaves_the_library() -> None:
     for info in pkgutil.walk_packages(ragtag.__path__, "ragtag."):
-        if info.name.startswith(("ragtag.recipes", "ragtag.app.on_ray", "ragtag.app.demo.__main__")):
-            continue  # they need more than is installed, or run
-        module = importlib.import_module(info.name)
-        for name, found in vars(module).items():
-            own = inspect.isclass(found) and issubclass(found, Exception) and found.__module__ == info.name
+        if info.name.endswith("__main__"):
+            continue  # it runs
+        for name, found in vars(importlib.import_module(info.name)).items():
+            own = (
+                inspect.isclass(found) and issubclass(found, BaseException) and found.__module__ == info.name
+            )
             if own and found is not ragtag.Error and not name.startswith("_") and name not in INTERNAL:
                 assert issubclass(found, ragtag.Error), f"{info.name}.{name}"
+
+
+def test_the_errors_that_users_may_catch_are_in_the_documentation_with_their_bases() -> None:
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| `(\w+)` \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE
+    )
+    exported = {name for name in dir(ragtag) if _is_error(getattr(ragtag, name))} - {"Error"}
+    assert {name for name, _ in rows} == exported | {"ray.NoRay"}
+    for name, base in rows:
+        found = operator.attrgetter(name)(ragtag)
+        assert issubclass(found, ragtag.Error), name
+        assert getattr(builtins, base) in found.__bases__, name
+
+
+def _is_error(found: object) -> bool:
+    return inspect.isclass(found) and issubclass(found, BaseException)
 
 
 # -- After leaving

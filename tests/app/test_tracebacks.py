@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.app.terminal.tracebacks import WHOLE, shortened
+from ragtag.app.terminal.output import WHOLE, shortened
 from ragtag.core.faultspec import parse_faults
 
 SRC = Path(__file__).parents[2] / "src"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ragtag.app.experiment import Setup, simulate
+from ragtag.app.experiment import ExperimentSetup, simulate
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Event, Line, Said
+from ragtag.app.launch.events import Event, Printed, Remark
 from ragtag.app.tracefile import CREW_FILE, peer_file, read_run
 from tests.app.command import AVERAGES, error_of, invoke
 from tests.app.conftest import as_nobody
@@ -158,7 +158,7 @@ def test_dev_full_is_no_place_for_a_report(tmp_path: Path) -> None:
 def test_a_simulated_run_on_a_full_disk_ends_and_says_so_once(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    setup = Setup(peers=4, values=100, rounds=150)
+    setup = ExperimentSetup(peers=4, values=100, rounds=150)
     with caplog.at_level(logging.WARNING, "ragtag.trace"):
         result = simulate(setup, small_disk / "run")
     assert result.rounds == simulate(setup).rounds
@@ -178,7 +178,7 @@ def test_a_run_of_processes_on_a_full_disk_goes_on_and_says_so(small_disk: Path,
     events: list[Event] = []
     result = launch(2, [str(script)], run_folder=small_disk / "run", on_event=events.append)
     assert result.failed == ()
-    assert [e.text for e in events if isinstance(e, Line)] == ["it runs"] * 2
-    (said,) = [e.text for e in events if isinstance(e, Said) and "tracing" in e.text]
+    assert [e.text for e in events if isinstance(e, Printed)] == ["it runs"] * 2
+    (said,) = [e.text for e in events if isinstance(e, Remark) and "tracing" in e.text]
     assert said.startswith(f"tracing to {small_disk / 'run' / CREW_FILE} has stopped: the disk is full")
     assert said.endswith("The run goes on; what is missed is counted.")

@@ -9,7 +9,7 @@ import math
 from rich.console import Console
 
 from ragtag.app.terminal.dashboard import Dashboard
-from ragtag.app.terminal.peers import Peers
+from ragtag.app.terminal.peers import PeerTable
 from ragtag.core import trace
 from tests.app.synthetic import Story, crew_records, peer_records
 
@@ -34,7 +34,7 @@ def shown(dashboard: Dashboard, width: int, height: int = 30) -> str:
     return out.getvalue()
 
 
-def states(peers: Peers) -> list[str]:
+def states(peers: PeerTable) -> list[str]:
     return [peers.state(peer) for peer in peers.rows]
 
 

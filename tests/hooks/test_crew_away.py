@@ -27,6 +27,10 @@ class Member:
     transport: FakeTransport
     models: list[Outcome] = field(default_factory=list)
 
+    @property
+    def _peer(self) -> Member:
+        return self
+
     def take_name(self, name: str | None, kind: str) -> str:
         return kind if name is None else name
 

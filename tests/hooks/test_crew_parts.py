@@ -38,7 +38,7 @@ class Told:
     """A crew of two whose other peer has ``theirs`` everywhere; it says which round each is."""
 
     def __init__(self, theirs: float = 3.0) -> None:
-        self.transport = self
+        self._peer = self.transport = self
         self.me, self.n, self.live = 0, 2, frozenset({0, 1})
         self.theirs, self.next = theirs, {GRADIENTS: 0, MODELS: 0}
         self.weights: list[tuple[int, float]] = []
@@ -89,7 +89,7 @@ class Alone:
     """A crew of one."""
 
     def __init__(self) -> None:
-        self.transport = SoloTransport(0)
+        self._peer, self.transport = self, SoloTransport(0)
 
     def take_name(self, name: str | None, kind: str) -> str:
         return kind if name is None else name

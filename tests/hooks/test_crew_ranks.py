@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Event, Line
+from ragtag.app.launch.events import Event, Printed
 
 WORKER = Path(__file__).with_name("crew_worker.py")
 FREEZE_S = 0.8  # the others go on for so long after it that they meet again
@@ -45,9 +45,9 @@ def run(n: int, steps: int, *, nan: int = -1, kill: int = -1, freeze: int = -1) 
     result = launch(n, argv, on_event=events.append)
     peers = [Peer() for _ in range(n)]
     for event in events:
-        if isinstance(event, Line) and not event.error:
+        if isinstance(event, Printed) and not event.error:
             peers[event.peer].read(event.text)
-    errors = [event.text for event in events if isinstance(event, Line) and event.error]
+    errors = [event.text for event in events if isinstance(event, Printed) and event.error]
     expected = [-9 if (peer, kill >= 0) == (3, True) else 0 for peer in range(n)]
     assert [end.status for end in result.ends] == expected, errors
     return peers

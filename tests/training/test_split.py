@@ -30,8 +30,10 @@ from torch.utils.data import (
 
 import ragtag
 from ragtag.protocols.crew.board import BLOB_MAX, Notices
-from ragtag.training.samples.deal import BLOCKS_MAX, cut, shuffled, skewed_shards
-from ragtag.training.samples.split import EpochReport, Split
+from ragtag.training.samples.deal import BLOCKS_MAX, cut, shuffled
+from ragtag.training.samples.ledger import EpochReport
+from ragtag.training.samples.shards import skewed_shards
+from ragtag.training.samples.split import Split
 from ragtag.training.samples.together import together as together_text
 from tests.protocols.hall import Hall
 

@@ -36,8 +36,8 @@ from ragtag.training.transport import Transport
 MODELS_EVERY = 32
 
 
-class CrewLike(Protocol):
-    """What the hook needs of ``ragtag.join()``'s crew."""
+class PeerLike(Protocol):
+    """What the hook needs of this peer of a crew."""
 
     @property
     def transport(self) -> Transport:
@@ -58,6 +58,15 @@ class CrewLike(Protocol):
 
     def enter(self, channel: int) -> bool:
         """Take part on a channel; whether the crew has averaged on it before this peer came."""
+        ...
+
+
+class CrewLike(Protocol):
+    """What ``ragtag.join()`` returns."""
+
+    @property
+    def _peer(self) -> PeerLike:
+        """This peer, behind what users see."""
         ...
 
 
@@ -104,11 +113,12 @@ class CrewState:
             raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
         if models_every < 1:
             raise ValueError(f"models_every is {models_every}: give a number of rounds, 1 or more")
-        self._crew, self._transport = crew, crew.transport
+        self._peer = peer = crew._peer
+        self._transport = peer.transport
         self._method = averaging_of(averager, None)[0] or RPS(repair=True)
         self._codec = DENSE[codec] if isinstance(codec, str) else codec
         self._weight, self._deadline_s = weight, deadline_s
-        self.name = crew.take_name(name, "gradients")
+        self.name = peer.take_name(name, "gradients")
         self._channel = channel_of(self.name)
         self._models_every = models_every
         self._names = Names(model)
@@ -168,7 +178,7 @@ class CrewState:
 
     def _note(self, outcome: Outcome) -> None:
         """Whether this peer missed rounds, and whether models are averaged next."""
-        self._crew.record_round(outcome)
+        self._peer.record_round(outcome)
         self._since += 1
         self._current = kept_up(self._current, outcome, self._transport.me)
         if self._models is not None:
@@ -188,7 +198,7 @@ class CrewState:
         """Agree with the crew on what is averaged."""
         table = self._table = Table(self._names.names, self._names.parameters, self._codec, self._method.name)
         self._transport.configure(self._channel, table.schema, self._method, self._codec)
-        self.behind = self._crew.enter(self._channel)
+        self.behind = self._peer.enter(self._channel)
         return table
 
     def _begin(self, model: torch.nn.Module) -> None:
@@ -200,15 +210,15 @@ class CrewState:
         parts += buffer_parts([model])[0]
         name = f"{self.name}/models"
         self.whole = Whole(self.name, parts, self._transport)
-        self._crew.averages(self)
+        self._peer.averages(self)
         self._models = Replica(parts, self._transport, RPS(repair=True), fp32, name=name)
-        if self._crew.enter(self._models.channel):
+        if self._peer.enter(self._models.channel):
             self.behind = True  # the others' next round of models brings theirs
             model.register_forward_pre_hook(self._before_forward)
             return
         first = min(self._transport.live) == self._transport.me
         outcome = self._models.average(1.0 if first else 0.0)
-        self._crew.record_round(outcome)
+        self._peer.record_round(outcome)
         self.behind = not first and not bool(outcome.averaged.all())
         model.register_forward_pre_hook(self._before_forward)
 
@@ -233,7 +243,7 @@ class CrewState:
         # one that was away would begin with a round that the others had long ago, and spoil theirs
         due = models_due(rounds, self._models_every) + self._asked_for
         outcome = self._models.average(0.0 if self.behind else 1.0, due=due)
-        self._crew.record_round(outcome)
+        self._peer.record_round(outcome)
         self.behind = self.behind and not has_come(outcome)
         self._missed = self._since = 0
         return outcome

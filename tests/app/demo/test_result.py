@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ragtag.app.demo import DemoError, DemoResult, Plan, RoundTimes, Times
-from ragtag.app.demo.judge import checks
-from ragtag.app.demo.result import round_times
-from ragtag.app.demo.show import show
+from ragtag.app.demo import DemoError, DemoPlan, DemoResult, RoundTimes, Times
+from ragtag.app.demo.run import checks, demo_round_times, show
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
 from ragtag.core import trace
 from ragtag.core.faults import Crash, Freeze, Loss
@@ -27,7 +25,7 @@ def round_of(t: float, number: int, total_s: float = 0.1, peer: int = 0, arrived
 
 
 def test_faults_come_at_their_parts_of_the_calm_run_and_the_death_after_the_thaw() -> None:
-    plan = Plan()
+    plan = DemoPlan()
     faults = plan.faults(20.0)
     assert faults.loss == Loss(0.1)
     assert faults.freezes == (Freeze(2, 6.0, 4.0),)
@@ -47,7 +45,7 @@ def test_round_times_leave_out_what_a_peer_slept_through_and_other_peers(tmp_pat
         writer.write(round_of(50.0, 0, peer=1))
     with TraceWriter(tmp_path / CREW_FILE) as writer:
         writer.write(trace.Fault(t=2.5, peer=0, name="freeze", until_t=6.0))
-    times = round_times(tmp_path, (0,))
+    times = demo_round_times(tmp_path, (0,))
     assert times.whole.n == 4
     assert times.whole.median_s == pytest.approx(np.median([0.5, 0.6, 0.5, 0.7]))
     assert times.whole.longest_s == pytest.approx(0.7)
@@ -55,7 +53,7 @@ def test_round_times_leave_out_what_a_peer_slept_through_and_other_peers(tmp_pat
     assert times.averaging.longest_s == pytest.approx(0.6)
     assert times.arrived == pytest.approx(0.9)
     with pytest.raises(DemoError, match="no rounds were traced"):
-        round_times(tmp_path, (2,))
+        demo_round_times(tmp_path, (2,))
 
 
 def replace_channel(record: trace.Round) -> trace.Round:
@@ -104,7 +102,7 @@ def test_each_promise_is_kept_or_named(change: dict[str, object], broken: str | 
     assert result.ok is (broken is None)
     assert json.loads(json.dumps(result.to_json()))["ok"] is result.ok
     out = io.StringIO()
-    show(Plan(), result, Console(file=out, width=120))
+    show(DemoPlan(), result, Console(file=out, width=120))
     text = out.getvalue()
     assert ("  no   " in text) is (broken is not None)
     for words in (

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragtag.app.demo import DemoError, Plan, run_demo
+from ragtag.app.demo import DemoError, DemoPlan, run_demo
 from ragtag.app.demo.processes import Processes
 from ragtag.app.report import report_json
 from ragtag.core.faults import Faults
 
-SMALL = Plan(
+SMALL = DemoPlan(
     peers=3,
     rounds=20,
     every=4,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ragtag.app.experiment import ExperimentError, RoundFigures, Setup, simulate
+from ragtag.app.experiment import ExperimentError, ExperimentSetup, RoundFigures, simulate
 from ragtag.app.report import build_report, report_json
 from ragtag.app.terminal.simulate_view import _at_the_centre, _in_groups
 from ragtag.app.tracefile import read_run
@@ -18,11 +18,13 @@ from ragtag.core.types import Effect, Outcome
 from ragtag.protocols.groups.channel import GroupNode
 from ragtag.simulation.check.rounds import InvariantBroken
 
-SMALL = Setup(peers=4, values=2_000, rounds=6, faults=parse_faults("loss=0.1,delay=0.005"))
+SMALL = ExperimentSetup(peers=4, values=2_000, rounds=6, faults=parse_faults("loss=0.1,delay=0.005"))
 
 
 def test_rps_at_ten_percent_loss_comes_to_the_steady_disagreement_of_theory() -> None:
-    setup = Setup(peers=8, values=100_000, rounds=16, faults=parse_faults("loss=0.1"), compute_sigma=0.0)
+    setup = ExperimentSetup(
+        peers=8, values=100_000, rounds=16, faults=parse_faults("loss=0.1"), compute_sigma=0.0
+    )
     result = simulate(setup)
     mine = 0.9  # of the chunks that a peer owns: each other's copy comes with this chance
     theirs = 0.9 * (1 + 6 * 0.9) / 7  # an owner's copy is never lost, its average and others' copies may be
@@ -32,7 +34,7 @@ def test_rps_at_ten_percent_loss_comes_to_the_steady_disagreement_of_theory() ->
 
 @pytest.mark.parametrize("method", ["rps", "rps+repair", "allreduce", "ring"])
 def test_without_loss_no_disagreement_is_left(method: str) -> None:
-    result = simulate(Setup(peers=4, values=2_000, rounds=3, method=method, check=True))
+    result = simulate(ExperimentSetup(peers=4, values=2_000, rounds=3, method=method, check=True))
     assert [figures.round for figures in result.rounds] == [0, 1, 2]
     assert all(figures.peers == 4 and figures.arrived == 1.0 for figures in result.rounds)
     assert all(figures.contributors == 4 for figures in result.rounds)
@@ -43,14 +45,14 @@ def test_without_loss_no_disagreement_is_left(method: str) -> None:
 def test_two_runs_of_one_seed_are_one_run() -> None:
     first, again = simulate(SMALL), simulate(SMALL)
     assert (first.digest, first.rounds) == (again.digest, again.rounds)
-    other = simulate(Setup(peers=4, values=2_000, rounds=6, faults=SMALL.faults, seed=1))
+    other = simulate(ExperimentSetup(peers=4, values=2_000, rounds=6, faults=SMALL.faults, seed=1))
     assert other.digest != first.digest
 
 
 def test_a_crash_and_a_freeze_leave_their_marks_in_figures_and_trace(tmp_path: Path) -> None:
     faults = parse_faults("loss=0.05,delay=0.005,kill=2@0.5,freeze=1@0.3+0.4,kill=3@99")
     told: list[RoundFigures] = []
-    setup = Setup(peers=4, values=2_000, rounds=12, faults=faults)
+    setup = ExperimentSetup(peers=4, values=2_000, rounds=12, faults=faults)
     result = simulate(setup, tmp_path / "run", on_round=told.append, command="ragtag simulate ...")
     assert result.live == (0, 1, 3)
     assert tuple(told) == result.rounds
@@ -87,7 +89,9 @@ def test_faults_stand_in_the_trace_when_they_happen_and_in_the_report(tmp_path: 
         late.append(figures.ended_s > 0.5)
 
     faults = parse_faults("loss=0.05,freeze=1@0.3+0.1,kill=2@0.5,kill=3@99")
-    simulate(Setup(peers=4, values=2_000, rounds=10, faults=faults, check=True), tmp_path, on_round=look)
+    simulate(
+        ExperimentSetup(peers=4, values=2_000, rounds=10, faults=faults, check=True), tmp_path, on_round=look
+    )
     assert set(late) == {False, True}
     said = report_json(tmp_path)
     assert [(f["name"], f["peer"], f["from_s"]) for f in said["faults"]] == [
@@ -100,7 +104,9 @@ def test_faults_stand_in_the_trace_when_they_happen_and_in_the_report(tmp_path: 
 
 
 def test_healing_leaves_no_records(tmp_path: Path) -> None:
-    setup = Setup(peers=4, values=2_000, rounds=6, faults=parse_faults("freeze=1@0.2+5"), check=True)
+    setup = ExperimentSetup(
+        peers=4, values=2_000, rounds=6, faults=parse_faults("freeze=1@0.2+5"), check=True
+    )
     result = simulate(setup, tmp_path)
     last = [{r.peer: r for r in read_run(tmp_path).records()}[peer] for peer in range(4)]
     left = [record for record in last if isinstance(record, trace.Leave)]
@@ -110,12 +116,14 @@ def test_healing_leaves_no_records(tmp_path: Path) -> None:
 
 
 def test_a_run_in_which_all_crash_ends(tmp_path: Path) -> None:
-    result = simulate(Setup(peers=2, values=10, rounds=5, faults=parse_faults("kill=0@0.01,kill=1@0.01")))
+    result = simulate(
+        ExperimentSetup(peers=2, values=10, rounds=5, faults=parse_faults("kill=0@0.01,kill=1@0.01"))
+    )
     assert (result.live, result.rounds, result.arrived) == ((), (), 0.0)
 
 
 def test_a_crew_of_one_averages_with_itself() -> None:
-    result = simulate(Setup(peers=1, values=10, rounds=3))
+    result = simulate(ExperimentSetup(peers=1, values=10, rounds=3))
     assert [figures.contributors for figures in result.rounds] == [1, 1, 1]
 
 
@@ -139,7 +147,7 @@ def test_a_crew_of_one_averages_with_itself() -> None:
 )
 def test_what_cannot_be_simulated_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ExperimentError, match=message):
-        Setup(**change)  # type: ignore[arg-type]
+        ExperimentSetup(**change)  # type: ignore[arg-type]
 
 
 def test_a_folder_with_a_trace_is_not_written_over(tmp_path: Path) -> None:
@@ -155,7 +163,9 @@ STRAGGLER = parse_faults("delay=0.002,slow=3x12")
 
 @pytest.mark.parametrize("method", ["asynchronous", "softsync=2", "backup=1", "grouping"])
 def test_a_central_state_waits_for_no_straggler(method: str, tmp_path: Path) -> None:
-    setup = Setup(peers=4, values=2_000, rounds=30, method=method, faults=STRAGGLER, compute_sigma=0.02)
+    setup = ExperimentSetup(
+        peers=4, values=2_000, rounds=30, method=method, faults=STRAGGLER, compute_sigma=0.02
+    )
     result = simulate(setup, tmp_path)
     assert result.turns is not None
     assert min(result.turns[:3]) >= 28
@@ -183,7 +193,7 @@ def test_rounds_of_all_have_no_staleness() -> None:
 @pytest.mark.parametrize("faults", ["", "kill=3@0.5,loss=0.02"])
 def test_groups_average_without_delay_and_with_deaths(method: str, faults: str) -> None:
     """With no delay at all a repair was asked for and answered for ever at one virtual time."""
-    setup = Setup(peers=16, values=10_000, rounds=12, method=method, faults=parse_faults(faults))
+    setup = ExperimentSetup(peers=16, values=10_000, rounds=12, method=method, faults=parse_faults(faults))
     result = simulate(setup)
     assert result.rounds[-1].round >= 11  # a peer that is late may go on with a later one
     assert result.live == tuple(p for p in range(16) if not faults or p != 3)
@@ -192,17 +202,17 @@ def test_groups_average_without_delay_and_with_deaths(method: str, faults: str) 
 
 
 def test_more_peers_than_average_directly_average_in_groups() -> None:
-    result = simulate(Setup(peers=100, values=100, rounds=3, method="moshpit=8"))
+    result = simulate(ExperimentSetup(peers=100, values=100, rounds=3, method="moshpit=8"))
     assert len(result.live) == 100
     with pytest.raises(ExperimentError, match="100 peers: rps averages 1 to 64; more average in groups"):
-        Setup(peers=100)
+        ExperimentSetup(peers=100)
 
 
 @pytest.mark.parametrize("method", ["moshpit=3", "moshpit=4", "moshpit=8", "random-groups=4"])
 @pytest.mark.parametrize("peers", [4, 9, 16, 32])
 def test_peers_meet_from_the_first_round_on(method: str, peers: int) -> None:
     """They come as far apart as they compute; hosts waited for a round trip at first, and half were alone."""
-    result = simulate(Setup(peers=peers, values=100, rounds=20, method=method))
+    result = simulate(ExperimentSetup(peers=peers, values=100, rounds=20, method=method))
     assert result.alone is not None and result.alone < 0.25 and result.arrived > 0.75
     assert np.mean([figures.arrived for figures in result.rounds[:4]]) > 0.75
     said = " ".join(_in_groups(result))
@@ -214,7 +224,7 @@ def test_peers_meet_from_the_first_round_on(method: str, peers: int) -> None:
 )
 def test_groups_are_checked_and_the_values_of_all_come_to_all(method: str, peers: int) -> None:
     faults = parse_faults("kill=3@0.5,loss=0.02")
-    setup = Setup(peers=peers, values=2_000, rounds=8, method=method, faults=faults, check=True)
+    setup = ExperimentSetup(peers=peers, values=2_000, rounds=8, method=method, faults=faults, check=True)
     result = simulate(setup)
     assert result.healed_round is not None and result.healed_round >= 7
     assert len(result.live) == peers - 1
@@ -230,7 +240,7 @@ def test_a_mean_of_a_group_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(GroupNode, "_finish", wrong)
     with pytest.raises(InvariantBroken, match="a mean that is not that of"):
-        simulate(Setup(peers=9, values=2_000, rounds=3, method="moshpit=3", check=True))
+        simulate(ExperimentSetup(peers=9, values=2_000, rounds=3, method="moshpit=3", check=True))
 
 
 @pytest.mark.parametrize("method", ["moshpit=1", "moshpit=65", "random-groups=x", "moshpit="])
@@ -238,4 +248,4 @@ def test_groups_of_no_size_are_refused(method: str) -> None:
     with pytest.raises(
         ExperimentError, match=r"a group has 2 to 64 peers|a whole number, as (moshpit|random-groups)=2"
     ):
-        Setup(method=method)
+        ExperimentSetup(method=method)

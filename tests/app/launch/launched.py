@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Ended, Event, LaunchResult, Line
+from ragtag.app.launch.events import Ended, Event, LaunchResult, Printed
 
 SRC = Path(__file__).parents[3] / "src"
 PATIENCE_S = 30.0
@@ -33,7 +33,7 @@ def run(script: Path, text: str, n: int, **options: object) -> tuple[LaunchResul
 
 
 def lines(events: list[Event], peer: int, error: bool = False) -> list[str]:
-    return [e.text for e in events if isinstance(e, Line) and e.peer == peer and e.error == error]
+    return [e.text for e in events if isinstance(e, Printed) and e.peer == peer and e.error == error]
 
 
 def ends(events: list[Event]) -> list[Ended]:

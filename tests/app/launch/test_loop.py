@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ragtag.app.environment import Reached
-from ragtag.app.launch.events import Ended, Injected, Line, Ready, Said, Seated
+from ragtag.app.launch.events import Ended, Injected, Printed, Ready, Remark, Seated
 from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -54,7 +54,7 @@ def test_the_same_error_of_several_peers_comes_once_and_the_others_go_on(
     assert failed[0].error.splitlines()[-1] == "ValueError: no such thing as a free lunch"
     assert failed[0].same_as is None
     assert failed[1].same_as == failed[0].peer
-    assert not [e for e in events if isinstance(e, Line) and e.error]  # only in Ended, not as lines too
+    assert not [e for e in events if isinstance(e, Printed) and e.error]  # only in Ended, not as lines too
     assert lines(events, 1) == ["lunch"]
     records = list(read_run(tmp_path / "run").records())
     assert isinstance(records[-1], trace.Leave)  # the launcher has seen it to its end
@@ -160,7 +160,7 @@ place = place_from_environment()
 Announcer(place.rank, place.ready_fd).tell(Reached.READY, "ring")
 """
     _, events = run(script, text, 2, run_folder=tmp_path / "run", env={"PYTHONPATH": str(SRC)}, seed=4)
-    assert not [e for e in events if isinstance(e, Line)]
+    assert not [e for e in events if isinstance(e, Printed)]
     found = read_run(tmp_path / "run")
     first, again = [r for r in found.records() if isinstance(r, trace.Run)]
     assert (first.t, first.method, again.method) == (0.0, "", "ring")
@@ -183,7 +183,7 @@ def test_a_method_that_is_given_stands_and_one_peer_averages_with_nobody(
 def test_without_a_crew_no_fault_is_injected_and_it_is_said(script: Path) -> None:
     result, events = run(script, "", 2, faults=parse_faults("kill=0@0"))
     assert result.failed == ()
-    assert [e.text for e in events if isinstance(e, Said)][-1].startswith("no fault was injected")
+    assert [e.text for e in events if isinstance(e, Remark)][-1].startswith("no fault was injected")
 
 
 def test_peers_that_ended_before_the_others_joined_are_not_waited_for(script: Path) -> None:
@@ -242,7 +242,7 @@ def test_on_error_stop_ends_the_others_of_a_lost_peer_and_the_run_has_failed(scr
         script, "average()\nif me == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)", 2, on_error="stop"
     )
     assert (result.exit_code, result.stopped, result.ends[0].by) == (1, True, "launcher")
-    assert "peer 1 is lost: ending the other 1" in [e.text for e in events if isinstance(e, Said)]
+    assert "peer 1 is lost: ending the other 1" in [e.text for e in events if isinstance(e, Remark)]
 
 
 AGAIN = """
@@ -260,7 +260,7 @@ def test_a_lost_peer_is_started_again_as_a_newcomer_so_many_times_in_all(script:
     result, events = run(script, text, 2, restarts=2)
     assert lines(events, 0) == ["founder None"]
     assert lines(events, 1) == ["founder None", "newcomer peer-1-2", "newcomer peer-1-3"]
-    said = [e.text for e in events if isinstance(e, Said) if "started again" in e.text]
+    said = [e.text for e in events if isinstance(e, Remark) if "started again" in e.text]
     assert said == [f"peer 1 is lost (ended by SIGKILL) and started again ({k} of 2)" for k in (1, 2)]
     assert [e.peer for e in events if isinstance(e, Ended)] in ([0, 1], [1, 0])  # each ends once
     assert (result.restarts, result.finished, result.ends[1].lost, result.exit_code) == (2, (0,), True, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.launch import LaunchError, launch
-from ragtag.app.launch.events import Ended, Event, Line, Said
+from ragtag.app.launch.events import Ended, Event, Printed, Remark
 from ragtag.core.faultspec import parse_faults
 from tests.app.launch.launched import JOIN, PATIENCE_S, SRC, lines, run
 
@@ -75,7 +75,7 @@ def test_a_dead_peers_port_stays_taken(script: Path) -> None:
     refused: list[int | None] = []
 
     def on_event(event: Event) -> None:
-        if isinstance(event, Line):
+        if isinstance(event, Printed):
             peers.append(event.text)
         if isinstance(event, Ended):
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -91,13 +91,13 @@ def test_a_dead_peers_port_stays_taken(script: Path) -> None:
 def test_threads_are_shared_out_and_said_once(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     _, events = run(script, "print(os.environ['OMP_NUM_THREADS'])", 2)
-    said = [e.text for e in events if isinstance(e, Said)]
+    said = [e.text for e in events if isinstance(e, Remark)]
     assert len(said) == 1
     assert said[0].startswith(f"each peer computes with {lines(events, 0)[0]} thread")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     _, events = run(script, "print(os.environ['OMP_NUM_THREADS'])", 1)
     assert lines(events, 0) == ["7"]
-    assert not [e for e in events if isinstance(e, Said)]
+    assert not [e for e in events if isinstance(e, Remark)]
 
 
 def test_a_peers_place_is_not_inherited_by_a_crew_that_it_starts(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ragtag.app.launch.events import Ended, Event, LaunchResult, Line, Ready, Said
+from ragtag.app.launch.events import Ended, Event, LaunchResult, Printed, Ready, Remark
 from ragtag.app.on_ray.launch import Placement, launch_on_ray
 
 TRAINING = Path(__file__).with_name("training.py")
@@ -88,12 +88,12 @@ class Watched:
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
-        if isinstance(event, Line) and (found := re.match(r"joined .*actor=(\d+)", event.text)):
+        if isinstance(event, Printed) and (found := re.match(r"joined .*actor=(\d+)", event.text)):
             self.actors[event.peer] = int(found[1])
             self.joins[event.peer] += 1
             self._lost.discard(event.peer)
             self.steps[event.peer] = self.live[event.peer] = 0
-        elif isinstance(event, Line) and (found := re.match(r"step=(\d+) live=(\d+)", event.text)):
+        elif isinstance(event, Printed) and (found := re.match(r"step=(\d+) live=(\d+)", event.text)):
             self.steps[event.peer] = int(found[1])
             self.live[event.peer] = 0 if event.peer in self._lost else int(found[2])  # a line of before
         self._on(self)
@@ -109,7 +109,7 @@ class Watched:
             self.live[peer] = 0
 
     def said(self, part: str) -> list[str]:
-        return [event.text for event in self.events if isinstance(event, Said) and part in event.text]
+        return [event.text for event in self.events if isinstance(event, Remark) and part in event.text]
 
     def ends(self) -> list[Ended]:
         return [event for event in self.events if isinstance(event, Ended)]

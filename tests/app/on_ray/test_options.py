@@ -24,7 +24,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def as_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "load", lambda: None)
+    monkeypatch.setattr(launch, "load_ray", lambda: None)
 
 
 def test_options_of_ray_need_ray(script: Path) -> None:
@@ -47,7 +47,7 @@ def test_where_ray_is_missing_it_says_what_to_install(script: Path, tmp_path: Pa
     assert "pip install 'ragtag[ray]'" in error_of(result)
     assert not (tmp_path / "run").exists()
     with pytest.raises(library.NoRay):
-        library.load()
+        library.load_ray()
 
 
 @pytest.mark.usefixtures("as_if_installed")

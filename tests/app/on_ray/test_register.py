@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from ragtag.app.environment import place_from_environment
 from ragtag.app.invitation.token import ADDRESSES_MAX, Token, decode
-from ragtag.app.on_ray.register import Arrival, Register
+from ragtag.app.on_ray.register import PeerAddresses, Register
 
 
-def arrival(port: int) -> Arrival:
-    return Arrival(("192.0.2.1", port), ("192.0.2.1", port + 1))
+def arrival(port: int) -> PeerAddresses:
+    return PeerAddresses(("192.0.2.1", port), ("192.0.2.1", port + 1))
 
 
 def invitation(register: Register, number: int) -> Token:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.environment import Reached
-from ragtag.app.on_ray import script as module
-from ragtag.app.on_ray.script import News, Script
+from ragtag.app.on_ray import actor as module
+from ragtag.app.on_ray.actor import News, Script
 
 PATIENCE_S = 60.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ragtag.app.report import coming, sections
+from ragtag.app.report import sections
 from ragtag.app.report.summarise import summarise
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run
 from ragtag.core import trace
@@ -31,7 +31,7 @@ def test_newcomers_are_in_the_table_and_in_a_list_of_their_own(tmp_path: Path) -
         read_run(run(tmp_path, [(5.0, "comes", 2), (6.0, "takes part", 2), (20.0, "declared dead", 2)]))
     )
     assert summary.peers[2].state == "dead"
-    html = coming.section(summary)
+    html = sections.coming(summary)
     for said in ("is on its way in", "takes part", "is taken for dead", "0, 1", "&lt;b&gt;name-2"):
         assert said in html
     assert "partition" not in html and "<b>" not in html
@@ -41,10 +41,10 @@ def test_newcomers_are_in_the_table_and_in_a_list_of_their_own(tmp_path: Path) -
 
 def test_a_partition_that_healed_is_said_in_words(tmp_path: Path) -> None:
     notes = [(5.0, "declared dead", 1), (9.0, "healed", 1), (9.0, "back", 1)]
-    html = coming.section(summarise(read_run(run(tmp_path, notes))))
+    html = sections.coming(summarise(read_run(run(tmp_path, notes))))
     assert "Peer 1 did not answer for a while, was taken for dead, and is back" in html
     assert html.count(">is back<") == 1  # which two notes say
 
 
 def test_where_nobody_came_or_went_there_is_no_such_section(tmp_path: Path) -> None:
-    assert coming.section(summarise(read_run(run(tmp_path, [(5.0, "silent", 1)])))) == ""
+    assert sections.coming(summarise(read_run(run(tmp_path, [(5.0, "silent", 1)])))) == ""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.app.report import build_report
-from ragtag.app.report.spent import AVERAGE, COMPUTE, WAIT, Timeline
+from ragtag.app.report.data import AVERAGE, COMPUTE, WAIT, Timeline
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
 from ragtag.core import trace
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ragtag.app.tracefile import TraceWriter, peer_file, read_run
-from ragtag.app.tracefile.alive import is_written
+from ragtag.app.tracefile.files import is_written
 from ragtag.core import trace
 
 SRC = Path(__file__).parents[3] / "src"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ragtag.app import tracefile
-from ragtag.app.tracefile import CREW_FILE, Follower, LineReader, peer_file
+from ragtag.app.tracefile import CREW_FILE, LineReader, TraceFollower, peer_file
 from ragtag.core import trace
 
 
@@ -39,7 +39,7 @@ def test_reading_holds_a_block_and_not_the_file(tmp_path: Path) -> None:
 
 
 def test_a_follower_takes_whole_lines_and_new_files(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
+    follower = TraceFollower(tmp_path)
     assert follower.poll() == []
     line = trace.encode(step(1.0))
     path = tmp_path / peer_file(0)
@@ -56,7 +56,7 @@ def test_a_follower_takes_whole_lines_and_new_files(tmp_path: Path) -> None:
 def test_a_follower_reads_a_large_file_in_parts(tmp_path: Path) -> None:
     line = trace.encode(step(1.0))
     (tmp_path / peer_file(0)).write_bytes(line * 20_000)
-    follower = Follower(tmp_path)
+    follower = TraceFollower(tmp_path)
     sizes = []
     while records := follower.poll(blocks_max=1):
         sizes.append(len(records))

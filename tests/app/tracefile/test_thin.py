@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.app.report import build_report, report_json
-from ragtag.app.terminal.peers import Peers
+from ragtag.app.terminal.peers import PeerTable
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run, thin
 from ragtag.core import trace
 
@@ -110,7 +110,7 @@ def test_a_long_runs_files_are_bounded_and_its_report_is_right(tmp_path: Path) -
     build_report(tmp_path / "thin")
     rows = []
     for name in ("thin", "whole"):
-        live = Peers(3)
+        live = PeerTable(3)
         for record in read_run(tmp_path / name).records():
             live.feed(record)
         rows.append([(row.missed, row.step, row.round, row.sent) for row in live.rows.values()])

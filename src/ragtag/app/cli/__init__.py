@@ -1,4 +1,5 @@
-"""The ``ragtag`` command: ``main`` has the commands, the other modules one each and what they share.
+"""The ``ragtag`` command: ``main`` has the commands; ``start`` has those that start peers, ``probe`` its own.
 
-What is heavy (numpy, torch) is imported by the command that needs it.
+What they share is in ``options`` and ``common``. What is heavy (numpy, torch) is imported by the command
+that needs it.
 """

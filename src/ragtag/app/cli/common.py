@@ -1,12 +1,15 @@
-"""What the commands share: one line for an error, exit codes, examples, JSON, progress."""
+"""What commands share: one line for an error, exit codes, examples, JSON, progress, a folder for a run."""
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
 
 import typer
@@ -89,3 +92,24 @@ def progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, description=f"{title}: {escape(what)}")
 
         yield tell
+
+
+RUNS = Path("runs")
+
+
+def new_run_folder(name: str, under: Path = RUNS) -> Path:
+    """Make a new folder for a run: ``runs/NAME-DATE-TIME``, with a number where that is taken.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    safe = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:60] or "run"
+    base = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        folder = under / (base if number == 1 else f"{base}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"{under / base} and 998 more are taken; give a folder with --run-folder")

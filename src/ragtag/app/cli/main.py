@@ -9,11 +9,10 @@ import typer
 from rich.console import Console
 
 from ragtag import __version__
-from ragtag.app.cli import look, options, start
+from ragtag.app.cli import options, start
 from ragtag.app.cli.common import RUN_CODES, examples, plain_errors, print_json, progress, settings
-from ragtag.app.cli.joining import JoinCommand
 from ragtag.app.cli.probe import probe
-from ragtag.app.cli.simulate import simulate
+from ragtag.app.cli.start import JoinCommand
 from ragtag.recipes import RECIPES
 
 Paper = Annotated[str, typer.Argument(metavar="PAPER", help=f"Which: {', '.join(sorted(RECIPES))}.")]
@@ -74,14 +73,59 @@ app.command(
         codes=RUN_CODES,
     ),
 )(start.join)
-app.command(
+
+
+@app.command(
     epilog=examples(
         "ragtag simulate -n 16 --loss 0.1 --latency 0.02",
         "ragtag simulate -n 64 --size 10k --rounds 100 --method allreduce",
         "ragtag simulate -n 8 --faults burst=0.01/0.3,freeze=3@1+2,kill=5@3 --check",
         "ragtag simulate --json | jq .disagreement",
     )
-)(simulate)
+)
+@plain_errors
+def simulate(
+    peers: options.Peers = 16,
+    method: options.MethodName = "rps",
+    size: options.Size = "100k",
+    rounds: options.Rounds = 20,
+    loss: options.LossShare = None,
+    latency: options.Latency = None,
+    faults: options.FaultsText = "",
+    compute: options.Compute = 0.1,
+    seed: options.Seed = 0,
+    check: options.Check = False,
+    run_folder: options.RunFolder = None,
+    as_json: options.Json = False,
+) -> None:
+    """Average among simulated peers, in virtual time.
+
+    Peers take random local steps and average. The table shows, for each round,
+    how much arrived, how far the peers are apart (in units of a step's
+    variance) and how long it took. One seed gives one run, always.
+    """
+    from ragtag.app.cli.common import new_run_folder
+    from ragtag.app.experiment import ExperimentSetup
+    from ragtag.app.terminal import simulate_view
+    from ragtag.core.faultspec import parse_faults
+
+    parts = [] if loss is None else [f"loss={loss:g}"]
+    parts += [] if latency is None else [f"delay={latency:g}"]
+    setup = ExperimentSetup(
+        peers=peers,
+        values=simulate_view.count(size),
+        rounds=rounds,
+        method=method,
+        faults=parse_faults(",".join([*parts, *([faults] if faults else [])])),
+        compute_s=compute,
+        seed=seed,
+        check=check,
+    )
+    result = simulate_view.run(setup, run_folder or new_run_folder(f"simulate-{method}"))
+    if as_json:
+        print_json(result.to_json())
+    else:
+        simulate_view.show(result, Console())
 
 
 @app.command(
@@ -100,7 +144,7 @@ def reproduce(
     """Measure a paper's figures again, each beside what it reported, with its tolerance: pass or fail."""
     import importlib
 
-    from ragtag.app.cli.folders import new_run_folder
+    from ragtag.app.cli.common import new_run_folder
 
     if paper not in RECIPES:
         raise ValueError(f"no recipe is called {paper!r}; there are: {', '.join(sorted(RECIPES))}")
@@ -132,10 +176,36 @@ app.command(
         "ragtag probe --parameters 25M --ratio 0.01 --json",
     ),
 )(probe)
-app.command(epilog=examples("ragtag report runs/demo-20260101-120000 --open", "ragtag report RUN --json"))(
-    look.report
-)
-app.command(epilog=examples("ragtag watch runs/demo-20260101-120000"))(look.watch)
+
+
+@app.command(epilog=examples("ragtag report runs/demo-20260101-120000 --open", "ragtag report RUN --json"))
+@plain_errors
+def report(
+    run: options.Run,
+    out: options.OutPage = None,
+    open_: options.Open = False,
+    as_json: options.Json = False,
+) -> None:
+    """Make one self-contained page of a run: accuracy, arrival, round times, faults, who was missed when."""
+    from ragtag.app.report import build_report, report_json
+
+    if as_json:
+        print_json(report_json(run))
+        return
+    page = build_report(run, out)
+    typer.echo(str(page))
+    if open_:
+        typer.launch(page.resolve().as_uri())
+
+
+@app.command(epilog=examples("ragtag watch runs/demo-20260101-120000"))
+@plain_errors
+def watch(run: options.Run) -> None:
+    """Follow a run in the terminal until it is over; Ctrl-C leaves the run alone."""
+    from ragtag.app.terminal.watch import watch as follow
+
+    if follow(run).abandoned:
+        raise typer.Exit(1)
 
 
 def main() -> None:

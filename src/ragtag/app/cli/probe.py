@@ -66,7 +66,7 @@ def probe(
         raise ValueError("give --rate or --run, not both")
     from ragtag.app.probe import measure as measuring
     from ragtag.app.probe import source
-    from ragtag.app.probe.view import Found, show
+    from ragtag.app.probe.view import Probed, show
     from ragtag.app.terminal.simulate_view import count
     from ragtag.codecs.sparse.density import Density
 
@@ -81,7 +81,7 @@ def probe(
         vectors = measuring.synthetic(n, ratio)
     with progress("probing") as tell:
         dense, costs = measuring.measure(vectors, ratio, tell)
-    found = Found(
+    found = Probed(
         size=vectors.size,
         origin=vectors.origin,
         ratio=ratio,

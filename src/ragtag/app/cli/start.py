@@ -1,4 +1,4 @@
-"""``ragtag demo``, ``ragtag run`` and ``ragtag join``: peers as processes, or as actors on Ray."""
+"""``ragtag demo``, ``run``, ``join`` and ``invite``: peers as processes, or as actors on Ray."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ from ragtag.app.cli.common import fail, plain_errors, print_json
 
 if TYPE_CHECKING:
     from ragtag.app.on_ray.launch import Placement
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from typer.core import TyperCommand
 
 
 @plain_errors
@@ -29,12 +37,12 @@ def demo(
     """Train a small model on six peers while packets get lost, one peer freezes and one dies."""
     from dataclasses import asdict
 
-    from ragtag.app.cli.folders import new_run_folder
-    from ragtag.app.demo import Plan, run_demo
+    from ragtag.app.cli.common import new_run_folder
+    from ragtag.app.demo import DemoPlan, run_demo
 
     console = Console(stderr=as_json)
     result = run_demo(
-        plan=Plan(seed=seed),
+        plan=DemoPlan(seed=seed),
         folder=run_folder or new_run_folder("demo"),
         console=console,
         live=console.is_terminal if watch is None else watch,
@@ -105,7 +113,6 @@ def join(
     The token itself can stand there, too, but other users may see it in passing.
     The first one to join a new crew, on the machine that its token names, begins it.
     """
-    from ragtag.app.cli.joining import is_folder, token_text
     from ragtag.app.crew.membership import NotLetIn
     from ragtag.app.invitation.invite import RunOver, usable
 
@@ -173,8 +180,8 @@ def _launch(
     """What ``run`` and ``join`` share. placement: on Ray. restarts: on this machine."""
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
+    from ragtag.app.terminal.console import SparedConsole
     from ragtag.app.terminal.run_view import RunView, models, print_wrapped, result_json, summary, watching
-    from ragtag.app.terminal.spared import SparedConsole
     from ragtag.core.faultspec import parse_faults
 
     parsed = parse_faults(faults)
@@ -244,9 +251,104 @@ def _placement(
 
 
 def _folder(given: Path | None, name: str) -> Path:
-    from ragtag.app.cli.folders import new_run_folder
+    from ragtag.app.cli.common import new_run_folder
 
     if given is None:
         return new_run_folder(name)
     given.mkdir(parents=True, exist_ok=True)
     return given
+
+
+# -- How ``join`` is told its token: what other users of the machine can read is no place for it
+
+VARIABLE = "RAGTAG_TOKEN"
+_TOKEN = re.compile(r"\s*ragtag\d+-", re.IGNORECASE)
+_TEXT_MAX = 8192
+
+
+class JoinCommand(TyperCommand):
+    """Takes options between TOKEN and SCRIPT, too, and no TOKEN where the environment has it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Bring the arguments into the order that the parser knows: options, TOKEN, SCRIPT, its arguments."""
+        options, rest = self._parted(ctx, args)
+        if "--" not in options:
+            if os.environ.get(VARIABLE):
+                if rest and (rest[0] == "-" or _TOKEN.match(rest[0])):
+                    ctx.fail(f"the token is in {VARIABLE} already; give it once")
+                token = [VARIABLE]
+            else:
+                token, rest = rest[:1], rest[1:]
+            more, rest = self._parted(ctx, rest)
+            args = [*options, *more, *token, *rest]
+        return super().parse_args(ctx, args)
+
+    def _parted(self, ctx: Any, args: list[str]) -> tuple[list[str], list[str]]:
+        """Options that stand first, and what begins with the first argument that is none."""
+        found, left, _ = self.make_parser(ctx).parse_args(args=list(args))
+        named = [found[name] for name in ("token", "script") if isinstance(found.get(name), str)]
+        at = len(args) - len(named) - len(found.get("args") or ()) - len(left)
+        return args[:at], args[at:]
+
+
+def is_folder(given: str) -> bool:
+    """Whether a TOKEN is a run's folder."""
+    return _is(given, Path.is_dir)
+
+
+def _is(given: str, what: Callable[[Path], bool]) -> bool:
+    """Whether a file is that; a token, or what was to be one, may be too long for a file's name."""
+    try:
+        return _TOKEN.match(given) is None and what(Path(given))
+    except OSError:
+        return False
+
+
+def token_text(given: str) -> str:
+    """The token that is meant: a file's content, standard input's (``-``), the environment's, or itself.
+
+    One that stands in the command line is made unreadable there, where the system lets a process do that.
+
+    Raises:
+        ValueError: there is none.
+        OSError: the file cannot be read.
+    """
+    if given == VARIABLE:
+        text = os.environ.get(VARIABLE, "")
+        if not text:
+            raise ValueError(
+                f"{VARIABLE} is not set; put the token there, in a file, or on standard input (-)"
+            )
+        return text
+    if given == "-":
+        return _of_input()
+    if _is(given, Path.exists):
+        with Path(given).open(encoding="utf-8", errors="replace") as file:
+            return file.read(_TEXT_MAX + 1)
+    hide(given)
+    return given
+
+
+def _of_input() -> str:
+    if not sys.stdin.isatty():
+        return sys.stdin.read(_TEXT_MAX + 1)
+    print("token: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline(_TEXT_MAX + 1)
+
+
+def hide(text: str) -> bool:
+    """Overwrite ``text`` in this process's command line, as ``ps`` shows it to every user; whether it was.
+
+    Linux alone tells where that is (proc(5): arg_start and arg_end, fields 48 and 49 of /proc/PID/stat).
+    """
+    try:
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+    except (OSError, IndexError, ValueError):
+        return False
+    secret = os.fsencode(text)
+    at = ctypes.string_at(start, end - start).find(secret) if 0 < start < end and secret else -1
+    if at < 0:
+        return False
+    ctypes.memset(start + at, ord("x"), len(secret))
+    return True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ragtag.app.crew.crew import Again, Crew, Entered
+from ragtag.app.crew.crew import Crew
 from ragtag.app.crew.greeting import JoinError, greet
 from ragtag.app.crew.membership import (
     Entrance,
@@ -27,6 +27,7 @@ from ragtag.app.crew.membership import (
     resolved,
     seated,
 )
+from ragtag.app.crew.peer import Again, Peer, Rejoined
 from ragtag.app.crew.phases import Phases
 from ragtag.app.crew.state import start_donor
 from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport
@@ -37,7 +38,6 @@ from ragtag.app.environment import (
     Place,
     Reached,
     exchange_addresses,
-    place_from_environment,
     reachable_host,
 )
 from ragtag.app.invitation.token import ADDRESSES_MAX, Token, TokenError, decode, encode, keep_token
@@ -52,7 +52,7 @@ from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.node import Node
 
-__all__ = ["JoinError", "join", "join_as"]
+__all__ = ["JoinError", "join_as", "joined"]
 
 _log = logging.getLogger("ragtag")
 _SEATS_TRIED_MAX = 16
@@ -60,41 +60,13 @@ _GOODBYE_S = 1.0  # for a peer that ends before it was in, so that the others ne
 _EARLY_MAX = 256  # notes that wait until there is a crew to write them
 
 
-def join(*, deadline_s: float = 120.0) -> Crew:
-    """Join the crew that this process was started for: by ``ragtag run``, ``ragtag join``, torchrun or Ray.
-
-    Started by none of them, the process is a crew of one, and the same script trains alone.
-
-    A process may join again once it has left (a sweep, one crew after another): all peers do so in the same
-    order, keep their numbers, and form a new crew, whose trace and invitation are in ``RUN/crew-2``,
-    ``RUN/crew-3``, ... A peer that was declared dead in an earlier one is not waited for, and takes part once
-    it comes all the same; one that died since is waited for until the deadline, then left out. A peer that
-    was invited enters the crew of its invitation again. Alone a process may have any number of crews.
-
-    deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
-    machine). Who is not there by then is left out until it is heard.
-
-    Raises:
-        JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or
-            another crew, or an invitation lets nobody in (any more).
-        ragtag.app.environment.PlaceError: the environment contradicts itself.
-        ragtag.network.link.udp.PortInUse: the address to listen on is taken.
-    """
-    if meeting := os.environ.get("RAGTAG_RAY"):
-        from ragtag.app.on_ray.meeting import named
-
-        return named(meeting).join(deadline_s=deadline_s)
-    place = place_from_environment()
-    return join_as(None, deadline_s) if place is None else _joined.join(place, deadline_s)
-
-
-class _Joined:
+class JoinedCrews:
     """The crews that this process was launched for and has joined, one after another."""
 
     def __init__(self) -> None:
         self._place: Place | None = None
         self._crews = 0
-        self._newest: weakref.ref[Crew] | None = None
+        self._newest: weakref.ref[Peer] | None = None
         self._members: Membership | None = None  # of the newest, which outlives it
         self._lost: frozenset[PeerId] = frozenset()
 
@@ -115,32 +87,33 @@ class _Joined:
         if mine.socket_fd is not None:  # a crew closes what it has; the next one needs it, too
             mine = replace(mine, socket_fd=os.dup(mine.socket_fd))
         crew = join_as(mine, deadline_s, self._lost)
-        driver = crew._driver
+        driver = crew._peer.driver
         self._members = None if driver is None else driver.membership
         if number > 1 and mine.token is None:
-            _begin_folder(mine, crew)
-        self._crews, self._newest = number, weakref.ref(crew)
+            _begin_folder(mine, crew._peer)
+        self._crews, self._newest = number, weakref.ref(crew._peer)
         return crew
 
 
-_joined = _Joined()
+joined = JoinedCrews()
+"""Of this process."""
 
 
-def _begin_folder(place: Place, crew: Crew) -> None:
+def _begin_folder(place: Place, peer: Peer) -> None:
     """What a launcher writes into a run's folder, for a crew that none has launched anew."""
-    crew.record_run()
-    if place.run_folder is None or place.key is None or crew.rank != min(crew.live):
+    peer.log.record_run()
+    if place.run_folder is None or place.key is None or peer.rank != min(peer.transport.live):
         return
     try:
-        keep_token(place.run_folder, encode(crew._token()))
+        keep_token(place.run_folder, encode(peer.token()))
     except OSError as error:  # as for the trace: what is not written stops no run
         _log.warning("no invitation to crew %r could be kept: %s", place.crew, explain(error))
 
 
 def join_as(place: Place | None, deadline_s: float, lost: frozenset[PeerId] = frozenset()) -> Crew:
-    """``join``, in this place (``None``: alone). lost: who died in an earlier crew: it is not waited for."""
+    """``ragtag.join``, in this place (``None``: alone). lost: died in an earlier crew, and not waited for."""
     if place is None:
-        return Crew(Place(0, 1, "alone"), SoloTransport(0), None, None, time.monotonic())
+        return Crew(Peer(Place(0, 1, "alone"), SoloTransport(0), None, None, time.monotonic()))
     # By the wall clock, which all machines share and somebody may set, once; never again
     running_s = 0.0 if place.started_unix_s is None else time.time() - place.started_unix_s
     origin_s = time.monotonic() - running_s
@@ -151,11 +124,11 @@ def join_as(place: Place | None, deadline_s: float, lost: frozenset[PeerId] = fr
     writer = TraceWriter(place.run_folder / peer_file(place.rank)) if place.run_folder is not None else None
     if place.size == 1:
         announcer = Announcer(place.rank, place.ready_fd)
-        crew = Crew(place, SoloTransport(place.seed), None, writer, origin_s, announcer=announcer)
-        crew.record(trace.Join(t=crew.now_s(), peer=0))
+        peer = Peer(place, SoloTransport(place.seed), None, writer, origin_s, announcer=announcer)
+        peer.log.record(trace.Join(t=peer.log.now_s(), peer=0))
         announcer.tell(Reached.JOINED, place.rank)
         announcer.tell(Reached.READY)
-        return crew
+        return Crew(peer)
     with ExitStack() as undo:
         if writer is not None:
             undo.callback(writer.close)
@@ -266,7 +239,7 @@ def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance
 def _again(way: _Way) -> Again:
     """How a peer that was taken for dead, and whose seat is another's now, comes in anew."""
 
-    def enter(driver: Driver) -> Entered:
+    def enter(driver: Driver) -> Rejoined:
         place = way.place
         addresses = driver.members()[:ADDRESSES_MAX]
         if place.key is None or not addresses:
@@ -274,7 +247,7 @@ def _again(way: _Way) -> Again:
         token = Token(tuple(addresses), place.crew, place.key)
         way.place = replace(place, socket_fd=None, member_fd=None, members=None, peers=None, name=None)
         driver, entrance, met = _until_seated(way, token)
-        return Entered(way.place, driver, entrance, way.donor, way.shelf, way.writer, met)
+        return Rejoined(way.place, driver, entrance, way.donor, way.shelf, way.writer, met)
 
     return enter
 
@@ -290,7 +263,7 @@ class _Way:
     number: int | None = None
     shelf: Shelf | None = None
     donor: DonorServer | None = None
-    crews: list[Crew] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
     early: list[Noted] = field(default_factory=list)
     phases: Phases = field(default_factory=Phases)
 
@@ -310,16 +283,16 @@ class _Way:
         try:
             return TraceWriter(folder / peer_file(self.place.rank))
         except OSError as error:
-            if not self.crews:
+            if not self.peers:
                 raise
             _log.warning("there is no trace of this peer from now on: %s", explain(error))
             return None
 
     def note(self, note: Noted) -> None:
         """For the trace, once there is one."""
-        for crew in self.crews:
-            crew.note(note)
-        if not self.crews and len(self.early) < _EARLY_MAX:
+        for peer in self.peers:
+            peer.log.note(note)
+        if not self.peers and len(self.early) < _EARLY_MAX:
             self.early.append(note)
 
 
@@ -361,7 +334,7 @@ def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Cre
         entrance=entrance,
         phases=way.phases,
     )
-    crew = Crew(
+    peer = Peer(
         place,
         transport,
         driver,
@@ -373,12 +346,12 @@ def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Cre
         phases=way.phases,
         announcer=announcer,
     )
-    way.crews.append(crew)
+    way.peers.append(peer)
     for note in way.early:
-        crew.note(note)
-    crew.record_join(met)
+        peer.log.note(note)
+    peer.log.record_join(met)
     announcer.tell(Reached.JOINED, place.rank)
-    return crew
+    return Crew(peer)
 
 
 def _endpoint(place: Place) -> Link:

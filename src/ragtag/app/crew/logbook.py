@@ -6,39 +6,49 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ragtag.app.crew.company import ALONE_AFTER, Company
 from ragtag.app.environment import Place
 from ragtag.app.tracefile import TraceWriter
 from ragtag.core import trace
-from ragtag.core.arrival import arrived
+from ragtag.core.arrival import arrived, others_in
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from ragtag.training.samples.split import EpochReport
+from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.state.whole import Stand, joined_digest
 
 _log = logging.getLogger("ragtag")
 PACE_EVERY_S = 0.5
 """Records of where the time went are at least so far apart."""
+ALONE_AFTER = 3
+"""Rounds without others in a row after which a peer calls itself alone. One or two are a peer that was early
+or late, or a group that did not come together."""
 
 
 class Logbook:
     """The records of one peer, wherever it stands in its crew; without a folder for its run, none.
 
     origin_s: when the run began, on ``time.monotonic``.
+    names: what is averaged on which channel.
+    drawn: how many samples this peer was given by its splits.
     """
 
     def __init__(
-        self, place: Place, driver: Driver | None, writer: TraceWriter | None, origin_s: float
+        self,
+        place: Place,
+        driver: Driver | None,
+        writer: TraceWriter | None,
+        origin_s: float,
+        names: Mapping[int, str],
+        drawn: Callable[[], int],
     ) -> None:
         self._place, self._driver, self._writer, self._origin_s = place, driver, writer, origin_s
-        self._names: dict[int, str] = {}
+        self._names, self._drawn = names, drawn
         self._steps = self._samples = 0  # as the script tells
         self._taken: dict[int, int] = {}  # by each of the crew's optimizers
         self._by_script = False
@@ -46,13 +56,16 @@ class Logbook:
         self._accuracy: float | None = None  # the same
         self._told_s, self._told_steps = -math.inf, 0
         self._rounds = 0
-        self._company = Company()
+        self._solitude = Solitude()
+
+    def moved(self, place: Place, driver: Driver, writer: TraceWriter | None) -> None:
+        """This peer has another place."""
+        if self._writer is not None and self._writer is not writer:
+            self._writer.close()
+        self._place, self._driver, self._writer = place, driver, writer
 
     @property
-    def rank(self) -> PeerId:
-        """This peer's number. One that was out of reach for so long that its place was given away gets a new
-        one when it comes back.
-        """
+    def _rank(self) -> PeerId:
         return self._place.rank
 
     def now_s(self) -> float:
@@ -65,12 +78,7 @@ class Logbook:
             self._writer.write(record)
 
     def log(self, *, loss: Any = None, accuracy: float | None = None) -> None:
-        """Tell the newest batch's loss, or how accurate this peer's model is, for live view and report.
-
-        Both as a number or a tensor of one element. Steps and samples are counted by themselves, and so is a
-        loss that a closure returns. At most two records a second are written, of the newest figures.
-        Raises TypeError: a figure is something else. ValueError: an accuracy outside 0 to 1.
-        """
+        """See ``Crew.log``."""
         for name, figure in (("loss", loss), ("accuracy", accuracy)):
             if figure is not None and not _is_one(figure):
                 kind = type(figure).__name__
@@ -83,7 +91,7 @@ class Logbook:
         self._accuracy = self._accuracy if accuracy is None else float(accuracy)
         self._tell()
 
-    def _stepped(self, optimizer: int, loss: Any = None) -> None:
+    def stepped(self, optimizer: int, loss: Any = None) -> None:
         """One of the crew's optimizers, by number, has taken a local step; its closure returned ``loss``."""
         self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
         if loss is not None and _is_one(loss):
@@ -105,23 +113,20 @@ class Logbook:
             self.log_eval(accuracy)
 
     def _record_step(self, loss: float | msgspec.UnsetType) -> None:
-        steps, samples = self._steps_so_far(), self._samples_so_far()
+        steps, samples = self._steps_so_far(), self.samples_so_far()
         self._told_steps = steps
-        self.record(trace.Step(t=self.now_s(), peer=self.rank, step=steps, samples=samples, loss=loss))
+        self.record(trace.Step(t=self.now_s(), peer=self._rank, step=steps, samples=samples, loss=loss))
 
     def _steps_so_far(self) -> int:
         """Local steps of the optimizer that took most, or, without one, those that the script has logged."""
         return max(self._taken.values(), default=self._steps)
 
-    def _samples_so_far(self) -> int:
-        """Samples that the script has logged."""
-        return self._samples
+    def samples_so_far(self) -> int:
+        """Samples that this peer was given by its splits, or, without splits, that it has logged."""
+        return self._drawn() or self._samples
 
     def log_step(self, loss: float, samples: int, steps: int = 1) -> None:
-        """Record local steps now: the last one's loss, how many samples they had, and how many they were.
-
-        Where the crew's own optimizers and splits count steps and samples, these counts go into the record.
-        """
+        """See ``Crew.log_step``."""
         self._by_script = True
         self._steps += steps
         self._samples += samples
@@ -129,11 +134,11 @@ class Logbook:
         self._record_step(float(loss))
 
     def log_eval(self, accuracy: float, loss: float | None = None, n: int = 0, model: str = "own") -> None:
-        """Record how good a model is: this peer's own, or the mean of all."""
+        """See ``Crew.log_eval``."""
         self.record(
             trace.Eval(
                 t=self.now_s(),
-                peer=self.rank,
+                peer=self._rank,
                 model=model,
                 step=self._steps_so_far(),
                 accuracy=accuracy,
@@ -146,26 +151,26 @@ class Logbook:
         """What an outcome is of, by the name of its channel (or the number, where that has no name here)."""
         return self._names.get(outcome.channel, outcome.channel)
 
-    def _record_sparse(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+    def record_sparse(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
         """What sending less came to."""
         found = optimizer.compression
         if self._writer is None or found is None:
             return
         figures: dict[str, Any] = found._asdict() | {"residual_norm": min(1e9, found.residual_norm)}
         del figures["refused"]
-        where: dict[str, Any] = {"peer": self.rank, "round": outcome.round}
+        where: dict[str, Any] = {"peer": self._rank, "round": outcome.round}
         where["channel"] = self._name_of(outcome)
         self.record(trace.Sparse(t=self.now_s(), **where, **figures))
 
-    def _record_align(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+    def record_align(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
         """What comparing the replicas came to, where that has just been done."""
         found = optimizer.aligned
         if self._writer is None or found is None or found.round != outcome.round:
             return
         figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
-        self.record(trace.Align(t=self.now_s(), peer=self.rank, channel=self._name_of(outcome), **figures))
+        self.record(trace.Align(t=self.now_s(), peer=self._rank, channel=self._name_of(outcome), **figures))
 
-    def _record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
+    def record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
         """Where the time went, at most twice a second."""
         if self._writer is None or optimizer.conduct.spent.total_s < least_s:
             return
@@ -173,7 +178,7 @@ class Logbook:
         self.record(
             trace.Pace(
                 t=self.now_s(),
-                peer=self.rank,
+                peer=self._rank,
                 steps=spent.steps,
                 averages=spent.averages,
                 compute_s=spent.compute_s,
@@ -188,13 +193,13 @@ class Logbook:
             )
         )
 
-    def _write_round(self, outcome: Outcome) -> None:
+    def record_round(self, outcome: Outcome) -> None:
         """Write a round to this peer's trace; say, once, where this peer is alone, and where no longer."""
         self._rounds += 1
         live = () if self._driver is None else self._driver.node.live
-        said = self._company.round(self.now_s(), self.rank, live, outcome)
+        said = self._solitude.round(self.now_s(), self._rank, live, outcome)
         if said is not None:
-            _log.warning("peer %d: %s %s", self.rank, said.what, said.detail)
+            _log.warning("peer %d: %s %s", self._rank, said.what, said.detail)
             self.note(said)
         if self._writer is None:
             return
@@ -203,13 +208,13 @@ class Logbook:
         self.record(
             trace.Round(
                 t=self.now_s(),
-                peer=self.rank,
+                peer=self._rank,
                 channel=self._name_of(outcome),
                 round=outcome.round,
                 scatter_s=outcome.scatter_s,
                 gather_s=outcome.gather_s,
                 total_s=outcome.total_s,
-                arrived=arrived(outcome, self.rank, self._company.alone),
+                arrived=arrived(outcome, self._rank, self._solitude.alone),
                 contributors=contributors,
                 waited_for=list(outcome.waited_for),
                 missed=list(outcome.missed),
@@ -243,48 +248,48 @@ class Logbook:
         self.record(
             trace.Join(
                 t=self.now_s(),
-                peer=self.rank,
+                peer=self._rank,
                 address=f"{host}:{port}",
                 rtt_s=sum(rtts) / len(rtts) if rtts else None,
                 others=met,
             )
         )
 
-    def _record_phase(self, ended_s: float, name: str, took_s: float) -> None:
+    def record_phase(self, ended_s: float, name: str, took_s: float) -> None:
         """A part of this peer's way in is over."""
-        self.record(trace.Phase(t=ended_s - self._origin_s, peer=self.rank, name=name, took_s=took_s))
+        self.record(trace.Phase(t=ended_s - self._origin_s, peer=self._rank, name=name, took_s=took_s))
 
-    def _record_epoch(self, report: EpochReport) -> None:
+    def record_epoch(self, report: EpochReport) -> None:
+        """What an epoch of a split came to."""
         counts = {"samples": report.samples, "missed": report.missed, "twice": report.twice}
-        self.record(trace.Epoch(t=self.now_s(), peer=self.rank, epoch=report.epoch, **counts))
+        self.record(trace.Epoch(t=self.now_s(), peer=self._rank, epoch=report.epoch, **counts))
 
     def note(self, note: Noted) -> None:
         """Record what the node noted."""
-        self._company.noted(note)
+        self._solitude.noted(note)
         self.record(
-            trace.Note(t=self.now_s(), peer=self.rank, what=note.what, other=note.peer, detail=note.detail)
+            trace.Note(t=self.now_s(), peer=self._rank, what=note.what, other=note.peer, detail=note.detail)
         )
 
-    def _write_leave(
-        self, lost: int, sent: int, received: int, failed: bool, stands: Sequence[Stand]
-    ) -> None:
+    def record_leave(self, failed: bool, stands: Sequence[Stand]) -> None:
         """The last record. stands: where this peer stands with all that it averages."""
-        alone = self._company.rounds
-        if self._company.said or alone >= ALONE_AFTER:
-            now = ", and ends alone" if self._company.said else ""
-            _log.warning("peer %d spent %d of its %d rounds alone%s", self.rank, alone, self._rounds, now)
+        alone = self._solitude.rounds
+        if self._solitude.said or alone >= ALONE_AFTER:
+            now = ", and ends alone" if self._solitude.said else ""
+            _log.warning("peer %d spent %d of its %d rounds alone%s", self._rank, alone, self._rounds, now)
         if self._writer is not None:
             if not failed:  # else what went wrong is the last word
                 self._tell(0.0)
+            traffic = None if self._driver is None else self._driver.traffic()
             self._writer.write(
                 trace.Leave(
                     t=self.now_s(),
-                    peer=self.rank,
+                    peer=self._rank,
                     steps=self._steps_so_far(),
-                    samples=self._samples_so_far(),
-                    bytes_sent=sent,
-                    bytes_received=received,
-                    datagrams_lost=lost,
+                    samples=self.samples_so_far(),
+                    bytes_sent=traffic.bytes_sent if traffic else 0,
+                    bytes_received=traffic.bytes_received if traffic else 0,
+                    datagrams_lost=traffic.datagrams_lost if traffic else 0,
                     failed=failed,
                     digest=joined_digest([stand.digest for stand in stands]),
                     round=max((stand.round for stand in stands), default=-1),
@@ -304,3 +309,74 @@ def _detached(figure: Any) -> Any:
     """Without the graph that it came from; it is read, which waits for a device, only when it is recorded."""
     detach = getattr(figure, "detach", None)
     return detach() if callable(detach) else figure
+
+
+class Solitude:
+    """What one peer has seen of the others, and whether it is alone: it hears of no other peer of its crew,
+    though some have said no good-bye.
+
+    rounds: so many rounds had nobody else's values while there were others.
+    in_a_row: so many of these were the last ones; since_s: when they began.
+
+    A peer that is cut off cannot tell whether the others have died. So one that was there counts until it
+    has said good-bye; who was declared dead has not.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[PeerId] = set()
+        self._dead: set[PeerId] = set()
+        self._gone: set[PeerId] = set()
+        self.rounds = self.in_a_row = 0
+        self.since_s = 0.0
+
+    @property
+    def others(self) -> frozenset[PeerId]:
+        """The other peers that were there, and have not said good-bye."""
+        return frozenset(self._seen - self._gone)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the last round had nobody else's values, although there are others."""
+        return self.in_a_row > 0
+
+    @property
+    def said(self) -> bool:
+        """Whether this has been said to be so."""
+        return self.in_a_row >= ALONE_AFTER
+
+    def noted(self, note: Noted) -> None:
+        """What this peer has noted of another one (in the driver's thread)."""
+        if note.what == "declared dead":
+            self._dead.add(note.peer)
+        elif note.what in ("takes part", "back"):
+            self._dead.discard(note.peer)
+            self._gone.discard(note.peer)
+        elif note.what == "has left" or (note.what == "left" and note.peer not in self._dead):
+            self._gone.add(note.peer)
+
+    def round(self, now_s: float, me: PeerId, live: Collection[PeerId], outcome: Outcome) -> Noted | None:
+        """A round is over. live: the peers believed to take part. Returns what is to be said, if anything."""
+        came = others_in(outcome, me)
+        self._seen |= came | (set(live) - {me})
+        # at a central state a peer may own all blocks, and hear nothing that its average shows
+        met = came or (outcome.stale is not None and len(live) > 1)
+        if met or not self.others:
+            was_said, rounds, self.in_a_row = self.said, self.in_a_row, 0
+            if not was_said:
+                return None
+            how = f"after {rounds} rounds and {now_s - self.since_s:.1f} s"
+            who = f"peers {_list(came)} are heard" if came else "the others have left"
+            return Noted("no longer alone", me, f"{how}: {who}")
+        if not self.in_a_row:
+            self.since_s = now_s - outcome.total_s
+        self.rounds += 1
+        self.in_a_row += 1
+        if self.in_a_row != ALONE_AFTER:
+            return None
+        lost = f"no peer is heard, of {_list(self.others)} that were there"
+        return Noted("alone", me, f"since {self.since_s:.1f} s: {lost}")
+
+
+def _list(peers: Collection[PeerId]) -> str:
+    first = ", ".join(map(str, sorted(peers)[:8]))
+    return first + (", ..." if len(peers) > 8 else "")

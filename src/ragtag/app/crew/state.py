@@ -1,4 +1,7 @@
-"""A peer's training state on its way: to newcomers, from donors, to a disk and back."""
+"""A peer's training state on its way: to newcomers, from donors, to a disk and back.
+
+Where gradients are averaged a peer gets into step by ``catch_up``: ``training.state.replay``, live.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ragtag.app.crew.transport import DriverTransport
 from ragtag.core import seed as random
-from ragtag.core.types import Noted, PeerId
+from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor, Fetched, TransferError, fetch_state
 from ragtag.network.transfer.snapshots import Shelf
@@ -22,6 +27,8 @@ from ragtag.training.state.capture import Further, Stateful, capture, restore
 from ragtag.training.state.checkpoint import Checkpoints, Found
 from ragtag.training.state.compression_state import NAME as COMPRESSION
 from ragtag.training.state.compression_state import CompressionState
+from ragtag.training.state.follower import rounds_max
+from ragtag.training.state.replay import CatchUp, Result, Ways
 from ragtag.training.state.snapshot import Snapshot, layout_of
 from ragtag.training.state.tree import copy_tree
 
@@ -37,7 +44,7 @@ _log = logging.getLogger("ragtag")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class State:
+class CrewsState:
     """A crew's state that has come, and what it is made of."""
 
     snapshot: Snapshot
@@ -54,7 +61,7 @@ class State:
         return set(self.fetched.rounds) != {self.fetched.round}
 
 
-class Keeper:
+class StateKeeper:
     """What belongs to a peer's training, and its copies.
 
     tell: writes a note to the trace.
@@ -187,7 +194,7 @@ class Keeper:
 
     def asking(
         self, key: bytes, seats: Callable[[], Mapping[PeerId, Holder]]
-    ) -> Callable[[float], State | None]:
+    ) -> Callable[[float], CrewsState | None]:
         """What gets the crew's state within so many seconds, in any thread, and changes nothing here.
 
         It returns ``None`` where nobody could give it; a note and a warning say why. seats: who is there.
@@ -203,7 +210,7 @@ class Keeper:
         if self.optimizer.follower is None:
             nobody += "; averages bring the model"
 
-        def ask(deadline_s: float) -> State | None:
+        def ask(deadline_s: float) -> CrewsState | None:
             donors = self._donors(seats())
             if not donors:
                 self._tell(Noted("no state", self.me, nobody))
@@ -218,7 +225,7 @@ class Keeper:
                     on_note=self._noted,
                     blob_bytes_max=most,
                 )
-                return State(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
+                return CrewsState(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
             except (TransferError, ValueError) as error:
                 self._failed(error)
                 return None
@@ -230,7 +237,7 @@ class Keeper:
         """The last state that was put in place here, from a disk or from others."""
         return self._pending
 
-    def put(self, state: State) -> bool:
+    def put(self, state: CrewsState) -> bool:
         """Put the crew's state in place; ``False``: it does not fit: a note says why."""
         assert self.optimizer is not None
         try:
@@ -346,6 +353,80 @@ class Keeper:
             else:
                 why = f"it has no checkpoint of step {found.step}: begins with none"
                 self._tell(Noted("no residual", self.me, why))
+
+
+def fall_behind(keeper: StateKeeper, transport: DriverTransport, channel: int, state_round: int) -> None:
+    """This peer is not in step any more: it says so, and gives its state to nobody."""
+    transport.standing.behind(channel, state_round)
+    keeper.gives(False)
+
+
+def come_abreast(keeper: StateKeeper, transport: DriverTransport, channel: int) -> None:
+    """This peer catches up no longer."""
+    transport.standing.abreast(channel)
+    keeper.gives(True)
+
+
+def in_step(seats: Mapping[PeerId, Holder], transport: DriverTransport, channel: int) -> dict[PeerId, Holder]:
+    """Those of the members that have not said that they are behind."""
+    behind = transport.standing.known_behind(channel)
+    return {peer: holder for peer, holder in seats.items() if peer not in behind}
+
+
+def catch_up(
+    keeper: StateKeeper,
+    transport: DriverTransport,
+    seats: Callable[[], Mapping[PeerId, Holder]],
+    key: bytes,
+    passed: Callable[[Outcome], None],
+    *,
+    new: bool,
+    state_round: int,
+) -> Result:
+    """Get the crew's state and, following their rounds meanwhile, take the steps that others took after it.
+
+    To be called by the trainer's thread where a round is due. It takes as long as ``transport.deadline_s`` at
+    most. seats: who may give the state. passed: told of each round that was followed but the last one. new:
+    this peer does not take part yet. state_round: the last round after which its state was the crew's
+    (``NO_STATE``: none).
+
+    Raises:
+        RuntimeError: there is no optimizer that follows.
+    """
+    optimizer = keeper.optimizer
+    follower = None if optimizer is None else optimizer.follower
+    if optimizer is None or follower is None:
+        raise RuntimeError("this peer averages no gradients with all others, so it has nothing to follow")
+    _, since = optimizer.progress
+    channel, standing = optimizer.channel, transport.standing
+
+    def put(state: CrewsState) -> bool:
+        if not keeper.put(state):
+            return False
+        standing.behind(channel, state.round)
+        return True
+
+    fetch = keeper.asking(key, lambda: in_step(seats(), transport, channel))
+    if new:
+        transport.take_part(channel, -1)
+    fall_behind(keeper, transport, channel, state_round)
+    ways = Ways(
+        newer=partial(transport.await_newer, channel),
+        fetch=fetch,
+        put=put,
+        follow=follower.follow,
+        redo=follower.redo,
+        ahead=partial(standing.ahead, channel),
+        passed=passed,
+    )
+    try:
+        came = CatchUp(ways, rounds_max(follower.n_bytes), transport.deadline_s).run()
+    finally:
+        come_abreast(keeper, transport, channel)
+    follower.arrived(came.in_step)
+    if came.state_round >= 0:
+        optimizer.resume_at(optimizer.progress[0] + came.redone * since, 0)
+    return came
 
 
 def start_donor(key: bytes, host: str, shelf: Shelf, tell: Callable[[Noted], None]) -> DonorServer:

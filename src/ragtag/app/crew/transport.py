@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -58,14 +58,6 @@ class SeatLost(Error, RuntimeError):
     """This peer was taken for dead, and its place was given to another one."""
 
 
-class Pending(Protocol):
-    """A round under way."""
-
-    def wait(self) -> Outcome:
-        """Wait until the round is done."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DriverPending:
     """A round that a driver has under way."""
@@ -89,7 +81,7 @@ def _result(future: concurrent.futures.Future[T], driver: Driver) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class DonePending:
     """A round that is done already."""
 
     outcome: Outcome
@@ -125,7 +117,8 @@ def await_meeting(
 class SoloTransport:
     """A crew of one: every average is one's own."""
 
-    may_grow = False
+    may_grow = late = False
+    deadline_s = 0.0
 
     def __init__(self, seed: int) -> None:
         self.me, self.n = 0, 1
@@ -154,7 +147,7 @@ class SoloTransport:
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
-    ) -> Ready:
+    ) -> DonePending:
         """Average with nobody."""
         return self._done(Average(channel, values, weight, deadline_s))
 
@@ -165,7 +158,7 @@ class SoloTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
-    ) -> Ready:
+    ) -> DonePending:
         """Gather one's own rows."""
         return self._done(Offer(channel, rows, weight, deadline_s))
 
@@ -177,10 +170,10 @@ class SoloTransport:
         """One's own values."""
         return publisher_of(self._node, channel), self.now_s()
 
-    def _done(self, event: Average | Offer) -> Ready:
+    def _done(self, event: Average | Offer) -> DonePending:
         for effect in self._node.step(0.0, event):
             if isinstance(effect, Done):
-                return Ready(effect.outcome)
+                return DonePending(effect.outcome)
         raise RuntimeError("a crew of one did not end its round")  # pragma: no cover
 
     def absent(self, topic: int) -> frozenset[PeerId]:
@@ -345,7 +338,7 @@ class DriverTransport:
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
-    ) -> DriverPending | Ready:
+    ) -> DriverPending | DonePending:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
             parts = self._opened[channel][0].fragments if channel in self._opened else 1
@@ -353,7 +346,7 @@ class DriverTransport:
             bit, members = (self.me, ()) if self.me < PEERS_MAX else (0, (self.me,))
             heard = np.full(k, 1 << bit, np.uint64)
             none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
-            return Ready(replace(none, members=members))
+            return DonePending(replace(none, members=members))
         return self._begin(Average(channel, values, weight, deadline_s, aside, due))
 
     def offer(
@@ -363,10 +356,10 @@ class DriverTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
-    ) -> DriverPending | Ready:
+    ) -> DriverPending | DonePending:
         """Begin the channel's next round with rows to be gathered; without a place, nobody has them."""
         if self._driver.lost_seat:
-            return Ready(nothing_gathered(channel))
+            return DonePending(nothing_gathered(channel))
         return self._begin(Offer(channel, rows, weight, deadline_s, aside))
 
     def publish(self, ask: Publish) -> None:

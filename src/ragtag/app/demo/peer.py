@@ -26,7 +26,7 @@ EVALUATE_EVERY = 20
 """Rounds between two looks at the test samples."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class PeerResult(msgspec.Struct, frozen=True):
     """How a peer of the demo ended.
 
     rounds: how many the crew had done; samples: that this peer trained on; trained_s: how long that took,
@@ -52,7 +52,7 @@ def weights_file(folder: Path, peer: int) -> Path:
     return folder / f"weights-{peer:02d}.npy"
 
 
-def train(crew: Crew, arguments: argparse.Namespace) -> Ended:
+def train(crew: Crew, arguments: argparse.Namespace) -> PeerResult:
     """Train until the crew has done its rounds, and say how good this peer's own model is."""
     seed, folder = int(arguments.seed), Path(arguments.out)
     digits = load_digits(seed)
@@ -84,7 +84,7 @@ def train(crew: Crew, arguments: argparse.Namespace) -> Ended:
     trained_s = time.monotonic() - began_s
     test_loss, accuracy = _look(crew, model, digits)
     np.save(weights_file(folder, crew.rank), _flat(model), allow_pickle=False)
-    return Ended(crew.rank, last + 1, steps, samples, test_loss, accuracy, trained_s)
+    return PeerResult(crew.rank, last + 1, steps, samples, test_loss, accuracy, trained_s)
 
 
 def _look(crew: Crew, model: nn.Module, digits: Digits) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The demo's runs, one after the other: each a launch of peers that leave their figures in a folder."""
+"""The demo's plan, and its runs one after the other: each a launch of peers that leave their figures."""
 
 from __future__ import annotations
 
@@ -11,14 +11,60 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from ragtag.app.demo.peer import Ended, result_file
-from ragtag.app.demo.plan import DemoError, Plan
+from ragtag.app.demo.peer import PeerResult, result_file
 from ragtag.app.launch import launch
-from ragtag.app.launch.events import Ended as PeerEnded
-from ragtag.app.launch.events import Event, LaunchResult, Line
+from ragtag.app.launch.events import Ended, Event, LaunchResult, Printed
 from ragtag.app.terminal.watch import watch
 from ragtag.core import trace
-from ragtag.core.faults import Faults
+from ragtag.core.errors import Error
+from ragtag.core.faults import Crash, Faults, Freeze, Loss
+
+
+class DemoError(Error, RuntimeError):
+    """A run of the demo did not end as it should; the message says which, and where its output lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    """What the demo does. The faults come at these parts of the time that the calm run took to train.
+
+    settle_s: so long after the freeze the death comes at the earliest.
+    """
+
+    peers: int = 6
+    rounds: int = 130
+    every: int = 8
+    seed: int = 0
+    loss: float = 0.1
+    frozen: int = 2
+    frozen_at: float = 0.3
+    frozen_for_s: float = 4.0
+    killed: int = 4
+    killed_at: float = 0.75
+    settle_s: float = 2.0
+
+    def faults(self, calm_s: float) -> Faults:
+        """All that goes wrong, where the calm run trained for ``calm_s``."""
+        thawed_s = self.frozen_at * calm_s + self.frozen_for_s
+        return Faults(
+            loss=Loss(self.loss),
+            freezes=(Freeze(self.frozen, self.frozen_at * calm_s, self.frozen_for_s),),
+            crashes=(Crash(self.killed, max(self.killed_at * calm_s, thawed_s + self.settle_s)),),
+        )
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The peers that are not killed."""
+        return tuple(peer for peer in range(self.peers) if peer != self.killed)
+
+    @property
+    def story(self) -> str:
+        """What goes wrong, in words."""
+        return (
+            f"{self.loss:.0%} of datagrams dropped, peer {self.frozen} frozen for {self.frozen_for_s:g} s, "
+            f"peer {self.killed} killed"
+        )
+
 
 SAID_MAX = 200
 """So many lines of a run's output are kept, to be shown should it fail."""
@@ -30,7 +76,7 @@ class DemoRun:
 
     name: str
     folder: Path
-    ended: dict[int, Ended]
+    ended: dict[int, PeerResult]
     wall_s: float
 
     def accuracy(self, peers: Sequence[int]) -> list[float]:
@@ -58,7 +104,7 @@ class Processes:
     folder: where each run gets a folder of its own, by its name.
     """
 
-    def __init__(self, plan: Plan, folder: Path, console: Console, live: bool) -> None:
+    def __init__(self, plan: DemoPlan, folder: Path, console: Console, live: bool) -> None:
         self._plan, self._folder, self._console, self._live = plan, folder, console, live
 
     def crew(self, name: str, faults: Faults, story: str) -> DemoRun:
@@ -101,16 +147,18 @@ class Processes:
                 + "\n".join(said[-40:])
             )
         files = {peer: result_file(folder, peer) for peer in must_end}
-        ended = {peer: msgspec.json.decode(path.read_bytes(), type=Ended) for peer, path in files.items()}
+        ended = {
+            peer: msgspec.json.decode(path.read_bytes(), type=PeerResult) for peer, path in files.items()
+        }
         return DemoRun(name, folder, ended, result.wall_s)
 
     def _launch(
         self, n: int, argv: list[str], folder: Path, faults: Faults, record: trace.Run, said: list[str]
     ) -> LaunchResult:
         def on_event(event: Event) -> None:
-            if isinstance(event, Line) and len(said) < SAID_MAX:
+            if isinstance(event, Printed) and len(said) < SAID_MAX:
                 said.append(f"[{event.peer}] {event.text}")
-            if isinstance(event, PeerEnded) and event.failed and event.error and not event.shown:
+            if isinstance(event, Ended) and event.failed and event.error and not event.shown:
                 said.append(f"[{event.peer}] {event.error}")
 
         # One thread in all runs: a net this small gains nothing from more.
@@ -143,7 +191,7 @@ class Processes:
             viewer.join(5.0)
 
 
-def _record(plan: Plan, n: int, rounds: int, story: str) -> trace.Run:
+def _record(plan: DemoPlan, n: int, rounds: int, story: str) -> trace.Run:
     return trace.Run(
         t=0.0,
         world="live",

@@ -10,7 +10,8 @@ from torch import nn
 
 from ragtag.core import seed as random
 from ragtag.core.errors import Error
-from ragtag.training.samples.deal import Indices, skewed_shards
+from ragtag.training.samples.deal import Indices
+from ragtag.training.samples.shards import skewed_shards
 
 TEST_SAMPLES = 597
 BATCH = 16

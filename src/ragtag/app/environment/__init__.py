@@ -5,16 +5,9 @@ store is, through which the peers tell each other their addresses.
 """
 
 from ragtag.app.environment.addresses import Address, format_address, looked_up, parse_address
-from ragtag.app.environment.place import VARIABLES, Place, PlaceError, Rendezvous
-from ragtag.app.environment.read import place_from_environment
-from ragtag.app.environment.tell import (
-    Announcement,
-    Announcer,
-    Reached,
-    exchange_addresses,
-    reachable_host,
-    read_announcements,
-)
+from ragtag.app.environment.announce import Announcement, Announcer, Reached, read_announcements
+from ragtag.app.environment.place import VARIABLES, Place, PlaceError, Rendezvous, place_from_environment
+from ragtag.app.environment.rendezvous import exchange_addresses, reachable_host
 
 __all__ = [
     "VARIABLES",

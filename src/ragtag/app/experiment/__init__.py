@@ -6,8 +6,8 @@ disagreement, in units of a step's variance, which averaging over a lossy line k
 (``Yu et al., ICML 2019``, lemma on the mixing matrix).
 """
 
-from ragtag.app.experiment.figures import Result, RoundFigures
+from ragtag.app.experiment.figures import ExperimentResult, RoundFigures
 from ragtag.app.experiment.run import simulate
-from ragtag.app.experiment.setup import ExperimentError, Setup
+from ragtag.app.experiment.setup import ExperimentError, ExperimentSetup
 
-__all__ = ["METHODS", "ExperimentError", "Result", "RoundFigures", "Setup", "simulate"]
+__all__ = ["METHODS", "ExperimentError", "ExperimentResult", "RoundFigures", "ExperimentSetup", "simulate"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ragtag.app.experiment.setup import Setup
+from ragtag.app.experiment.setup import ExperimentSetup
 from ragtag.core.faultspec import format_faults
 from ragtag.core.types import Outcome, PeerId
 
@@ -41,7 +41,7 @@ class Staleness(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ExperimentResult:
     """What a simulated run came to. Times in ``rounds`` are virtual; ``wall_s`` is real.
 
     disagreement: mean over the second half of the rounds. round_s: median, 95th percentile and longest over
@@ -52,7 +52,7 @@ class Result:
     central state); groups, the last that an owner has told of.
     """
 
-    setup: Setup
+    setup: ExperimentSetup
     rounds: tuple[RoundFigures, ...]
     live: tuple[PeerId, ...]
     arrived: float
@@ -74,9 +74,11 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         plain = {
-            k: v for k, v in asdict(replace(self, setup=Setup(), run_folder=None)).items() if k != "setup"
+            k: v
+            for k, v in asdict(replace(self, setup=ExperimentSetup(), run_folder=None)).items()
+            if k != "setup"
         }
-        settings = {name: getattr(self.setup, name) for name in Setup.__dataclass_fields__}
+        settings = {name: getattr(self.setup, name) for name in ExperimentSetup.__dataclass_fields__}
         settings["faults"] = format_faults(self.setup.faults)
         median_s, p95_s, longest_s = self.round_s
         plain["round_s"] = {"median": median_s, "p95": p95_s, "longest": longest_s}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ragtag.app.experiment.setup import Setup
+from ragtag.app.experiment.setup import ExperimentSetup
 from ragtag.app.launch.faults import fault_records
 from ragtag.app.terminal.words import counted
 from ragtag.app.tracefile import TraceWriter, peer_file
@@ -28,7 +28,7 @@ class Records:
     and a view that follows it shows faults when they happen. What comes after ``leave`` is not recorded.
     """
 
-    def __init__(self, setup: Setup, folder: Path | None, command: str, stack: ExitStack) -> None:
+    def __init__(self, setup: ExperimentSetup, folder: Path | None, command: str, stack: ExitStack) -> None:
         self._writers: dict[PeerId, TraceWriter] = {}
         self._to_come = deque(fault_records(setup.faults))
         if folder is None:
@@ -114,7 +114,7 @@ class _Trouble:
         self._told = True
 
 
-def _run_record(setup: Setup, command: str) -> trace.Run:
+def _run_record(setup: ExperimentSetup, command: str) -> trace.Run:
     return trace.Run(
         t=0.0,
         world="simulated",

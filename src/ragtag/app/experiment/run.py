@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ragtag.app.experiment.figures import OpenRound, Result, RoundFigures, Staleness
+from ragtag.app.experiment.figures import ExperimentResult, OpenRound, RoundFigures, Staleness
 from ragtag.app.experiment.records import Records
-from ragtag.app.experiment.setup import FLOOR_S, ExperimentError, Setup
+from ragtag.app.experiment.setup import FLOOR_S, ExperimentError, ExperimentSetup
 from ragtag.app.tracefile import trace_files
 from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
@@ -34,11 +34,11 @@ _CHANNEL = 0
 
 
 def simulate(
-    setup: Setup,
+    setup: ExperimentSetup,
     run_folder: Path | None = None,
     on_round: Callable[[RoundFigures], None] | None = None,
     command: str = "",
-) -> Result:
+) -> ExperimentResult:
     """Run a setup in virtual time; write its trace to ``run_folder``, where one is given.
 
     on_round: told of each round once all peers that will do it have. command: what runs this again, for the
@@ -57,7 +57,7 @@ def simulate(
 
 class _Experiment:
     def __init__(
-        self, setup: Setup, records: Records, on_round: Callable[[RoundFigures], None], command: str
+        self, setup: ExperimentSetup, records: Records, on_round: Callable[[RoundFigures], None], command: str
     ) -> None:
         self._setup, self._records, self._on_round = setup, records, on_round
         self._cost = ComputeCost(setup.compute_s, sigma=setup.compute_sigma, seed=setup.seed)
@@ -87,7 +87,7 @@ class _Experiment:
             grouped=(_CHANNEL,) if setup.in_groups else (),
         )
 
-    def run(self, run_folder: Path | None) -> Result:
+    def run(self, run_folder: Path | None) -> ExperimentResult:
         setup, world, began_s = self._setup, self._world, time.perf_counter()
         zeros = np.zeros((self._chunks, fp32.elements), np.float32)
         for peer in range(setup.peers):
@@ -112,13 +112,13 @@ class _Experiment:
             result = replace(result, healed_round=healed, wall_s=time.perf_counter() - began_s)
         return result
 
-    def _result(self, virtual_s: float, wall_s: float, run_folder: Path | None) -> Result:
+    def _result(self, virtual_s: float, wall_s: float, run_folder: Path | None) -> ExperimentResult:
         """What the run has come to by now."""
         world, rounds = self._world, tuple(self._closed)
         traffic = [world.traffic(peer) for peer in range(self._setup.peers)]
         late = [figures.disagreement for figures in rounds[len(rounds) // 2 :]]
         times_s = np.asarray(self._times_s or [0.0])
-        return Result(
+        return ExperimentResult(
             setup=self._setup,
             rounds=rounds,
             live=tuple(sorted(world.live - self._gone)),

@@ -1,16 +1,45 @@
-"""What is to be simulated."""
+"""What is to be simulated, and how a central state's schedule is named (``--method softsync=2``)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
-from ragtag.app.experiment.centres import CENTRES, method_of, schedule_of
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers
+from ragtag.core.names import named
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.averagers import AVERAGERS, averager_named
+from ragtag.schedules.centre import Arrival, Centre
+from ragtag.schedules.grouping import ProgressiveGrouping
+from ragtag.schedules.names import CENTRES
+
+__all__ = ["CENTRES", "method_of", "schedule_of"]
+
+
+def schedule_of(text: str, peers: int) -> Centre | ProgressiveGrouping | None:
+    """The schedule that a text names; ``None``: it names none.
+
+    Raises ValueError: its number is none, or one that the schedule has no answer for in a crew of ``peers``.
+    """
+    if text.partition("=")[0] not in CENTRES:
+        return None
+    schedule = named(text, CENTRES, "schedule")
+    if not isinstance(schedule, ProgressiveGrouping):
+        schedule.judge(Arrival(0, 0, 1, peers))
+    return schedule
+
+
+def method_of(schedule: Centre | ProgressiveGrouping) -> Averager:
+    """A central state under this schedule."""
+    from ragtag.training.exchange.central import (
+        Centre as central,  # needs torch, which other methods do without
+    )
+
+    return central(cast(Centre, schedule))
+
 
 FLOOR_S = 1e-4
 """The shortest round trip."""
@@ -21,7 +50,7 @@ class ExperimentError(Error, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ExperimentSetup:
     """A simulated run.
 
     values: length of each peer's vector. rounds: until round number ``rounds`` is done. compute_s: a local

@@ -15,7 +15,7 @@ from rich.markup import escape
 from ragtag.app.crew.membership import NotLetIn, begins_here, refusal, resolved, waiting
 from ragtag.app.environment import Address, format_address, parse_address
 from ragtag.app.invitation.token import Token, decode, encode, kept_token, new_key
-from ragtag.app.tracefile import Follower
+from ragtag.app.tracefile import TraceFollower
 from ragtag.core.errors import Error
 from ragtag.network.membership.admission import ask_for_key
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
@@ -68,7 +68,7 @@ def invitation_to(run_folder: Path, minutes: int | None) -> Invitation:
         invitation = token
     else:
         invitation = token.invitation(0 if minutes is None else int(time.time()) + 60 * minutes)
-    if not Follower(run_folder).is_written() and not answers(invitation):
+    if not TraceFollower(run_folder).is_written() and not answers(invitation):
         raise RunOver(
             f"the run in {run_folder} has ended: nobody writes its trace, and no member of crew "
             f"{token.crew!r} answers any more. Start another run, or make a new crew: ragtag invite"

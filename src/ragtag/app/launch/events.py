@@ -23,7 +23,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Printed:
     """A peer has printed a line; ``error``: on its standard error."""
 
     peer: PeerId
@@ -97,13 +97,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Remark:
     """Something the launcher has to say."""
 
     text: str
 
 
-Event = Started | Line | Ready | Seated | Injected | Ended | Said
+Event = Started | Printed | Ready | Seated | Injected | Ended | Remark
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Peers as processes: a loop around a selector with the next deadline as its timeout.
+"""Starting N peers of one script as processes, and one loop until all have ended.
 
 Each peer is a process in a session of its own, with a UDP socket that the launcher has bound for it: no
 port can be taken in between, and datagrams that come early wait in the socket's buffer. The launcher keeps
-its copy of each socket, so a dead peer is silent, as on a real network, and nobody else gets its port.
+its copy of each socket, so a dead peer is silent, as on a real network, and nobody else gets its port. The
+loop selects with the next deadline as its timeout.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import msgspec
 
 from ragtag.app.disk import Spare
 from ragtag.app.environment import Announcement, Place, Reached, read_announcements
 from ragtag.app.invitation.token import keep_token
-from ragtag.app.launch.ending import Ending
 from ragtag.app.launch.events import (
     Ended,
     EndedBy,
     Event,
     Injected,
     LaunchResult,
-    Line,
+    Printed,
     Ready,
-    Said,
+    Remark,
     Seated,
     Started,
 )
@@ -38,11 +39,11 @@ from ragtag.app.launch.faults import Act, ProcessFaults
 from ragtag.app.launch.guard import Guard
 from ragtag.app.launch.process import KILL_S, READ_BYTES, PeerProcess, Stream
 from ragtag.app.launch.relay import Relay
-from ragtag.app.launch.setup import Setup
-from ragtag.app.launch.signals import Signals
+from ragtag.app.launch.setup import LaunchError, LaunchSetup, OnError, check_launch
+from ragtag.app.launch.signals import Shutdown, Signals
 from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
 from ragtag.app.terminal.words import counted
-from ragtag.app.tracefile import CREW_FILE, TraceWriter
+from ragtag.app.tracefile import CREW_FILE, TraceWriter, trace_files
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 from ragtag.core.types import PeerId
@@ -58,7 +59,7 @@ class Launch:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: LaunchSetup,
         on_event: Callable[[Event], None],
         run: trace.Run | None,
         stack: ExitStack,
@@ -74,7 +75,7 @@ class Launch:
         self._stopped = False
         self._injector: ProcessFaults | None = None
         self._seen = SeenErrors()
-        self._ending: Ending | None = None
+        self._ending: Shutdown | None = None
         self._interrupted = 0
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._signals = stack.enter_context(Signals())
@@ -134,7 +135,7 @@ class Launch:
         number = place.rank
 
         def show(text: str, error: bool) -> None:
-            self._tell(Line(number, text, error))
+            self._tell(Printed(number, text, error))
 
         fds = (self._sockets[number].fileno(), self._member_sockets[number].fileno(), self._ready_write)
         env = self._environment | place.variables()
@@ -312,7 +313,7 @@ class Launch:
         held = peer.tracebacks.take()
         if held and not failed and not (by == "launcher" and interrupted(held)):
             for text in held.splitlines():
-                self._tell(Line(peer.number, text, error=True))
+                self._tell(Printed(peer.number, text, error=True))
         shown = peer.tracebacks.passed_on if status == 1 and not held else ""  # it took long to end
         error = (held or shown) if failed else ""
         same_as = self._seen.same_as(peer.number, error)
@@ -322,7 +323,7 @@ class Launch:
         """End all peers: SIGINT now, SIGTERM and SIGKILL to those that are still there later."""
         if self._ending is not None or not self._running():
             return
-        self._ending = Ending(time.monotonic(), self._setup.grace_s)
+        self._ending = Shutdown(time.monotonic(), self._setup.grace_s)
         self._signals.stopping = True
         self._say(why)
         self._write(trace.Note(t=self._now_t(), what="stopping", detail=why))
@@ -355,8 +356,78 @@ class Launch:
         return time.monotonic() - self._started_s
 
     def _say(self, text: str) -> None:
-        self._tell(Said(text))
+        self._tell(Remark(text))
 
     def _write(self, record: trace.Record) -> None:
         if self._trace is not None:
             self._trace.write(record)
+
+
+def launch(
+    n: int,
+    argv: Sequence[str],
+    *,
+    run_folder: Path | None = None,
+    seed: int = 0,
+    faults: Faults | None = None,
+    on_error: OnError = "continue",
+    env: Mapping[str, str] | None = None,
+    crew: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    run: trace.Run | None = None,
+    grace_s: float = 5.0,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    min_peers: int = 1,
+    restarts: int = 0,
+) -> LaunchResult:
+    """Run ``python *argv`` as ``n`` peers of one crew and return once all have ended.
+
+    argv: a script and its arguments, or ``-m``, a module and its arguments.
+    run_folder: where the trace goes; it must not hold one already. ``None``: no trace.
+    faults: those of processes (freeze, kill, slow) are done here, the others by the peers' drivers. Times
+    count from the moment when all running peers are ready (``environment.Reached``); the drivers'
+    own from when each began.
+    on_error: what a peer that fails means to the others. env: added to the peers' environment.
+    on_event: told of everything, in this thread; without it, nothing is printed.
+    run: the record that opens the trace; name, seed, peers and start are filled in.
+    grace_s: how long peers may take to end after SIGINT, and again after SIGTERM, before SIGKILL.
+    host: the address of this machine on which peers listen; with loopback nobody comes from elsewhere.
+    token: an invitation; the peers join that crew instead of being one of their own.
+    min_peers: so many must finish for the result's exit code to be 0.
+    restarts: how often, in all, a peer is started again that a signal or a fault has ended. It joins its crew
+    as a newcomer; one that had not joined yet takes its first place.
+
+    SIGINT, SIGTERM and SIGHUP end all peers within bounded time; a second one kills them at once.
+
+    Raises:
+        LaunchError: what was asked for is impossible.
+        RuntimeError: not called from the main thread, which alone is told of signals.
+        KeyboardInterrupt: a second interrupt came while peers were ending; all are killed.
+    """
+    faults = faults or Faults()
+    check_launch(n, argv, faults, min_peers=min_peers, restarts=restarts)
+    if run_folder is not None and list(trace_files(run_folder)):
+        raise LaunchError(f"{run_folder} holds the trace of a run already; give another folder")
+    setup = LaunchSetup(
+        n,
+        tuple(argv),
+        crew or f"crew-{os.urandom(6).hex()}",
+        time.time(),
+        run_folder,
+        seed,
+        faults,
+        on_error,
+        dict(env or {}),
+        grace_s,
+        host,
+        token,
+        min_peers,
+        restarts,
+    )
+    with ExitStack() as stack:
+        return Launch(setup, on_event or _ignore, run, stack).run()
+
+
+def _ignore(event: Event) -> None:
+    """Without a listener nothing is printed."""

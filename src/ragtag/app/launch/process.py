@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ragtag.app.launch.relay import Relay
-from ragtag.app.terminal.output import Lines, Tracebacks
-from ragtag.app.terminal.tracebacks import shortened
+from ragtag.app.terminal.output import Lines, Tracebacks, shortened
 from ragtag.core.types import PeerId
 
 KILL_S = 10.0

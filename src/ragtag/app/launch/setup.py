@@ -30,7 +30,7 @@ class LaunchError(Error, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class LaunchSetup:
     """What is to be launched; see ``launch``. started_unix_s: when the run began; key: the crew's."""
 
     n: int

@@ -1,30 +1,206 @@
 """A peer as a Ray actor: it runs the script in a process of its own, and tells what comes of it.
 
 The script has a process to itself (its main thread, its signals, its environment, its output) and shares the
-actor's fate: a guard kills it when the actor dies, however that happens.
+actor's fate: a guard kills it when the actor dies, however that happens. A thread follows it: what it
+prints, its trace, its end.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import selectors
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ragtag.app.environment import VARIABLES, Announcement, Place, read_announcements
+from ragtag.app.launch.guard import Guard
+from ragtag.app.launch.process import READ_BYTES, PeerProcess, Stream
 from ragtag.app.on_ray.library import own_host
-from ragtag.app.on_ray.register import Arrival
-from ragtag.app.on_ray.script import News, Script
+from ragtag.app.on_ray.register import PeerAddresses
+from ragtag.app.tracefile import trace_files
 from ragtag.network.link.udp import bound_at
+
+_OF_OTHERS = {*VARIABLES, "RAGTAG_RAY"}
+LOOK_S = 0.2
+"""How often a script's end and its trace are looked for, if it prints nothing meanwhile."""
+LINES_MAX = 4096
+"""Lines that wait for whoever follows; older ones are dropped, and counted."""
+TOLD_MAX = 64
+"""Announcements of its peer that wait likewise."""
+TRACE_BYTES_MAX = 1 << 18
+"""How much of its trace is passed on at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class End:
+    """How a script ended.
+
+    status: its exit status, or minus the number of a signal. held: the traceback that it left. passed_on: the
+    last one that came as lines already.
+    """
+
+    status: int
+    held: str
+    passed_on: str
+
+
+@dataclass(slots=True)
+class News:
+    """What has come of a script since the last look.
+
+    lines: text, and whether of standard error. dropped: lines that nobody fetched in time. told: how
+    far the peer has come. trace: whole lines to append to the file of this name.
+    end: the last news.
+    """
+
+    lines: list[tuple[str, bool]] = field(default_factory=list)
+    dropped: int = 0
+    told: list[Announcement] = field(default_factory=list)
+    trace: list[tuple[str, bytes]] = field(default_factory=list)
+    end: End | None = None
+
+
+class Script:
+    """A Python process of these arguments; ``fds`` are handed down to it. traced: whether it writes a trace.
+
+    Its environment is this process's, and its place in the crew.
+    """
+
+    def __init__(self, argv: Sequence[str], place: dict[str, str], fds: Sequence[int], traced: bool) -> None:
+        base = {name: value for name, value in os.environ.items() if name not in _OF_OTHERS}
+        base.setdefault("PYTHONUNBUFFERED", "1")
+        self._folder = Path(tempfile.mkdtemp(prefix="ragtag-peer-")) if traced else None
+        if self._folder is not None:
+            base["RAGTAG_RUN"] = str(self._folder)
+        self._sent: dict[Path, int] = {}
+        self._lines: deque[tuple[str, bool]] = deque(maxlen=LINES_MAX)
+        self._dropped = 0
+        self._told: list[Announcement] = []
+        self._end: End | None = None
+        self._trouble: BaseException | None = None
+        self._something = threading.Condition()
+        self._selector = selectors.DefaultSelector()
+        self._ready, ready = os.pipe()
+        self._selector.register(self._ready, selectors.EVENT_READ, None)
+        try:
+            env = base | place | {"RAGTAG_READY_FD": str(ready)}
+            self._guard = Guard()
+            self._process = PeerProcess(0, argv, env, (*fds, ready), self._selector, self._show)
+        finally:
+            os.close(ready)
+        self._guard.watch(self._process.pid)
+        threading.Thread(target=self._follow, name="ragtag-script", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and all that it has started."""
+        self._process.signal(signal.Signals(number))
+
+    def take(self, wait_s: float) -> News:
+        """What is new; waits up to ``wait_s`` for something to be. Raises what has ended the thread."""
+        with self._something:
+            self._something.wait_for(self._any, wait_s)
+            news = News(list(self._lines), self._dropped, self._told)
+            self._lines.clear()
+            self._dropped, self._told = 0, []
+            end = self._end
+            if self._trouble is not None:
+                raise self._trouble
+        news.trace = self._new_trace()
+        if not news.trace:  # all that it wrote has been passed on
+            news.end = end
+            if end is not None and self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+        return news
+
+    def _any(self) -> bool:
+        return bool(self._lines or self._told) or bool(self._end or self._trouble)
+
+    # -- The thread
+
+    def _follow(self) -> None:
+        try:
+            self._see_to_its_end()
+        except BaseException as error:
+            self._process.signal(signal.SIGKILL)
+            with self._something:
+                self._trouble = error
+                self._something.notify_all()
+
+    def _see_to_its_end(self) -> None:
+        while not self._process.has_ended():
+            for key, _ in self._selector.select(LOOK_S):
+                if isinstance(key.data, Stream):
+                    self._process.read(key.data)
+                else:
+                    self._read_ready()
+            self._process.release(time.monotonic())
+        self._process.signal(signal.SIGKILL)  # what it left behind
+        self._guard.release(self._process.pid)
+        status = self._process.reap()
+        self._process.drain()
+        self._guard.close()
+        self._selector.close()
+        os.close(self._ready)
+        tracebacks = self._process.tracebacks
+        with self._something:
+            self._end = End(status, tracebacks.take(), tracebacks.passed_on)
+            self._something.notify_all()
+
+    def _read_ready(self) -> None:
+        data = os.read(self._ready, READ_BYTES)
+        if not data:
+            self._selector.unregister(self._ready)
+        with self._something:
+            self._told = (self._told + read_announcements(data))[-TOLD_MAX:]
+            self._something.notify_all()
+
+    def _show(self, text: str, error: bool) -> None:
+        with self._something:
+            self._dropped += len(self._lines) == LINES_MAX
+            self._lines.append((text, error))
+            self._something.notify_all()
+
+    # -- The trace
+
+    def _new_trace(self) -> list[tuple[str, bytes]]:
+        """Whole lines of each file that have not been passed on yet."""
+        found = []
+        for path in trace_files(self._folder) if self._folder is not None else ():
+            with path.open("rb") as file:
+                file.seek(self._sent.get(path, 0))
+                data = file.read(TRACE_BYTES_MAX)
+            data = data[: data.rfind(b"\n") + 1]
+            if data:
+                self._sent[path] = self._sent.get(path, 0) + len(data)
+                found.append((path.name, data))
+        return found
+
+
+def variables(place: Place) -> dict[str, str]:
+    """A place as text, for another process; the run's folder is that of the machine where it runs."""
+    return {name: value for name, value in place.variables().items() if name != "RAGTAG_RUN"}
+
+
+@dataclass(frozen=True, slots=True)
+class ActorCame:
     """An actor is there. life: names this process of it; a restarted actor has another."""
 
     life: str
     host: str
-    arrival: Arrival
+    arrival: PeerAddresses
 
 
 class PeerActor:
@@ -36,10 +212,10 @@ class PeerActor:
         self._data, self._member = bound_at(self._host), bound_at(self._host)
         self._script: Script | None = None
 
-    def come(self) -> Came:
+    def come(self) -> ActorCame:
         """Where this peer is."""
-        arrival = Arrival(self._data.getsockname()[:2], self._member.getsockname()[:2])
-        return Came(self._life, self._host, arrival)
+        arrival = PeerAddresses(self._data.getsockname()[:2], self._member.getsockname()[:2])
+        return ActorCame(self._life, self._host, arrival)
 
     def start(
         self, life: str, argv: Sequence[str], place: dict[str, str], cwd: str | None, traced: bool

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragtag.app.launch.events import Event, LaunchResult, Said
-from ragtag.app.launch.setup import LaunchError, OnError, Setup, check_launch
-from ragtag.app.on_ray.library import load
+from ragtag.app.launch.events import Event, LaunchResult, Remark
+from ragtag.app.launch.setup import LaunchError, LaunchSetup, OnError, check_launch
+from ragtag.app.on_ray.library import load_ray
 from ragtag.app.on_ray.loop import RayLaunch
 from ragtag.app.tracefile import trace_files
 from ragtag.core.faults import Faults
@@ -86,7 +86,7 @@ def launch_on_ray(
         raise LaunchError(f"{run_folder} holds the trace of a run already; give another folder")
     tell = on_event or _ignore
     with connected(placement, tell) as ray, ExitStack() as stack:
-        setup = Setup(
+        setup = LaunchSetup(
             n,
             _found_argv(argv, placement),
             f"crew-{os.urandom(6).hex()}",
@@ -105,7 +105,7 @@ def launch_on_ray(
 @contextmanager
 def connected(placement: Placement, tell: Callable[[Event], None]) -> Iterator[Any]:
     """Ray, connected to its cluster; disconnected again if it was not before."""
-    ray = load()
+    ray = load_ray()
     if ray.is_initialized():
         yield ray
         return
@@ -117,7 +117,7 @@ def connected(placement: Placement, tell: Callable[[Event], None]) -> Iterator[A
         nodes = sum(node["Alive"] for node in ray.nodes())
         cpus = ray.cluster_resources().get("CPU", 0.0)
         address = context.address_info.get("address") or "this machine"
-        tell(Said(f"Ray at {address}: {nodes} node{'s' * (nodes != 1)}, {cpus:g} CPUs"))
+        tell(Remark(f"Ray at {address}: {nodes} node{'s' * (nodes != 1)}, {cpus:g} CPUs"))
         yield ray
     finally:
         ray.shutdown()
@@ -137,7 +137,7 @@ def check_on_ray(
         LaunchError: the number of peers, the script, a fault, the folder for the nodes.
         ragtag.app.on_ray.library.NoRay: Ray is not installed.
     """
-    load()
+    load_ray()
     folder = placement.working_dir
     if folder is not None and not folder.is_dir():
         raise LaunchError(f"there is no folder {folder} to bring to the cluster's nodes")

@@ -12,7 +12,7 @@ class NoRay(Error, ImportError):
     """Ray is not installed."""
 
 
-def load() -> Any:
+def load_ray() -> Any:
     """The ``ray`` module.
 
     Raises:
@@ -28,5 +28,5 @@ def load() -> Any:
 
 def own_host() -> str:
     """The address under which Ray's other nodes reach this one."""
-    load()
+    load_ray()
     return str(importlib.import_module("ray.util").get_node_ip_address())

@@ -1,4 +1,4 @@
-"""The launcher's side of peers on Ray: one loop over what the actors answer."""
+"""The launcher's side of peers on Ray: one loop over what the actors answer, and what it writes of that."""
 
 from __future__ import annotations
 
@@ -6,23 +6,140 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ragtag.app.disk import explain
 from ragtag.app.environment import Announcement, Reached
-from ragtag.app.launch.ending import Ending
-from ragtag.app.launch.events import Ended, EndedBy, Event, LaunchResult, Line, Ready, Said, Seated, Started
-from ragtag.app.launch.setup import LaunchError, Setup
-from ragtag.app.launch.signals import Signals
-from ragtag.app.on_ray.actor import Came, PeerActor
-from ragtag.app.on_ray.book import Book
-from ragtag.app.on_ray.peer import RayPeer, Stage, explain
+from ragtag.app.invitation.token import Token, encode, keep_token
+from ragtag.app.launch.events import (
+    Ended,
+    EndedBy,
+    Event,
+    LaunchResult,
+    Printed,
+    Ready,
+    Remark,
+    Seated,
+    Started,
+)
+from ragtag.app.launch.setup import LaunchError, LaunchSetup
+from ragtag.app.launch.signals import Shutdown, Signals
+from ragtag.app.on_ray.actor import ActorCame, End, News, PeerActor, variables
 from ragtag.app.on_ray.register import Register
-from ragtag.app.on_ray.script import End, News, variables
 from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
 from ragtag.app.terminal.words import counted
+from ragtag.app.tracefile import CREW_FILE, TraceWriter
 from ragtag.core import trace
 from ragtag.core.faultspec import format_faults
+from ragtag.core.types import PeerId
+
+
+class Stage(Enum):
+    """How far a peer is."""
+
+    COMING = "coming"
+    """Ray is looking for a place for its actor, or starts it again."""
+    HERE = "here"
+    """It waits for the crew to begin."""
+    STARTING = "starting"
+    RUNNING = "running"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class RayPeer:
+    """One peer.
+
+    actor: Ray's handle; came: where its present process is; again_s: when to ask for it again; starts: how
+    often the script was started; reached: how far the peer has come since the last start.
+    """
+
+    number: PeerId
+    actor: Any
+    stage: Stage = Stage.COMING
+    came: ActorCame | None = None
+    again_s: float | None = None
+    starts: int = 0
+    reached: Reached = Reached.STARTED
+
+    @property
+    def joined(self) -> bool:
+        """Whether it averages with its crew."""
+        return self.reached >= Reached.READY
+
+    @property
+    def up(self) -> bool:
+        """Whether its script runs, or is about to."""
+        return self.stage in (Stage.STARTING, Stage.RUNNING)
+
+
+def peer_ended(peer: RayPeer, end: End, by: EndedBy, seen: SeenErrors) -> Ended:
+    """How a peer's script ended, for whoever watches."""
+    number = peer.number
+    failed = by == "itself" and end.status != 0
+    shown = end.passed_on if end.status == 1 and not end.held else ""  # it took long to end
+    error = (end.held or shown) if failed else ""
+    same_as = seen.same_as(number, error)
+    return Ended(number, end.status, by, error, same_as, bool(shown), peer.reached)
+
+
+class RunBook:
+    """The run's folder, if it has one. What cannot be written is told, and stops no run."""
+
+    def __init__(self, setup: LaunchSetup, say: Callable[[str], None], stack: ExitStack) -> None:
+        self._folder, self._say = setup.run_folder, say
+        self._started_s = time.monotonic()
+        self._broken = False
+        self._run = setup.run_record(None)
+        self._trace: TraceWriter | None = None
+        if self._folder is not None:
+            self._trace = stack.enter_context(TraceWriter(self._folder / CREW_FILE, say))
+            self._trace.write(self._run)
+
+    def now_t(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._started_s
+
+    def write(self, record: trace.Known) -> None:
+        """Write a record of the crew's."""
+        if self._trace is not None:
+            self._trace.write(record)
+
+    def note(self, what: str, peer: int = trace.CREW, detail: str = "") -> None:
+        """Write a note."""
+        self.write(trace.Note(t=self.now_t(), peer=peer, what=what, detail=detail))
+
+    def averaging(self, method: str) -> None:
+        """What peers average by is known once the first one says so: the run's record comes again, whole."""
+        if method and not self._run.method:
+            self._run = msgspec.structs.replace(self._run, t=self.now_t(), method=method)
+            self.write(self._run)
+
+    def keep(self, token: Token) -> None:
+        """Keep an invitation, for ``ragtag invite``."""
+        if self._folder is None:
+            return
+        try:
+            keep_token(self._folder, encode(token))
+        except OSError as error:
+            self._say(f"no invitation to this crew could be kept: {explain(error)}")
+
+    def append(self, name: str, data: bytes) -> None:
+        """Append a piece of a peer's trace."""
+        if self._folder is None or self._broken:
+            return
+        try:
+            with (self._folder / Path(name).name).open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            self._broken = True
+            self._say(f"the peers' traces are not kept any more: {explain(error)}")
+
 
 TURN_S = 0.2
 """How long one turn waits for answers; signals are looked for in between."""
@@ -36,7 +153,7 @@ class RayLaunch:
     def __init__(
         self,
         ray: Any,
-        setup: Setup,
+        setup: LaunchSetup,
         options: Callable[[int], dict[str, Any]],
         placed_s: float,
         on_event: Callable[[Event], None],
@@ -47,11 +164,11 @@ class RayLaunch:
         self._register = Register(setup.n, setup.crew, setup.seed, setup.key)
         self._ends: dict[int, Ended] = {}
         self._seen = SeenErrors()
-        self._ending: Ending | None = None
+        self._ending: Shutdown | None = None
         self._interrupted = 0
         self._told_ready = self._stopped = False
         self._asked: dict[Any, RayPeer] = {}
-        self._book = Book(setup, self._say, stack)
+        self._book = RunBook(setup, self._say, stack)
         self._signals = stack.enter_context(Signals())
         remote = ray.remote(PeerActor)
         self._peers = [RayPeer(i, remote.options(**options(i)).remote()) for i in range(setup.n)]
@@ -132,8 +249,8 @@ class RayLaunch:
         else:
             self._take(peer, answer)
 
-    def _take(self, peer: RayPeer, answer: Came | News | int | None) -> None:
-        if isinstance(answer, Came):
+    def _take(self, peer: RayPeer, answer: ActorCame | News | int | None) -> None:
+        if isinstance(answer, ActorCame):
             if peer.came is not None and answer.life == peer.came.life:  # not killed yet
                 self._come_again(peer)
                 return
@@ -205,7 +322,7 @@ class RayLaunch:
             lines = counted(news.dropped, "line")
             self._say(f"{lines} of peer {peer.number} not shown: the output came too fast")
         for text, error in news.lines:
-            self._tell(Line(peer.number, text, error))
+            self._tell(Printed(peer.number, text, error))
         for name, data in news.trace:
             self._book.append(name, data)
         for told in news.told:
@@ -271,10 +388,10 @@ class RayLaunch:
             self._ray.kill(peer.actor, no_restart=True)
         if self._ending is not None and end.status != 0:
             by = "launcher"
-        ended = self._ends[peer.number] = explain(peer, end, by, self._seen)
+        ended = self._ends[peer.number] = peer_ended(peer, end, by, self._seen)
         if end.held and not ended.failed and not (by == "launcher" and interrupted(end.held)):
             for text in end.held.splitlines():
-                self._tell(Line(peer.number, text, error=True))
+                self._tell(Printed(peer.number, text, error=True))
         if ended.failed:
             what = last_line(ended.error) or ended.how
             now_t = self._book.now_t()
@@ -288,7 +405,7 @@ class RayLaunch:
         """End all peers: SIGINT now, SIGTERM and SIGKILL to those that are still there later."""
         if self._ending is not None or not self._left():
             return
-        self._ending = Ending(time.monotonic(), self._setup.grace_s)
+        self._ending = Shutdown(time.monotonic(), self._setup.grace_s)
         self._signals.stopping = True
         self._say(why)
         self._book.note("stopping", detail=why)
@@ -312,7 +429,7 @@ class RayLaunch:
     # -- Small change
 
     def _say(self, text: str) -> None:
-        self._tell(Said(text))
+        self._tell(Remark(text))
 
 
 def _brief(error: BaseException) -> str:

@@ -17,10 +17,11 @@ from typing import Any
 
 from ragtag.app.crew.crew import Crew
 from ragtag.app.crew.join import JoinError, join_as
+from ragtag.app.crew.peer import Peer
 from ragtag.app.environment import Place
 from ragtag.app.invitation.token import new_key
-from ragtag.app.on_ray.library import load, own_host
-from ragtag.app.on_ray.register import Arrival, Register
+from ragtag.app.on_ray.library import load_ray, own_host
+from ragtag.app.on_ray.register import PeerAddresses, Register
 from ragtag.network.link.udp import bound_at
 
 ALIVE_S = 2.0
@@ -40,7 +41,7 @@ class MeetingActor:
         self._alive_s: dict[int, float] = {}
         self._begun = asyncio.Event()
 
-    async def come(self, who: str, arrival: Arrival, patience_s: float) -> Place:
+    async def come(self, who: str, arrival: PeerAddresses, patience_s: float) -> Place:
         """Come to the meeting, and wait until the crew begins: with all, or when one's patience ends."""
         if len(self._numbers) >= NUMBERS_MAX:
             raise RuntimeError(f"{NUMBERS_MAX} tasks and actors have come to this crew; make another one")
@@ -56,7 +57,7 @@ class MeetingActor:
             self._begin()
         return self._register.place(number)
 
-    async def alive(self, who: str, arrival: Arrival) -> None:
+    async def alive(self, who: str, arrival: PeerAddresses) -> None:
         """A peer of the crew lives; a meeting that was started again learns of it so."""
         number = self._numbers.setdefault(who, len(self._numbers))
         if number not in self._register.living:
@@ -109,14 +110,14 @@ class RayCrew:
         Raises:
             JoinError: nobody lets this peer in, or the meeting is lost.
         """
-        ray = load()
+        ray = load_ray()
         until_s = time.monotonic() + deadline_s
         who, folder = _who(ray), os.environ.get("RAGTAG_RUN")
         while True:
             left_s = until_s - time.monotonic()
             host = own_host()
             with bound_at(host) as data, bound_at(host) as member:
-                arrival = Arrival(data.getsockname()[:2], member.getsockname()[:2])
+                arrival = PeerAddresses(data.getsockname()[:2], member.getsockname()[:2])
                 place = self._place(ray, who, arrival, left_s)
                 one_try_s = left_s if place.token is None else deadline_s / 4  # whom it names may be dead
                 place = replace(place, run_folder=Path(folder) if folder else None)
@@ -129,13 +130,13 @@ class RayCrew:
                     continue
             threading.Thread(
                 target=_sign,
-                args=(self.actor, who, arrival, weakref.ref(crew)),
+                args=(self.actor, who, arrival, weakref.ref(crew._peer)),
                 name="ragtag-alive",
                 daemon=True,
             ).start()
             return crew
 
-    def _place(self, ray: Any, who: str, arrival: Arrival, left_s: float) -> Place:
+    def _place(self, ray: Any, who: str, arrival: PeerAddresses, left_s: float) -> Place:
         try:
             answer = self.actor.come.remote(who, arrival, 0.5 * max(0.0, left_s))
             place = ray.get(answer, timeout=max(0.1, left_s))
@@ -155,7 +156,7 @@ def make(n: int, *, seed: int = 0) -> RayCrew:
         ValueError: ``n`` is out of range.
         ragtag.app.on_ray.library.NoRay: Ray is not installed.
     """
-    ray = load()
+    ray = load_ray()
     name = f"ragtag-{os.urandom(6).hex()}"
     key = new_key()
     Register(n, name, seed, key)  # refuses what is out of range here, not in an actor
@@ -164,13 +165,13 @@ def make(n: int, *, seed: int = 0) -> RayCrew:
     return RayCrew(actor, ray.get_runtime_context().namespace, name, n)
 
 
-def named(text: str) -> RayCrew:
+def crew_named(text: str) -> RayCrew:
     """The crew that ``RayCrew.env`` has told of.
 
     Raises:
         JoinError: there is none, any more.
     """
-    ray = load()
+    ray = load_ray()
     namespace, _, rest = text.partition("/")
     name, _, n = rest.partition("/")
     try:
@@ -188,9 +189,9 @@ def _who(ray: Any) -> str:
     return str(context.get_actor_id() or context.get_task_id() or f"driver-{os.getpid()}")
 
 
-def _sign(actor: Any, who: str, arrival: Arrival, crew: weakref.ref[Crew]) -> None:
+def _sign(actor: Any, who: str, arrival: PeerAddresses, peer: weakref.ref[Peer]) -> None:
     """Tell the meeting that this peer lives until it leaves its crew."""
-    while (here := crew()) is not None and not here.left:
+    while (here := peer()) is not None and not here.left:
         del here
         actor.alive.remote(who, arrival)
         time.sleep(ALIVE_S)

@@ -16,7 +16,7 @@ from ragtag.core.types import SEATS_MAX, PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PeerAddresses:
     """A peer that has come: where it takes data, and where its membership listens."""
 
     data: Address
@@ -35,8 +35,8 @@ class Register:
             raise ValueError(f"{n} peers: a crew has 1 to {SEATS_MAX}")
         self.n, self.crew, self.seed = n, crew, seed
         self._key = key or new_key()
-        self._living: dict[int, Arrival] = {}  # whoever was heard last comes last
-        self._founders: dict[int, Arrival] | None = None
+        self._living: dict[int, PeerAddresses] = {}  # whoever was heard last comes last
+        self._founders: dict[int, PeerAddresses] | None = None
         self._times: Counter[int] = Counter()
 
     @property
@@ -54,7 +54,7 @@ class Register:
         """Who has come and not gone."""
         return frozenset(self._living)
 
-    def come(self, number: int, arrival: Arrival) -> None:
+    def come(self, number: int, arrival: PeerAddresses) -> None:
         """A peer has come; the one that had its number before is no more."""
         self._living.pop(number, None)
         self._living[number] = arrival

@@ -23,7 +23,7 @@ from ragtag.codecs.sparse.options import Options
 from ragtag.core.types import Floats
 
 
-class Watch:
+class GradientWatch:
     """Called before each step of any optimiser; ends the process once there were enough."""
 
     def __init__(self, out: Path, steps: int, ratio: float) -> None:
@@ -69,7 +69,7 @@ def _flat(parameters: list[torch.Tensor]) -> Floats:
 def main() -> None:
     """As the module says."""
     out, steps, ratio, script, *arguments = sys.argv[1:]
-    register_optimizer_step_pre_hook(Watch(Path(out), int(steps), float(ratio)))
+    register_optimizer_step_pre_hook(GradientWatch(Path(out), int(steps), float(ratio)))
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")

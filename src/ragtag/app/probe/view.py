@@ -18,7 +18,7 @@ EVERY = (1, 10, 50)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Probed:
     """What was probed. rate_bytes_per_s: of the crew's link, where it is known; rate_from: says who."""
 
     size: int
@@ -71,7 +71,7 @@ class Found:
         }
 
 
-def show(found: Found, console: Console) -> None:
+def show(found: Probed, console: Console) -> None:
     """A table of codecs, then what would be sent."""
     rate = found.rate_bytes_per_s
     title = f"{count(found.size)} parameters, 1 in {found.size / found.k:.0f} sent, {found.peers} peers"
@@ -82,7 +82,7 @@ def show(found: Found, console: Console) -> None:
     for name in ("message", "select", "code", "break-even"):
         table.add_column(name, justify="right", no_wrap=True)
     if rate is not None:
-        table.add_column(f"at {bits(rate)}", justify="right", no_wrap=True)
+        table.add_column(f"at {bits_text(rate)}", justify="right", no_wrap=True)
     best = None if rate is None else found.best(rate)
     table.add_row("fp32", size(found.dense.message_bytes), *["-"] * 3, *_round(found, None, best))
     ordered = sorted(found.costs, key=lambda c: -found.choice(c, 1.0).break_even_bytes_per_s)
@@ -108,14 +108,14 @@ def show(found: Found, console: Console) -> None:
         )
 
 
-def _cells(found: Found, cost: Cost) -> tuple[str, ...]:
+def _cells(found: Probed, cost: Cost) -> tuple[str, ...]:
     even = found.choice(cost, 1.0).break_even_bytes_per_s
     select = "-" if cost.dense else span(cost.select_s)
     code_s = cost.encode_s + cost.read_s(found.peers)
-    return (cost.name, size(cost.message_bytes), select, span(code_s), bits(even))
+    return (cost.name, size(cost.message_bytes), select, span(code_s), bits_text(even))
 
 
-def _round(found: Found, cost: Cost | None, best: Cost | None) -> tuple[str, ...]:
+def _round(found: Probed, cost: Cost | None, best: Cost | None) -> tuple[str, ...]:
     """A round's time at the crew's rate: the fastest stands out, what is by-passed stands back."""
     if best is None or found.rate_bytes_per_s is None:
         return ()
@@ -129,9 +129,9 @@ def _round(found: Found, cost: Cost | None, best: Cost | None) -> tuple[str, ...
     return (told if choice.sparse else f"[dim]{told}[/dim]",)
 
 
-def _advise(found: Found, console: Console) -> None:
+def _advise(found: Probed, console: Console) -> None:
     if found.rate_bytes_per_s is not None:
-        rates = [(bits(found.rate_bytes_per_s), found.rate_bytes_per_s)]
+        rates = [(bits_text(found.rate_bytes_per_s), found.rate_bytes_per_s)]
     else:
         rates = list(RATES)
     for name, rate in rates:
@@ -176,7 +176,7 @@ def span(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-def bits(rate_bytes_per_s: float) -> str:
+def bits_text(rate_bytes_per_s: float) -> str:
     """A link's rate."""
     if rate_bytes_per_s == float("inf"):
         return "any link"

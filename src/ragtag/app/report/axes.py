@@ -154,7 +154,7 @@ def marks_of(faults: Sequence[trace.Fault], t_end: float) -> list[Mark]:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Plot:
     """One chart's place: width, height, and the plot inside it (x to right, y top to bottom, in pixels)."""
 
     width: int
@@ -202,7 +202,7 @@ def place_labels(marks: Sequence[Mark], scale: Scale) -> tuple[list[tuple[Mark, 
 
 def frame(
     width: int, plot_height: int, marks: Sequence[Mark], t0: float, t1: float, rounds: bool, right: int
-) -> Frame:
+) -> Plot:
     """The place of a time chart: room above for fault labels, below for the axis."""
     narrow = width < 700
     left = 54 if narrow else 58
@@ -210,10 +210,10 @@ def frame(
     _, lanes = place_labels(marks, time)
     top = 8 + lanes * LANE + (6 if lanes else 0)
     bottom = 38 if rounds else 24
-    return Frame(width, top + plot_height + bottom, left, right, top, bottom, time, narrow)
+    return Plot(width, top + plot_height + bottom, left, right, top, bottom, time, narrow)
 
 
-def draw_spans(place: Frame, marks: Sequence[Mark]) -> Iterator[str]:
+def draw_spans(place: Plot, marks: Sequence[Mark]) -> Iterator[str]:
     """What lies behind the data: frozen spans, and strips for faults that last."""
     top, bottom = place.top, place.plot_bottom
     for mark in marks:
@@ -227,7 +227,7 @@ def draw_spans(place: Frame, marks: Sequence[Mark]) -> Iterator[str]:
             yield f'<rect class="band" x="{x0:.1f}" y="{top}" {size}>{title}</rect>'
 
 
-def draw_marks(place: Frame, marks: Sequence[Mark]) -> Iterator[str]:
+def draw_marks(place: Plot, marks: Sequence[Mark]) -> Iterator[str]:
     """What lies over the data: the edges of spans, the lines of kills, and all labels above the plot."""
     top, bottom = place.top, place.plot_bottom
     placed, _ = place_labels(marks, place.t)
@@ -249,7 +249,7 @@ def draw_marks(place: Frame, marks: Sequence[Mark]) -> Iterator[str]:
         yield f'<text class="mark {mark.style}t" {at}>{escape(text)}</text>'
 
 
-def draw_time(place: Frame, round_at: Callable[[float], float | None] | None) -> Iterator[str]:
+def draw_time(place: Plot, round_at: Callable[[float], float | None] | None) -> Iterator[str]:
     """The time axis; where rounds are known, their numbers stand below the times."""
     y = place.plot_bottom
     yield f'<path class="axis" d="M{place.left} {y}H{place.width - place.right}"/>'
@@ -262,7 +262,7 @@ def draw_time(place: Frame, round_at: Callable[[float], float | None] | None) ->
             yield f'<text class="lab mid faint" x="{x:.1f}" y="{y + 30}">round {number:.0f}</text>'
 
 
-def draw_values(place: Frame, scale: Scale, form: Callable[[float], str], most: int = 5) -> Iterator[str]:
+def draw_values(place: Plot, scale: Scale, form: Callable[[float], str], most: int = 5) -> Iterator[str]:
     """Grid lines and numbers of the upright axis."""
     if scale.form == "log":
         values = log_ticks(scale.low, scale.high)

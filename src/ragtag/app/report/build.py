@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ragtag.app.report import chart_sections, coming, replicas, sections, sparse
+from ragtag.app.report import chart_sections, sections
 from ragtag.app.report.axes import marks_of
 from ragtag.app.report.data import Summary
 from ragtag.app.report.figures import figures
@@ -71,9 +71,9 @@ def render(summary: Summary, folder: str) -> str:
         chart_sections.all_charts(summary, marks),
         sections.faults(summary, marks),
         sections.peers(summary),
-        sparse.section(summary),
-        replicas.section(summary),
-        coming.section(summary),
+        sections.selections(summary),
+        sections.replicas(summary),
+        sections.coming(summary),
         sections.events(summary),
         sections.configuration(summary, folder),
     ]

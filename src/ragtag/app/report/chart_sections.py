@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ragtag.app.report import axes, charts, drawing, missed, timeline
+from ragtag.app.report import axes, charts, drawing, timeline
 from ragtag.app.report.axes import Mark, clock, seconds
 from ragtag.app.report.data import Summary
 from ragtag.app.report.figures import round_times
@@ -89,5 +89,5 @@ def _round_figures(summary: Summary, both: Any) -> list[str]:
         figure("Arrival rate", arrival, "", both(charts.arrival_chart)),
         figure("Round times", dots, "", both(charts.round_time_chart)),
         figure("Stages of a round", "Mean time of the two stages.", stages, both(charts.stage_chart)),
-        figure("Who was missed when", in_vain, "", both(missed.missed_chart)),
+        figure("Who was missed when", in_vain, "", both(charts.missed_chart)),
     ]

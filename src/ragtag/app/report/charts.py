@@ -1,15 +1,16 @@
-"""The report's charts over time: each returns one SVG element as text, for a given width."""
+"""The report's charts: each returns one SVG element as text, for a given width."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ragtag.app.report import axes
-from ragtag.app.report.axes import Mark, Scale
+from ragtag.app.report.axes import Mark, Plot, Scale
 from ragtag.app.report.data import ALL, Summary
-from ragtag.app.report.drawing import Line, draw_lines, frame, peer_lines, points, spread, svg
+from ragtag.app.report.drawing import Curve, draw_lines, frame, peer_lines, points, spread, svg
 
 SHORTEST = 30.0
 """A logarithmic axis of round times begins at the median divided by this; shorter ones stand on its edge."""
@@ -18,8 +19,8 @@ SHORTEST = 30.0
 def accuracy_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     """Accuracy of each peer's own model, of their mean, and of the mean model."""
     lines = peer_lines(summary, lambda peer: summary.accuracy.points(peer))
-    lines.append(Line("mean of the peers' own", "mean", *summary.own_mean.points(ALL), ends="mean"))
-    lines.append(Line("the mean model", "model", *summary.mean_accuracy.points(ALL), ends="mean model"))
+    lines.append(Curve("mean of the peers' own", "mean", *summary.own_mean.points(ALL), ends="mean"))
+    lines.append(Curve("the mean model", "model", *summary.mean_accuracy.points(ALL), ends="mean model"))
     lines = [line for line in lines if len(line.t)]
     low = min((float(line.value.min()) for line in lines), default=0.0)
     high = max((float(line.value.max()) for line in lines), default=1.0)
@@ -36,7 +37,7 @@ def accuracy_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
 def loss_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     """Training loss of each peer, and of all steps together."""
     lines = peer_lines(summary, lambda peer: summary.loss.points(peer))
-    lines.append(Line("mean of all peers", "mean", *summary.loss.points(ALL), ends="mean"))
+    lines.append(Curve("mean of all peers", "mean", *summary.loss.points(ALL), ends="mean"))
     lines = [line for line in lines if len(line.t)]
     values = np.concatenate([line.value for line in lines]) if lines else np.array([0.0, 1.0])
     low, high = float(values.min()), float(values.max())
@@ -48,7 +49,7 @@ def loss_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
 def coherence_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     """Each peer's gradient coherence, and the mean; what is far out stands on the edge."""
     lines = peer_lines(summary, lambda peer: summary.coherence.points(peer))
-    lines.append(Line("mean of all peers", "mean", *summary.coherence.points(ALL), ends="mean"))
+    lines.append(Curve("mean of all peers", "mean", *summary.coherence.points(ALL), ends="mean"))
     lines = [line for line in lines if len(line.t)]
     values = np.concatenate([line.value for line in lines])
     low, high = (float(q) for q in np.quantile(values, (0.02, 0.98)))
@@ -74,7 +75,7 @@ def arrival_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
         low, high = np.nanmin(shown[:, known], axis=0), np.nanmax(shown[:, known], axis=0)
         edge = points(place, scale, t[known], high) + points(place, scale, t[known], low)[::-1]
         body.append(f'<path class="range" d="M{"L".join(edge)}Z"/>')
-    line = Line("arrived, mean", "mean", t, mean, ends="mean")
+    line = Curve("arrived, mean", "mean", t, mean, ends="mean")
     body += draw_lines(place, scale, [line])
     return svg(summary, place, marks, scale, body, axes.percent, "Arrival rate", "share", rounds=True)
 
@@ -131,7 +132,7 @@ def _line_chart(
     marks: Sequence[Mark],
     width: int,
     height: int,
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     span: tuple[float, float, str],
     form: Callable[[float], str],
     title: str,
@@ -145,3 +146,63 @@ def _line_chart(
     if rule is not None:
         body.insert(0, f'<path class="p95" d="M{place.left} {scale(rule):.1f}H{place.width - place.right}"/>')
     return svg(summary, place, marks, scale, body, form, title, unit)
+
+
+Flags = NDArray[np.bool_]
+
+
+def missed_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
+    """A strip for each peer: how many of the others waited for it in vain, and when nobody waited."""
+    rows = len(summary.charted)
+    row = max(9, min(30, 900 // max(1, rows)))
+    place = frame(summary, marks, width, rows * row + 4, rounds=True)
+    body: list[str] = []
+    for at in range(rows):
+        base = place.top + 4 + (at + 1) * row - 2
+        body += _bars(summary, at, place, base, row)
+        body += _labels(summary, at, place, base, row)
+    scale = Scale(0.0, 1.0, place.plot_bottom, place.top)
+    return svg(summary, place, marks, scale, body, None, "Who was missed when", "", rounds=True)
+
+
+def _bars(summary: Summary, at: int, place: Plot, base: int, row: int) -> Iterator[str]:
+    """The data of strip ``at``, which stands on ``base`` and is ``row`` pixels high."""
+    column = (place.width - place.right - place.left) / summary.missed.shape[1]
+    known = (summary.rounds[at] > 0) & bool(summary.waited.any())
+    share = summary.missed[at] / np.maximum(summary.rounds[at], max(1, len(summary.peers) - 1))
+    for start, end in _stretches(_carried(summary.waited[at] * 2 < summary.rounds[at], known)):
+        x, w = place.left + start * column, (end - start) * column
+        yield f'<rect class="away" x="{x:.1f}" y="{base - row + 4}" width="{w:.1f}" height="{row - 4}"/>'
+    bars = "".join(
+        f"M{place.left + (k + 0.5) * column:.1f} {base}v-{max(2.0, float(share[k]) * (row - 4)):.1f}"
+        for k in np.flatnonzero(share > 0)
+    )
+    yield f'<path class="base" d="M{place.left} {base}H{place.width - place.right}"/>'
+    if bars:
+        yield f'<path class="missed" stroke-width="{max(1.5, column * 0.85):.1f}" d="{bars}"/>'
+
+
+def _labels(summary: Summary, at: int, place: Plot, base: int, row: int) -> Iterator[str]:
+    """A strip's name at its left, and how often its peer was missed at its right."""
+    peer, middle, roomy = summary.charted[at], base - row / 2 + 6, row >= 12
+    if roomy or at % 2 == 0:
+        text = str(peer) if place.narrow or not roomy else f"peer {peer}"
+        yield f'<text class="lab end" x="{place.left - 6}" y="{middle:.1f}">{text}</text>'
+    total, right = summary.peers[peer].missed, place.width - place.right
+    yield (
+        f'<rect class="hit" x="{place.left}" y="{base - row + 2}" height="{row}"'
+        f' width="{right - place.left}"><title>peer {peer}: missed {total:,} times in all</title></rect>'
+    )
+    if not place.narrow and roomy:
+        yield f'<text class="lab" x="{right + 6}" y="{middle:.1f}">{total:,} missed</text>'
+
+
+def _carried(flags: Flags, known: Flags) -> Flags:
+    """Flags where they are known; between, the last known one goes on."""
+    latest = np.maximum.accumulate(np.where(known, np.arange(len(flags)), -1))
+    return np.where(latest >= 0, flags[np.maximum(latest, 0)], False)
+
+
+def _stretches(flags: Flags) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 
-from ragtag.app.report.data import ALL, FREEZES, MEMBERSHIP, Item, Peer, Summary
-from ragtag.app.report.replicas import Looks
+from ragtag.app.report.data import (
+    ALL,
+    FREEZES,
+    MEMBERSHIP,
+    Comparisons,
+    Item,
+    PeerFigures,
+    Selections,
+    Summary,
+)
 from ragtag.app.report.series import Bins
-from ragtag.app.report.sparse import Sums
 from ragtag.core import trace
 
 ITEMS_MAX = 200
@@ -34,9 +41,9 @@ class Collector:
         if isinstance(record, trace.Round) and peer is not None:
             self._round(peer, record)
         elif isinstance(record, trace.Sparse) and peer is not None:
-            self._to.sparse.setdefault(record.peer, Sums()).add(record)
+            self._to.sparse.setdefault(record.peer, Selections()).add(record)
         elif isinstance(record, trace.Align) and peer is not None:
-            self._to.replicas.setdefault(record.peer, Looks()).add(record)
+            self._to.replicas.setdefault(record.peer, Comparisons()).add(record)
         elif isinstance(record, trace.Step) and peer is not None:
             self._step(peer, record)
         elif isinstance(record, trace.Pace):
@@ -57,7 +64,7 @@ class Collector:
         elif isinstance(record, trace.Result) and len(self._to.results) < ITEMS_MAX:
             self._to.results.append(record)
 
-    def _round(self, peer: Peer, record: trace.Round) -> None:
+    def _round(self, peer: PeerFigures, record: trace.Round) -> None:
         to, t, n = self._to, record.t, record.of
         missed = record.how_often_missed
         peer.rounds += n
@@ -103,7 +110,7 @@ class Collector:
             for key in (record.peer, ALL):
                 self._to.coherence.add(key, t, mu)
 
-    def _step(self, peer: Peer, record: trace.Step) -> None:
+    def _step(self, peer: PeerFigures, record: trace.Step) -> None:
         peer.steps = max(peer.steps, record.step)
         peer.samples = max(peer.samples, record.samples)
         bad = record.how_often_bad
@@ -114,7 +121,7 @@ class Collector:
             for key in (record.peer, ALL):
                 self._to.loss.add(key, record.t, record.loss, record.how_often_good)
 
-    def _eval(self, peer: Peer | None, record: trace.Eval) -> None:
+    def _eval(self, peer: PeerFigures | None, record: trace.Eval) -> None:
         if record.model == "mean":
             self._to.mean_eval = record
             if record.accuracy is not None:
@@ -143,7 +150,7 @@ class Collector:
         killed_t = self._to.extent.killed_t.get(peer)
         return killed_t is not None and killed_t <= t and (self._to.peers[peer].joined_t or 0.0) <= killed_t
 
-    def _error(self, peer: Peer | None, record: trace.Error) -> None:
+    def _error(self, peer: PeerFigures | None, record: trace.Error) -> None:
         if peer is not None:
             peer.error_t = record.t
         for earlier in self._to.items[-64:]:  # a peer and its launcher may both tell of one error
@@ -155,7 +162,7 @@ class Collector:
         self._to.errors += 1
         self._item(Item(record.t, record.what, record.peer, record.detail, True, {record.peer}))
 
-    def _leave(self, peer: Peer, record: trace.Leave) -> None:
+    def _leave(self, peer: PeerFigures, record: trace.Leave) -> None:
         peer.left = not record.failed
         if record.failed:  # what failed is told by an error's own record
             peer.error_t = record.t

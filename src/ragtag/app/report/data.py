@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragtag.app.report.series import Bins, Dots, Sample
-from ragtag.app.report.spent import Timeline
 from ragtag.core import trace
 
-if TYPE_CHECKING:
-    from ragtag.app.report.replicas import Looks
-    from ragtag.app.report.sparse import Sums
-
+COMPUTE, AVERAGE, WAIT = range(3)
 ALL = -2
 """The row of all peers together in a table of bins."""
 KILLS = frozenset({"kill", "crash"})
@@ -31,7 +28,7 @@ MEMBERSHIP = frozenset(
 
 
 @dataclass(slots=True)
-class Peer:
+class PeerFigures:
     """A peer's figures; ``missed``: how often others waited for it in vain; ``misses``: its own waits.
 
     told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
@@ -90,13 +87,116 @@ class Extent:
     killed_t: dict[int, float] = field(default_factory=dict)
 
 
+class Timeline:
+    """Seconds of each kind by peer and column of time; what a peer waited for; how stale it was.
+
+    seconds: float64 ``[peers, kinds, columns]``. The others have an entry for each of ``peers``.
+    """
+
+    def __init__(self, peers: Sequence[int], columns: int, t0: float, t1: float) -> None:
+        self.peers = list(peers)
+        self._row = {peer: at for at, peer in enumerate(self.peers)}
+        self._t0, self._column_s = t0, max(t1 - t0, 1e-6) / columns
+        self.seconds: NDArray[np.float64] = np.zeros((len(self.peers), 3, columns))
+        self.total_s: NDArray[np.float64] = np.zeros((len(self.peers), 3))
+        self.lost_s = [0.0] * len(self.peers)
+        self.waited_s: list[Counter[int]] = [Counter() for _ in self.peers]
+        self.stale: list[Counter[int]] = [Counter() for _ in self.peers]
+
+    @property
+    def any(self) -> bool:
+        """Whether any peer told where its time went."""
+        return bool(self.total_s.any())
+
+    def add(self, record: trace.Pace) -> None:
+        """One record; its time is spread over the columns that it lies in."""
+        row = self._row.get(record.peer)
+        if row is None:
+            return
+        kinds = np.array([record.compute_s, record.average_s, record.wait_s])
+        self.total_s[row] += kinds
+        self.lost_s[row] += record.lost_s
+        for other, s in zip(record.waited_for, record.waited_s, strict=False):
+            if other in self._row:
+                self.waited_s[row][other] += s  # type: ignore[assignment]  # a Counter adds floats as well
+        for at, count in enumerate(record.stale):
+            self.stale[row][at] += count
+        self._spread(row, record.t - float(kinds.sum()), record.t, kinds)
+
+    def _spread(self, row: int, begin: float, end: float, kinds: NDArray[np.float64]) -> None:
+        if not end > begin:
+            return
+        columns = self.seconds.shape[2]
+        a, b = ((t - self._t0) / self._column_s for t in (begin, end))
+        edges = np.arange(columns + 1)
+        covered = np.clip(np.minimum(edges[1:], b) - np.maximum(edges[:-1], a), 0.0, None)
+        self.seconds[row] += kinds[:, None] * (covered / (b - a))
+
+
+@dataclass(slots=True)
+class Comparisons:
+    """What one peer saw when replicas were compared. alike_since: seconds; ``None``: they differ."""
+
+    count: int = 0
+    units: int = 0
+    apart: int = 0
+    own: int = 0
+    given: int = 0
+    taken: int = 0
+    largest: float = 0.0
+    last: float = 0.0
+    alike_since: float | None = None
+
+    def add(self, record: trace.Align) -> None:
+        """One comparison more."""
+        self.count += 1
+        self.units += record.units
+        self.apart += record.apart
+        self.own += record.own
+        self.given += record.given
+        self.taken += record.taken
+        self.largest = max(self.largest, record.distance)
+        self.last = record.distance if record.taken else self.last
+        if record.apart:
+            self.alike_since = None
+        elif self.alike_since is None:
+            self.alike_since = record.t
+
+
+@dataclass(slots=True)
+class Selections:
+    """One peer's rounds with selections."""
+
+    rounds: int = 0
+    whole: int = 0
+    saved_bytes: int = 0
+    captured: float = 0.0
+    committed: int = 0
+    restored: int = 0
+    late: int = 0
+    given_up: int = 0
+    last: trace.Sparse | None = None
+
+    def add(self, record: trace.Sparse) -> None:
+        """One round more."""
+        self.rounds += record.of
+        self.whole += record.how_often_dense
+        self.saved_bytes += max(0, record.dense_bytes - record.bytes)
+        self.captured += record.of * record.captured
+        self.committed += record.committed
+        self.restored += record.restored
+        self.late += record.late
+        self.given_up += record.given_up
+        self.last = record
+
+
 @dataclass(slots=True)
 class Summary:
     """The second pass: all that the page and the headline figures are made of."""
 
     run: trace.Run | None
     extent: Extent
-    peers: dict[int, Peer]
+    peers: dict[int, PeerFigures]
     charted: list[int]
     loss: Bins
     accuracy: Bins
@@ -123,14 +223,14 @@ class Summary:
     items_left_out: int = 0
     errors: int = 0
     mean_eval: trace.Eval | None = None
-    sparse: dict[int, Sums] = field(default_factory=dict)
-    replicas: dict[int, Looks] = field(default_factory=dict)
+    sparse: dict[int, Selections] = field(default_factory=dict)
+    replicas: dict[int, Comparisons] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     thinned: int = 0
     thinned_rounds: int = 0
 
     @property
-    def survivors(self) -> list[Peer]:
+    def survivors(self) -> list[PeerFigures]:
         """The peers that were not lost."""
         return [p for p in self.peers.values() if p.state not in LOST]
 

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from ragtag.app.report import axes
-from ragtag.app.report.axes import Frame, Mark, Scale
+from ragtag.app.report.axes import Mark, Plot, Scale
 from ragtag.app.report.data import ALL, Summary
 from ragtag.app.report.series import Array
 
@@ -20,7 +20,7 @@ GAP = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """One line of a chart. style: CSS classes; ends: a short name at its right end."""
 
     name: str
@@ -38,29 +38,29 @@ def style_of(peer: int, summary: Summary) -> str:
     return f"p{faulty.index(peer)}" if peer in faulty[:COLOURED_MAX] else "crowd"
 
 
-def frame(summary: Summary, marks: Sequence[Mark], width: int, height: int, rounds: bool = False) -> Frame:
+def frame(summary: Summary, marks: Sequence[Mark], width: int, height: int, rounds: bool = False) -> Plot:
     """The place of a chart over the whole run; ``height`` is the plot's."""
     t0, t1 = summary.extent.t0, max(summary.extent.t1, summary.extent.t0 + 1e-6)
     return axes.frame(width, height, marks, t0, t1, rounds, right=58 if width < 700 else 118)
 
 
-def peer_lines(summary: Summary, points_of: Callable[[int], tuple[Array, Array]]) -> list[Line]:
+def peer_lines(summary: Summary, points_of: Callable[[int], tuple[Array, Array]]) -> list[Curve]:
     """A line for each charted peer, those of the crowd first, so that they lie below the others."""
     lines = []
     for peer in summary.charted:
         style = style_of(peer, summary)
         lines.append(
-            Line(f"peer {peer}", style, *points_of(peer), ends="" if style == "crowd" else f"peer {peer}")
+            Curve(f"peer {peer}", style, *points_of(peer), ends="" if style == "crowd" else f"peer {peer}")
         )
     return sorted(lines, key=lambda line: line.style != "crowd")
 
 
-def points(place: Frame, scale: Scale, t: Array, value: Array) -> list[str]:
+def points(place: Plot, scale: Scale, t: Array, value: Array) -> list[str]:
     """Where values stand, as "x y" in pixels."""
     return [f"{place.t(float(a)):.1f} {scale(float(v)):.1f}" for a, v in zip(t, value, strict=True)]
 
 
-def _path(place: Frame, scale: Scale, line: Line) -> str:
+def _path(place: Plot, scale: Scale, line: Curve) -> str:
     gaps = np.diff(line.t)
     usual = float(np.median(gaps)) if len(gaps) else 0.0
     parts = points(place, scale, line.t, line.value)
@@ -70,7 +70,7 @@ def _path(place: Frame, scale: Scale, line: Line) -> str:
     return "".join(join + part for join, part in zip(joins, parts, strict=True))
 
 
-def draw_lines(place: Frame, scale: Scale, lines: Sequence[Line]) -> Iterator[str]:
+def draw_lines(place: Plot, scale: Scale, lines: Sequence[Curve]) -> Iterator[str]:
     """Lines as paths; those that reach the right end have their names there."""
     for line in lines:
         name = escape(line.name, quote=True)
@@ -105,7 +105,7 @@ def spread(wanted: Sequence[float], gap: float, top: float, bottom: float) -> li
 
 def svg(
     summary: Summary,
-    place: Frame,
+    place: Plot,
     marks: Sequence[Mark],
     scale: Scale,
     body: Iterable[str],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragtag.app.report.data import FREEZES, Peer, Summary
+from ragtag.app.report.data import FREEZES, PeerFigures, Summary
 
 
 def figures(summary: Summary) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def round_times(summary: Summary) -> dict[str, Any]:
     }
 
 
-def peer_figures(peer: Peer) -> dict[str, Any]:
+def peer_figures(peer: PeerFigures) -> dict[str, Any]:
     """One row of the table of peers."""
     return {
         "peer": peer.number,

@@ -7,14 +7,28 @@ from collections.abc import Sequence
 from html import escape
 
 from ragtag.app.report.axes import Mark, clock, percent, seconds
-from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Item, Summary
+from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Comparisons, Item, Selections, Summary
 from ragtag.app.report.figures import round_times
 from ragtag.app.report.html import NONE, bytes_text, cell, table
-from ragtag.app.terminal.alike import Final, alike
-from ragtag.app.terminal.noted import UNTOLD, in_words
-from ragtag.app.terminal.words import counted, these_peers
+from ragtag.app.terminal.words import UNTOLD, Final, counted, in_words, models_in_words, these_peers
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+_BAD = frozenset({"declared dead", "lost its seat", "no member any more"})
+_GOOD = frozenset({"back", "healed"})
+_SELECTED = tuple(
+    (name, "num")
+    for name in (
+        *("peer", "rounds", "sent whole", "density", "bytes saved", "energy captured", "residual"),
+        *("delivered", "given back", "came late", "never came"),
+    )
+)
+_COMPARED = tuple(
+    (name, "num")
+    for name in (
+        *("peer", "compared", "not all alike", "own differed", "given", "taken"),
+        *("largest distance", "last distance", "alike since"),
+    )
+)
 
 
 def header(summary: Summary) -> str:
@@ -33,7 +47,9 @@ def header(summary: Summary) -> str:
     state = (
         "" if summary.finished else '<p class="bad">This run has not ended as planned (or goes on still).</p>'
     )
-    said = alike({p.number: Final(p.digest, p.last_round) for p in summary.peers.values() if p.left})
+    said = models_in_words(
+        {p.number: Final(p.digest, p.last_round) for p in summary.peers.values() if p.left}
+    )
     models = f"<p class='sub'>{escape(said[:1].upper() + said[1:])}.</p>" if said else ""
     about = f"<h1>{escape(title)}</h1><p class='sub'>{escape(' · '.join(facts))}</p>"
     return about + models + state + _tiles(summary)
@@ -153,6 +169,99 @@ def peers(summary: Summary) -> str:
     cap = "Peers without figures joined from elsewhere: their traces are there."
     where = f"<p class='cap'>{cap}</p>" if away else ""
     return f"<section><h2>Peers</h2>{table(heads, rows)}{where}</section>"
+
+
+def selections(summary: Summary) -> str:
+    """The section; nothing where everything was sent."""
+    if not summary.sparse:
+        return ""
+    rows = [_selected(peer, sums) for peer, sums in sorted(summary.sparse.items())]
+    caption = (
+        "Rounds in which all was sent, since a selection would have taken longer. Of a message in a round, "
+        "dense against sent; fragments delivered into the round's sum, given back to be sent again, "
+        "rows that came a round late, blocks of which some never came."
+    )
+    return f'<section><h2>Selections</h2><p class="cap">{caption}</p>{table(_SELECTED, rows)}</section>'
+
+
+def _selected(peer: int, sums: Selections) -> str:
+    last = sums.last
+    cells = (
+        peer, f"{sums.rounds:,}", f"{sums.whole:,}", None if last is None else f"{last.density:.3%}",
+        bytes_text(sums.saved_bytes), percent(sums.captured / max(1, sums.rounds)),
+        None if last is None else f"{last.residual_norm:.3g}", f"{sums.committed:,}", f"{sums.restored:,}",
+        f"{sums.late:,}", f"{sums.given_up:,}",
+    )  # fmt: skip
+    return "".join(cell(text, "num") for text in cells)
+
+
+def replicas(summary: Summary) -> str:
+    """The section; nothing where no replicas were compared."""
+    if not summary.replicas:
+        return ""
+    rows = [_compared(peer, looks) for peer, looks in sorted(summary.replicas.items())]
+    caption = (
+        "Peers that average gradients compare their models now and then. Of all parts that were looked at, "
+        "the share that not all had alike, and that this peer had not as most had; parts given to and taken "
+        "from others; by how much a part's parameters changed when it was taken, relative to their norm."
+    )
+    return f'<section><h2>Replicas</h2><p class="cap">{caption}</p>{table(_COMPARED, rows)}</section>'
+
+
+def _compared(peer: int, looks: Comparisons) -> str:
+    alike = "they differ" if looks.alike_since is None else clock(looks.alike_since)
+    cells = (
+        peer, f"{looks.count:,}", percent(looks.apart / max(1, looks.units)),
+        percent(looks.own / max(1, looks.units)), f"{looks.given:,}", f"{looks.taken:,}",
+        _norm(looks.largest), _norm(looks.last), alike,
+    )  # fmt: skip
+    return "".join(cell(text, "num") for text in cells)
+
+
+def _norm(distance: float) -> str:
+    return f"{distance:.2g}" if distance else "0"
+
+
+def coming(summary: Summary) -> str:
+    """The section; empty where nobody came, went, or was taken for dead."""
+    items = [item for item in summary.items if item.what in MEMBERSHIP and not item.error]
+    back = {item.about for item in items if item.what == "back"}
+    items = [item for item in items if item.what != "healed" or item.about not in back]  # the same twice
+    if not items:
+        return ""
+    rows = [
+        cell(clock(item.t), "n") + cell(_seat(item), "nw") + cell(in_words(item.what), f"nw {_style(item)}")
+        + cell(item.detail) + cell(_seen(item))
+        for item in items
+    ]  # fmt: skip
+    heads = [("Time", "n"), ("Peer", ""), ("What", ""), ("Its process", ""), ("Seen by", "")]
+    return f"<section><h2>Coming and going</h2>{_healed(items)}{table(heads, rows, 'tight')}</section>"
+
+
+def _healed(items: list[Item]) -> str:
+    """In words, that peers that did not hear each other for a while are one crew again."""
+    back = [item for item in items if item.what in _GOOD]
+    if not back:
+        return ""
+    seats = sorted({item.about for item in back if item.about >= 0})
+    who = these_peers(seats).capitalize() if seats else "Some peers"
+    one = len(seats) == 1
+    was, are = ("was", "is") if one else ("were", "are")
+    text = f"{who} did not answer for a while, {was} taken for dead, and {are} back"
+    return f"<p class='good'>{escape(text)} (last at {clock(max(item.t for item in back))}).</p>"
+
+
+def _style(item: Item) -> str:
+    return "bad" if item.what in _BAD else "good" if item.what in _GOOD else ""
+
+
+def _seat(item: Item) -> str:
+    return str(item.about) if item.about >= 0 else "none"
+
+
+def _seen(item: Item) -> str:
+    by = sorted(peer for peer in item.by if peer >= 0)
+    return ", ".join(map(str, by[:12])) + (f" and {len(by) - 12} more" if len(by) > 12 else "")
 
 
 def events(summary: Summary) -> str:

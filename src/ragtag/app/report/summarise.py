@@ -8,9 +8,8 @@ from collections import Counter
 import numpy as np
 
 from ragtag.app.report.collect import Collector
-from ragtag.app.report.data import ALL, KILLS, Extent, Peer, Summary
+from ragtag.app.report.data import ALL, KILLS, Extent, PeerFigures, Summary, Timeline
 from ragtag.app.report.series import Bins, Dots
-from ragtag.app.report.spent import Timeline
 from ragtag.app.tracefile import RunTrace, run_key
 from ragtag.core import trace
 
@@ -89,7 +88,7 @@ def summarise(run: RunTrace) -> Summary:
     summary = Summary(
         run=run.run,
         extent=extent,
-        peers={number: Peer(number) for number in extent.peers},
+        peers={number: PeerFigures(number) for number in extent.peers},
         charted=charted,
         loss=Bins([*charted, ALL], loss_columns, t0, t1),
         accuracy=Bins(charted, COLUMNS, t0, t1),

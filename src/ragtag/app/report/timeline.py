@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ragtag.app.report.axes import Frame, Mark, Scale, percent, seconds
-from ragtag.app.report.data import Summary
+from ragtag.app.report.axes import Mark, Plot, Scale, percent, seconds
+from ragtag.app.report.data import AVERAGE, COMPUTE, WAIT, Summary, Timeline
 from ragtag.app.report.drawing import frame, svg
 from ragtag.app.report.html import cell, figure, table
-from ragtag.app.report.spent import AVERAGE, COMPUTE, WAIT, Timeline
 
 KINDS = ((COMPUTE, "tcompute", "computing"), (AVERAGE, "taverage", "averaging"), (WAIT, "twait", "waiting"))
 _WAITED_SHARE = 0.001
@@ -52,7 +51,7 @@ def timeline_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
     return svg(summary, place, marks, scale, body, None, "Who did what when", "", rounds=True)
 
 
-def _strip(of: Timeline, at: int, place: Frame, base: float, row: int) -> Iterator[str]:
+def _strip(of: Timeline, at: int, place: Plot, base: float, row: int) -> Iterator[str]:
     """One peer's columns, as one path for each colour; a column of which little is told is as much lower."""
     spent = of.seconds[at]
     columns = spent.shape[1]
@@ -72,7 +71,7 @@ def _strip(of: Timeline, at: int, place: Frame, base: float, row: int) -> Iterat
     yield f'<path class="base" d="M{place.left} {base}H{place.width - place.right}"/>'
 
 
-def _labels(of: Timeline, at: int, place: Frame, base: float, row: int) -> Iterator[str]:
+def _labels(of: Timeline, at: int, place: Plot, base: float, row: int) -> Iterator[str]:
     peer, middle, roomy = of.peers[at], base - row / 2 + 4, row >= 12
     if roomy or at % 2 == 0:
         text = str(peer) if place.narrow or not roomy else f"peer {peer}"

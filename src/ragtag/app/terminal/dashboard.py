@@ -15,9 +15,8 @@ from rich.text import Text
 
 from ragtag.app.report.axes import clock, seconds
 from ragtag.app.report.html import bytes_text
-from ragtag.app.terminal.noted import in_words
-from ragtag.app.terminal.peers import STATES, Peers, plain
-from ragtag.app.terminal.words import counted
+from ragtag.app.terminal.peers import STATES, PeerTable, printable
+from ragtag.app.terminal.words import counted, in_words
 from ragtag.core import trace
 
 WIDE = 112
@@ -59,10 +58,10 @@ class Dashboard:
     """
 
     def __init__(self, n_peers: int, title: str = "") -> None:
-        self.title = plain(title)
+        self.title = printable(title)
         self.crew = ""
         """Which of a run's crews this is, where it is not the first."""
-        self.peers = Peers(n_peers)
+        self.peers = PeerTable(n_peers)
         self.abandoned = False
         """Whether the run's processes have gone without a word."""
 
@@ -70,11 +69,11 @@ class Dashboard:
         """One more record; they may come a little out of time order."""
         self.peers.feed(record)
         if isinstance(record, trace.Run):
-            self.title = self.title or plain(record.name)
+            self.title = self.title or printable(record.name)
 
     def begin_anew(self, crew: str) -> None:
         """The run's peers have left one crew for the next, of this name."""
-        self.crew, self.peers = plain(crew), Peers(0)
+        self.crew, self.peers = printable(crew), PeerTable(0)
 
     @property
     def over(self) -> bool:
@@ -121,7 +120,7 @@ class Dashboard:
         )
         facts = [counted(len(self.peers.rows), "peer"), clock(round(self.peers.now_s, 1))]
         if self.peers.run is not None and self.peers.run.method:
-            facts.insert(0, plain(self.peers.run.method))
+            facts.insert(0, printable(self.peers.run.method))
         if (accuracy := self.peers.accuracy) is not None:
             facts.append(f"accuracy {accuracy:.1%}")
         if self.peers.apart is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ragtag.app.report.axes import fault_text, seconds
 from ragtag.app.report.data import FREEZES, KILLS
-from ragtag.app.terminal.noted import UNTOLD, in_words
+from ragtag.app.terminal.words import UNTOLD, in_words
 from ragtag.core import trace
 
 RECENT = 50
@@ -25,7 +25,7 @@ _BECOMES = {"silent": in_words("silent"), "failed": "has failed", "done": in_wor
 
 
 @dataclass(slots=True)
-class Row:
+class PeerRow:
     """What is known of one peer."""
 
     joined: bool = False
@@ -57,7 +57,7 @@ class Row:
         return self.step or (0 if self.round is None else self.round + 1)
 
 
-class Peers:
+class PeerTable:
     """The peers of a run; ``feed`` it records. Not thread-safe.
 
     n_peers: rows to begin with; peers that records name are added. events: (time, one line of text).
@@ -66,7 +66,7 @@ class Peers:
     def __init__(self, n_peers: int) -> None:
         self.now_s = 0.0
         self.events: deque[tuple[float, str]] = deque(maxlen=200)
-        self.rows: dict[int, Row] = {peer: Row() for peer in range(n_peers)}
+        self.rows: dict[int, PeerRow] = {peer: PeerRow() for peer in range(n_peers)}
         self.run: trace.Run | None = None
         self.mean_accuracy: float | None = None
         self.ended = False
@@ -151,14 +151,14 @@ class Peers:
         for peer in range(min(run.peers, 4096)):
             self.row(peer)
 
-    def row(self, peer: int) -> Row:
+    def row(self, peer: int) -> PeerRow:
         """A peer's row, made where there is none."""
         if peer not in self.rows:
-            self.rows[peer] = Row()
+            self.rows[peer] = PeerRow()
             self._up.add(peer)
         return self.rows[peer]
 
-    def _peer(self, row: Row, record: trace.Record) -> None:
+    def _peer(self, row: PeerRow, record: trace.Record) -> None:
         if not row.joined:
             row.joined = True
             self._notice(record.peer)
@@ -202,7 +202,7 @@ class Peers:
 
     def _error(self, error: trace.Error) -> None:
         text = f"{_who(error.peer)}: {error.what}"
-        told = any(t > error.t - 10.0 and plain(text) == said for t, said in self.events)
+        told = any(t > error.t - 10.0 and printable(text) == said for t, said in self.events)
         if not told:  # a peer and its launcher may both tell of one error
             self._say(error.t, text)
         if error.peer >= 0:
@@ -260,7 +260,7 @@ class Peers:
         self._up.discard(note.peer)
         self._say(note.t, f"peer {note.peer} {in_words('lost', note.detail)}")
 
-    def _moved(self, note: trace.Note, row: Row) -> None:
+    def _moved(self, note: trace.Note, row: PeerRow) -> None:
         """Who came or went; several say the same, and a seat's next holder may come from elsewhere."""
         if note.t < row.told_t:
             return
@@ -291,7 +291,7 @@ class Peers:
                 return
         self._say(note.t, f"peer {note.other} {in_words(note.what)}")
 
-    def _away(self, row: Row) -> str:
+    def _away(self, row: PeerRow) -> str:
         """For how long nobody has heard a peer that is heard again now, in words."""
         since_t, row.away_t = row.away_t, None
         return "" if since_t is None else f"did not answer for {seconds(self.now_s - since_t)}, and "
@@ -330,13 +330,13 @@ class Peers:
         row.shown_state = state
 
     def _say(self, t: float, text: str) -> None:
-        self.events.append((t, plain(text)))
+        self.events.append((t, printable(text)))
 
 
 def _who(peer: int) -> str:
     return f"peer {peer}" if peer >= 0 else "crew"
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """One line without control characters: a trace must not steer the terminal."""
     return "".join(c if c.isprintable() else " " for c in text[:300])

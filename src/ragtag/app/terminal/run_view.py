@@ -17,10 +17,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ragtag.app.environment import Reached
-from ragtag.app.launch.events import Ended, Event, Injected, LaunchResult, Line, Ready, Said, Seated
-from ragtag.app.terminal.alike import Final, alike
-from ragtag.app.terminal.tracebacks import shortened
-from ragtag.app.terminal.words import counted, these_peers
+from ragtag.app.launch.events import Ended, Event, Injected, LaunchResult, Printed, Ready, Remark, Seated
+from ragtag.app.terminal.output import shortened
+from ragtag.app.terminal.words import Final, counted, models_in_words, these_peers
 from ragtag.app.tracefile import crews, last_leaves
 from ragtag.core.types import PeerId
 
@@ -38,11 +37,11 @@ class RunView:
 
     def show(self, event: Event) -> None:
         """Print one event."""
-        if isinstance(event, Line):
+        if isinstance(event, Printed):
             self._print(self._err if event.error else self._out, event.peer, _plain(event.text))
         elif isinstance(event, Ended):
             self._ended(event)
-        elif isinstance(event, Said):
+        elif isinstance(event, Remark):
             self._say(event.text)
         elif isinstance(event, Seated):
             if event.seat != event.peer:  # what the crew says of it names it so
@@ -163,7 +162,7 @@ def models(folder: Path) -> str:
     """
     leaves = last_leaves(crews(folder)[-1])
     ended = {peer: leave for peer, leave in leaves.items() if not leave.failed}
-    return alike({peer: Final(leave.digest, leave.round) for peer, leave in ended.items()})
+    return models_in_words({peer: Final(leave.digest, leave.round) for peer, leave in ended.items()})
 
 
 def _have_joined(peers: Sequence[PeerId]) -> str:

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ragtag.app.experiment import ExperimentError, Result, RoundFigures, Setup, simulate
+from ragtag.app.experiment import ExperimentError, ExperimentResult, ExperimentSetup, RoundFigures, simulate
 from ragtag.app.terminal.words import counted
 from ragtag.core.faultspec import format_faults
 
@@ -36,7 +36,7 @@ def count(text: str) -> int:
     return int(number)
 
 
-def command(setup: Setup) -> str:
+def command(setup: ExperimentSetup) -> str:
     """What to type to run this again."""
     words = ["ragtag", "simulate", "-n", str(setup.peers), "--method", setup.method]
     words += ["--size", str(setup.values), "--rounds", str(setup.rounds)]
@@ -46,7 +46,7 @@ def command(setup: Setup) -> str:
     return shlex.join(words + (["--check"] if setup.check else []))
 
 
-def run(setup: Setup, run_folder: Path) -> Result:
+def run(setup: ExperimentSetup, run_folder: Path) -> ExperimentResult:
     """Simulate, with a progress bar on standard error in a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
@@ -59,7 +59,7 @@ def run(setup: Setup, run_folder: Path) -> Result:
         return simulate(setup, run_folder, on_round, command(setup))
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: ExperimentResult, console: Console) -> None:
     """A table of rounds, then the whole run in a few lines."""
     setup = result.setup
     median_s, p95_s, longest_s = result.round_s
@@ -95,7 +95,7 @@ def show(result: Result, console: Console) -> None:
         console.print(f"trace in {folder}; [cyan]ragtag report {folder}[/cyan]")
 
 
-def _in_groups(result: Result) -> list[str]:
+def _in_groups(result: ExperimentResult) -> list[str]:
     """Of averaging in groups: how often a peer met nobody, and what that does to what arrived."""
     if result.alone is None:
         return []
@@ -105,7 +105,7 @@ def _in_groups(result: Result) -> list[str]:
     return [f"{result.alone:.1%} of rounds were spent alone, and nothing arrived in them: {why}"]
 
 
-def _at_the_centre(result: Result) -> list[str]:
+def _at_the_centre(result: ExperimentResult) -> list[str]:
     """What a central state is asked about: whose updates came in, and how old they were."""
     lines = []
     if result.turns is not None:
@@ -118,7 +118,7 @@ def _at_the_centre(result: Result) -> list[str]:
     return lines
 
 
-def _table(result: Result) -> Table:
+def _table(result: ExperimentResult) -> Table:
     setup = result.setup
     title = f"{setup.method}, {counted(setup.peers, 'peer')}, {counted(setup.values, 'value')}"
     if faults := format_faults(setup.faults):

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ragtag.app.report.axes import clock
 from ragtag.app.terminal.dashboard import Dashboard
-from ragtag.app.tracefile import Follower, trace_files
+from ragtag.app.tracefile import TraceFollower, trace_files
 
 LINE_EVERY_S = 5.0
 """Without a terminal: a line about this often, in the run's time."""
@@ -49,7 +49,7 @@ def watch(
             f"no run to watch: {folder} is not a folder; give the folder that a run writes"
         )
     console = console or Console()
-    follower, dashboard = Follower(folder), Dashboard(0, title)
+    follower, dashboard = TraceFollower(folder), Dashboard(0, title)
     if not begun and not trace_files(folder):
         console.print(Text(f"no trace in {folder} yet: waiting for a run to write one there", style="dim"))
     if console.is_terminal:
@@ -64,7 +64,7 @@ def watch(
 
 
 def _follow(
-    follower: Follower,
+    follower: TraceFollower,
     dashboard: Dashboard,
     until: Callable[[], bool] | None,
     wait: Callable[[float], object] | None,

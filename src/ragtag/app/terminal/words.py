@@ -1,8 +1,13 @@
-"""Numbers and peers in plain English, for what people read."""
+"""Peers, what they note of each other and how their models ended, in plain English.
+
+A trace says what a protocol calls it (``docs/trace.md``); people read this, in the live view and the report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 
 def counted(n: int, one: str, many: str = "") -> str:
@@ -28,3 +33,88 @@ def these_peers(numbers: Iterable[int]) -> str:
         parts = [", ".join(parts[:-1]) + f" and {parts[-1]}"]
     several = sum(map(len, stretches)) > 1
     return f"peer{'s' if several else ''} {''.join(parts)}" if parts else "no peer"
+
+
+WORDS = {
+    "silent": "does not answer",
+    "heard again": "answers again",
+    "left": "is not waited for any more",
+    "has left": "has left",
+    "comes": "is on its way in",
+    "takes part": "takes part",
+    "declared dead": "is taken for dead: nobody hears of it any more",
+    "back": "is back",
+    "healed": "is back",
+    "never came": "never came",
+    "lost": "is lost",
+    "seat taken": "has a successor: another process has its number now",
+    "lost its seat": "was out of reach for so long that its number was given away",
+    "joins anew": "joins its crew anew",
+    "no member any more": "is no member of its crew any more",
+    "in step": "is in step with its crew",
+    "not in step": "is not in step with its crew",
+    "state": "has taken over its crew's state",
+    "no state": "found no state of its crew to take over",
+    "flooding": "sends too much",
+    "refused": "is refused",
+}
+"""What is said of the peer that a note is about."""
+UNTOLD = frozenset({"refuted"})
+"""Of use to whoever looks into the protocol only: a peer that is doubted says that it is there."""
+
+
+def in_words(what: str, detail: str = "", between: str = ": ") -> str:
+    """What is said of a peer; a note that has no words of its own stands as it is."""
+    if what == "skipped":
+        return f"skipped {detail}"
+    return WORDS.get(what, what) + (f"{between}{detail}" if detail else "")
+
+
+SHOWN = 12
+"""So many digits of a digest are shown."""
+GROUPS_MAX = 4
+"""So many different models are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What a peer ended with. digest: of its averaged state ("": not known); round: the last one that it
+    averaged (-1: none).
+    """
+
+    digest: str
+    round: int
+
+
+def models_in_words(finals: Mapping[int, Final]) -> str:
+    """One line about the peers' final models; "" where fewer than two are known."""
+    known = {peer: final for peer, final in finals.items() if _is_hex(final.digest)}
+    if len(known) < 2:
+        return ""
+    groups: dict[str, list[int]] = {}
+    for peer, final in sorted(known.items()):
+        groups.setdefault(final.digest, []).append(peer)
+    unknown = sorted(finals.keys() - known.keys())
+    rest = f"; of {these_peers(unknown)} it is not known" if unknown else ""
+    if len(groups) == 1:
+        return f"{counted(len(known), 'peer')} hold the same model ({next(iter(groups))[:SHOWN]}){rest}"
+    newest = max(final.round for final in finals.values())
+    most = sorted(groups, key=lambda digest: (-len(groups[digest]), groups[digest]))
+    parts = [_group(digest, groups[digest], known, newest) for digest in most[:GROUPS_MAX]]
+    if more := sum(len(groups[digest]) for digest in most[GROUPS_MAX:]):
+        parts.append(f"{counted(more, 'more peer')} {'holds another' if more == 1 else 'hold others'}")
+    return f"replicas differ: {'; '.join(parts)}{rest}"
+
+
+def _group(digest: str, peers: list[int], finals: Mapping[int, Final], newest: int) -> str:
+    last = min(finals[peer].round for peer in peers)
+    behind = ""
+    if last < 0:
+        behind = " (never averaged)"
+    elif last < newest:
+        behind = f" ({counted(newest - last, 'round')} behind)"
+    return f"{these_peers(peers)} {'holds' if len(peers) == 1 else 'hold'} {digest[:SHOWN]}{behind}"
+
+
+def _is_hex(text: str) -> bool:
+    return bool(text) and set(text) <= set(string.hexdigits)

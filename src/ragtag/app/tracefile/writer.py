@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ragtag.app.disk import advice
-from ragtag.app.tracefile.alive import hold
+from ragtag.app.tracefile.files import hold
 from ragtag.app.tracefile.thin import Thinner
 from ragtag.core import trace
 
@@ -42,7 +42,7 @@ class TraceWriter:
     nothing is held in memory. A line that the disk takes only in part is taken back, or ended so that only
     it is damaged. While the disk is full, records are dropped and counted in ``dropped``, and the
     disk is tried again every ``retry_s``; what was dropped is then noted in the trace. As long as a writer is
-    open, readers can tell that the file is written (``alive``). A file does not grow without end (``thin``).
+    open, readers can tell that the file is written (``files``). A file does not grow without end (``thin``).
 
     on_trouble is called once each time that tracing stops, with a message that says what to do; by
     default it is logged as a warning. ``clock`` is for tests.

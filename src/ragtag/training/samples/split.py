@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Se
 from ragtag.core.errors import HasLeft
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.crew.district import district_of, districts
-from ragtag.training.samples.deal import Indices, cut, every_nth, shuffled, skewed_shards
+from ragtag.training.samples.deal import Indices, cut, every_nth, shuffled
 from ragtag.training.samples.drawing import Drawer
 from ragtag.training.samples.epochs import Epochs
 from ragtag.training.samples.ledger import EpochReport
@@ -33,8 +33,6 @@ from ragtag.training.samples.loader import (
 )
 from ragtag.training.samples.sizes import BatchSizes, Sizer
 from ragtag.training.transport import Peers
-
-__all__ = ["EpochReport", "Split", "skewed_shards"]
 
 _log = logging.getLogger("ragtag")
 

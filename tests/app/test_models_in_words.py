@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.report import build_report, report_json
-from ragtag.app.terminal.alike import Final, alike
 from ragtag.app.terminal.run_view import models
+from ragtag.app.terminal.words import Final, models_in_words
 from ragtag.app.tracefile import TraceWriter, last_leaves, peer_file
 from ragtag.core import trace
 
@@ -39,12 +39,12 @@ A, B = "a1b2c3d4e5f6" + "0" * 52, "c3d4" * 16
     ],
 )
 def test_alike(finals: dict[int, Final], said: str) -> None:
-    assert alike(finals) == said
+    assert models_in_words(finals) == said
 
 
 def test_of_many_that_all_differ_some_are_named() -> None:
     finals = {peer: Final(f"{peer:012x}", 9) for peer in range(20)}
-    said = alike(finals)
+    said = models_in_words(finals)
     assert said.endswith("; peer 3 holds 000000000003; 16 more peers hold others")
 
 

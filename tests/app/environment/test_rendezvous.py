@@ -24,7 +24,7 @@ from ragtag.app.environment import (
     reachable_host,
     read_announcements,
 )
-from ragtag.app.environment.tell import Known
+from ragtag.app.environment.rendezvous import Known
 
 SRC = Path(__file__).parents[3] / "src"
 KNOWN = Place(1, 2, "brave-otter", peers=(("::1", 4000), ("::1", 4001)))

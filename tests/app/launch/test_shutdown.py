@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragtag.app.launch.ending import Ending
 from ragtag.app.launch.process import KILL_S
+from ragtag.app.launch.signals import Shutdown
 from ragtag.app.terminal.watch import watch
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -25,7 +25,7 @@ from tests.app.launch.launched import JOIN, PATIENCE_S, SRC
 
 
 def test_peers_are_asked_then_told_then_killed() -> None:
-    ending = Ending(10.0, grace_s=5.0)
+    ending = Shutdown(10.0, grace_s=5.0)
     sent = []
     while (at_s := ending.next_s) is not None:
         assert ending.due(at_s - 0.01) == []
@@ -36,7 +36,7 @@ def test_peers_are_asked_then_told_then_killed() -> None:
         (20.0, signal.SIGKILL),
         (20.0 + KILL_S, None),
     ]
-    late = Ending(0.0, grace_s=1.0)
+    late = Shutdown(0.0, grace_s=1.0)
     assert late.due(1.5) == [signal.SIGINT, signal.SIGTERM]
 
 
@@ -106,7 +106,7 @@ class Launcher:
         """Wait for these events, in any order."""
         missing = list(kinds)
         for kind, fields in self.events():
-            name = f"{kind} {fields['text']}" if kind == "Line" else kind
+            name = f"{kind} {fields['text']}" if kind == "Printed" else kind
             if name in missing:
                 missing.remove(name)
             if not missing:
@@ -134,7 +134,7 @@ def crew(tmp_path: Path) -> Iterator[Launcher]:
     """Three peers with a child each: number 0 is frozen, number 2 takes neither SIGINT nor SIGTERM."""
     launcher = Launcher(tmp_path, 3, "freeze=0@0+60")
     try:
-        launcher.until("Line up", "Line up", "Line up", "Injected")
+        launcher.until("Printed up", "Printed up", "Printed up", "Injected")
         yield launcher
     finally:
         launcher.close()
@@ -159,7 +159,7 @@ def test_an_interrupt_ends_all_peers_even_stopped_and_deaf_ones_and_the_trace_is
 
 def test_a_second_interrupt_ends_all_at_once(crew: Launcher) -> None:
     os.kill(crew.process.pid, signal.SIGINT)
-    crew.until("Said")
+    crew.until("Remark")
     os.kill(crew.process.pid, signal.SIGINT)
     assert crew.process.wait(PATIENCE_S) in (-signal.SIGINT, 130)
     assert crew.all_ended()
@@ -194,7 +194,7 @@ def test_a_view_of_a_run_ends_when_its_launcher_is_killed(crew: Launcher) -> Non
 def test_a_launcher_whose_listener_fails_leaves_no_orphans(tmp_path: Path) -> None:
     launcher = Launcher(tmp_path, 2)
     try:
-        launcher.until("Line up", "Line up")
+        launcher.until("Printed up", "Printed up")
         assert launcher.process.stdout is not None
         launcher.process.stdout.close()  # the next event breaks the pipe
         os.kill(launcher.process.pid, signal.SIGTERM)

@@ -1,0 +1,120 @@
+"""A peer's part of the crew's data: a split for each loader, and the epochs that all count together."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ragtag.app.crew.transport import DriverTransport, SoloTransport
+from ragtag.training.samples.deal import Indices
+from ragtag.training.samples.epochs import Epochs
+from ragtag.training.samples.ledger import EpochReport
+from ragtag.training.samples.loader import require_loader
+from ragtag.training.samples.sizes import BatchSizes
+from ragtag.training.samples.split import Split
+from ragtag.training.samples.together import together
+
+_log = logging.getLogger("ragtag")
+
+
+class Data:
+    """The splits and epochs of one peer.
+
+    founded: how many peers the crew began with.
+    round: the crew's last round that this peer knows of (-1: none).
+    busy_s: how long this peer has computed.
+    report: told what an epoch of a split came to.
+    """
+
+    def __init__(
+        self,
+        transport: DriverTransport | SoloTransport,
+        seed: int,
+        founded: int,
+        *,
+        round: Callable[[], int],
+        busy_s: Callable[[], float],
+        report: Callable[[EpochReport], None],
+    ) -> None:
+        self._transport, self._seed, self._founded = transport, seed, founded
+        self._busy_s, self._report = busy_s, report
+        self._splits: weakref.WeakKeyDictionary[DataLoader[Any], Split] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Any, ...]] = weakref.WeakKeyDictionary()
+        self._made = 0
+        self.epochs = Epochs(transport, self._by_number, round)
+
+    def _by_number(self) -> dict[int, Split]:
+        return {split.ordinal: split for split in self._splits.values()}
+
+    @property
+    def samples(self) -> int:
+        """How many this peer was given by its splits."""
+        return sum(split.samples for split in self._splits.values())
+
+    def count(self, n: int) -> Iterator[int]:
+        """Yield the crew's epochs until it has done ``n``."""
+        return self.epochs.count(n, self._transport.late)
+
+    def split(
+        self,
+        loader: DataLoader[Any],
+        shards: Sequence[Sequence[int] | Indices] | None,
+        seed: int | None,
+        sizes: BatchSizes | None,
+    ) -> Split:
+        """The split of this loader, made where there is none yet (see ``Crew.split``)."""
+        require_loader(loader)
+        asked = shards, seed, sizes
+        split = self._splits.get(loader)
+        if split is None:
+            self._asked[loader] = asked
+            return self._make(loader, *asked)
+        for name, now, before in zip(("shards", "seed", "sizes"), asked, self._asked[loader], strict=True):
+            if now is not None and now is not before and (name == "shards" or now != before):
+                raise ValueError(
+                    f"this loader is split already, by other {name}; give them once, or the same"
+                )
+        return split
+
+    def _make(
+        self,
+        loader: DataLoader[Any],
+        shards: Sequence[Sequence[int] | Indices] | None,
+        seed: int | None,
+        sizes: BatchSizes | None,
+    ) -> Split:
+        transport = self._transport
+        ordinal, self._made = self._made, self._made + 1
+        split = self._splits[loader] = Split(
+            loader,
+            transport.me,
+            transport,
+            seed=self._seed if seed is None else seed,
+            shards=shards,
+            ordinal=ordinal,
+            on_epoch=self._report,
+            sizes=sizes,
+            founded=self._founded,
+            epochs=self.epochs,
+            busy_s=self._busy_s,
+        )
+        self.epochs.restore(ordinal, split)
+        live = transport.live
+        if ordinal == 0 and len(live) > 1 and transport.me == min(live) and not transport.late:
+            _log.warning("%s", together(split, len(live)))  # by one peer, and where it is seen
+        return split
+
+    def moved(self) -> None:
+        """This peer has another number."""
+        for split in self._splits.values():
+            split.moved(self._transport.me)
+        self.epochs.moved()
+
+    def close(self) -> None:
+        """This peer ends: it claims no more samples."""
+        for split in self._splits.values():
+            split.close()

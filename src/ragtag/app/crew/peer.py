@@ -1,0 +1,428 @@
+"""One peer of a crew, behind what its script sees of it: its seat, its state, what it averages, its log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from ragtag.app.crew.data import Data
+from ragtag.app.crew.finish import NOTHING, Averaged, begin_alike, finish, tell_progress
+from ragtag.app.crew.logbook import Logbook
+from ragtag.app.crew.membership import Entrance
+from ragtag.app.crew.phases import Phases
+from ragtag.app.crew.state import StateKeeper, catch_up, come_abreast, fall_behind, in_step
+from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport
+from ragtag.app.disk import Spare
+from ragtag.app.environment import Announcer, Place, Reached
+from ragtag.app.invitation.token import ADDRESSES_MAX, TOKEN_FILE, Token, encode, keep_token
+from ragtag.app.tracefile import TraceWriter
+from ragtag.core.channels import channel_of, require_name
+from ragtag.core.errors import Error, HasLeft
+from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.network.driver.driver import Driver
+from ragtag.network.transfer.donor import DonorServer
+from ragtag.network.transfer.snapshots import Shelf
+from ragtag.protocols.node import CATCH_UP
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.optimizer.scheduling import Conduct
+from ragtag.training.state.checkpoint import Found
+from ragtag.training.state.standing import NO_STATE
+from ragtag.training.state.whole import Finished, Stand, rounds_of
+
+_log = logging.getLogger("ragtag")
+
+
+class StateMissing(Error, RuntimeError):
+    """This peer has an older state than its crew, whose state did not come; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """What a peer that joins anew has in place of what it had."""
+
+    place: Place
+    driver: Driver
+    entrance: Entrance
+    donor: DonorServer | None
+    shelf: Shelf | None
+    writer: TraceWriter | None
+    met: int
+
+
+Again = Callable[[Driver], Rejoined]
+"""Joins anew, where the members that a driver knows are. Raises JoinError."""
+
+
+class Peer:
+    """What the crew's optimizers, hooks and splits, the way in and the way out have of one peer.
+
+    transport: how the others are reached.
+    log: this peer's records.
+    keeper: its training state, kept, given and taken.
+    data: its splits and epochs.
+    names: of what is averaged, by channel.
+    conducts: the schedules of its optimizers, in the order in which they were made.
+    left: whether it has left.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        transport: DriverTransport | SoloTransport,
+        driver: Driver | None,
+        writer: TraceWriter | None,
+        origin_s: float,
+        donor: DonorServer | None = None,
+        shelf: Shelf | None = None,
+        again: Again | None = None,
+        phases: Phases | None = None,
+        announcer: Announcer | None = None,
+    ) -> None:
+        self.place, self.transport, self.driver = place, transport, driver
+        self._donor, self._again = donor, again
+        self._announcer = announcer or Announcer(place.rank, None)
+        self.names: dict[int, str] = {}
+        self.conducts: list[Conduct] = []
+        self.data = Data(
+            transport,
+            place.seed,
+            place.size,
+            round=self._round,
+            busy_s=lambda: sum(conduct.busy_s for conduct in self.conducts),
+            report=lambda report: self.log.record_epoch(report),
+        )
+        self.log = Logbook(place, driver, writer, origin_s, self.names, lambda: self.data.samples)
+        self._phases = phases or Phases()
+        self._phases.to(self.log.record_phase)
+        self.keeper = StateKeeper(place.rank, place.seed, self.log.note)
+        self.keeper.data = self.data.epochs
+        if shelf is not None:
+            self.keeper.serve(shelf)
+        self.left = False
+        self._has_averaged = False
+        self._entered: list[int] = []  # channels that this peer takes part on
+        self._averaged: list[Averaged] = []
+        self._began_s = self._last_s = time.monotonic()
+        self._last_round: int | None = None
+        self._comes_since_s: float | None = None
+        self._invited_by: frozenset[PeerId] = frozenset()
+        self._spare = Spare("the invitation to this crew in the run's folder", _log.warning)
+        self._resumed = 0
+        self._finished: Finished | None = None
+
+    @property
+    def rank(self) -> PeerId:
+        """This peer's number now."""
+        return self.place.rank
+
+    def _round(self) -> int:
+        kept = self.keeper.optimizer
+        return self.keeper.round if kept is None or kept.outcome is None else kept.outcome.round
+
+    def require_in(self, asked: str) -> None:
+        """Raise HasLeft where this peer has left. asked: what was asked for then."""
+        if self.left:
+            raise HasLeft(asked)
+
+    # -- The invitation
+
+    def token(self) -> Token:
+        """An invitation through this peer, and others that live. Raises RuntimeError: nobody can join it."""
+        driver, place = self.driver, self.place
+        own = driver.own_member_address if driver is not None else None
+        if driver is None or own is None or place.key is None:
+            raise RuntimeError(
+                "nobody can join this peer: start it by `ragtag run`, `ragtag join` or torchrun"
+            )
+        addresses = (own, *driver.members())[:ADDRESSES_MAX]
+        return Token(addresses, place.crew, place.key)
+
+    def _keep_invitation(self) -> None:
+        """As members come and go, keep the token in the run's folder one that lets newcomers in."""
+        live, place, driver = self.transport.live, self.place, self.driver
+        if live == self._invited_by or place.run_folder is None or driver is None:
+            return
+        if driver.own_member_address is None or self._spare.write(
+            partial(self._write_invitation, place.run_folder)
+        ):
+            self._invited_by = live
+
+    def _write_invitation(self, folder: Path) -> None:
+        """Raises OSError."""
+        if (folder / TOKEN_FILE).exists():
+            keep_token(folder, encode(self.token()))
+
+    # -- What is averaged
+
+    def take_name(self, name: str | None, kind: str) -> str:
+        """A name for what is averaged: the one given, or the next free one of its kind.
+
+        Raises ValueError: it is no name, or is taken.
+        """
+        if name is None:
+            numbered = (kind if number == 1 else f"{kind} {number}" for number in count(1))
+            name = next(free for free in numbered if channel_of(free) not in self.names)
+        elif channel_of(require_name(name)) in self.names:
+            raise ValueError(f"{name!r} is averaged already: give each optimizer a name of its own")
+        self.names[channel_of(name)] = name
+        return name
+
+    @contextmanager
+    def naming(self, name: str | None) -> Iterator[str]:
+        """The same for an optimizer; where making it fails, the name is free for one with other options."""
+        taken = self.take_name(name, "model")
+        try:
+            yield taken
+        except BaseException:
+            del self.names[channel_of(taken)]
+            raise
+
+    def averages(self, what: Averaged) -> None:
+        """Something is averaged, which ``finish`` is to end alike on all peers."""
+        self._averaged.append(what)
+
+    def begin(self, optimizer: CrewOptimizer, initial: str) -> None:
+        """What is averaged is agreed on. A peer that comes late takes the crew's state over first.
+
+        Where gradients are averaged it does so in its first average, and not here: whatever its script still
+        has to do before it begins, all rounds from then on are to find it in step.
+
+        initial: the digest of the weights that it was made with. Where peers began with different ones all
+        take the lowest peer's, as DistributedDataParallel does.
+        """
+        first = self.keeper.optimizer is None
+        self.keeper.take_in(optimizer)
+        self._entered.append(optimizer.channel)
+        self.averages(optimizer)
+        transport = self.transport
+        if not transport.late:
+            begin_alike(transport, optimizer, Stand(initial), transport.deadline_s)
+        elif isinstance(transport, DriverTransport):
+            if first and optimizer.follower is not None:
+                optimizer.arrive = partial(self._catch_up, True, NO_STATE)
+                return
+            round_ = None
+            if optimizer.follower is not None:  # its state comes with the first one's, of some rounds ago
+                optimizer.follower.arrived(False)
+            else:
+                round_ = self._fetch(transport.deadline_s)
+            transport.take_part(optimizer.channel, -1 if round_ is None or not first else round_)
+            self._comes_since_s = time.monotonic() if first else None
+
+    def enter(self, channel: int) -> bool:
+        """Take part on a channel that is configured; whether the crew has averaged on it before this peer."""
+        transport = self.transport
+        self._entered.append(channel)
+        if not isinstance(transport, DriverTransport) or not transport.late:
+            return False
+        transport.take_part(channel, -1)
+        return True
+
+    def averaged(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+        """A round of an optimizer is over."""
+        self.record_round(outcome)
+        if self._comes_since_s is not None and outcome.averaged.any():
+            self._phases.over("average", time.monotonic() - self._comes_since_s)
+            self._comes_since_s = None
+        if self.keeper.optimizer is not None and outcome.channel == self.keeper.optimizer.channel:
+            self._look_back(outcome)
+        self.log.record_pace(optimizer)
+        self.log.record_sparse(optimizer, outcome)
+        self.log.record_align(optimizer, outcome)
+
+    def record_round(self, outcome: Outcome) -> None:
+        """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
+        self.log.record_round(outcome)
+        if not self._has_averaged:
+            self._has_averaged = True
+            self._announcer.tell(Reached.AVERAGED)
+        self._keep_invitation()
+        if self.driver is not None and self.driver.lost_seat:
+            self._join_anew(self.driver, self.driver.lost_seat)
+
+    # -- The crew's state
+
+    def _fetch(self, at_most_s: float) -> int | None:
+        """The crew's state; without it, or after ``at_most_s``, a peer goes on with what averages bring."""
+        transport, kept = self.transport, self.keeper.optimizer
+        if self.driver is None or self.place.key is None or kept is None:
+            return None
+        assert isinstance(transport, DriverTransport)
+        with self._phases.of("state"):
+            seats = in_step(self.driver.answering(), transport, kept.channel)
+            return self.keeper.fetch(self.place.key, seats, at_most_s)
+
+    def _catch_up(self, new: bool, state_round: int) -> Outcome | None:
+        """Get into step with a crew that averages gradients (see ``training.replay``).
+
+        new: this peer does not take part yet. state_round: the last one after which it was in step. Returns
+        the last round that was followed.
+        """
+        transport, driver, key = self.transport, self.driver, self.place.key
+        assert isinstance(transport, DriverTransport) and driver is not None and key is not None
+        with self._phases.of("state"):
+            came = catch_up(
+                self.keeper,
+                transport,
+                driver.answering,
+                key,
+                self.log.record_round,
+                new=new,
+                state_round=state_round,
+            )
+        self._comes_since_s = time.monotonic() if new else None
+        self.log.note(Noted("in step" if came.in_step else "not in step", self.rank, str(came)))
+        self._last_round = None
+        return came.outcome
+
+    def _look_back(self, outcome: Outcome) -> None:
+        """After a round: give the state to whom waits for it; take it anew after having been away for long.
+
+        While the state is fetched the crew goes on, so that the next gap is this peer's own doing. That may
+        take no longer than it was away. Where gradients are averaged it is fetched in the next average; where
+        there is nothing beside averaged models, the average that has just come has brought it.
+        """
+        now_s = time.monotonic()
+        last, self._last_round = self._last_round, outcome.round
+        away_s, self._last_s = now_s - self._last_s, now_s
+        aside = self.keeper.optimizer is not None and self.keeper.optimizer.stands_aside
+        kept = self.keeper.optimizer
+        if last is not None and outcome.round - last > 1 + CATCH_UP and not aside:
+            assert isinstance(self.transport, DriverTransport)  # rounds of a crew of one are never skipped
+            if kept is not None and kept.follower is not None and self.place.key is not None:
+                fall_behind(self.keeper, self.transport, outcome.channel, last)
+                kept.arrive = partial(self._catch_up, False, last)
+                return
+            if not self.keeper.only_model:
+                fall_behind(self.keeper, self.transport, outcome.channel, last)
+                self._fetch(away_s)
+                come_abreast(self.keeper, self.transport, outcome.channel)
+            self._last_round = None
+        self.keeper.offer(outcome.round)
+
+    def resume(self, folder: Path) -> Found | None:
+        """See ``Crew.resume``."""
+        if not isinstance(self.transport, DriverTransport):
+            return self.keeper.resume(folder)
+        if self.transport.late:
+            return None
+        found = self.keeper.resume(folder)
+        with self._phases.of("state"):
+            found = self._resume_newest(self.transport, found, folder)
+        if found is not None:  # of a training that is over nothing may be left to average
+            self._announcer.tell(Reached.AVERAGED)
+        return found
+
+    def _resume_newest(self, transport: DriverTransport, found: Found | None, folder: Path) -> Found | None:
+        """Peers whose folders differ go on from the newest checkpoint that one of them has."""
+        meeting = f"resume/{self._resumed}"
+        self._resumed += 1
+        mine = NOTHING if found is None else found.progress
+        progress = tell_progress(transport, meeting, mine)
+        furthest = max(progress.values())
+        if all(each == furthest for each in progress.values()):
+            return found
+        if mine == furthest:
+            transport.meet(f"{meeting}/taken", b"", transport.deadline_s, self.keeper.offer_now)
+            return found
+        holders = sorted(peer for peer, each in progress.items() if each == furthest)
+        _log.warning(
+            "this peer's %s; it takes the state that peer %d resumes, of step %d",
+            *("folder has no checkpoint" if found is None else f"checkpoint is of step {found.step}",),
+            *(holders[0], furthest.step),
+        )
+        driver, key = self.driver, self.place.key
+        seats = {} if driver is None else driver.answering()
+        donors = {peer: seats[peer] for peer in holders if peer in seats}
+        came = None if key is None else self.keeper.fetch(key, donors, transport.deadline_s)
+        transport.meet(f"{meeting}/taken", b"", transport.deadline_s)
+        taken = self.keeper.loaded
+        if came is None or taken is None:
+            raise StateMissing(
+                f"peer {holders[0]} resumes step {furthest.step}, newer than what {folder} has here, and "
+                "its state did not come: start this peer again, by `ragtag join`, or copy that checkpoint"
+            )
+        self.keeper.round = -1  # of a run that has made no average yet
+        where = folder / f"peer {holders[0]}"
+        return Found(where, holders[0], taken.step, max(0, furthest.rounds), furthest, taken, ())
+
+    # -- Another place
+
+    def _join_anew(self, old: Driver, why: str) -> None:
+        """Take another place, with the crew's state as any newcomer."""
+        transport = self.transport
+        if self._again is None or not isinstance(transport, DriverTransport):
+            raise SeatLost(f"this peer averages no more: {why}; start it again")
+        self.log.note(Noted("joins anew", self.rank, why))
+        if self._donor is not None:
+            self._donor.close()
+        entered = self._again(old)
+        old.close(0.0)
+        self.place, self.driver, self._donor = entered.place, entered.driver, entered.donor
+        self.log.moved(entered.place, entered.driver, entered.writer)
+        self.keeper.moved(entered.place.rank, entered.shelf)
+        self.log.record_join(entered.met)
+        self._announcer.tell(Reached.JOINED, entered.place.rank)
+        transport.moved(entered.driver, entered.entrance)
+        self.data.moved()
+        last, self._last_round = self._last_round, None
+        if transport.late:
+            self._take_part_anew(transport, NO_STATE if last is None else last)
+
+    def _take_part_anew(self, transport: DriverTransport, last: int) -> None:
+        kept = self.keeper.optimizer
+        follows = kept is not None and kept.follower is not None
+        round_ = None if follows else self._fetch(transport.deadline_s)
+        for channel in self._entered:
+            known = kept is not None and channel == kept.channel
+            if known and follows:
+                continue
+            transport.take_part(channel, -1 if round_ is None or not known else round_)
+        if kept is not None and follows:
+            kept.arrive = partial(self._catch_up, True, last)
+
+    # -- The end
+
+    def finish(self, deadline_s: float | None) -> Finished:
+        """See ``Crew.finish``."""
+        if self._finished is None:
+            if deadline_s is None:
+                deadline_s = self.transport.deadline_s
+            trained_s = time.monotonic() - self._began_s
+            found = self._finished = finish(self.transport, self._averaged, deadline_s, trained_s)
+            self._tell_finished(found)
+        return self._finished
+
+    def _tell_finished(self, found: Finished) -> None:
+        self.log.note(Noted("finished", self.rank, str(found)))
+        if not found.alike:
+            _log.warning("%s: chunks were lost each time; see the trace", found)
+        elif self.rank in found.behind and found.moved:
+            _log.warning(
+                "this peer's model was %s behind; it is the others' now (changed by %.2g of its norm)",
+                *(rounds_of(found.behind[self.rank]), found.moved),
+            )
+        else:
+            _log.info("%s", found)
+
+    def leave(self, deadline_s: float, failed: bool) -> None:
+        """Send what is still queued, tell the others, and end, once. failed: an error ends this peer."""
+        if self.left:
+            return
+        self.left = True
+        stands = [] if failed else [what.stand() for what in self._averaged if what.whole is not None]
+        if not failed:
+            self.data.close()
+        for conduct in self.conducts:
+            conduct.left = True
+        if self._donor is not None:
+            self._donor.close(deadline_s)
+        if self.driver is not None:
+            self.driver.close(deadline_s)
+        self.log.record_leave(failed, stands)

@@ -1,0 +1,36 @@
+"""``ragtag.join``: into the crew that this process was started for, whoever started it."""
+
+from __future__ import annotations
+
+import os
+
+from ragtag.app.crew.crew import Crew
+from ragtag.app.crew.join import join_as, joined
+from ragtag.app.environment import place_from_environment
+from ragtag.app.on_ray.meeting import crew_named
+
+
+def join(*, deadline_s: float = 120.0) -> Crew:
+    """Join the crew that this process was started for: by ``ragtag run``, ``ragtag join``, torchrun or Ray.
+
+    Started by none of them, the process is a crew of one, and the same script trains alone.
+
+    A process may join again once it has left (a sweep, one crew after another): all peers do so in the same
+    order, keep their numbers, and form a new crew, whose trace and invitation are in ``RUN/crew-2``,
+    ``RUN/crew-3``, ... A peer that was declared dead in an earlier one is not waited for, and takes part once
+    it comes all the same; one that died since is waited for until the deadline, then left out. A peer that
+    was invited enters the crew of its invitation again. Alone a process may have any number of crews.
+
+    deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
+    machine). Who is not there by then is left out until it is heard.
+
+    Raises:
+        JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or
+            another crew, or an invitation lets nobody in (any more).
+        ragtag.app.environment.PlaceError: the environment contradicts itself.
+        ragtag.network.link.udp.PortInUse: the address to listen on is taken.
+    """
+    if meeting := os.environ.get("RAGTAG_RAY"):
+        return crew_named(meeting).join(deadline_s=deadline_s)
+    place = place_from_environment()
+    return join_as(None, deadline_s) if place is None else joined.join(place, deadline_s)

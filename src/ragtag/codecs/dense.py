@@ -6,6 +6,8 @@ passed on around a ring is the same for all. Sums are float32 on every machine.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from ragtag.codecs.base import Codec, finite_rows
@@ -163,6 +165,9 @@ int8 = Codec(
 
 A group in which something is not finite decodes to NaN throughout: nothing hides it.
 """
+
+DenseName = Literal["fp32", "bf16", "int8"]
+"""What a script calls them."""
 
 DENSE = {codec.name: codec for codec in (fp32, bf16, int8)}
 """The dense codecs, by name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from torch.futures import Future
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import DENSE, fp32
+from ragtag.codecs.dense import DENSE, DenseName, fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import Outcome
@@ -103,7 +103,7 @@ class CrewState:
         model: torch.nn.Module | None = None,
         *,
         averager: Averager | str | None = None,
-        codec: Codec | Literal["fp32", "bf16", "int8"] = fp32,
+        codec: Codec | DenseName = fp32,
         weight: float | Callable[[], float] = 1.0,
         models_every: int = MODELS_EVERY,
         deadline_s: float | None = None,

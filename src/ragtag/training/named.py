@@ -26,13 +26,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import DENSE, fp32
+from ragtag.codecs.dense import DENSE, DenseName, fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.schema import Schema, TensorSpec
@@ -144,7 +144,7 @@ class NamedTensors:
         computed: Mapping[str, Shape] | None = None,
         *,
         method: Averager | str | None = None,
-        codec: Codec | Literal["fp32", "bf16", "int8"] | None = None,
+        codec: Codec | DenseName | None = None,
         seed: int = 0,
         founded: int | None = None,
         away: Callable[[], bool] = lambda: False,

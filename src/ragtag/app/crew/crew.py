@@ -20,6 +20,7 @@ from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import DriverTransport
 from ragtag.app.invitation.token import encode
 from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import DenseName
 from ragtag.core import trace
 from ragtag.core.types import Outcome, PeerId
 from ragtag.optim.outer import Nesterov, Streaming
@@ -125,7 +126,7 @@ class Crew:
         schedule: Schedule | Centre | ProgressiveGrouping | Averager | str | None = None,
         weight: float | Callable[[], float] | Literal["samples"] = 1.0,
         buffers: bool = True,
-        codec: Codec | Literal["fp32", "bf16", "int8"] | None = None,
+        codec: Codec | DenseName | None = None,
         compress: TopK | None = None,
         outer: Nesterov | Streaming | None = None,
         align: Align | bool = True,
@@ -204,7 +205,7 @@ class Crew:
         averaged: Mapping[str, Shape] | None = None,
         computed: Mapping[str, Shape] | None = None,
         averager: Averager | str | None = None,
-        codec: Codec | Literal["fp32", "bf16", "int8"] | None = None,
+        codec: Codec | DenseName | None = None,
     ) -> NamedTensors:
         """Tensors of a part of training's own, which it averages, or computes at one owner for all.
 

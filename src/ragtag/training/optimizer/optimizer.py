@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import DenseName
 from ragtag.core.channels import channel_of, require_name
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
@@ -117,7 +118,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         weight: float | Callable[[], float] | Literal["samples"] = 1.0,
         samples: Callable[[], int] | None = None,
         outer: Nesterov | Streaming | None = None,
-        codec: Codec | Literal["fp32", "bf16", "int8"] | None = None,
+        codec: Codec | DenseName | None = None,
         compress: TopK | None = None,
         align: Align | bool = True,
         deadline_s: float | None = None,

@@ -24,6 +24,7 @@ from ragtag.core.faults import Faults
 from ragtag.core.types import Outcome
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.rounds.allreduce import direct
+from ragtag.recipes.lockstep import LATENCY_S, STEP_S
 from ragtag.recipes.tasks.texts import CharTransformer, batches, load_text, split_text, windows
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -34,9 +35,6 @@ WARM_UP = 0.05
 FLOOR = 0.1
 WEIGHT_DECAY = 0.01
 HELD_WINDOWS = 512
-LINE = Faults(latency_s=0.001)
-STEP_S = 0.01
-"""Virtual time that a local step takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ class _Training:
         self._held = x[:HELD_WINDOWS], y[:HELD_WINDOWS]
         self._first = pretrained(setup, self._text)
         self._shown = _model(setup)
-        self._crew = SimulatedCrew(setup.n, LINE, setup.seed, cost=ComputeCost(STEP_S))
+        self._crew = SimulatedCrew(setup.n, Faults(latency_s=LATENCY_S), setup.seed, cost=ComputeCost(STEP_S))
         self._values: dict[int, list[Tensor]] = {}
         self._before_bytes: list[int] = []
         self._run = Run(setup, sum(p.numel() for p in self._first.parameters()))

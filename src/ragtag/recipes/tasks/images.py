@@ -42,7 +42,7 @@ def _layer(*shape: int, bias: bool = True) -> list[Parameter]:
     return [Parameter(shape, fan_in), *([Parameter(shape[:1], fan_in)] if bias else [])]
 
 
-class Net(nn.Module):
+class TaskModel(nn.Module):
     """A forward function as a module, with its parameters, which are drawn from the seed."""
 
     def __init__(self, forward: Forward, parameters: Sequence[Parameter], seed: int) -> None:

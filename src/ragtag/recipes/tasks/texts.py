@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ragtag.core import seed as random
-from ragtag.recipes.tasks.images import Forward, Net, Parameter, Task
+from ragtag.recipes.tasks.images import Forward, Parameter, Task, TaskModel
 
 SYMBOLS = 256
 """Bytes are what is read and predicted."""
@@ -244,14 +244,14 @@ def stacked_transformer(w: Sequence[Tensor], x: Tensor) -> Tensor:
     return scores.view(many, batch, length, SYMBOLS).transpose(2, 3)
 
 
-class CharLSTM(Net):
+class CharLSTM(TaskModel):
     """``lstm`` as a module: 82,560 values by default."""
 
     def __init__(self, embedding: int = 32, hidden: int = 96, seed: int = 0) -> None:
         super().__init__(lstm, lstm_parameters(embedding, hidden), seed)
 
 
-class CharTransformer(Net):
+class CharTransformer(TaskModel):
     """``transformer`` as a module, for windows of up to ``length``: 135,808 values by default."""
 
     def __init__(self, width: int = 64, layers: int = 2, length: int = 64, seed: int = 0) -> None:

@@ -26,7 +26,7 @@ from ragtag.core.types import Outcome
 from ragtag.optim.outer import Nesterov
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.recipes.lockstep import LATENCY_S, STEP_S
-from ragtag.recipes.tasks.images import Batches, Net, Task, shards
+from ragtag.recipes.tasks.images import Batches, Task, TaskModel, shards
 from ragtag.recipes.topk.tasks import TRANSFORMER, Sources
 from ragtag.recipes.topk.training import LOOKS
 from ragtag.simulation.cost import ComputeCost
@@ -106,7 +106,7 @@ def train_locally(setup: Local, data: Sources) -> Outer:
 def _train(peer: SimulatedTransport, task: Task, found: Outer) -> None:
     """One peer's training; the first peer's model, which all have after an average, is looked at."""
     setup = found.setup
-    model = Net(task.forward, task.parameters, setup.seed)
+    model = TaskModel(task.forward, task.parameters, setup.seed)
     inner = AdamW(model.parameters(), setup.learning_rate, (0.9, 0.95), weight_decay=0.1, fused=True)
 
     def averaged(outcome: Outcome) -> None:

@@ -2,6 +2,10 @@
 
 All replicas live in one process: their gradients are one batched call, their averages go through
 ``ragtag.protocols`` machines over a simulated line that loses datagrams.
+
+Rounds are the product's. What is done with an average is written here for stacked replicas, not taken from
+``CrewOptimizer``: it has no options for the paper's message (a whole block, so a codec as wide as that), for
+gradients divided by the number of peers, or for momenta that are averaged.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 All peers are in step and have one model, so their gradients are one batched call. What they send goes through
 the wire format; fragments are lost by a seeded draw; one aggregate per round is decided for all, as the mean
 over all peers of what came.
+
+Selection, error feedback, tickets, wire format and sum are the product's; the rounds are not, because what is
+lost is to be the same for all receivers (``local`` has the product's rounds).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from ragtag.core.faults import Faults, Partition, Window
-from ragtag.core.types import Done, Effect, Event, Left, Met, Tell, Visits
+from ragtag.core.types import Done, Effect, Event, Left, Met, PeerId, Tell, Visits
 from ragtag.protocols.membership.roster import Card
 from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.rps import rps
@@ -73,9 +73,11 @@ class Told(NewcomerWorld):
         super()._apply(member, effect)
         self._tell_phases()
 
-    def come(self, index: int, entries: tuple[int, ...]) -> None:
-        super().come(index, entries)
-        self.say(self.members[index], "comes")
+    def _start(self, index: int, entries: frozenset[int], seat: PeerId) -> Member:
+        member = super()._start(index, entries, seat)
+        if index >= self.founders:
+            self.say(member, "comes")
+        return member
 
     def _tell_phases(self) -> None:
         for index, member in self.members.items():

@@ -19,7 +19,7 @@ or ``Ends``, ``Opened`` or ``Differs``. Phases are told as they end, in the orde
     listening  timer listening                   as Overheard, nobody
     let in     Looked, inside                    seat       Passed let in
     let in     timer silence                     let in     Say: nobody answers yet
-    let in     Looked, over; timer deadline      over       Ends
+    let in     Looked, over; timer let in        over       Ends
     seat       Looked, a seat is free            seat       Describes: claim it
     seat       Looked, its claim is contested    seat       Describes: claim another
     seat       Looked, settled, it is first      greeting   Passed seat, Describes, Make, Tell hello
@@ -427,6 +427,16 @@ class Joining:
         self._hello: Hello | None = None
         self._me, self._n = 0, 1
 
+    @property
+    def over(self) -> bool:
+        """Whether it is in, or will not be."""
+        return self.state in (_State.IN, _State.OVER)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it wants to be told how membership stands."""
+        return self.state in (_State.LET_IN, _State.SEAT, _State.AWAITING)
+
     def step(self, now_s: float, event: JoiningEvent) -> list[JoiningEffect]:
         """Take one event and say what to do."""
         if isinstance(event, Expired):
@@ -472,7 +482,7 @@ class Joining:
         waits = {_State.ASKING: "unanswered", _State.LET_IN: "silence"}
         if timer.name == waits.get(self.state):
             return [Say(waiting(self.crew, self.asked, self._until_s - now_s))]
-        if timer.name == "deadline":
+        if timer.name == ("let in" if self.state is _State.LET_IN else "deadline"):
             return self._too_late()
         if timer.name == "greeting" and self.state is _State.GREETING:
             nobody = Met(GREETING, {}, tuple(sorted(set(range(self._n)) - {self._me})))
@@ -523,6 +533,8 @@ class Joining:
         return [
             Knock(entries, self.deadline_s),
             self._arm("silence", now_s + min(INITIAL_RTO_S, self.deadline_s)),
+            # membership itself gives up at the deadline, and says why
+            self._arm("let in", self._until_s + INITIAL_RTO_S),
             self._arm("deadline", self._until_s),
         ]
 
@@ -536,7 +548,7 @@ class Joining:
     # -- A seat
 
     def _looked(self, now_s: float, seen: Looked) -> list[JoiningEffect]:
-        if self.state not in (_State.LET_IN, _State.SEAT, _State.AWAITING):
+        if not self.looks:
             return []
         effects: list[JoiningEffect] = []
         if self.state is _State.LET_IN and seen.inside:

@@ -229,7 +229,7 @@ class SoloTransport:
 
     def posts(self, topic: int) -> dict[PeerId, bytes]:
         """One's own newest value of a topic."""
-        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
+        return self.notices(topic).blobs()
 
     def notices(self, topic: int) -> Notices:
         """The same with its number."""

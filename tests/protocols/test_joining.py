@@ -362,6 +362,8 @@ def _() -> None:
     passed, make, tell, _ = way.looks(after_s=2 * PERIOD_S)
     assert passed == Passed("seat", 2 * PERIOD_S)
     assert (make.card.seat, make.n, make.late, tell.late) == (1, 2, True, True)
+    way = in_seat(begins=True)  # it listens where others ask, and the crew has outlived the one that did
+    assert kinds(way.looks(after_s=2 * PERIOD_S)) == [Passed, Make, Tell] and way.joining.late
 
 
 @row("Joining", "seat", "Looked, settled, nobody averages")

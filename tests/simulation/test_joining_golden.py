@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from ragtag.core.faults import Faults, Partition, Window
+from ragtag.core.schema import Schema
 from ragtag.core.types import Done, Effect, Event, Left, Met, PeerId, Tell, Visits
-from ragtag.protocols.membership.roster import Card
+from ragtag.protocols.crew.joining import Joining
+from ragtag.protocols.membership.roster import Card, Unseated
 from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.rps import rps
-from ragtag.simulation.worlds.newcomer import NewcomerWorld
+from ragtag.simulation.worlds.crew import NAME
+from ragtag.simulation.worlds.newcomer import DEADLINE_S, NewcomerWorld
 from ragtag.simulation.worlds.process import Member
 
 COMES_S = 2.0
@@ -30,6 +34,7 @@ class Told(NewcomerWorld):
         self.lines: list[str] = []
         self._tells_s, self._passed_before = tells_s, set[tuple[int, str]]()
         self._in: set[int] = set()
+        self.strange: set[int] = set()
         super().__init__(founders, rps, faults, 1, step_s=0.2)
 
     def say(self, member: Member, what: str) -> None:
@@ -46,6 +51,10 @@ class Told(NewcomerWorld):
         if member.index >= self.founders:
             self.say(member, f"has a node of {node.n} seats; {self._there(node)}")
         super()._admitted(member, node)
+
+    def schema(self, member: Member) -> Schema:
+        mine = super().schema(member)
+        return replace(mine, method="ring") if member.index in self.strange else mine
 
     @staticmethod
     def _there(node: Node) -> str:
@@ -122,6 +131,24 @@ def without_state(crew: Told) -> None:
     crew.run(COMES_S + 65.0)
 
 
+def of_another_version(crew: Told) -> None:
+    crew.world.at(COMES_S, lambda: crew._come(4, (0, 1, 2, 3), Joining(NAME, "1", DEADLINE_S)))
+    crew.run(4.0)
+
+
+def of_another_schema(crew: Told) -> None:
+    crew.strange.add(4)
+    crew.world.at(COMES_S, lambda: crew.come(4, (0, 1, 2, 3)))
+    crew.run(4.0)
+
+
+def unseated(crew: Told) -> None:
+    crew.world.at(COMES_S, lambda: crew.come(4, (0, 1, 2, 3)))
+    crew.run(COMES_S + 0.43)
+    crew._take(crew.members[4], Unseated("seat 4 is another's"))
+    crew.run(9.0)
+
+
 CASES: list[tuple[str, Callable[[Told], None], int, Faults, str]] = [
     ("a_newcomer", one, 4, LINE, "Process 4 comes to a crew of four that averages."),
     ("two_want_one_seat", two, 4, LINE, "Processes 4 and 5 come at one instant, and claim the same seat."),
@@ -133,6 +160,27 @@ CASES: list[tuple[str, Callable[[Told], None], int, Faults, str]] = [
         Faults(latency_s=0.005, jitter_s=0.001, partitions=(APART,)),
         "Nobody hears process 1 from 3 s to 16 s. It is declared dead, process 4 takes its seat, and when\n"
         "the line is back process 1 comes in again as process 5.",
+    ),
+    (
+        "of_another_version",
+        of_another_version,
+        4,
+        LINE,
+        "Process 4 has another version of Ragtag than the four that it meets.",
+    ),
+    (
+        "of_another_schema",
+        of_another_schema,
+        4,
+        LINE,
+        "Process 4 averages by another averager than the four that it meets.",
+    ),
+    (
+        "a_seat_lost_while_it_greets",
+        unseated,
+        4,
+        LINE,
+        "The seat of process 4 is another's while it greets: it comes again, as process 5.",
     ),
     (
         "nobody_gives_the_state",

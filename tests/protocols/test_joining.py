@@ -25,16 +25,18 @@ from ragtag.protocols.crew.joining import (
     Anew,
     Answered,
     AskKey,
+    ChannelEvent,
+    ChannelWay,
     Describes,
     Differs,
     Ends,
     Enters,
-    Fetched,
     Fetching,
     Heard,
     Hello,
     In,
     Invited,
+    IsOpen,
     Joining,
     JoiningEvent,
     Knock,
@@ -43,14 +45,12 @@ from ragtag.protocols.crew.joining import (
     Make,
     Newer,
     Nobody,
-    Opened,
-    Opening,
-    OpeningEvent,
     Overheard,
-    Passed,
-    Probe,
+    PhaseOver,
+    ProbeRound,
     Say,
     Sits,
+    StateHere,
     TakesPart,
     Timed,
     Unseat,
@@ -191,7 +191,7 @@ def in_seat(averaging: bool = True, begins: bool = False) -> Way:
 
 def awaiting() -> Way:
     way = in_seat(averaging=False)
-    assert kinds(way.looks(after_s=2 * PERIOD_S)) == [Passed]
+    assert kinds(way.looks(after_s=2 * PERIOD_S)) == [PhaseOver]
     return way
 
 
@@ -295,7 +295,7 @@ def _() -> None:
         Knock((), DEADLINE_S), Say("nobody is there yet: this peer begins crew 'otters' at here:1"),
     ]  # fmt: skip
     begun(way, effects)
-    assert kinds(way(heard({}, n=1))) == [Passed, In]
+    assert kinds(way(heard({}, n=1))) == [PhaseOver, In]
 
 
 @row("Joining", "listening", "timer listening")
@@ -309,7 +309,7 @@ def _() -> None:
     way = let_in()
     way.member(0)
     effects = way.looks(after_s=0.25)
-    assert effects[0] == Passed("let in", 0.25)
+    assert effects[0] == PhaseOver("let in", 0.25)
     assert way.state == "seat"
     assert kinds(let_in().looks(inside=False)) == []
 
@@ -348,11 +348,11 @@ def _() -> None:
 def _() -> None:
     way = let_in()
     effects = way.seats()  # others are in, and nobody has a seat
-    assert kinds(effects) == [Passed, Describes, Make, Tell]
+    assert kinds(effects) == [PhaseOver, Describes, Make, Tell]
     begun(way, effects)
     way = in_seat(averaging=False, begins=True)  # it is to begin, and another one waits already
     effects = way.looks(after_s=2 * PERIOD_S)
-    assert kinds(effects) == [Passed, Describes, Make, Tell]
+    assert kinds(effects) == [PhaseOver, Describes, Make, Tell]
     assert effects[1].card.averaging and effects[1].card.seat == 1
 
 
@@ -360,16 +360,16 @@ def _() -> None:
 def _() -> None:
     way = in_seat()
     passed, make, tell, _ = way.looks(after_s=2 * PERIOD_S)
-    assert passed == Passed("seat", 2 * PERIOD_S)
+    assert passed == PhaseOver("seat", 2 * PERIOD_S)
     assert (make.card.seat, make.n, make.late, tell.late) == (1, 2, True, True)
     way = in_seat(begins=True)  # it listens where others ask, and the crew has outlived the one that did
-    assert kinds(way.looks(after_s=2 * PERIOD_S)) == [Passed, Make, Tell] and way.joining.late
+    assert kinds(way.looks(after_s=2 * PERIOD_S)) == [PhaseOver, Make, Tell] and way.joining.late
 
 
 @row("Joining", "seat", "Looked, settled, nobody averages")
 def _() -> None:
     way = in_seat(averaging=False)
-    assert way.looks(after_s=2 * PERIOD_S) == [Passed("seat", 2 * PERIOD_S)]
+    assert way.looks(after_s=2 * PERIOD_S) == [PhaseOver("seat", 2 * PERIOD_S)]
     assert way.state == "awaiting"
 
 
@@ -409,14 +409,14 @@ def _() -> None:
 
 @row("Joining", "greeting", "Heard, it goes on")
 def _() -> None:
-    assert greeting()(heard({1: hello(), 2: hello()})) == [Passed("greeting", 0.0), In(2)]
+    assert greeting()(heard({1: hello(), 2: hello()})) == [PhaseOver("greeting", 0.0), In(2)]
     refused, left, passed, is_in = greeting()(heard({1: hello(), 2: hello(seed=6)}))
     assert refused.text == "peer 2 is refused: peer 2 has another seed: 6 there, 7 here; make them equal"
     assert (left, passed.phase, is_in) == (Left(2), "greeting", In(1))
     way = greeting()
     said, _, is_in = way(heard({1: hello()}, (2,)), after_s=4.0)
     assert (said.text, is_in) == ("peer 2 did not answer within 4 s; going on without", In(1))
-    assert kinds(greeting()(heard({1: hello()}, (2,), gone=frozenset({2})))) == [Passed, In]
+    assert kinds(greeting()(heard({1: hello()}, (2,), gone=frozenset({2})))) == [PhaseOver, In]
     other, said, *_ = greeting()(heard({1: hello()}, (2,), other_versions=3))
     assert f"peer 2 of crew 'otters' speaks another wire format than version {VERSION}" in other.text
 
@@ -472,7 +472,7 @@ def _() -> None:
     assert greeting()(Unseat("seat 0 is b's")) == [Ends("seat 0 is b's", seat=True)]
 
 
-# -- Opening
+# -- ChannelWay
 
 MINE = Schema((TensorSpec("weight", (4,), "float32"),), "fp32", "rps")
 OTHER = Schema((TensorSpec("weight", (5,), "float32"),), "fp32", "rps")
@@ -483,11 +483,11 @@ class Ways:
     """A channel that is being opened by peer 0 of three."""
 
     def __init__(self, late: bool = False, together: bool = False) -> None:
-        self.opening = Opening(0, CHANNEL, MINE, CHUNKS, DEADLINE_S, late, together)
+        self.opening = ChannelWay(0, CHANNEL, MINE, CHUNKS, DEADLINE_S, late, together)
         self.now_s = 100.0
         self.all: list[Any] = []
 
-    def __call__(self, event: OpeningEvent, after_s: float = 0.0) -> list[Any]:
+    def __call__(self, event: ChannelEvent, after_s: float = 0.0) -> list[Any]:
         self.now_s += after_s
         effects = self.opening.step(self.now_s, event)
         self.all += effects
@@ -516,7 +516,7 @@ def comparing(late: bool = False) -> Ways:
 
 def probing() -> Ways:
     way = comparing()
-    assert kinds(way(met(MINE, MINE))) == [Passed, Probe]
+    assert kinds(way(met(MINE, MINE))) == [PhaseOver, ProbeRound]
     return way
 
 
@@ -529,7 +529,7 @@ def opened(late: bool = True) -> Ways:
 
 def hearing() -> Ways:
     way = opened()
-    way(Fetched(7))
+    way(StateHere(7))
     return way
 
 
@@ -537,7 +537,7 @@ def outcome(averaged: bool) -> Done:
     return Done(cast(Any, SimpleNamespace(averaged=np.array([averaged]))))
 
 
-@row("Opening", "new", "Start")
+@row("ChannelWay", "new", "Start")
 def _() -> None:
     tell, arm = Ways(late=True)(Start())
     assert tell == Tell(CHANNEL, MINE.encode(), 100 + DEADLINE_S, late=True)
@@ -545,7 +545,7 @@ def _() -> None:
     assert Ways(together=True)(Start())[0].silent
 
 
-@row("Opening", "schema", "Heard, others are more or equal")
+@row("ChannelWay", "schema", "Heard, others are more or equal")
 def _() -> None:
     (differs,) = comparing()(met(OTHER, OTHER))
     assert differs == Differs(
@@ -558,94 +558,94 @@ def _() -> None:
     assert way.state == "over"
 
 
-@row("Opening", "schema", "Heard, some differ, not late")
+@row("ChannelWay", "schema", "Heard, some differ, not late")
 def _() -> None:
     said, left, tell, _ = comparing()(met(MINE, OTHER))
     assert said.text.startswith("peer 2 is refused, it averages something else: tensor 0: 'weight'")
     assert (left, tell.number, tell.blob) == (Left(2), name_hash(f"agreed/{CHANNEL}"), b"")
     said, left, *rest = comparing(late=True)(met(MINE, OTHER))  # members hold no such meeting
-    assert (left, kinds(rest)) == (Left(2), [Passed, Opened])
+    assert (left, kinds(rest)) == (Left(2), [PhaseOver, IsOpen])
 
 
-@row("Opening", "schema", "Heard, nobody averages yet")
+@row("ChannelWay", "schema", "Heard, nobody averages yet")
 def _() -> None:
     way = comparing()
     said, passed, probe, arm = way(met(MINE, missing=(2,)), after_s=2.0)
     assert said.text == "no model from peer 2 yet; going on without"
-    assert (passed, probe) == (Passed("schema", 2.0), Probe(PROBE_CHUNKS, DEADLINE_S))
+    assert (passed, probe) == (PhaseOver("schema", 2.0), ProbeRound(PROBE_CHUNKS, DEADLINE_S))
     assert arm.at_s > way.now_s + DEADLINE_S
 
 
-@row("Opening", "schema", "Heard, it or the channel is late")
+@row("ChannelWay", "schema", "Heard, it or the channel is late")
 def _() -> None:
-    assert comparing(late=True)(met(MINE, MINE)) == [Passed("schema", 0.0), Opened(0.02, late=True)]
+    assert comparing(late=True)(met(MINE, MINE)) == [PhaseOver("schema", 0.0), IsOpen(0.02, late=True)]
     _, said, ready = comparing()(met(MINE, MINE, heard_of=3))
-    assert ready == Opened(0.02, late=False) and not said.warning
+    assert ready == IsOpen(0.02, late=False) and not said.warning
 
 
-@row("Opening", "schema", "timer schema")
+@row("ChannelWay", "schema", "timer schema")
 def _() -> None:
-    assert kinds(comparing().timer()) == [Passed, Probe]
+    assert kinds(comparing().timer()) == [PhaseOver, ProbeRound]
 
 
-@row("Opening", "agreeing", "Heard; timer agreeing")
+@row("ChannelWay", "agreeing", "Heard; timer agreeing")
 def _() -> None:
     for agreed in (lambda way: way(met()), Ways.timer):
         way = comparing()
         way(met(MINE, OTHER))
         assert way.state == "agreeing"
-        assert kinds(agreed(way)) == [Passed, Probe]
+        assert kinds(agreed(way)) == [PhaseOver, ProbeRound]
 
 
-@row("Opening", "probing", "Timed; timer probing")
+@row("ChannelWay", "probing", "Timed; timer probing")
 def _() -> None:
-    assert probing()(Timed(0.5, 0.01)) == [Opened(0.5 * CHUNKS / PROBE_CHUNKS, late=False)]
-    assert probing()(Timed(None, 0.01)) == [Opened(0.02 * CHUNKS / PROBE_CHUNKS, late=False)]
-    assert kinds(probing().timer()) == [Opened]
+    assert probing()(Timed(0.5, 0.01)) == [IsOpen(0.5 * CHUNKS / PROBE_CHUNKS, late=False)]
+    assert probing()(Timed(None, 0.01)) == [IsOpen(0.02 * CHUNKS / PROBE_CHUNKS, late=False)]
+    assert kinds(probing().timer()) == [IsOpen]
 
 
-@row("Opening", "open", "Fetching")
+@row("ChannelWay", "open", "Fetching")
 def _() -> None:
     way = opened()
     assert way(Fetching()) == [] and way.state == "state"
 
 
-@row("Opening", "state", "Fetched")
+@row("ChannelWay", "state", "StateHere")
 def _() -> None:
     way = opened()
     way(Fetching())
-    passed, takes_part, arm = way(Fetched(7), after_s=3.0)
-    assert (passed, takes_part, arm.at_s) == (Passed("state", 3.0), TakesPart(7), 103 + DEADLINE_S)
+    passed, takes_part, arm = way(StateHere(7), after_s=3.0)
+    assert (passed, takes_part, arm.at_s) == (PhaseOver("state", 3.0), TakesPart(7), 103 + DEADLINE_S)
 
 
-@row("Opening", "open", "Fetched")
+@row("ChannelWay", "open", "StateHere")
 def _() -> None:
-    assert kinds(opened()(Fetched())) == [TakesPart]
+    assert kinds(opened()(StateHere())) == [TakesPart]
 
 
-@row("Opening", "heard", "Newer; Nobody; timer heard")
+@row("ChannelWay", "heard", "Newer; Nobody; timer heard")
 def _() -> None:
     for event in (Newer(), Nobody()):
         way = hearing()
-        assert way(event, after_s=0.5) == [Passed("heard", 0.5)] and way.state == "average"
+        assert way(event, after_s=0.5) == [PhaseOver("heard", 0.5)] and way.state == "average"
     passed, said = hearing().timer()
-    assert passed == Passed("heard", DEADLINE_S)
+    assert passed == PhaseOver("heard", DEADLINE_S)
     assert said.text == "nothing was heard of the crew's rounds within 10 s; going on"
 
 
-@row("Opening", "average", "Done, with others")
+@row("ChannelWay", "average", "Done, with others")
 def _() -> None:
     way = hearing()
     way(Newer())
     assert way(outcome(False), after_s=1.0) == []
-    assert way(outcome(True), after_s=1.0) == [Passed("average", 2.0)] and way.state == "in"
+    assert way(outcome(True), after_s=1.0) == [PhaseOver("average", 2.0)] and way.state == "in"
 
 
-@row("Opening", "average", "Fetched")
+@row("ChannelWay", "average", "StateHere")
 def _() -> None:
     way = hearing()
     way(Newer())
-    assert kinds(way(Fetched(9))) == [TakesPart] and way.state == "heard"
+    assert kinds(way(StateHere(9))) == [TakesPart] and way.state == "heard"
 
 
 # -- Parties
@@ -773,7 +773,7 @@ def test_whatever_comes_and_in_whatever_order_a_way_in_ends_by_its_deadlines(
                     st.integers(-1, 3),
                 ),
                 st.builds(Timed, st.one_of(st.none(), st.floats(0.0, 1.0)), st.floats(0.0, 1.0)),
-                st.sampled_from([Newer(), Nobody(), Fetching(), Fetched(3)]),
+                st.sampled_from([Newer(), Nobody(), Fetching(), StateHere(3)]),
             ),
         ),
         max_size=20,
@@ -783,7 +783,7 @@ def test_whatever_comes_and_in_whatever_order_a_way_in_ends_by_its_deadlines(
 def test_whatever_comes_a_channel_is_open_or_refused_by_its_deadlines(
     comes: list[tuple[float, Any]], late: bool
 ) -> None:
-    opening = Opening(0, CHANNEL, MINE, CHUNKS, DEADLINE_S, late)
-    at_s, end = played(opening.step, Start(), comes, (Opened, Differs))
+    opening = ChannelWay(0, CHANNEL, MINE, CHUNKS, DEADLINE_S, late)
+    at_s, end = played(opening.step, Start(), comes, (IsOpen, Differs))
     assert at_s <= 3 * 2 * DEADLINE_S
     assert isinstance(end, Differs) or end.probe_s > 0

@@ -45,7 +45,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
-from ragtag.protocols.crew.joining import Differs, Heard, Opened, Opening, OpeningEvent, Probe, Timed
+from ragtag.protocols.crew.joining import ChannelEvent, ChannelWay, Differs, Heard, IsOpen, ProbeRound, Timed
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.rps import rps
@@ -330,7 +330,7 @@ class SimulatedTransport:
         faults = crew.world.faults
         rtt_s = max(1e-4, timeout_s(faults))
         deadline_s = DEADLINE_S if together_s is None else together_s
-        opening = Opening(self.me, channel, schema, chunks, deadline_s, together=together_s is not None)
+        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, together=together_s is not None)
         shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=schema.fragments)
         node.configure(channel, shape)
         crew.opens(channel, method, codec, schema)
@@ -338,7 +338,7 @@ class SimulatedTransport:
         probes = Channel(by, fp32, opening.probe_chunks, deadline_s, rtt_s, passing=True)
         probe = channel_of(f"{channel}/probe")
         node.configure(probe, probes)
-        event: OpeningEvent | None = Start()
+        event: ChannelEvent | None = Start()
         while event is not None:
             effects, event = opening.step(self.now_s(), event), None
             for effect in effects:  # but for ``Arm``: in virtual time a meeting ends by its own deadline
@@ -347,12 +347,12 @@ class SimulatedTransport:
                     event = Heard(met, node.n, node.gone, rtt_s, node.heard_of(channel))
                 elif isinstance(effect, Left):
                     crew.world.give(self.me, effect)
-                elif isinstance(effect, Probe):
+                elif isinstance(effect, ProbeRound):
                     zeros = np.zeros((effect.chunks, fp32.elements), np.float32)
                     outcome = self.start(probe, zeros, 1.0, effect.for_s).wait()
                     longer_s = max(outcome.scatter_s, outcome.gather_s)
                     event = Timed(None if outcome.expired else longer_s, rtt_s)
-                elif isinstance(effect, Opened):
+                elif isinstance(effect, IsOpen):
                     node.probed(channel, effect.probe_s, self.now_s())
                 elif isinstance(effect, Differs):
                     raise SchemaMismatch(effect.why)

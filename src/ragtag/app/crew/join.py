@@ -59,8 +59,8 @@ from ragtag.protocols.crew.joining import (
     JoiningEvent,
     Sits,
     Unseat,
+    node_of,
 )
-from ragtag.protocols.crew.joining import seated as node_of
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.node import Node
 

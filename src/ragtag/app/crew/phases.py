@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ragtag.protocols.crew.joining import Passed, Say
+from ragtag.protocols.crew.joining import PhaseOver, Say
 
 EARLY_MAX = 256
 """Phases that wait for somebody to write them."""
@@ -41,7 +41,7 @@ class Phases:
 
     def told(self, effect: object) -> bool:
         """Write down what a machine says; whether the effect was of that kind."""
-        if isinstance(effect, Passed):
+        if isinstance(effect, PhaseOver):
             self.over(effect.phase, effect.took_s)
         elif isinstance(effect, Say):
             _log.log(logging.WARNING if effect.warning else logging.INFO, "%s", effect.text)

@@ -42,15 +42,15 @@ from ragtag.network.driver.driver import Driver
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.crew.joining import (
+    ChannelEvent,
+    ChannelWay,
     Differs,
-    Fetched,
     Heard,
+    IsOpen,
     Newer,
     Nobody,
-    Opened,
-    Opening,
-    OpeningEvent,
-    Probe,
+    ProbeRound,
+    StateHere,
     TakesPart,
     Timed,
 )
@@ -266,7 +266,7 @@ class DriverTransport:
         self.me = driver.node.me
         self._method = ""
         self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
-        self._openings: dict[int, Opening] = {}
+        self._openings: dict[int, ChannelWay] = {}
         self.standing = Standing(self, self._living)
 
     @property
@@ -319,7 +319,7 @@ class DriverTransport:
         hash32 = schema.hash32()
         if channel >= NAMED:  # two models may have one schema; their datagrams are told apart all the same
             hash32 = name_hash(f"{channel}/{hash32}")
-        opening = Opening(self.me, channel, schema, chunks, deadline_s, late, together)
+        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late, together)
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
         opened = Channel(method, codec, chunks, probe_s=deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts)
@@ -437,7 +437,7 @@ class DriverTransport:
         assert self._entrance is not None
         card = self._entrance.card = msgspec.structs.replace(self._entrance.card, averaging=True)
         opening = self._openings[channel]
-        event: OpeningEvent | None = Fetched(round_)
+        event: ChannelEvent | None = StateHere(round_)
         while event is not None:
             effects, event, told = opening.step(time.monotonic(), event), None, None
             for effect in effects:
@@ -513,7 +513,7 @@ class DriverTransport:
         """Sleep."""
         time.sleep(for_s)
 
-    def _agree(self, opening: Opening, channel: int) -> None:
+    def _agree(self, opening: ChannelWay, channel: int) -> None:
         """Carry out what ``opening`` wants until the channel is ready.
 
         Raises:
@@ -521,7 +521,7 @@ class DriverTransport:
             SeatLost: another peer has this one's seat.
         """
         driver = self._driver
-        event: OpeningEvent | None = Start()
+        event: ChannelEvent | None = Start()
         while event is not None:
             effects, event, meeting = opening.step(time.monotonic(), event), None, None
             for effect in effects:
@@ -532,9 +532,9 @@ class DriverTransport:
                     driver.leave(effect.peer)
                 elif isinstance(effect, Differs):
                     raise SchemaMismatch(effect.why)
-                elif isinstance(effect, Opened):
+                elif isinstance(effect, IsOpen):
                     driver.probed(channel, effect.probe_s)
-                elif isinstance(effect, Probe):
+                elif isinstance(effect, ProbeRound):
                     event = self._probe(effect)
                 elif isinstance(effect, Arm) and meeting is not None:
                     try:
@@ -545,7 +545,7 @@ class DriverTransport:
                 else:
                     self._phases.told(effect)
 
-    def _probe(self, probe: Probe) -> Timed:
+    def _probe(self, probe: ProbeRound) -> Timed:
         """Average zeros once, and say how long the longer stage took."""
         zeros = np.zeros((probe.chunks, fp32.elements), np.float32)
         outcome = self.start(PROBE, zeros, 1.0, probe.for_s).wait()

@@ -1,8 +1,8 @@
-"""The way into a crew, live and simulated: ``Joining`` until it has met the others, ``Opening`` per channel.
+"""The way into a crew, live and simulated: ``Joining`` until it has met the others, then ``ChannelWay``s.
 
 Whoever drives these carries out their effects and tells them what came of it: ``app.crew`` with sockets,
 ``simulation`` in virtual time. Each state that waits has a timer (``Arm``), so an answer always comes: ``In``
-or ``Ends``, ``Opened`` or ``Differs``. Phases are told as they end, in the order of ``PHASES``.
+or ``Ends``, ``IsOpen`` or ``Differs``. Phases are told as they end, in the order of ``PHASES``.
 
     Joining    what comes                        becomes    and does
     --------------------------------------------------------------------------------------------------
@@ -17,41 +17,41 @@ or ``Ends``, ``Opened`` or ``Differs``. Phases are told as they end, in the orde
     listening  Overheard, somebody               let in     Knock
     listening  Overheard, nobody                 greeting   Knock at nobody, Describes, Make, Tell hello
     listening  timer listening                   as Overheard, nobody
-    let in     Looked, inside                    seat       Passed let in
+    let in     Looked, inside                    seat       PhaseOver let in
     let in     timer silence                     let in     Say: nobody answers yet
     let in     Looked, over; timer let in        over       Ends
     seat       Looked, a seat is free            seat       Describes: claim it
     seat       Looked, its claim is contested    seat       Describes: claim another
-    seat       Looked, settled, it is first      greeting   Passed seat, Describes, Make, Tell hello
-    seat       Looked, settled, others average   greeting   Passed seat, Make, Tell hello, late
-    seat       Looked, settled, nobody averages  awaiting   Passed seat
+    seat       Looked, settled, it is first      greeting   PhaseOver seat, Describes, Make, Tell hello
+    seat       Looked, settled, others average   greeting   PhaseOver seat, Make, Tell hello, late
+    seat       Looked, settled, nobody averages  awaiting   PhaseOver seat
     seat       Looked, over, or none is free     over       Ends
     seat       timer deadline                    over       Ends
     awaiting   Looked, somebody averages         greeting   Make, Tell hello, late
     awaiting   Looked, over; timer deadline      over       Ends
-    greeting   Heard, it goes on                 in         Left (who is refused), Passed greeting, In
+    greeting   Heard, it goes on                 in         Left (who is refused), PhaseOver greeting, In
     greeting   Heard, others are more or equal   over       Ends
     greeting   Heard, nobody                     over       Ends
     greeting   timer greeting                    as Heard, nobody
     greeting   Unseat, it came to membership     new        Anew; the 16th time over, Ends
     greeting   Unseat, a launcher gave the seat  over       Ends
 
-    Opening    what comes                        becomes    and does
+    ChannelWay what comes                        becomes    and does
     --------------------------------------------------------------------------------------------------
     new        Start                             schema     Tell schema
     schema     Heard, others are more or equal   over       Differs
     schema     Heard, some differ, not late      agreeing   Left (who is refused), Tell: it is agreed
-    schema     Heard, nobody averages yet        probing    Left, Passed schema, Probe
-    schema     Heard, it or the channel is late  open       Left, Passed schema, Opened
+    schema     Heard, nobody averages yet        probing    Left, PhaseOver schema, ProbeRound
+    schema     Heard, it or the channel is late  open       Left, PhaseOver schema, IsOpen
     schema     timer schema                      as Heard, nobody
     agreeing   Heard; timer agreeing             probing or open, as from schema
-    probing    Timed; timer probing              open       Opened
+    probing    Timed; timer probing              open       IsOpen
     open       Fetching                          state
-    state      Fetched                           heard      Passed state, TakesPart
-    open       Fetched                           heard      TakesPart (no state, or by other ways)
-    heard      Newer; Nobody; timer heard        average    Passed heard
-    average    Done, with others                 in         Passed average
-    average    Fetched                           heard      TakesPart, anew
+    state      StateHere                         heard      PhaseOver state, TakesPart
+    open       StateHere                         heard      TakesPart (no state, or by other ways)
+    heard      Newer; Nobody; timer heard        average    PhaseOver heard
+    average    Done, with others                 in         PhaseOver average
+    average    StateHere                         heard      TakesPart, anew
 
 What comes in any other state is ignored. Times are of the caller's clock, which never goes back.
 """
@@ -206,7 +206,7 @@ class Fetching:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class StateHere:
     """The state is here, of a round (-1: none came, or none is needed)."""
 
     round: int = -1
@@ -256,7 +256,7 @@ class Describes:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the node, with ``seated``. card: its seat. late: others average already."""
+    """Make the node, with ``node_of``. card: its seat. late: others average already."""
 
     card: Card
     n: int
@@ -272,7 +272,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PhaseOver:
     """A phase is over."""
 
     phase: str
@@ -309,7 +309,7 @@ class Differs:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeRound:
     """Average so many chunks of zeros once, within ``for_s``; answer with ``Timed``."""
 
     chunks: int
@@ -317,7 +317,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class IsOpen:
     """The channel is ready; its first round may take ``probe_s``. late: take the state over first."""
 
     probe_s: float
@@ -333,10 +333,10 @@ class TakesPart:
 
 JoiningEvent = Invited | Answered | Enters | Overheard | Looked | Sits | Heard | Unseat | Expired
 JoiningEffect = (
-    AskKey | Listen | Knock | Describes | Make | Tell | Left | Say | Passed | In | Anew | Ends | Arm
+    AskKey | Listen | Knock | Describes | Make | Tell | Left | Say | PhaseOver | In | Anew | Ends | Arm
 )  # ``Tell`` and ``Left`` are for the node
-OpeningEvent = Start | Heard | Timed | Fetching | Fetched | Newer | Nobody | Done | Expired
-OpeningEffect = Tell | Left | Say | Passed | Differs | Probe | Opened | TakesPart | Arm
+ChannelEvent = Start | Heard | Timed | Fetching | StateHere | Newer | Nobody | Done | Expired
+ChannelEffect = Tell | Left | Say | PhaseOver | Differs | ProbeRound | IsOpen | TakesPart | Arm
 
 
 # -- Words
@@ -377,7 +377,7 @@ def outvoted_by(mine: Hashable, theirs: Mapping[PeerId, Hashable]) -> list[PeerI
     return largest if len(largest) >= agreeing else []
 
 
-def seated(card: Card, n: int, roster: Roster) -> Node:
+def node_of(card: Card, n: int, roster: Roster) -> Node:
     """The node of a peer that has its seat: it knows who averages, who visits and who is gone."""
     node = Node(card.seat, n, card.seed, card.founded)
     held = roster.seats
@@ -605,10 +605,10 @@ class Joining:
         self._me, self._n = card.seat, n
         return [*effects, Make(card, n, self.late), *self._greet(now_s, card.founded, card.seed)]
 
-    def _passed(self, now_s: float) -> Passed:
+    def _passed(self, now_s: float) -> PhaseOver:
         """The phase that is under way ends, and the next one begins."""
         phase, since_s, self._since_s = self.state.value, self._since_s, now_s
-        return Passed(phase, now_s - since_s)
+        return PhaseOver(phase, now_s - since_s)
 
     # -- Greeting
 
@@ -712,7 +712,7 @@ def _difference(peer: PeerId, mine: Hello, theirs: Hello) -> str:
     return f"peer {peer} has another {what}: {there} there, {here} here; make them equal"
 
 
-class Opening:
+class ChannelWay:
     """How one channel is opened, and how a peer that comes late comes to its first average on it.
 
     me: this peer. channel: also the number of the meeting in which schemas are compared. chunks: of a round.
@@ -737,7 +737,7 @@ class Opening:
         self._since_s = 0.0
         self._rtt_s, self._heard_of = 0.0, -1
 
-    def step(self, now_s: float, event: OpeningEvent) -> list[OpeningEffect]:
+    def step(self, now_s: float, event: ChannelEvent) -> list[ChannelEffect]:
         """Take one event and say what to do."""
         state = self.state
         if isinstance(event, Expired):
@@ -754,7 +754,12 @@ class Opening:
         if isinstance(event, Fetching) and state is _State.OPEN:
             self.state, self._since_s = _State.STATE, now_s
             return []
-        if isinstance(event, Fetched) and state in (_State.OPEN, _State.STATE, _State.HEARD, _State.AVERAGE):
+        if isinstance(event, StateHere) and state in (
+            _State.OPEN,
+            _State.STATE,
+            _State.HEARD,
+            _State.AVERAGE,
+        ):
             return self._take_part(now_s, event.round)
         if isinstance(event, Newer | Nobody) and state is _State.HEARD:
             return [self._passed(now_s, _State.AVERAGE)]
@@ -762,7 +767,7 @@ class Opening:
             return [self._passed(now_s, _State.IN)]
         return []
 
-    def _expired(self, now_s: float, name: str) -> list[OpeningEffect]:
+    def _expired(self, now_s: float, name: str) -> list[ChannelEffect]:
         if name != self.state.value:
             return []
         nobody = Heard(Met(self._channel, {}, ()), 1, frozenset())
@@ -778,15 +783,15 @@ class Opening:
             return [self._passed(now_s, _State.AVERAGE), said]
         return []
 
-    def _passed(self, now_s: float, then: _State) -> Passed:
+    def _passed(self, now_s: float, then: _State) -> PhaseOver:
         phase, since_s = self.state.value, self._since_s
         self.state, self._since_s = then, now_s
-        return Passed(phase, now_s - since_s)
+        return PhaseOver(phase, now_s - since_s)
 
     def _arm(self, at_s: float) -> Arm:
         return Arm(Timer(self._channel, 0, self.state.value), at_s)
 
-    def _meet(self, now_s: float, state: _State, number: int, blob: bytes) -> list[OpeningEffect]:
+    def _meet(self, now_s: float, state: _State, number: int, blob: bytes) -> list[ChannelEffect]:
         first = state is _State.SCHEMA
         self.state = state
         if first:
@@ -794,7 +799,7 @@ class Opening:
         tell = Tell(number, blob, now_s + self.deadline_s, first and self._late, first and self._together)
         return [tell, self._arm(now_s + 2 * self.deadline_s)]  # the node's meeting is over long before
 
-    def _compare(self, now_s: float, heard: Heard) -> list[OpeningEffect]:
+    def _compare(self, now_s: float, heard: Heard) -> list[ChannelEffect]:
         """The larger party goes on, the others end."""
         mine, self._rtt_s, self._heard_of = self._schema, heard.rtt_s, heard.heard_of
         theirs: dict[PeerId, Schema | str] = {}
@@ -803,7 +808,7 @@ class Opening:
                 theirs[peer] = Schema.decode(blob)
             except ValueError as error:
                 theirs[peer] = str(error)
-        effects: list[OpeningEffect] = []
+        effects: list[ChannelEffect] = []
         missing = [peer for peer in heard.met.missing if peer not in heard.gone]
         if missing:
             effects.append(Say(f"no model from peer {_names(missing)} yet; going on without"))
@@ -828,28 +833,28 @@ class Opening:
     def _difference(self, other: Schema | str) -> str:
         return other if isinstance(other, str) else self._schema.difference(other) or ""
 
-    def _agreed(self, now_s: float) -> list[OpeningEffect]:
+    def _agreed(self, now_s: float) -> list[ChannelEffect]:
         """Where others average already nobody is left to probe with."""
         self.state = _State.SCHEMA
         passed = self._passed(now_s, _State.PROBING)
         if not self._late and self._heard_of < 0:
-            probe = Probe(self.probe_chunks, self.deadline_s)
+            probe = ProbeRound(self.probe_chunks, self.deadline_s)
             return [passed, probe, self._arm(now_s + 2 * self.deadline_s)]
         self.state = _State.OPEN
-        opened = Opened(2.0 * max(_RTT_MIN_S, self._rtt_s), self._late)
+        opened = IsOpen(2.0 * max(_RTT_MIN_S, self._rtt_s), self._late)
         if self._late:
             return [passed, opened]
         by_rtt = "this peer comes late; its first deadlines come from round trips alone"
         return [passed, Say(by_rtt, warning=False), opened]
 
-    def _timed(self, event: Timed) -> list[OpeningEffect]:
+    def _timed(self, event: Timed) -> list[ChannelEffect]:
         """A probe that lasted as long as its deadline tells nothing but that a peer has died meanwhile."""
         took_s = 2.0 * event.rtt_s if event.took_s is None else event.took_s
         self.state = _State.OPEN
-        return [Opened(max(took_s, _TOOK_MIN_S) * self._chunks / self.probe_chunks, self._late)]
+        return [IsOpen(max(took_s, _TOOK_MIN_S) * self._chunks / self.probe_chunks, self._late)]
 
-    def _take_part(self, now_s: float, round_: int) -> list[OpeningEffect]:
-        passed: list[OpeningEffect] = (
+    def _take_part(self, now_s: float, round_: int) -> list[ChannelEffect]:
+        passed: list[ChannelEffect] = (
             [self._passed(now_s, _State.HEARD)] if self.state is _State.STATE else []
         )
         self.state, self._since_s = _State.HEARD, now_s

@@ -43,9 +43,9 @@ from ragtag.protocols.crew.joining import (
     JoiningEvent,
     Looked,
     Make,
-    Passed,
+    PhaseOver,
     Unseat,
-    seated,
+    node_of,
 )
 from ragtag.protocols.membership.roster import (
     NO_SEAT,
@@ -283,7 +283,7 @@ class CrewWorld:
             self._again(member, member.joining)
         elif isinstance(effect, Ends):
             member.failed = effect.why
-        elif isinstance(effect, Passed):
+        elif isinstance(effect, PhaseOver):
             member.phases.setdefault(effect.phase, self.now_s)
         elif isinstance(effect, Arm):
             self._join_at(effect.at_s, member, Expired(effect.timer))
@@ -300,7 +300,7 @@ class CrewWorld:
         live = {peer: holder for peer, holder in held.items() if holder.live}
         member.inside = {peer for peer, holder in live.items() if holder.card.averaging}
         member.reach = {peer: holder.card.epoch for peer, holder in live.items()}
-        self._admitted(member, seated(made.card, made.n, member.roster))
+        self._admitted(member, node_of(made.card, made.n, member.roster))
 
     # -- Rounds
 

@@ -20,19 +20,19 @@ from ragtag.core.wire import VERSION
 from ragtag.protocols.crew.joining import (
     GREETING,
     PHASES,
+    ChannelEffect,
+    ChannelEvent,
+    ChannelWay,
     Differs,
-    Fetched,
     Fetching,
     Heard,
     Hello,
     In,
+    IsOpen,
     JoiningEffect,
     Newer,
-    Opened,
-    Opening,
-    OpeningEffect,
-    OpeningEvent,
-    Passed,
+    PhaseOver,
+    StateHere,
     TakesPart,
 )
 from ragtag.protocols.node import Node
@@ -79,7 +79,7 @@ class NewcomerWorld(CrewWorld):
             self._open(member, member.node)
             schema = self.schema(member)
             chunks = schema.n_chunks(fp32.elements)
-            member.opening = Opening(member.seat, CHANNEL, schema, chunks, DEADLINE_S, late=True)
+            member.opening = ChannelWay(member.seat, CHANNEL, schema, chunks, DEADLINE_S, late=True)
             self._open_step(member, Start())
         elif isinstance(effect, Tell | Left):
             self._tell(member, effect)
@@ -91,22 +91,22 @@ class NewcomerWorld(CrewWorld):
             event = Tell(event.number, event.blob, event.deadline_s, event.late and self.late, event.silent)
         self._give(member, event)
 
-    def _open_step(self, member: Member, event: OpeningEvent) -> None:
+    def _open_step(self, member: Member, event: ChannelEvent) -> None:
         if member.opening is not None and member.node is not None:
             for effect in member.opening.step(self.now_s, event):
                 self._do_opening(member, member.node, effect)
 
-    def _do_opening(self, member: Member, node: Node, effect: OpeningEffect) -> None:
+    def _do_opening(self, member: Member, node: Node, effect: ChannelEffect) -> None:
         if isinstance(effect, Tell | Left):
             self._tell(member, effect)
-        elif isinstance(effect, Opened):
+        elif isinstance(effect, IsOpen):
             node.probed(CHANNEL, effect.probe_s, self.now_s)
             self._open_step(member, Fetching())
-            self._open_at(self.now_s + self._fetch_s(member), member, Fetched())
+            self._open_at(self.now_s + self._fetch_s(member), member, StateHere())
         elif isinstance(effect, TakesPart):
             node.resume(CHANNEL, effect.round)
             self._describe(member, replace(member.card, averaging=True))
-        elif isinstance(effect, Passed):
+        elif isinstance(effect, PhaseOver):
             member.phases.setdefault(effect.phase, self.now_s)
             if effect.phase == "heard":
                 self._begin(member)
@@ -115,7 +115,7 @@ class NewcomerWorld(CrewWorld):
         elif isinstance(effect, Arm):
             self._open_at(effect.at_s, member, Expired(effect.timer))
 
-    def _open_at(self, at_s: float, member: Member, event: OpeningEvent) -> None:
+    def _open_at(self, at_s: float, member: Member, event: ChannelEvent) -> None:
         self._at(at_s, member, lambda: self._open_step(member, event))
 
     def _apply(self, member: Member, effect: Effect) -> None:

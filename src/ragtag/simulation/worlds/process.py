@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ragtag.core.types import Floats, Noted, Outcome, PeerId, Run
-from ragtag.protocols.crew.joining import Joining, Opening
+from ragtag.protocols.crew.joining import ChannelWay, Joining
 from ragtag.protocols.membership.roster import Card, Roster
 from ragtag.protocols.node import Node
 from ragtag.simulation.worlds.members import Life
@@ -28,7 +28,7 @@ class Member:
     values: Floats
     node: Node | None = None
     joining: Joining | None = None
-    opening: Opening | None = None
+    opening: ChannelWay | None = None
     unseated: str = ""
     failed: str = ""
     inside: set[PeerId] = field(default_factory=set)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -30,7 +30,7 @@ class FactorRound(Protocol):
 
 
 class NewestBasis(Protocol):
-    """The newest whole value of a computed tensor, and how many averages there were since."""
+    """The newest whole value of a computed tensor, and how many averages have ended since."""
 
     @property
     def tensor(self) -> Tensor:
@@ -69,10 +69,11 @@ class _Held:
 
 
 class _Ended:
-    def __init__(self, values: Mapping[str, Tensor]) -> None:
-        self._values = values
+    def __init__(self, values: Mapping[str, Tensor], on_taken: Callable[[], None]) -> None:
+        self._values, self._on_taken = values, on_taken
 
     def result(self) -> FactorMeans:
+        self._on_taken()
         return self._values
 
 
@@ -85,9 +86,11 @@ class OneProcess:
         self._held: dict[str, tuple[Tensor, int]] = {}
 
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
-        """Done at once."""
+        """Done at once; it counts when its result is taken, which is to be once."""
+        return _Ended(values, self._count)
+
+    def _count(self) -> None:
         self._rounds += 1
-        return _Ended(values)
 
     def mine(self, costs: Mapping[str, float]) -> list[str]:
         """All."""

@@ -189,7 +189,7 @@ def decomposed(factor: Tensor, form: DecompositionForm, damping: float) -> Tenso
     if form == "inverse":
         eye = torch.eye(plain.shape[-1], dtype=plain.dtype, device=plain.device)
         inverse: Tensor = torch.linalg.inv(plain + damping * eye)
-        return inverse
+        return inverse.contiguous()  # as those have it that it is sent to: products round by memory's order
     values, vectors = torch.linalg.eigh(plain)
     return torch.cat([vectors, values.clamp(min=0).unsqueeze(-2)], -2)
 

@@ -134,10 +134,11 @@ class KFAC:
     def left_out(self) -> dict[str, str]:
         """Modules with parameters that the optimizer has to itself, and why."""
         unseen = {name: "no pass has reached it yet" for name, one in self._layers.items() if not one.folded}
-        return {**self._left_out, **(unseen if self._rounds else {})}
+        return {**self._left_out, **(unseen if self.steps else {})}
 
     def ages(self) -> dict[str, int | None]:
-        """How many averages each factor's decomposition in use has missed; ``None``: there is none."""
+        """How many averages have come since those that each factor's decomposition is of; ``None``: it has
+        none."""
         ages: dict[str, int | None] = {}
         for name in self._sides:
             basis = self._peers.newest(self._basis(name))
@@ -183,12 +184,12 @@ class KFAC:
         self.dropped += sum(not layer.fold(decay) for layer in self._layers.values())
         factors = {name: layer.factors[side] for name, (layer, side) in self._sides.items()}
         self._round = self._peers.average(factors, samples)
-        self._rounds += 1
 
     def _settle(self) -> None:
         """Take the average under way, if there is one."""
         if self._round is not None:
             means, self._round = self._round.result(), None
+            self._rounds += 1
             for name, (layer, side) in self._sides.items():
                 layer.factors[side] = means[name].to(layer.factors[side])
 

@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 from ragtag.app.crew.transport import SoloTransport
-from ragtag.optim.kfac import KFAC, preconditioner, why_not
+from ragtag.optim.kfac import preconditioner, why_not
 from ragtag.optim.kfac.layers import KfacLayer, PassGate, decomposed, preconditioned
+from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.training.named import NamedTensors
 
 # What kfac-pytorch (gpauloski/kfac-pytorch, commit 869cf11, MIT) computes in one process, in float32: 5 steps

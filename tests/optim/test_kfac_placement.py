@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ragtag.optim.kfac import KFAC, LayerSize, kaisa, sent_bytes
+from ragtag.optim.kfac import LayerSize, kaisa, sent_bytes
 from ragtag.optim.kfac.layers import decomposed, preconditioned
 from ragtag.optim.kfac.placement import SIDES, columns_of, cost_of, longest_first
+from ragtag.optim.kfac.preconditioner import KFAC
 
 sizes = st.builds(LayerSize, st.integers(1, 40), st.integers(1, 40), st.integers(1, 3))
 models = st.dictionaries(st.text("abc", min_size=1, max_size=4), sizes, min_size=1, max_size=12)

@@ -137,8 +137,10 @@ class KFAC:
         return {**self._left_out, **(unseen if self.steps else {})}
 
     def ages(self) -> dict[str, int | None]:
-        """How many averages have come since those that each factor's decomposition is of; ``None``: it has
-        none."""
+        """How many averages each factor's decomposition is behind, by ``LAYER.A`` and ``LAYER.G``.
+
+        ``None``: there is none yet. Of another peer's thread the time that it took is not in it.
+        """
         ages: dict[str, int | None] = {}
         for name in self._sides:
             basis = self._peers.newest(self._basis(name))
@@ -154,13 +156,12 @@ class KFAC:
     def step(self, samples: float = 1.0) -> None:
         """Precondition the gradients in place; call it before ``optimizer.step()``.
 
-        samples: how much this peer's factors count in an average. Gradients that are not finite stay as they
-        are.
+        samples: how much this peer's factors count in an average.
+        Gradients stay as they are where one of them is not finite.
 
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
-            RuntimeError: K-FAC was closed, or a factor cannot be decomposed (in a thread: at an earlier
-            step).
+            RuntimeError: K-FAC was closed, or a factor cannot be decomposed (in a thread: an earlier one).
         """
         if not self._end.alive:
             raise RuntimeError("K-FAC was closed")
@@ -268,6 +269,8 @@ class KFAC:
 
         Raises ValueError, naming the first part that is not as it should be; nothing has changed then.
         """
+        if not isinstance(state, Mapping):
+            raise ValueError("K-FAC: the state is not a dictionary")
         steps, due, factors, folded = map(state.get, ("steps", "due", "factors", "folded"))
         if type(steps) is not int or steps < 0 or type(due) is not bool:
             raise ValueError("K-FAC: the state has no count of steps")

@@ -9,7 +9,7 @@ and is lost, if it is, as it comes in to the receiver's eth0 (nftables).
 runs a command in each namespace.
 """
 
-from .lab import Counts, Lab, LabError, why_not
+from .lab import Counts, Lab, LabError, host_of, why_not
 from .probe import Probed, probe
 
-__all__ = ["Counts", "Lab", "LabError", "Probed", "probe", "why_not"]
+__all__ = ["Counts", "Lab", "LabError", "Probed", "host_of", "probe", "why_not"]

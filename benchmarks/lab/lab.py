@@ -124,7 +124,7 @@ class Lab:
         self.mark = f"{PREFIX}-{os.getpid()}-{_start_of(os.getpid())}-{Lab._serial}"
         self.hub = f"{self.mark}-hub"
         self.names = [f"{self.mark}-{peer}" for peer in range(peers)]
-        self.hosts = [f"10.203.47.{peer + 1}" for peer in range(peers)]
+        self.hosts = [host_of(peer) for peer in range(peers)]
         self.rate_mbit, self.offloads, self.limit_s = rate_mbit, offloads, limit_s
         self.delay_ms, self.jitter_ms = delay_ms, jitter_ms
         self._loss = (loss, burst)
@@ -343,6 +343,11 @@ class Lab:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def host_of(peer: int) -> str:
+    """A peer's address, the same in every lab."""
+    return f"10.203.47.{peer + 1}"
+
+
 def why_not() -> str:
     """Why there can be no lab here; nothing if there can."""
     if sys.platform != "linux" or os.geteuid() != 0:
@@ -434,8 +439,8 @@ def _lossy(loss: float, burst: float | None) -> None:
 
 
 def _rules(loss: float, burst: float | None, seed: int) -> str:
-    """Rules for nftables. Bursts are drawn here and found by a count of packets. A set that rules add to and delete
-    from would be simpler, but the kernel keeps what is deleted for a second, and then adds no more.
+    """Rules for nftables. Bursts are drawn here and found by a count of packets. A set that rules add to and
+    delete from would be simpler, but the kernel keeps what is deleted for a second, and then adds no more.
     """
     _lossy(loss, burst)
     if not loss:

@@ -1,6 +1,6 @@
 """What a link does to datagrams: numbered ones with the time of their sending, from one namespace to others.
 
-All namespaces of a machine have one clock, so that delays are measured one way. The kernel says when a datagram
+All namespaces of a machine have one clock, so that delays are measured one way. The kernel says when one
 came, so that a busy receiver does not count.
 """
 

@@ -5,13 +5,13 @@
 
 For each loss a lab (benchmarks/lab) is built, and each way averages in it, round by round. All peers are told
 to begin a round by a pipe, which no link delays; the round takes as long as its slowest peer. Ragtag's
-methods take turns in the same processes; gloo has its own for each congestion control of TCP. A way that takes
-longer than --limit-s ends with the rounds that it did. The first ones, three or a quarter, do not count.
+methods take turns in the same processes; gloo has its own for each congestion control of TCP. A way that
+takes longer than --limit-s ends with the rounds that it did. The first ones, three or a quarter, do not count.
 
 The line's limit is the time in which one uplink sends what each peer must (both stages, its share to each of
 the others), as datagrams with all headers, without loss. A round of 4 peers on 2 cores may be bounded by
-those: `busy` is how much of them all processes used, others' too. `averaged` is the share of chunks that came
-as averages, `heard` that of all peers' chunks in these; `dropped`: frames a round that queues had no room for.
+those: `busy` is how much of them all processes used, others' too. `averaged` is the share of chunks that
+came as averages, `heard` that of all peers' chunks in them, `dropped` the frames a round that found no room.
 """
 
 from __future__ import annotations
@@ -281,7 +281,8 @@ def main() -> None:
     limit_s = 2 * (asked.n - 1) / asked.n * asked.mb * 8 / asked.mbit * FRAME / PAYLOAD
     load = os.getloadavg()
     print(f"{asked.n} peers average {asked.mb:g} MB, {asked.mbit:g} Mbit/s each way, queues "
-          f"of {asked.queue_ms:g} ms; the line's limit is {limit_s * 1e3:.0f} ms; load {load[0]:.1f}")  # fmt: skip
+          f"of {asked.queue_ms:g} ms; the line's limit is {limit_s * 1e3:.0f} ms; load {load[0]:.1f}",
+          flush=True)  # fmt: skip
     print(f"{'loss':>6}  {'way':<12}{'median':>9}{'longest':>9}{'rounds':>8}{'averaged':>10}{'heard':>9}"
           f"{'dropped':>9}{'busy':>7}")  # fmt: skip
     rows = [row for loss in asked.losses for row in measure(loss, asked)]

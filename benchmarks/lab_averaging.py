@@ -6,7 +6,7 @@
 For each loss a lab (benchmarks/lab) is built, and each way averages in it, round by round. All peers are told
 to begin a round by a pipe, which no link delays; the round takes as long as its slowest peer. Ragtag's
 methods take turns in the same processes; gloo has its own for each congestion control of TCP. A way that
-takes longer than --limit-s ends with the rounds that it did. The first ones, three or a quarter, do not count.
+takes longer than --limit-s ends with the rounds that it did. The first three, or a quarter, do not count.
 
 The line's limit is the time in which one uplink sends what each peer must (both stages, its share to each of
 the others), as datagrams with all headers, without loss. A round of 4 peers on 2 cores may be bounded by

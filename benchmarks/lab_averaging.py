@@ -65,13 +65,13 @@ def ours(me: int, asked: argparse.Namespace) -> None:
     from ragtag.core.types import Average
     from ragtag.core.wire import Identity, n_chunks
     from ragtag.network.driver.driver import Driver
-    from ragtag.network.link.udp import Endpoint
+    from ragtag.network.link.udp import UdpLink
     from ragtag.protocols.node import Channel, Node
     from ragtag.protocols.rounds.allreduce import direct
     from ragtag.protocols.rounds.rps import rps, rps_repair
 
     driver = Driver(
-        Node(me, asked.n, seed=0), Endpoint((host_of(me), PORT)), Identity("lab-averaging", me),
+        Node(me, asked.n, seed=0), UdpLink((host_of(me), PORT)), Identity("lab-averaging", me),
         {other: (host_of(other), PORT) for other in range(asked.n)},
     )  # fmt: skip
     driver.start()

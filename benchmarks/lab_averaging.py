@@ -285,15 +285,18 @@ def main() -> None:
           flush=True)  # fmt: skip
     print(f"{'loss':>6}  {'way':<12}{'median':>9}{'longest':>9}{'rounds':>8}{'averaged':>10}{'heard':>9}"
           f"{'dropped':>9}{'busy':>7}")  # fmt: skip
-    rows = [row for loss in asked.losses for row in measure(loss, asked)]
+    rows: list[dict[str, Any]] = []
     run = {
         "command": " ".join(["python", "benchmarks/lab_averaging.py", *sys.argv[1:]]), "commit": commit(),
         "setting": {key: value for key, value in vars(asked).items() if key not in ("out", "peer")},
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__},
-        "load": {"before": load, "after": os.getloadavg()}, "limit_s": limit_s, "rows": rows,
+        "limit_s": limit_s, "rows": rows,
     }  # fmt: skip
     runs = json.loads(asked.out.read_text())["runs"] if asked.out.exists() else []
-    asked.out.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
+    for loss in asked.losses:
+        rows += measure(loss, asked)
+        run["load"] = {"before": load, "after": os.getloadavg()}
+        asked.out.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
     return None
 
 

@@ -40,7 +40,11 @@ class Sizes(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """starts: int64 ``[n + 1]``, the first entry of each piece. parameter: ``[n]``, Rice's b (Blocks: 0)."""
+    """How entries are cut into pieces, a fragment each.
+
+    starts: int64 ``[n + 1]``, the first entry of each piece.
+    parameter: ``[n]``, Rice's b (Blocks: 0).
+    """
 
     starts: Indices
     parameter: Indices

@@ -71,9 +71,10 @@ class Streaming:
     2025 (arXiv 2501.18512). Here fragments are equal consecutive parts of all values, and the codec is the
     channel's (the paper has layers in strides, and sends 4 bits a value).
 
-    fragments: P; each average is of one of them, so it moves 1/P of the bytes. delay: tau, how many local
-    steps are taken between the beginning of an average and its use (0: none, steps wait for it). kept: alpha,
-    how much of what the fragment has become meanwhile is kept; the rest is the outer step's.
+    fragments: P; each average is of one of them, so it moves 1/P of the bytes.
+    delay: tau, how many local steps are taken between the beginning of an average and its use (0: none, steps
+        wait for it).
+    kept: alpha, how much of what the fragment has become meanwhile is kept; the rest is the outer step's.
     Raises ValueError: fragments below 1, a delay below 0, kept outside [0, 1].
     """
 

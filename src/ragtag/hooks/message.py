@@ -21,10 +21,13 @@ _VALUE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "2bit": 0.25}
 
 
 class Head(NamedTuple):
-    """step: of this rank. wanted, sent: bytes of fragments there are, and in the message.
+    """What stands in front of a rank's message.
 
-    fault: FINE, GRADIENT (a gradient is not finite) or SUM (gradient plus residual is not). number: of the
-    first such parameter (-1: unknown). nans, infinite, values: how many of that parameter's.
+    step: of this rank.
+    wanted, sent: bytes of fragments there are, and in the message.
+    fault: FINE, GRADIENT (a gradient is not finite) or SUM (gradient plus residual is not).
+    number: of the first such parameter (-1: unknown).
+    nans, infinite, values: how many of that parameter's.
     """
 
     step: int
@@ -38,7 +41,12 @@ class Head(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """wanted: bytes of all fragments. payload: those that fit. fragments: how many these are."""
+    """The fragments that fit into a message.
+
+    wanted: bytes of all fragments.
+    payload: those that fit.
+    fragments: how many these are.
+    """
 
     wanted: int
     payload: Bytes

@@ -24,7 +24,7 @@ class Pending(Protocol):
 
 
 class Peers(Protocol):
-    """Who takes part."""
+    """The peers that take part, and their notice board."""
 
     @property
     def me(self) -> int:
@@ -62,7 +62,7 @@ class Peers(Protocol):
         ...
 
     def notices(self, topic: int) -> Notices:
-        """The same with numbers, who has acknowledged what, and who answers nothing."""
+        """The same with numbers: which peers have acknowledged what, and which answer nothing."""
         ...
 
     def now_s(self) -> float:

@@ -57,7 +57,8 @@ class Units:
     moments of a place are never of two peers.
 
     State is looked for anew each time: optimizers make it in their first step, and for what had a gradient.
-    parts: the parameters. state: an optimizer's, of a parameter.
+    parts: the parameters.
+    state: an optimizer's, of a parameter.
     """
 
     def __init__(self, parts: Sequence[Part], state: Callable[[torch.Tensor], dict[str, object]]) -> None:

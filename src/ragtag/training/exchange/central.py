@@ -34,7 +34,7 @@ class Judged:
     """A schedule as the central state asks for it.
 
     A crew may shrink below what its schedule was made for (more spare peers than peers): it is then judged
-    as the smallest crew for which the schedule has an answer, so that those who are left go on.
+    as the smallest crew for which the schedule has an answer, so that the peers that are left go on.
     """
 
     schedule: Rule
@@ -85,7 +85,8 @@ class Grouped:
 class Compensation:
     """Brings stale updates of plain SGD up to date: an update is ``-rate`` times a gradient.
 
-    strength: lambda. rate: the learning rate as it is now (``None``, or 0: updates stay as they are).
+    strength: lambda.
+    rate: the learning rate as it is now (``None``, or 0: updates stay as they are).
     """
 
     strength: float

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whoever dies when."""
+"""Files that are there whole or not at all, whichever process dies when."""
 
 from __future__ import annotations
 

@@ -37,8 +37,10 @@ class Damage(Exception):
 class Header(NamedTuple):
     """What a checkpoint's file says of itself.
 
-    before: rounds of the training before the run that wrote it; round: of that run.
-    n_bytes: of the snapshot behind the header; digest: its BLAKE2b-256.
+    before: rounds of the training before the run that wrote it.
+    round: of that run.
+    n_bytes: of the snapshot behind the header.
+    digest: its BLAKE2b-256.
     """
 
     before: int

@@ -16,9 +16,11 @@ from ragtag.core.schema import TensorSpec
 class Part:
     """One tensor of a bucket.
 
-    name: as in the model; kind: what it is ("parameter", "buffer", "gradient of"), for messages;
-    find: the tensor as it is now (a module may have replaced its buffer); dtype: what peers must agree
-    on where it is not the tensor's own (a float32 sum stands in for gradients of another dtype).
+    name: as in the model.
+    kind: what it is ("parameter", "buffer", "gradient of"), for messages.
+    find: the tensor as it is now (a module may have replaced its buffer).
+    dtype: what peers must agree on where it is not the tensor's own (a float32 sum stands in for gradients of
+        another dtype).
     """
 
     name: str

@@ -160,12 +160,12 @@ class Round(Base, frozen=True, kw_only=True, tag="round", omit_defaults=True):
 
     @property
     def longest(self) -> float:
-        """The longest of them, in seconds."""
+        """The longest of the rounds that this record stands for, in seconds."""
         return self.total_s if self.longest_s is None else self.longest_s
 
     @property
     def lowest(self) -> float:
-        """The lowest share that was averaged."""
+        """The lowest share that was averaged in any of these rounds."""
         return self.arrived if self.lowest_arrived is None else self.lowest_arrived
 
 

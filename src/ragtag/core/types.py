@@ -363,7 +363,7 @@ def nobodys(channel: int, mean: Floats, weight: Floats, heard: PeerSet, gathered
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Done:
-    """A round is over."""
+    """A round is over: the end of what ``Average`` or ``Offer`` began."""
 
     outcome: Outcome
 

@@ -261,7 +261,7 @@ class ErrorFeedback(Residual):
         self._open = opened
 
     def _bare(self) -> State:
-        """The arrays whose shapes are known before."""
+        """The arrays whose shapes are known beforehand."""
         names = ("residual", "velocity", "selector", "counters", "norms")
         state = self.state_dict()
         return {name: state[name] for name in names}

@@ -1,4 +1,4 @@
-"""Partial averages: a round waits for those peers only whose speed says that they will be there.
+"""Partial averages: a round waits only for peers whose speed says that they will be there.
 
 "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations", Li, Ben-Nun,
 Di Girolamo, Alistarh, Hoefler, PPoPP 2020 (arXiv 1908.04207; eager-SGD): fast peers do not wait, slow ones

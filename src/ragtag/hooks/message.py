@@ -81,7 +81,7 @@ def fit(chunks: Bytes, room: int) -> Fitted:
 
 
 def pack(head: Head, payload: Bytes, room: int) -> Bytes:
-    """uint8 ``[64 + room]``."""
+    """A message, uint8 ``[64 + room]``: the head, the fragments, zeros."""
     message = np.zeros(HEAD_BYTES + room, np.uint8)
     message[:HEAD_BYTES].view(np.int64)[: len(head)] = head
     message[HEAD_BYTES : HEAD_BYTES + len(payload)] = payload

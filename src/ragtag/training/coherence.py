@@ -52,7 +52,7 @@ class Coherence:
 
 
 class CoherenceMeter:
-    """One optimizer's measurements. parameters: whose gradients these are, in an order that stays."""
+    """One optimizer's measurements. parameters: whose gradients are measured, in an order that stays."""
 
     def __init__(self, asked: Coherence, parameters: Iterable[torch.Tensor]) -> None:
         self.asked, self._parameters = asked, list(parameters)

@@ -86,7 +86,7 @@ class Units:
         return _form(own, more), np.concatenate(values)
 
     def form(self, unit: int) -> Form:
-        """What a unit's values are."""
+        """How many values a unit has here, how many are parameters, and the tag of its layout."""
         return _form(*self._segments(unit))
 
     @torch.no_grad()

@@ -65,7 +65,7 @@ class Corrected:
 
     @property
     def seen(self) -> bool:
-        """Whether there was one."""
+        """Whether any round of this kind was measured."""
         return bool(self._seen)
 
     def took(self, took_s: float, estimated_s: float) -> None:

@@ -45,14 +45,14 @@ class Judged:
         return self.schedule.barrier
 
     def judge(self, peer: PeerId, staleness: int, held: int, n: int) -> Verdict | None:
-        """What becomes of an update."""
+        """How much an update counts, and whether it closes a step; ``None``: it is dropped."""
         verdict = self.schedule.judge(Arrival(peer, staleness, held, max(n, self.schedule.peers_min)))
         return None if isinstance(verdict, Drop) else Verdict(verdict.scale, verdict.close)
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Progressive grouping as the central state asks for it: whose speed is absurd goes alone."""
+    """Progressive grouping as the central state asks for it: a peer of absurd speed goes alone."""
 
     schedule: ProgressiveGrouping
 

@@ -38,7 +38,7 @@ class Merge:
 
     @property
     def marked(self) -> bool:
-        """Whether there is an anchor."""
+        """Whether ``mark`` was called: there is an average to measure what was learned from."""
         return bool(self._anchor)
 
     @torch.no_grad()

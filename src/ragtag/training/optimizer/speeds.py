@@ -32,7 +32,7 @@ class Pace:
     exchange_s: float
 
     def encode(self) -> bytes:
-        """As it is posted."""
+        """The post on the notice board (``decode`` reads it)."""
         return _POST.pack(_VERSION, self.steps, self.step_s, self.exchange_s)
 
 
@@ -119,7 +119,7 @@ class Pacer:
             self._overdue[peer] = seen[0]
 
     def read(self) -> Paces:
-        """What is known now."""
+        """What the notice board says now of the peers that post and answer, and this one's own."""
         now_s = self._clock()
         notices = self._peers.notices(self._topic)
         me = self._peers.me

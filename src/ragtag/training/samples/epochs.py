@@ -45,7 +45,7 @@ class Passed(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come."""
+        """Its epoch, and which of its blocks are used."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ class Lease:
         return spans
 
     def used_spans(self) -> list[Span]:
-        """Firm blocks that are used."""
+        """The first ``used`` blocks of ``firm``, as spans."""
         left, spans = self.used, []
         for start, stop in self.firm:
             if left <= 0:

@@ -169,7 +169,7 @@ class Closing:
         self._begun: set[int] = set()
 
     def start(self, epoch: int) -> None:
-        """The crew is in this epoch."""
+        """This process has entered a crew that is in this epoch: it reports from there on."""
         self.started_with = self.closed = self.ready = epoch
 
     def begin(self, epoch: int) -> None:

@@ -99,7 +99,7 @@ class Pool:
 
     @property
     def entered(self) -> bool:
-        """Whether it takes part."""
+        """Whether this peer knows where the crew is, and claims."""
         return self._entered
 
     def used(self, epoch: int) -> Mask:

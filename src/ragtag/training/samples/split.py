@@ -130,7 +130,7 @@ class Split:
 
     @property
     def _seats(self) -> slice:
-        """Whose part of the whole is this peer's district's: its founders', or another's, if it had none."""
+        """The founders' seats whose part this peer draws: its district's, or an earlier's for a later one."""
         n, at = districts(self._founded), district_of(self._me)
         return slice(PEERS_MAX * (at % n), PEERS_MAX * (at % n + 1)) if n > 1 else slice(None)
 

@@ -87,7 +87,7 @@ class NoWholeCheckpoint(Error, RuntimeError):
 class Checkpoints:
     """A folder of checkpoints, of one peer or of many.
 
-    peer: whose are written here.
+    peer: the one that writes here.
     keep: how many of its own stay (the newest).
     bytes_max: the longest snapshot that is written or read.
 

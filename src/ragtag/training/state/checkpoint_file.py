@@ -88,12 +88,12 @@ class Header(NamedTuple):
 
 
 def digest_of(content: bytes) -> bytes:
-    """BLAKE2b-256."""
+    """BLAKE2b-256 of a snapshot, 32 bytes."""
     return hashlib.blake2b(content, digest_size=32).digest()
 
 
 def file_name(peer: int, step: int) -> str:
-    """What a checkpoint's file is called."""
+    """A checkpoint's file name; ``NAME`` reads it."""
     return f"peer-{peer:02d}-step-{step:06d}.ragtag"
 
 

@@ -98,7 +98,7 @@ class Follower:
 
     @property
     def n_bytes(self) -> int:
-        """The size of a mean."""
+        """The memory that one round's mean takes."""
         return self._exchange.bucket.values.nbytes
 
     def arrived(self, in_step: bool) -> None:

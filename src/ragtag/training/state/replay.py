@@ -106,7 +106,7 @@ class Result:
 
     @property
     def in_step(self) -> bool:
-        """Whether the model is as the crew's."""
+        """Whether the state came and no step after it lacks, or no living peer has a newer one."""
         return self.newest or (self.state_round >= 0 and not self.missing)
 
     def __str__(self) -> str:

@@ -42,7 +42,7 @@ class Board(Protocol):
         ...
 
     def notices(self, topic: int) -> Notices:
-        """What is known of a topic."""
+        """The newest post of each peer on a topic, and which peers answer nothing."""
         ...
 
 

@@ -151,8 +151,10 @@ def is_current(stand: Stand, stands: Stands) -> bool:
 
 
 def source_of(stands: Stands) -> PeerId:
-    """Whose values all take: of those that have come as far as the crew, one whose values most have; then one
-    that added least alone; then the lowest peer. All peers that know the same come to the same.
+    """The peer whose values all take. Peers that know the same come to the same.
+
+    Of those that have come as far as the crew it is one whose values most have, then one that added least
+    alone, then the lowest.
     """
     there = {peer: stand for peer, stand in stands.items() if stand.current >= reached(stands)}
     counts = Counter(stand.digest for stand in stands.values() if is_current(stand, stands))

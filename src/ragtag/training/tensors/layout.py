@@ -85,7 +85,7 @@ def strides_of(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Which storage a tensor lies in."""
+    """The address of the storage that a tensor lies in; tensors that share memory have one."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -149,8 +149,9 @@ def encode(chosen: Selection, form: Format, round_: int, sender: int) -> Encoded
 def decode(chunks: Bytes, form: Format, *, round_: int | None = None, sender: int | None = None) -> Decoded:
     """Read fragments: uint8 ``[n, w]`` (rows may be strided; ``w`` below 1,088 where they were cut short).
 
-    form: what is expected; another density or coding of values is refused by name. round_, sender: what
-    the fragments must be of (``None``: of any). Refuses, never raises, whatever the chunks hold.
+    form: what is expected; another density or coding of values is refused by name.
+    round_, sender: what the fragments must be of (``None``: of any).
+    Refuses, never raises, whatever the chunks hold.
     """
     n, width = chunks.shape
     if width < HEADER_BYTES + 1:

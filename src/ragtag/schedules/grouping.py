@@ -57,8 +57,9 @@ class ProgressiveGrouping:
     def groups(self, step_s: Mapping[int, float], now: Groups = ()) -> Groups:
         """The groups to go on with.
 
-        step_s: seconds per step of each live peer, as measured; now: the groups so far (peers that are gone
-        leave them, a group that empties ceases, new peers join the group of the nearest speed).
+        step_s: seconds per step of each live peer, as measured.
+        now: the groups so far (peers that are gone leave them, a group that empties ceases, new peers join
+            the group of the nearest speed).
         Raises ValueError: no peer, or times that cannot be (see ``plausible``).
         """
         _check(step_s)

@@ -43,10 +43,13 @@ def set_aside(
 ) -> frozenset[int]:
     """The peers that a round does not wait for.
 
-    step_s: seconds that each peer computes between averages, as measured; now: the peers set aside so far;
-    round_s: what an average takes beside the wait. Of the N fastest that are waited for, each takes one turn
-    in max(step_s) + round_s; the N with the most turns per second is taken, the largest of equals. The set
-    stays as it is while another gains less than ``GAIN``.
+    step_s: seconds that each peer computes between averages, as measured.
+    now: the peers set aside so far.
+    round_s: what an average takes beside the wait.
+
+    Of the N fastest that are waited for, each takes one turn in max(step_s) + round_s; the N with the most
+    turns per second is taken, the largest of equals. The set stays as it is while another gains less than
+    ``GAIN``.
     Raises ValueError: a time that is not a positive finite number.
     """
     for peer, s in step_s.items():

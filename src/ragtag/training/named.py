@@ -195,8 +195,11 @@ class NamedTensors:
     def average(self, values: Mapping[str, torch.Tensor], weight: float = 1.0) -> Averaging:
         """Begin a round with these values, which are copied; ``result()`` waits for its end.
 
-        values: of each averaged name, of its shape. weight: how much they count (samples). The round before
-        is waited for, if nobody has. A peer that is on its way into the crew averages with nobody.
+        values: of each averaged name, of its shape.
+        weight: how much they count (samples).
+
+        The round before is waited for, if nobody has. A peer that is on its way into the crew averages with
+        nobody.
 
         Raises ValueError: names or shapes are not those that were given, or the weight is below 0.
         """

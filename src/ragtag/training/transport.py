@@ -101,8 +101,8 @@ class Transport(Peers, Protocol):
     ) -> Pending:
         """Begin the channel's next round with ``values``, float32 ``[fragments * n_chunks, elements]``.
 
-        aside: peers that it does not wait for, since they are known to come to few rounds. due: the round
-        that is due, where this peer can tell: none before it begins.
+        aside: peers that it does not wait for, since they are known to come to few rounds.
+        due: the round that is due, where this peer can tell: none before it begins.
 
         ``values`` may be the model's own memory: it does not change before ``wait`` returns, and does
         right afterwards. What a transport still has to send of it by then it copies, or drops.

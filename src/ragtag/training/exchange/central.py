@@ -106,13 +106,13 @@ def Centre(schedule: Rule | ProgressiveGrouping | None = None, compensate: float
     """Share a central state that has no master, under a schedule; by default each update counts as it comes.
 
     schedule: ``ragtag.schedules.BackupWorkers``, ``SoftSync``, ``Asynchronous`` or ``ProgressiveGrouping``. A
-    schedule alone will do: ``crew.optimizer(..., schedule=ragtag.schedules.SoftSync(2))``; to push after some
-    local steps only, say ``averager=ragtag.Centre(SoftSync(2)), every=8``. Needs average="models".
+        schedule alone will do: ``crew.optimizer(..., schedule=ragtag.schedules.SoftSync(2))``; to push after
+        some local steps only, say ``averager=ragtag.Centre(SoftSync(2)), every=8``. Needs average="models".
     compensate: delay compensation, lambda of DC-ASGD (``ragtag.optim.compensate``; Zheng et al., ICML 2017):
-    a stale update is corrected to first order for what the model has moved by since. Owners keep what each
-    peer was sent last, in all about one model more. For plain SGD (no momentum, one learning rate) that
-    averages after every step, since an update must be one gradient; an owner takes the learning rate to be
-    its own. What was made on values that an owner has not sent itself is not corrected.
+        a stale update is corrected to first order for what the model has moved by since. Owners keep what
+        each peer was sent last, in all about one model more. For plain SGD (no momentum, one learning rate)
+        that averages after every step, since an update must be one gradient; an owner takes the learning rate
+        to be its own. What was made on values that an owner has not sent itself is not corrected.
 
     Raises TypeError: the schedule says when to average, not what a centre does with an update. ValueError:
     ``compensate`` is negative or not finite, or the schedule takes no stale updates.

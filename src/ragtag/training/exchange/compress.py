@@ -95,7 +95,8 @@ class TopK:
     def codec(self, n_values: int, d: int) -> Codec:
         """What a channel is told: a name, and so many elements to a chunk that there is one for each row.
 
-        n_values: of the channel's schema; d: of the vector that they are part of.
+        n_values: of the channel's schema.
+        d: of the vector that they are part of.
         """
         elements = max(1, n_values // self.rows_most(d))
         return Codec(self.name, elements, _no_chunks, _no_chunks, _no_chunks, exact=False)

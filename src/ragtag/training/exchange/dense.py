@@ -68,7 +68,8 @@ class Replica:
     ) -> Outcome:
         """One round, from flattening to copying back. Where no average came the own values stay.
 
-        aside: peers that the round does not wait for. due: the round that is due, where this peer can tell.
+        aside: peers that the round does not wait for.
+        due: the round that is due, where this peer can tell.
 
         Raises NotFinite, naming the tensor, before anything is sent, when a value is NaN or infinite.
         """

@@ -46,7 +46,8 @@ def cut(
     """Cut parts of an order, ``lengths`` samples each and one after the other, into blocks of whole batches.
 
     exclusive: each peer has a part of its own; else ``n`` begin evenly spread over the blocks.
-    drop_last: leave out what is left of a part after its last whole batch. name: tells decks apart.
+    drop_last: leave out what is left of a part after its last whole batch.
+    name: tells decks apart.
     Returns the deck, and int64 ``[blocks]``: where in the order each block begins.
     """
     batches = sum(length // batch for length in lengths) + len(lengths)

@@ -180,8 +180,9 @@ class Closing:
         """Report what is over of the epochs below ``over``, in order.
 
         An epoch is over once all that are there know of nothing left in it; or more than ``open_max`` wait.
-        here: the others' sections. all_know: they know all that was posted, so that what they have reported
-        may be reported here. force: report all, as they are known.
+        here: the others' sections.
+        all_know: they know all that was posted, so that what they have reported may be reported here.
+        force: report all, as they are known.
         """
         self.ready = max(self.ready, self.closed)
         while self.ready < over and self._resolved(self.ready, here):

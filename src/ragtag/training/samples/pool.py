@@ -136,9 +136,9 @@ class Pool:
     def next(self, now_s: float, notices: Notices, live: Iterable[int]) -> Use | Tell | Wait | Over:
         """What to do now.
 
-        notices: as they are at this moment, after any post that was told before. live: whose acknowledgements
-        are waited for. Peers that are silent on the board are taken for dead: one that missed two rounds may
-        only be slow.
+        notices: as they are at this moment, after any post that was told before.
+        live: whose acknowledgements are waited for. Peers that are silent on the board are taken for dead:
+            one that missed two rounds may only be slow.
         """
         away_s = now_s - self._seen_s
         self._read(now_s, notices, live)

@@ -79,7 +79,8 @@ def share(
 ) -> int:
     """How many grains this peer's batch has.
 
-    step_s: seconds per sample of the peers that are known; now: its grains until now.
+    step_s: seconds per sample of the peers that are known.
+    now: its grains until now.
     """
     if me not in step_s:
         return now

@@ -134,8 +134,9 @@ class Checkpoints:
     def count_on(self, before: int, round: int, *, new: bool) -> int:
         """How many rounds came before this run, by what is in the folder: ``before``, or more.
 
-        round: the run's, now. new: nothing here is of this run, so a checkpoint of this round is to be newer
-        than all that is here. Else as other peers of the run count, so that theirs and this peer's compare.
+        round: the run's, now.
+        new: nothing here is of this run, so a checkpoint of this round is to be newer than all that is here.
+            Else as other peers of the run count, so that theirs and this peer's compare.
         Raises OSError when the folder cannot be read.
         """
         for header, _ in self._headers([], []):

@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 from dataclasses import replace
@@ -6,10 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim.lr_scheduler import LambdaLR
 
+from ragtag.codecs.dense import fp32
+from ragtag.core.faults import Faults, Loss
 from ragtag.optim.outer import Nesterov
+from ragtag.protocols.rounds.rps import rps
 from ragtag.recipes import RECIPES
 from ragtag.recipes.diloco import recipe as diloco
+from ragtag.recipes.diloco import training
 from ragtag.recipes.diloco.recipe import (
     ALONE,
     DILOCO,
@@ -20,9 +27,13 @@ from ragtag.recipes.diloco.recipe import (
     Plan,
     of,
 )
-from ragtag.recipes.diloco.training import Method, Run, Setup, _Crew, train
+from ragtag.recipes.diloco.training import Method, Run, Setup, Trainee, train
+from ragtag.recipes.tasks.texts import split_text
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 
-SMALL = {"n": 3, "width": 8, "layers": 1, "length": 8, "batch": 2, "looks": 2}
+SMALL = {"n": 3, "width": 16, "layers": 1, "length": 8, "batch": 2, "looks": 2}
+"""A width of 16: each tensor is a multiple of 64 bytes, so that a vector of values lies as averages do."""
 
 
 @pytest.fixture(scope="module")
@@ -41,51 +52,107 @@ def ends(text: Path, method: Method, steps: int = 8) -> list[float]:
     return train(setup(method, steps), text).losses
 
 
+def written_out(setup: Setup, text: Path) -> float:
+    """The final loss of a crew without a network, by algorithm 1 as it is printed; each fragment's first
+    average is taken as it is, and is what its outer steps begin from."""
+    read, method = split_text(text.read_bytes())[0], setup.method
+    begun = training.pretrained(setup, read)
+    models = [copy.deepcopy(begun) for _ in range(setup.n)]
+    inner = [training._adamw(model, setup) for model in models]
+    paces = [LambdaLR(optimizer, training._rate(setup.steps)) for optimizer in inner]
+    texts = [training._batches(read, setup, peer, setup.n) for peer in range(setup.n)]
+    size = sum(p.numel() for p in begun.parameters())
+    part = fp32.elements * math.ceil(size / (fp32.elements * method.fragments))
+    anchor, momentum, mean = torch.zeros(size), torch.zeros(size), torch.zeros(size)
+    rounds = 0
+    for step in range(1, setup.steps + 1):
+        for model, optimizer, pace, source in zip(models, inner, paces, texts, strict=True):
+            training._learn(model, optimizer, *next(source))
+            pace.step()
+        mean = torch.stack([parameters_to_vector(m.parameters()).detach() for m in models]).mean(0)
+        if step % (method.every // method.fragments):
+            continue
+        at = slice(rounds % method.fragments * part, (rounds % method.fragments + 1) * part)
+        after = mean[at].clone()
+        if method.outer is not None and rounds >= method.fragments:
+            moved = anchor[at] - mean[at]
+            momentum[at] = 0.9 * momentum[at] + moved
+            after = anchor[at] - 0.7 * (moved + 0.9 * momentum[at])
+        anchor[at] = mean[at] = after
+        for model in models:
+            values = parameters_to_vector(model.parameters()).detach()
+            values[at] = after
+            vector_to_parameters(values, model.parameters())
+        rounds += 1
+    return training._Training(setup, text).loss(mean)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Method("models", 4), Method("DiLoCo", 4, Nesterov()), Method("streaming", 4, Nesterov(), 2)],
+    ids=lambda method: method.name,
+)
+def test_the_crew_comes_to_what_the_paper_says_step_by_step(text, method) -> None:
+    asked = replace(setup(method, 24), pretrained=4)
+    run = train(asked, text)
+    assert run.loss == pytest.approx(written_out(asked, text), rel=1e-5)
+    assert run.rounds == 24 * method.fragments // 4
+
+
 def test_plain_averages_are_those_of_an_outer_step_of_one_without_momentum(text) -> None:
-    # one average after all steps: every method that averages models comes to the mean of the same models
-    assert ends(text, Method("a", 8)) == ends(text, Method("b", 8, Nesterov(1.0, 0.0)))
-    alone = _Crew(setup(ALONE), text)
-    alone.local_steps(8)
-    mean = alone.models.detach().mean(0)
-    assert ends(text, Method("a", 8))[-1] == pytest.approx(float(alone._loss(mean, *alone._held)), rel=1e-5)
+    assert ends(text, Method("a", 4)) == ends(text, Method("b", 4, Nesterov(1.0, 0.0)))
 
 
-def test_gradients_averaged_keep_all_models_equal_and_match_one_optimiser(text) -> None:
-    crew = _Crew(setup(EVERY_GRADIENT), text)
-    table = crew.first()
-    single = torch.nn.Parameter(crew.models.detach()[0].clone())
-    mean = torch.from_numpy(np.mean(table, 0).reshape(-1)[: crew.run.size])
-    single.grad = mean
-    torch.optim.AdamW([single], 0.01, weight_decay=0.01).step()
-    crew._take(mean.repeat(3, 1))
-    moved = crew.models.detach()
-    assert (moved == moved[0]).all()
-    assert torch.allclose(moved[0], single.detach(), atol=1e-7)
+def test_gradients_averaged_are_those_of_one_optimiser_on_all_samples(text) -> None:
+    asked = setup(EVERY_GRADIENT)
+    run, read = train(asked, text), split_text(text.read_bytes())[0]
+    single = training.pretrained(asked, read)
+    optimizer = training._adamw(single, asked)
+    pace = LambdaLR(optimizer, training._rate(asked.steps))
+    texts = [training._batches(read, asked, peer, asked.n) for peer in range(asked.n)]
+    for _ in range(asked.steps):
+        x, y = (torch.cat(column) for column in zip(*(next(t) for t in texts), strict=True))
+        training._learn(single, optimizer, x, y)
+        pace.step()
+    alone = training._Training(asked, text).loss(parameters_to_vector(single.parameters()).detach())
+    assert run.loss == pytest.approx(alone, rel=1e-5) and run.rounds == asked.steps
 
 
-def test_the_outer_step_is_nesterovs_on_what_the_peers_moved(text) -> None:
-    outer = Nesterov(0.7, 0.9)
-    crew = _Crew(setup(Method("d", 2, outer)), text)
-    begun = crew._anchor[0].copy()
-    first = np.mean(crew.first(), 0)
-    expected, _ = outer.update(begun, first, outer.init(begun))
-    crew._outer_step(0, np.stack([first] * 3))
-    assert np.allclose(crew._table(crew.models.detach())[0], expected, atol=1e-7)
-    assert np.allclose(crew._anchor[1], expected, atol=1e-7)
+def test_what_came_of_an_average_in_part_moves_that_part_alone(text, monkeypatch) -> None:
+    asked = setup(Method("DiLoCo", 1000, Nesterov()))
+    first = training.pretrained(asked, split_text(text.read_bytes())[0])
+    monkeypatch.setattr(training, "direct", rps)
+    shares: list[float] = []
 
+    def table(trainee: Trainee, like: np.ndarray) -> np.ndarray:
+        found = np.zeros(like.size, np.float32)
+        found[: len(trainee.values)] = trainee.values.numpy()
+        return found.reshape(like.shape)
 
-def test_each_fragment_is_averaged_once_in_h_steps_and_no_other_value_moves(text) -> None:
-    crew = _Crew(setup(Method("s", 4, Nesterov(1.0, 0.0), 2)), text)
-    before = crew.first()
-    assert crew._step == 2  # H / fragments
-    own = crew._table(crew.models.detach())
-    crew._outer_step(0, np.stack([np.mean(before, 0)] * 3))
-    after = crew._table(crew.models.detach())
-    half = len(own[0]) // 2
-    assert np.allclose(after[:, :half], np.mean(before, 0), atol=1e-7)
-    assert (after[:, half:] == own[:, half:]).all()
-    run = train(setup(Method("s", 4, Nesterov(), 2)), text)
-    assert run.rounds == 4 and run.steps == [0, 4, 8]
+    def partly(peer: SimulatedTransport) -> None:
+        me = Trainee(asked, text.read_bytes(), first, peer)
+        anchor = momentum = np.float32(0.0)
+        for average in range(5):
+            me.step()
+            own = me.values
+            outcome = me.optimizer.average()
+            mean, came = outcome.mean.copy(), outcome.averaged.copy()
+            before = np.zeros(mean.size, np.float32)
+            before[: len(own)] = own.numpy()
+            expected = before.reshape(mean.shape)
+            if average == 0:
+                expected[came] = mean[came]
+                anchor, momentum = expected.copy(), np.zeros_like(expected)
+            else:
+                moved = anchor - mean
+                grown = np.float32(0.9) * momentum + moved
+                after = anchor - np.float32(0.7) * (moved + np.float32(0.9) * grown)
+                expected[came], anchor[came], momentum[came] = after[came], after[came], grown[came]
+            assert np.allclose(table(me, mean), expected, atol=1e-6)
+            shares.append(float(came.mean()))
+
+    SimulatedCrew(3, Faults(loss=Loss(0.2), latency_s=0.001), seed=1, cost=ComputeCost(0.01)).run(partly)
+    assert len(shares) == 15 and any(0 < share < 1 for share in shares[3:])
 
 
 def test_bytes_are_those_of_the_lines(text) -> None:
@@ -108,10 +175,9 @@ def report_runs(setups: list[Setup], text: Path) -> list[Run]:
 
 
 def test_pretraining_is_one_model_for_all_and_better_than_none(text) -> None:
-    crews = [_Crew(replace(setup(m), pretrained=60), text) for m in (DILOCO, EVERY_MODEL)]
-    first, second = (crew.models.detach() for crew in crews)
-    assert (first == first[0]).all() and (first == second).all()
-    assert crews[0].run.losses[0] < _Crew(setup(DILOCO), text).run.losses[0] - 0.5
+    runs = [train(replace(setup(m, 2), pretrained=60), text) for m in (Method("d", 2), EVERY_MODEL)]
+    assert runs[0].losses[0] == runs[1].losses[0]
+    assert runs[0].losses[0] < train(setup(Method("d", 2), 2), text).losses[0] - 0.5
 
 
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch, text) -> None:
@@ -145,7 +211,13 @@ def test_plans_have_every_method() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"every": -1}, {"every": 10, "fragments": 3}, {"every": 2, "gradients": True}]
+    "wrong",
+    [
+        {"every": -1},
+        {"every": 10, "fragments": 3},
+        {"every": 10, "fragments": 5},
+        {"every": 2, "gradients": True},
+    ],
 )
 def test_nonsense_is_refused(wrong) -> None:
     with pytest.raises(ValueError, match="x: "):

@@ -45,8 +45,10 @@ WITHIN = 1.01
 PAPER = "Douillard et al., arXiv 2311.08105"
 STREAMED = "Douillard et al., arXiv 2501.18512"
 NOTES = (
-    "Every average, of all methods, is a round of direct all-reduce among the real machines over simulated "
-    "lines without loss; bytes are what these lines carried, headers included.",
+    "Each peer runs a user's training loop with the product's optimizer (``CrewOptimizer``) in virtual time: "
+    "every average is a round of direct all-reduce over simulated lines without loss, and a run in which a "
+    "peer missed another's values fails. Bytes are what these lines carried, headers included.",
+    "The first average (of each fragment) is taken as it is, and is what outer steps begin from.",
     "Each peer has its own eighth of the text. Inner AdamW (weight decay .01, 5 % warm-up, cosine to a "
     "tenth), its state each peer's own; outer Nesterov with the paper's .7 and .9, not tuned.",
     "Averaging gradients at every step takes one AdamW step on eight peers' samples; averaging models at "

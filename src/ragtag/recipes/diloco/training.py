@@ -1,39 +1,34 @@
-"""Trains a small transformer on text with a crew whose every average goes through real machines.
+"""Trains a small transformer on text with a crew in virtual time, by the training loop of a user.
 
-All peers live in one process: their gradients are one batched call, their averages are rounds of direct
-all-reduce among ``ragtag.protocols`` machines over ``ragtag.simulation`` links (``lockstep``). The outer step
-is ``ragtag.optim.outer``; the inner one is torch's AdamW, whose state stays each peer's own.
+Each peer has its model, its AdamW and its text, and averages by ``training.optimizer.CrewOptimizer`` over
+``simulation.transport``: rounds, outer steps and fragments are the product's own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
-from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults
-from ragtag.core.types import Floats, Outcome
-from ragtag.optim.outer import Nesterov
+from ragtag.core.types import Outcome
+from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.rounds.allreduce import direct
-from ragtag.recipes.lockstep import run_rounds
-from ragtag.recipes.tasks.texts import (
-    batches,
-    load_text,
-    split_text,
-    stacked_transformer,
-    transformer,
-    transformer_parameters,
-    windows,
-)
+from ragtag.recipes.lockstep import LATENCY_S, STEP_S
+from ragtag.recipes.tasks.texts import CharTransformer, batches, load_text, split_text, windows
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 WARM_UP = 0.05
 """The share of steps in which the learning rate rises; then it falls to ``FLOOR`` of itself (cosine)."""
@@ -46,14 +41,14 @@ HELD_WINDOWS = 512
 class Method:
     """What is averaged, and when.
 
-    every: local steps between two averages (0: none ever). outer: the step on the average. fragments: into
-    how many parts the model is cut; one of them is averaged at a time, each once in ``every`` steps.
-    gradients: they are averaged, before each step, in place of models after it.
+    every: local steps between two averages (0: none ever). outer: the step on the average (``None``: the
+    average itself). fragments: into how many parts the model is cut; one of them is averaged at a time, each
+    once in ``every`` steps. gradients: they are averaged, before each step, in place of models after it.
     """
 
     name: str
     every: int
-    outer: Nesterov = Nesterov(1.0, 0.0)  # noqa: RUF009
+    outer: Nesterov | None = None
     fragments: int = 1
     gradients: bool = False
 
@@ -64,6 +59,16 @@ class Method:
             )
         if self.gradients and (self.every, self.fragments) != (1, 1):
             raise ValueError(f"{self.name}: gradients are averaged at each step, all at once")
+        if self.fragments > 1 and self.outer is None:
+            raise ValueError(f"{self.name}: fragments are averaged by an outer optimizer")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As ``crew.optimizer`` takes them. Replicas that lose nothing are not compared."""
+        if self.gradients:
+            return {"average": "gradients", "align": False}
+        outer = None if self.outer is None else Streaming(self.outer, self.fragments)
+        return {"every": self.every // self.fragments, "outer": outer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class Run:
     rounds, round_bytes: how many averages, and what a peer sent in one of them (mean over peers)."""
 
     setup: Setup
-    size: int
+    size: int = 0
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     bytes_at: list[float] = field(default_factory=list)
@@ -112,151 +117,151 @@ class Run:
 def train(setup: Setup, data: Path | None) -> Run:
     """Train as ``setup`` says; data: a text, or the source of Python's standard library."""
     torch.set_num_threads(1)
-    crew = _Crew(setup, data)
-    if setup.method.every == 0:
-        crew.local_steps(setup.steps)
-        return crew.run
-    traffic = run_rounds(crew.first(), crew.then, method=direct, faults=Faults(), seed=setup.seed)
-    run = crew.run
-    run.round_bytes = float(np.mean([t.bytes_sent for t in traffic])) / run.rounds
-    run.bytes_at = [rounds * run.round_bytes for rounds in run.bytes_at]
-    return run
+    return _Training(setup, data).run()
 
 
-class _Crew:
-    """The peers' models (stacked), their inner optimisers, outer momenta, and where they are."""
+class Trainee:
+    """One peer: its model, its text, and the loop's body as a user has it."""
+
+    def __init__(self, setup: Setup, text: bytes, first: nn.Module, peer: SimulatedTransport) -> None:
+        self._peer, self._setup, method = peer, setup, setup.method
+        self.model = _model(setup)
+        self.model.load_state_dict(first.state_dict())
+        inner = _adamw(self.model, setup)
+        self.averages: list[Outcome] = []
+        self.optimizer: Optimizer = inner
+        if method.every:
+            self.optimizer = CrewOptimizer(
+                inner,
+                peer,
+                method=direct,
+                model=self.model,
+                on_outcome=lambda outcome: self.averages.append(outcome),
+                **method.options,
+            )
+        self._pace = LambdaLR(self.optimizer, _rate(setup.steps))
+        self._batches = _batches(text, setup, peer.me, setup.n)
+
+    def step(self) -> None:
+        """A local step, and an average where one is due."""
+        self._peer.compute()
+        _learn(self.model, self.optimizer, *next(self._batches))
+        self._pace.step()
+
+    @property
+    def values(self) -> Tensor:
+        """All parameters in a row, a copy."""
+        return parameters_to_vector(self.model.parameters()).detach().clone()
+
+
+class _Training:
+    """All peers' training, and what is looked at on the way."""
 
     def __init__(self, setup: Setup, data: Path | None) -> None:
-        self.setup, method = setup, setup.method
-        self._parameters = transformer_parameters(setup.width, setup.layers, setup.length)
-        self._sizes = [math.prod(p.shape) for p in self._parameters]
-        text, held = split_text(load_text(data))
-        start = self._pretrain(text)
-        self._size = len(start)
-        chunks = math.ceil(self._size / (fp32.elements * method.fragments))
-        self._rows, self._chunks = chunks * method.fragments, chunks
-        self.models = nn.Parameter(start.repeat(setup.n, 1))
-        self._inner, self._pace = self._optimiser(self.models, setup.steps)
-        self._anchor = self._table(start.repeat(setup.n, 1))
-        self._momentum = method.outer.init(self._anchor)
-        how = {"batch": setup.batch, "length": setup.length, "seed": setup.seed, "peers": setup.n}
-        self._text = [batches(text, peer=peer, **how) for peer in range(setup.n)]
+        self._setup = setup
+        self._text, held = split_text(load_text(data))
         x, y = windows(held, setup.length)
         self._held = x[:HELD_WINDOWS], y[:HELD_WINDOWS]
-        self._step = 0
-        self.run = Run(setup, self._size)
-        self._look()
+        self._first = pretrained(setup, self._text)
+        self._shown = _model(setup)
+        self._crew = SimulatedCrew(setup.n, Faults(latency_s=LATENCY_S), setup.seed, cost=ComputeCost(STEP_S))
+        self._values: dict[int, list[Tensor]] = {}
+        self._before_bytes: list[int] = []
+        self._run = Run(setup, sum(p.numel() for p in self._first.parameters()))
 
-    def _pretrain(self, text: bytes) -> Tensor:
-        """The model that all peers begin with."""
-        setup = self.setup
-        parts = [p.initial(setup.seed, i).reshape(-1) for i, p in enumerate(self._parameters)]
-        model = nn.Parameter(torch.cat(parts))
-        optimiser, pace = self._optimiser(model, 0)
-        source = batches(text, batch=setup.batch, length=setup.length, seed=setup.seed, peer=0)
-        for _ in range(setup.pretrained):
-            (model.grad,) = torch.autograd.grad(self._loss(model, *next(source)), model)
-            optimiser.step()
-            pace.step()
-        return model.detach()
+    def run(self) -> Run:
+        """Raises RuntimeError: a peer missed another's values in an average, though no line loses any."""
+        setup, run = self._setup, self._run
+        peers = self._crew.run(self._train)
+        rounds = {len(averages) for averages in peers if averages is not None}
+        if len(rounds) != 1 or any(_missed(o, setup.n) for averages in peers for o in averages or ()):
+            raise RuntimeError(f"{setup.method.name}: peers did {rounds} averages, or not with all others")
+        run.rounds = rounds.pop()
+        if run.rounds:
+            run.round_bytes = self._sent() / run.rounds
+        return run
 
-    def _optimiser(self, models: nn.Parameter, steps: int) -> tuple[Optimizer, LRScheduler]:
-        """AdamW whose rate warms up and, over so many ``steps`` (0: never), falls again."""
-        warm = max(1, round(WARM_UP * (steps or self.setup.pretrained)))
+    def _train(self, peer: SimulatedTransport) -> list[Outcome]:
+        setup = self._setup
+        me = Trainee(setup, self._text, self._first, peer)
+        self._before_bytes.append(self._crew.world.traffic(peer.me).bytes_sent)
+        every = setup.steps // setup.looks
+        self._look(0, me)
+        for step in range(1, setup.steps + 1):
+            me.step()
+            if step % every == 0 or step == setup.steps:
+                self._look(step, me)
+        return me.averages
 
-        def rate(step: int) -> float:
-            if step < warm or not steps:
-                return min(1.0, (step + 1) / warm)
-            through = (step - warm) / max(1, steps - warm)
-            return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * through))
+    def _look(self, step: int, peer: Trainee) -> None:
+        """Keep a peer's model; of the last one to come so far, all are looked at."""
+        found = self._values.setdefault(step, [])
+        found.append(peer.values)
+        if len(found) < self._setup.n:
+            return
+        run, models = self._run, torch.stack(self._values.pop(step))
+        shown = models if self._setup.method.every == 0 else models.mean(0, keepdim=True)
+        run.losses.append(float(np.mean([self.loss(model) for model in shown])))
+        run.steps.append(step)
+        run.bytes_at.append(self._sent())
 
-        optimiser = AdamW([models], self.setup.learning_rate, weight_decay=WEIGHT_DECAY)
-        return optimiser, LambdaLR(optimiser, rate)
-
-    def first(self) -> list[Floats]:
-        """What the peers average first."""
-        return self._next()
-
-    def then(self, round_: int, outcomes: Sequence[Outcome]) -> Sequence[Floats] | None:
-        """An average came: step by it, go on, and answer with what is averaged next."""
-        self.run.rounds += 1
-        means = np.stack([outcome.mean for outcome in outcomes])
-        if self.setup.method.gradients:
-            self._take(torch.from_numpy(means.reshape(self.setup.n, -1)[:, : self._size]))
-        else:
-            self._outer_step(round_, means)
-        self._look_if_due()
-        return self._next() if self._step < self.setup.steps else None
-
-    def local_steps(self, count: int) -> None:
-        """Each peer for itself."""
-        for _ in range(count):
-            self._take(self._gradients())
-            if self.setup.method.every == 0:
-                self._look_if_due()
-
-    def _next(self) -> list[Floats]:
-        method = self.setup.method
-        if method.gradients:
-            return list(self._table(self._gradients()))
-        gap = method.every // method.fragments
-        self.local_steps(min(gap, self.setup.steps - self._step))
-        part = self._part(self.run.rounds)
-        return [np.ascontiguousarray(mine[part]) for mine in self._table(self.models.detach())]
-
-    def _outer_step(self, round_: int, means: Floats) -> None:
-        """The fragment's next values on all peers; its anchor is what they began with."""
-        part = self._part(round_)
-        anchor, momentum = self._anchor[:, part], self._momentum[:, part]
-        new, self._momentum[:, part] = self.setup.method.outer.update(anchor, means, momentum)
-        self._anchor[:, part] = new
-        table = self._table(self.models.detach())
-        table[:, part] = new
-        with torch.no_grad():
-            self.models.copy_(torch.from_numpy(table.reshape(self.setup.n, -1)[:, : self._size]))
-
-    def _part(self, round_: int) -> slice:
-        at = round_ % self.setup.method.fragments * self._chunks
-        return slice(at, at + self._chunks)
-
-    def _table(self, values: Tensor) -> Floats:
-        """``[n, chunks, elements]``, padded with zeros."""
-        table = np.zeros((len(values), self._rows * fp32.elements), np.float32)
-        table[:, : self._size] = values.numpy()
-        return table.reshape(len(values), self._rows, fp32.elements)
-
-    def _gradients(self) -> Tensor:
-        x, y = (torch.stack(column) for column in zip(*(next(t) for t in self._text), strict=True))
-        leaf = self.models.detach().requires_grad_()
-        scores = stacked_transformer(self._weights(leaf), x).transpose(2, 3)
-        loss = F.cross_entropy(scores.flatten(0, 2), y.flatten(), reduction="sum") / y[0].numel()
-        (found,) = torch.autograd.grad(loss, leaf)
-        return found
-
-    def _take(self, gradients: Tensor) -> None:
-        self.models.grad = gradients
-        self._inner.step()
-        self._pace.step()
-        self._step += 1
-
-    def _look_if_due(self) -> None:
-        every = self.setup.steps // self.setup.looks
-        if self._step % every == 0 or self._step == self.setup.steps:
-            self._look()
+    def _sent(self) -> float:
+        """By a peer since it began, mean over peers."""
+        sent = [self._crew.world.traffic(peer).bytes_sent for peer in range(self._setup.n)]
+        return float(np.mean(sent) - np.mean(self._before_bytes))
 
     @torch.no_grad()
-    def _look(self) -> None:
-        models = self.models.detach()
-        shown = models if self.setup.method.every == 0 else models.mean(0, keepdim=True)
-        self.run.losses.append(float(np.mean([float(self._loss(m, *self._held)) for m in shown])))
-        self.run.steps.append(self._step)
-        self.run.bytes_at.append(float(self.run.rounds))
+    def loss(self, values: Tensor) -> float:
+        """Of a model on the text held out."""
+        vector_to_parameters(values, self._shown.parameters())
+        x, y = self._held
+        return float(F.cross_entropy(self._shown(x), y))
 
-    def _loss(self, model: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(transformer(self._weights(model), x), y)
 
-    def _weights(self, models: Tensor) -> list[Tensor]:
-        """The tensors of a model ``[D]``, or, stacked, of many ``[P, D]``."""
-        parts = torch.split(models, self._sizes, dim=-1)
-        many = models.shape[:-1]
-        return [part.view(*many, *p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+def pretrained(setup: Setup, text: bytes) -> nn.Module:
+    """The model that all peers begin with."""
+    model = _model(setup)
+    optimizer = _adamw(model, setup)
+    warm = max(1, round(WARM_UP * setup.pretrained))
+    pace = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm))
+    source = _batches(text, setup, 0, 1)
+    for _ in range(setup.pretrained):
+        _learn(model, optimizer, *next(source))
+        pace.step()
+    return model
+
+
+def _missed(outcome: Outcome, n: int) -> bool:
+    return not (outcome.averaged.all() and outcome.weight.min() == n)
+
+
+def _model(setup: Setup) -> nn.Module:
+    return CharTransformer(setup.width, setup.layers, setup.length, setup.seed)
+
+
+def _adamw(model: nn.Module, setup: Setup) -> Optimizer:
+    return AdamW(model.parameters(), setup.learning_rate, weight_decay=WEIGHT_DECAY, fused=True)
+
+
+def _batches(text: bytes, setup: Setup, peer: int, peers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    how = {"batch": setup.batch, "length": setup.length, "seed": setup.seed}
+    return batches(text, peer=peer, peers=peers, **how)
+
+
+def _learn(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _rate(steps: int) -> Callable[[int], float]:
+    """By step, over the rate that was asked for: it warms up and, over so many steps, falls again."""
+    warm = max(1, round(WARM_UP * steps))
+
+    def rate(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        through = (step - warm) / max(1, steps - warm)
+        return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * through))
+
+    return rate

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ragtag.core import seed as random
@@ -40,6 +40,19 @@ class Parameter:
 def _layer(*shape: int, bias: bool = True) -> list[Parameter]:
     fan_in = math.prod(shape[1:])
     return [Parameter(shape, fan_in), *([Parameter(shape[:1], fan_in)] if bias else [])]
+
+
+class TaskModel(nn.Module):
+    """A forward function as a module, with its parameters, which are drawn from the seed."""
+
+    def __init__(self, forward: Forward, parameters: Sequence[Parameter], seed: int) -> None:
+        super().__init__()
+        self._function = forward
+        self.weights = nn.ParameterList([p.initial(seed, i) for i, p in enumerate(parameters)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function's scores; classes are dimension 1, so ``F.cross_entropy(scores, y)`` takes them."""
+        return self._function(list(self.weights), x)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ragtag.core import seed as random
-from ragtag.recipes.tasks.images import Forward, Parameter, Task
+from ragtag.recipes.tasks.images import Forward, Parameter, Task, TaskModel
 
 SYMBOLS = 256
 """Bytes are what is read and predicted."""
@@ -244,27 +244,14 @@ def stacked_transformer(w: Sequence[Tensor], x: Tensor) -> Tensor:
     return scores.view(many, batch, length, SYMBOLS).transpose(2, 3)
 
 
-class _Model(nn.Module):
-    """A forward function with its parameters, drawn from the seed."""
-
-    def __init__(self, forward: Forward, parameters: Sequence[Parameter], seed: int) -> None:
-        super().__init__()
-        self._function = forward
-        self.weights = nn.ParameterList([p.initial(seed, i) for i, p in enumerate(parameters)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores ``[B, 256, L]`` for integers ``[B, L]``; ``F.cross_entropy(scores, y)`` takes them so."""
-        return self._function(list(self.weights), x)
-
-
-class CharLSTM(_Model):
+class CharLSTM(TaskModel):
     """``lstm`` as a module: 82,560 values by default."""
 
     def __init__(self, embedding: int = 32, hidden: int = 96, seed: int = 0) -> None:
         super().__init__(lstm, lstm_parameters(embedding, hidden), seed)
 
 
-class CharTransformer(_Model):
+class CharTransformer(TaskModel):
     """``transformer`` as a module, for windows of up to ``length``: 135,808 values by default."""
 
     def __init__(self, width: int = 64, layers: int = 2, length: int = 64, seed: int = 0) -> None:

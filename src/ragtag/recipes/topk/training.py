@@ -57,7 +57,8 @@ class Setup:
 class Trained:
     """What a run came to. Lists have an entry per step, of peer 0's u before selection.
 
-    share: selected over k. off: |u - Top_k(u)|^2 / |u|^2. off_random: the same for random-k.
+    share: selected over k. off: |u - v|^2 / |u|^2, v being what was sent of it. off_random: the same for
+    random-k of this u.
     shape: excess kurtosis of u (0: a normal's). bytes: sent by one peer. held: loss on held-out examples.
     fit: the normal fit's threshold over the right one (the k-th largest magnitude). leap, rest: how
     many k are above half of the right one, and above one and a half of it.
@@ -145,8 +146,10 @@ class _Crew:
                 raise RuntimeError(f"a fragment was refused: {refused[0]}")
             found.lost += int((~came).sum())
             sent.append(ticket)
-        found.bytes += self._peers[0].measure().bytes
-        found.share.append(self._peers[0].measure().entries / form.k)
+        measured = self._peers[0].measure()
+        found.bytes += measured.bytes
+        found.share.append(measured.entries / form.k)
+        found.off.append(1 - measured.captured)
         gathered.close()
         for p, (peer, ticket) in enumerate(zip(self._peers, sent, strict=True)):
             heard = gathered.heard(p, ticket.fragments)
@@ -174,13 +177,12 @@ class _Crew:
 
 
 def _look_at(u: Floats, step: int, k: int, found: Trained) -> None:
-    """What the theory speaks of: how much of u's energy top-k and random-k leave behind."""
+    """What the theory speaks of: how much of u's energy random-k leaves behind, and the shape of u."""
     energy = u.astype(np.float64) ** 2
     total = float(energy.sum())
     if not total:
         return
     largest = np.partition(energy, len(u) - k)[len(u) - k :]
-    found.off.append(1 - float(largest.sum()) / total)
     right = math.sqrt(float(largest[0]))
     found.fit.append(gaussian_threshold(u, k) / right if right else math.inf)
     found.leap.append(float((energy > right**2 / 4).sum()) / k)

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ HEADERS = 42
 BEGINS_S = 0.1
 """Between the word to all senders and the first datagram: they begin together."""
 BEHIND_S = 0.002
+WINDOWS = 25
 SILENT_S = 1.0
 """A receiver that has heard something, and then nothing for so long, has heard all."""
 HEAD, STAMP = struct.Struct("<IId"), struct.Struct("@ll")
@@ -36,7 +39,8 @@ SO_RCVBUFFORCE, SO_TIMESTAMPNS = 33, 35
 class Probed:
     """What came from one sender.
 
-    rate_mbit: of Ethernet frames, from the first that came to the last. sent_mbit: as fast as it was sent.
+    rate_mbit: of Ethernet frames, in the middle one (by speed) of WINDOWS spans of as many datagrams each:
+        what the machine held up for a while does not count. sent_mbit: the same, as they were sent.
     loss: share that did not come. burst: how many were missing in a row, on average; 0 where none was.
     delay_ms: median and largest, one way. overtaken: share that came after one sent later.
     """
@@ -130,15 +134,14 @@ def figures(came: list[tuple[int, float, float]], count: int, size: int) -> dict
     gaps = [later - sooner - 1 for sooner, later in zip([-1, *numbers], [*numbers, count], strict=True)]
     bursts = [gap for gap in gaps if gap]
     delays = sorted(now_s - sent_s for _, sent_s, now_s in came) or [0.0]
-    took_s = came[-1][2] - came[0][2] if len(came) > 1 else 0.0
-    sent_s = max((one for _, one, _ in came), default=0.0) - min((one for _, one, _ in came), default=0.0)
     overtaken, newest = 0, -1
     for number, _, _ in came:
         overtaken += number < newest
         newest = max(newest, number)
+    bits = (size + HEADERS) * 8
     return {
-        "rate_mbit": (len(came) - 1) * (size + HEADERS) * 8 / took_s / 1e6 if took_s else 0.0,
-        "sent_mbit": (max(numbers) - min(numbers)) * (size + HEADERS) * 8 / sent_s / 1e6 if sent_s else 0.0,
+        "rate_mbit": _speed([(at, now_s) for at, (_, _, now_s) in enumerate(came)]) * bits / 1e6,
+        "sent_mbit": _speed(sorted((number, sent_s) for number, sent_s, _ in came)) * bits / 1e6,
         "loss": 1 - len(numbers) / count,
         "burst": sum(bursts) / len(bursts) if bursts else 0.0,
         "bursts": len(bursts),
@@ -146,6 +149,13 @@ def figures(came: list[tuple[int, float, float]], count: int, size: int) -> dict
         "longest_ms": delays[-1] * 1e3,
         "overtaken": overtaken / max(1, len(came)),
     }
+
+
+def _speed(counted: list[tuple[int, float]]) -> float:
+    """How fast numbers grow, by a second, in the middle one of WINDOWS spans; 0 where there are too few."""
+    ends = counted[:: max(1, len(counted) // WINDOWS)]
+    spans = [(later[0] - sooner[0], later[1] - sooner[1]) for sooner, later in pairwise(ends)]
+    return median(count / max(took_s, 1e-9) for count, took_s in spans) if spans else 0.0
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ import argparse
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -26,7 +24,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sparse_namespaces import PORT, ROOT, build, host_of
+from lab import host_of, why_not
+from sparse_namespaces import PORT, ROOT, lab_of
 
 N, ROUNDS, CHOOSING, SETTLED, SLOW = 4, 24, 96, 48, 8
 """Peers; rounds of those that are forced, and that choose; the first that counts of these; rounds of those
@@ -83,13 +82,11 @@ def measure(mbit: float, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """All ways at one rate."""
     asked.mbit = mbit
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    with ExitStack() as undo:
-        names, peers = build(N, asked, undo), []
-        for me, name in enumerate(names):
-            command = ["ip", "netns", "exec", name, sys.executable, *sys.argv, "--peer", str(me), str(mbit)]
-            peers.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-            undo.callback(peers[-1].wait)
-            undo.callback(peers[-1].kill)
+    with lab_of(N, asked) as lab:
+        peers = []
+        for me in range(N):
+            command = [sys.executable, *sys.argv, "--peer", str(me), str(mbit)]
+            peers.append(lab.start(me, command, env=env, stdout=subprocess.PIPE, text=True))
         said = [[json.loads(line) for line in one.communicate(timeout=600)[0].splitlines()] for one in peers]
     rows: list[dict[str, Any]] = []
     for (name, ratio, chooses), *of in zip(ways_of(asked.ratios), *said, strict=True):
@@ -148,9 +145,9 @@ def main() -> None:
     if asked.peer:
         asked.mbit = float(asked.peer[1])
         return peer(int(asked.peer[0]), asked)
-    if sys.platform != "linux" or os.geteuid() != 0:
-        sys.exit("needs root on Linux, with iproute2, nftables and ethtool")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # namespaces outlive who made them
+    reason = why_not()
+    if reason:
+        sys.exit(reason)
     command = " ".join(["python", *sys.argv])
     for mbit in asked.rates:
         rows = measure(mbit, asked)

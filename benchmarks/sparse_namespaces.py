@@ -1,8 +1,8 @@
 """Time to a fixed training loss on a slow, lossy network: DDP over gloo beside Ragtag's sparse averages.
 
-Four peers are network namespaces on a bridge. What each sends and what it receives passes a token bucket
-(tbf) of 50 Mbit/s, and nftables drops 1 % of what comes in; segmentation offloads are off. In one run, one
-after the other: DDP with cubic, DDP with BBR (where the kernel has it), gradients by selections,
+Four peers are network namespaces (benchmarks/lab). What each sends and what it receives passes a token bucket
+of 50 Mbit/s, with a queue of 50 ms, and 1 % of what comes in is lost; segmentation offloads are off. In one
+run, one after the other: DDP with cubic, DDP with BBR (where the kernel has it), gradients by selections,
 differences to an anchor by selections every so many local steps. In two runs, each with one of the first two:
 
     python benchmarks/sparse_namespaces.py --ways sparse sparse-local ddp-cubic \\
@@ -18,8 +18,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,23 +32,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lab import Lab, LabError, host_of, why_not
+
 ROOT = Path(__file__).parents[1]
 PORT = 4848
 EXAMPLES, WIDE, CLASSES, BATCH, LOOK, SHOWN = 8192, 256, 10, 32, 10, 512
 WAYS = ("ddp-cubic", "ddp-bbr", "sparse", "sparse-local")
-RULES = """
-table inet lossy {{
-  chain incoming {{
-    type filter hook input priority 0;
-    iifname "eth0" numgen random mod 1000 < {per_mille} counter drop
-  }}
-}}
-"""
-
-
-def host_of(peer: int) -> str:
-    """A peer's address."""
-    return f"10.204.48.{peer + 1}"
 
 
 # -- The task
@@ -174,77 +161,34 @@ def peer(way: str, me: int, asked: argparse.Namespace) -> None:
 # -- The network
 
 
-def run(*command: str, stdin: str | None = None) -> str:
-    """A command's output. Raises RuntimeError with what it complained of."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
-
-
-def build(n: int, asked: argparse.Namespace, undo: ExitStack) -> list[str]:
-    """Namespaces on a bridge, with their rates and losses."""
-    mark = f"rs{os.getpid() % 0xFFFFF:x}"
-    names, hub = [f"{mark}n{peer}" for peer in range(n)], f"{mark}hub"
-    for name in (hub, *names):
-        run("ip", "netns", "add", name)
-        undo.callback(run, "ip", "netns", "del", name)
-    run("ip", "-n", hub, "link", "add", "bridge0", "type", "bridge")
-    run("ip", "-n", hub, "link", "set", "bridge0", "up")
-    for peer, name in enumerate(names):
-        port = f"port{peer}"
-        run("ip", "-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
-        for where, device in ((hub, port), (name, "eth0")):
-            offloads = [word for kind in ("tx", "rx", "tso", "gso", "gro") for word in (kind, "off")]
-            run("ip", "netns", "exec", where, "ethtool", "-K", device, *offloads)
-            run("ip", "-n", where, "link", "set", device, "up")
-            burst_kb = max(32, round(asked.mbit / 8))  # of a millisecond at least
-            shape = f"rate {asked.mbit}mbit burst {burst_kb}kb latency 50ms".split()
-            run("ip", "netns", "exec", where, "tc", "qdisc", "add", "dev", device, "root", "tbf", *shape)
-        run("ip", "-n", hub, "link", "set", port, "master", "bridge0")
-        run("ip", "-n", name, "addr", "add", f"{host_of(peer)}/24", "dev", "eth0")
-        run("ip", "-n", name, "link", "set", "lo", "up")
-        rules = RULES.format(per_mille=round(asked.loss * 1000))
-        run("ip", "netns", "exec", name, "nft", "-f", "-", stdin=rules)
-    return names
-
-
-def congestion(names: list[str], way: str) -> str:
-    """Set TCP's congestion control in all namespaces; the reason why it cannot be, or nothing.
-
-    By route: a namespace's default may only become what the whole machine allows everyone.
-    """
-    if not way.startswith("ddp"):
-        return ""
-    wanted = way.removeprefix("ddp-")
-    for me, name in enumerate(names):
-        route = f"10.204.48.0/24 dev eth0 scope link src {host_of(me)} congctl {wanted}".split()
-        try:
-            run("ip", "-n", name, "route", "replace", *route)
-        except RuntimeError as error:
-            return f"this kernel has no {wanted}: {error}"
-    return ""
+def lab_of(n: int, asked: argparse.Namespace) -> Lab:
+    """What all ways have in common."""
+    return Lab(n, rate_mbit=asked.mbit, queue_ms=50.0, loss=asked.loss)
 
 
 def congestion_in_use(me: int) -> list[str]:
     """What a peer's connections to others go by."""
+    command = ["ss", "-tinH", "not", "dst", host_of(me)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     known = {"cubic", "bbr", "reno"}
-    return sorted(known & set(run("ss", "-tinH", "not", "dst", host_of(me)).split()))
+    return sorted(known & set(shown.split()))
 
 
-def measure(way: str, names: list[str], asked: argparse.Namespace) -> dict[str, Any]:
+def measure(way: str, lab: Lab, asked: argparse.Namespace) -> dict[str, Any]:
     """All peers of one way, side by side; the slowest one's time counts."""
-    reason = congestion(names, way)
-    if reason:
-        return {"way": way, "not_run": reason}
+    if way.startswith("ddp"):
+        try:
+            lab.congestion(way.removeprefix("ddp-"))
+        except LabError as error:
+            return {"way": way, "not_run": str(error)}
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     patience_s = asked.limit_s + 180.0
     with ExitStack() as undo:
         processes = []
-        for me, name in enumerate(names):
+        for me in range(asked.n):
             err = undo.enter_context(tempfile.TemporaryFile("w+"))
-            command = ["ip", "netns", "exec", name, sys.executable, *sys.argv, "--peer", way, str(me)]
-            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
+            command = [sys.executable, *sys.argv, "--peer", way, str(me)]
+            process = lab.start(me, command, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
             undo.callback(process.wait)
             undo.callback(process.kill)
             processes.append((process, err))
@@ -295,15 +239,13 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.peer:
         return peer(asked.peer[0], int(asked.peer[1]), asked)
-    missing = [tool for tool in ("ip", "ss", "tc", "nft", "ethtool") if shutil.which(tool) is None]
-    if sys.platform != "linux" or os.geteuid() != 0 or missing:
-        sys.exit(f"needs root on Linux, with iproute2, nftables and ethtool (missing: {missing or 'root'})")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # namespaces outlive who made them
-    with ExitStack() as undo:
-        names = build(asked.n, asked, undo)
+    reason = why_not()
+    if reason:
+        sys.exit(reason)
+    with lab_of(asked.n, asked) as lab:
         rows = []
         for way in asked.ways:
-            rows.append(measure(way, names, asked))
+            rows.append(measure(way, lab, asked))
             shown = {key: value for key, value in rows[-1].items() if key not in ("curve", "compression")}
             print(json.dumps(shown), flush=True)
     times = {row["way"]: row["s"] for row in rows if row.get("reached")}

@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ragtag.app.crew.membership import Entrance, invited, member_socket
+from ragtag.app.crew.membership import Entrance, enter, member_socket
 from ragtag.app.crew.phases import Phases
 from ragtag.app.environment import Place
 from ragtag.app.invitation.token import Token, new_key
 from ragtag.network.membership.agent import Told
+from ragtag.protocols.crew.joining import Joining
 from ragtag.protocols.membership.types import Changed
 
 DEADLINE_S, GOSSIP_S = 30.0, 3.0
@@ -31,12 +32,12 @@ def test_one_begins_and_the_others_are_late(begins: bool) -> None:
     at, key = [sock.getsockname()[:2] for sock in socks], new_key()
     known = [(at[1], at[2]), (at[2],), (at[2],) if begins else (at[0],)]
 
-    def enter(peer: int) -> Entrance:
+    def come(peer: int) -> Entrance:
         time.sleep(0.5 * peer)  # as processes come, one after the other
         token = Token(known[peer], "crew", key)
         place = Place(peer, 1, "crew", name=f"peer-{peer}")
         ways = member_socket(token, socks[peer].fileno())
-        entrance = invited(place, token, ways, 1, 0, DEADLINE_S, Phases())
+        entrance, _ = enter(Joining("crew", "1", DEADLINE_S), place, token, ways, 1, 0, Phases())
         agent = entrance.agent
 
         def hear(told: Told) -> None:
@@ -47,7 +48,7 @@ def test_one_begins_and_the_others_are_late(begins: bool) -> None:
         return entrance
 
     with ThreadPoolExecutor(3) as pool:
-        entered = [pool.submit(enter, peer) for peer in range(3)]
+        entered = [pool.submit(come, peer) for peer in range(3)]
         found = [future.result(2 * DEADLINE_S) for future in entered]
     try:
         assert sorted(entrance.late for entrance in found) == [False, True, True]

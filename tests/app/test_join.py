@@ -21,7 +21,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-from ragtag.app.crew.greeting import read_hello
 from ragtag.app.crew.join import JoinError
 from ragtag.app.crew.transport import SoloTransport
 from ragtag.app.environment import VARIABLES, Place
@@ -37,6 +36,7 @@ from ragtag.core.types import Met
 from ragtag.core.wire import VERSION, Identity
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.udp import PortInUse, UdpLink
+from ragtag.protocols.crew.joining import read_hello
 from ragtag.protocols.node import Node
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.network.crew import PATIENCE_S, until

@@ -1,11 +1,10 @@
-"""Links that turn bad while peers average, in network namespaces: they take small datagrams only, none at
-all, or lose three of ten. Drivers go on, and average with everybody again.
+"""Links that turn bad while peers average, in the lab (benchmarks/lab): they take small datagrams only, none
+at all, or lose three of ten. Drivers go on, and average with everybody again.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -18,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.network.test_namespaces import PORT, ROOT, N, built, hub_of, run
+from benchmarks.lab import Lab
+from tests.network.labs import environment, lab_of
+from tests.network.test_namespaces import N
 
 pytestmark = pytest.mark.root
 
@@ -32,19 +33,11 @@ STEP_S = 0.01
 ENOUGH = 5
 """So many rounds with everybody, from each peer, are to go on averaging."""
 LOSS_PER_MILLE = 300
-LOSS = f"""
-table inet lossy {{
-  chain incoming {{
-    type filter hook input priority 0;
-    udp dport {PORT} counter
-    udp dport {PORT} numgen random mod 1000 < {LOSS_PER_MILLE} counter drop
-  }}
-}}
-"""
 
 PEER = """
 import json, select, sys, time
 import numpy as np
+from benchmarks.lab import host_of
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average
 from ragtag.core.wire import Identity
@@ -53,7 +46,7 @@ from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.node import Channel, Node
 from tests.network.test_bad_links import CHUNKS, STEP_S, WITHIN_S
-from tests.network.test_namespaces import N, PORT, host_of
+from tests.network.test_namespaces import N, PORT
 
 me = int(sys.argv[1])
 values = [np.random.default_rng(peer).standard_normal((CHUNKS, 272)).astype(np.float32) for peer in range(N)]
@@ -100,17 +93,15 @@ def with_all(rounds: list[Said]) -> list[Said]:
 class Peers:
     """One process for each namespace, which averages round after round until its input is closed."""
 
-    def __init__(self, names: list[str], folder: Path, undo: ExitStack) -> None:
+    def __init__(self, lab: Lab, folder: Path, undo: ExitStack) -> None:
         script = folder / "peer.py"
         script.write_text(PEER)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
         self._heard: queue.Queue[tuple[int, str]] = queue.Queue()
-        self._said: Rounds = [[] for _ in names]
-        for peer, name in enumerate(names):
-            command = ["ip", "netns", "exec", name, sys.executable, str(script), str(peer)]
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+        self._said: Rounds = [[] for _ in range(N)]
+        for peer in range(N):
+            pipe = subprocess.PIPE
+            command = [sys.executable, str(script), str(peer)]
+            process = lab.start(peer, command, env=environment(), stdin=pipe, stdout=pipe, text=True)
             reader = threading.Thread(target=self._read, args=(peer, process))
             reader.start()
             for action in (reader.join, process.wait, process.kill):
@@ -146,34 +137,32 @@ class Peers:
 
 
 @pytest.fixture
-def names() -> Iterator[list[str]]:
-    with ExitStack() as undo:
-        yield built(undo, offloads=True)
+def lab() -> Iterator[Lab]:
+    with lab_of(N, offloads=True) as lab:
+        yield lab
 
 
 @pytest.fixture
-def peers(names: list[str], tmp_path: Path) -> Iterator[Peers]:
+def peers(lab: Lab, tmp_path: Path) -> Iterator[Peers]:
     with ExitStack() as undo:
-        peers = Peers(names, tmp_path, undo)
+        peers = Peers(lab, tmp_path, undo)
         peers.go_on(0.0)
         yield peers
 
 
-def test_they_go_on_where_links_take_small_datagrams_only(names: list[str], peers: Peers) -> None:
+def test_they_go_on_where_links_take_small_datagrams_only(lab: Lab, peers: Peers) -> None:
     """Below the size of ours: the system cuts them, and refuses to cut trains."""
-    for peer, name in enumerate(names):
-        run("ip", "-n", name, "link", "set", "eth0", "mtu", "576")
-        run("ip", "-n", hub_of(names), "link", "set", f"port{peer}", "mtu", "576")
+    lab.mtu(576)
     peers.go_on(time.monotonic())
-    for name in names:
-        lines = run("ip", "netns", "exec", name, "cat", "/proc/net/snmp").splitlines()
+    for peer in range(N):
+        lines = lab.run(peer, "cat", "/proc/net/snmp").splitlines()
         titles, counts = (line.split() for line in lines if line.startswith("Ip:"))
         assert int(dict(zip(titles, counts, strict=True))["FragCreates"]) > 0
 
 
-def test_they_go_on_after_a_link_was_down(names: list[str], peers: Peers) -> None:
+def test_they_go_on_after_a_link_was_down(lab: Lab, peers: Peers) -> None:
     """Sends fail meanwhile; the others average without that peer, and with it as soon as it is back."""
-    run("ip", "-n", names[0], "link", "set", "eth0", "down")
+    lab.up(0, False)
     down_s = time.monotonic()
 
     def enough(rounds: Rounds) -> bool:
@@ -182,22 +171,17 @@ def test_they_go_on_after_a_link_was_down(names: list[str], peers: Peers) -> Non
 
     rounds = peers.until(enough, down_s)
     assert not any(with_all(of) for of in rounds)
-    run("ip", "-n", names[0], "link", "set", "eth0", "up")
+    lab.up(0)
     peers.go_on(time.monotonic())
 
 
-def test_they_go_on_where_three_of_ten_are_lost(names: list[str], peers: Peers) -> None:
+def test_they_go_on_where_three_of_ten_are_lost(lab: Lab, peers: Peers) -> None:
     """Averages are complete while that lasts, and after it."""
-    for name in names:
-        run("ip", "netns", "exec", name, "nft", "-f", "-", stdin=LOSS)
+    share = LOSS_PER_MILLE / 1000
+    lab.lose(share)
     peers.go_on(time.monotonic())
-    for name in names:
-        table = json.loads(run("ip", "netns", "exec", name, "nft", "-j", "list", "table", "inet", "lossy"))
-        rules = [item["rule"]["expr"] for item in table["nftables"] if "rule" in item]
-        seen, lost = (
-            next(part["counter"]["packets"] for part in rule if "counter" in part) for rule in rules
-        )
-        share = LOSS_PER_MILLE / 1000
-        assert abs(lost / seen - share) < 5 * (share * (1 - share) / seen) ** 0.5
-        run("ip", "netns", "exec", name, "nft", "delete", "table", "inet", "lossy")
+    for peer in range(N):
+        counts = lab.counts(peer)
+        assert abs(counts.lost / counts.seen - share) < 5 * (share * (1 - share) / counts.seen) ** 0.5
+    lab.lose(0.0)
     peers.go_on(time.monotonic())

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.app.crew.greeting import read_hello
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.seed import generator
@@ -23,6 +22,7 @@ from ragtag.core.wire import CHUNK_BYTES, HEADER_BYTES, Identity, Kind
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.frame import Framer
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.joining import read_hello
 from ragtag.protocols.crew.meet import MEET, from_rows, to_rows
 from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.allreduce import direct, ring

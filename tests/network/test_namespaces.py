@@ -1,4 +1,4 @@
-"""Real loss: three network namespaces on a bridge, where the kernel drops one datagram in twenty.
+"""Real loss: three peers of the lab (benchmarks/lab), where the kernel drops one datagram in twenty.
 
 Offloads are off, as on a cheap network card, so the sending side may have to do without segmentation.
 """
@@ -6,21 +6,20 @@ Offloads are off, as on a cheap network card, so the sending side may have to do
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.lab import Lab
+from tests.network.labs import environment, lab_of
+
 pytestmark = pytest.mark.root
 
-ROOT = Path(__file__).parents[2]
 N = 3
 PORT = 4747
 LOSS_PER_MILLE = 50
@@ -29,19 +28,10 @@ ANSWER_S = 20.0
 """How long a round, or a meeting, may take: far longer than it does."""
 CHUNKS = 960
 """About a megabyte of values."""
-RULES = f"""
-table inet lossy {{
-  chain incoming {{
-    type filter hook input priority 0;
-    udp dport {PORT} counter
-    udp dport {PORT} numgen random mod 1000 < {LOSS_PER_MILLE} counter drop
-  }}
-}}
-"""
-
 PEER = """
 import json, sys
 import numpy as np
+from benchmarks.lab import host_of
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average
 from ragtag.core.wire import Identity
@@ -50,7 +40,7 @@ from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps
-from tests.network.test_namespaces import ANSWER_S, CHUNKS, N, PORT, ROUNDS, host_of, values_of
+from tests.network.test_namespaces import ANSWER_S, CHUNKS, N, PORT, ROUNDS, values_of
 
 me, folder = int(sys.argv[1]), sys.argv[2]
 endpoint = UdpLink((host_of(me), PORT))
@@ -78,99 +68,34 @@ ROUNDS = (("rps", 6), ("direct", 3))
 """What is averaged: by which method, and how often."""
 
 
-def host_of(peer: int) -> str:
-    return f"10.203.47.{peer + 1}"
-
-
 def values_of(peer: int, round_: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """What a peer averages in a round: its own numbers."""
     rng = np.random.default_rng([peer, round_])
     return rng.standard_normal((CHUNKS, 272)).astype(np.float32)
 
 
-def run(*command: str, stdin: str | None = None) -> str:
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
-def namespaces() -> Iterator[list[str]]:
+def lab() -> Iterator[Lab]:
     """Namespaces that reach each other over a bridge, with loss on what comes in."""
-    with ExitStack() as undo:
-        names = built(undo, offloads=False)
-        for name in names:
-            run("ip", "netns", "exec", name, "nft", "-f", "-", stdin=RULES)
-        yield names
-
-
-def built(undo: ExitStack, *, offloads: bool) -> list[str]:
-    """Namespaces that reach each other over a bridge, which lies in one more (``hub_of``): nothing changes
-    outside. offloads: whether network cards segment, as good ones do. Skips the test where there can be none.
-    """
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("network namespaces need root on Linux")
-    missing = [tool for tool in ("ip", "nft", "ethtool") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"no {', '.join(missing)} here: install iproute2, nftables and ethtool")
-    try:
-        return _built(f"rt{os.getpid() % 0xFFFFF:x}", undo, offloads)
-    except RuntimeError as error:
-        pytest.skip(f"this system lets nobody make network namespaces: {error}")
-
-
-def hub_of(names: list[str]) -> str:
-    """The namespace of the bridge, whose port to peer 1 is named port1."""
-    return names[0].removesuffix("n0") + "hub"
-
-
-def _built(mark: str, undo: ExitStack, offloads: bool) -> list[str]:
-    names = [f"{mark}n{peer}" for peer in range(N)]
-    hub = hub_of(names)
-    for name in (hub, *names):
-        run("ip", "netns", "add", name)
-        undo.callback(run, "ip", "netns", "del", name)
-    run("ip", "-n", hub, "link", "add", "bridge0", "type", "bridge")
-    run("ip", "-n", hub, "link", "set", "bridge0", "up")
-    for peer, name in enumerate(names):
-        port = f"port{peer}"
-        run("ip", "-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
-        for where, device in ((hub, port), (name, "eth0")):
-            if not offloads:
-                off = [word for kind in ("tx", "rx", "tso", "gso", "gro") for word in (kind, "off")]
-                run("ip", "netns", "exec", where, "ethtool", "-K", device, *off)
-            run("ip", "-n", where, "link", "set", device, "up")
-        run("ip", "-n", hub, "link", "set", port, "master", "bridge0")
-        run("ip", "-n", name, "addr", "add", f"{host_of(peer)}/24", "dev", "eth0")
-        run("ip", "-n", name, "link", "set", "lo", "up")
-    return names
+    with lab_of(N, loss=LOSS_PER_MILLE / 1000) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="module")
-def reports(
-    namespaces: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[dict[str, Any]]]:
+def reports(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Where the outcomes lie, and what each peer said of its rounds."""
     folder = tmp_path_factory.mktemp("namespaces")
     script = folder / "peer.py"
     script.write_text(PEER)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
-    with ExitStack() as undo:
-        peers = []
-        for peer, name in enumerate(namespaces):
-            command = ["ip", "netns", "exec", name, sys.executable, str(script), str(peer), str(folder)]
-            process = subprocess.Popen(
-                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            undo.callback(process.wait)
-            undo.callback(process.kill)
-            peers.append(process)
-        ended = [process.communicate(timeout=PATIENCE_S) for process in peers]
-        failed = [process.args[-2] for process in peers if process.returncode]
-        assert not failed, "".join(f"peer {peer}: {error}" for peer, (_, error) in enumerate(ended))
-        said = [json.loads(out) for out, _ in ended]
-    return folder, said
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    peers = [
+        lab.start(peer, [sys.executable, str(script), str(peer), str(folder)], env=environment(), **pipe)
+        for peer in range(N)
+    ]
+    ended = [process.communicate(timeout=PATIENCE_S) for process in peers]
+    failed = [peer for peer, process in enumerate(peers) if process.returncode]
+    assert not failed, "".join(f"peer {peer}: {error}" for peer, (_, error) in enumerate(ended))
+    return folder, [json.loads(out) for out, _ in ended]
 
 
 def outcomes(folder: Path, method: str, round_: int) -> list[dict[str, np.ndarray[Any, Any]]]:
@@ -182,15 +107,10 @@ def members(heard: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return (heard[:, None] >> np.arange(N, dtype=np.uint64) & np.uint64(1)).astype(bool)
 
 
-def test_the_kernel_loses_what_it_was_asked_to(
-    namespaces: list[str], reports: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    for name in namespaces:
-        table = json.loads(run("ip", "netns", "exec", name, "nft", "-j", "list", "table", "inet", "lossy"))
-        rules = [item["rule"]["expr"] for item in table["nftables"] if "rule" in item]
-        seen, lost = (
-            next(part["counter"]["packets"] for part in rule if "counter" in part) for rule in rules
-        )
+def test_the_kernel_loses_what_it_was_asked_to(lab: Lab, reports: tuple[Path, list[dict[str, Any]]]) -> None:
+    for peer in range(N):
+        counts = lab.counts(peer)
+        seen, lost = counts.seen, counts.lost
         assert seen > 9 * 2 * CHUNKS * (N - 1) / N  # two stages of nine rounds
         share = LOSS_PER_MILLE / 1000
         assert abs(lost / seen - share) < 5 * (share * (1 - share) / seen) ** 0.5

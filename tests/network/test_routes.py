@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -10,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lab import Lab
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
-from tests.network.test_namespaces import N, host_of, namespaces, run
+from tests.network.labs import environment
+from tests.network.test_namespaces import N, lab
 
-__all__ = ["namespaces"]
+__all__ = ["lab"]
 
 pytestmark = pytest.mark.root
 
-ROOT = Path(__file__).parents[2]
 DATA, MEMBERS = 4801, 4802
 FORBIDDEN_S = 3.0
 PATIENCE_S = 90.0
@@ -63,14 +63,12 @@ _SLOW = pytest.mark.slow
     "kind", ["prohibit", pytest.param("blackhole", marks=_SLOW), pytest.param("unreachable", marks=_SLOW)]
 )
 def test_a_way_that_is_forbidden_for_three_seconds_loses_datagrams_and_ends_nobody(
-    namespaces: list[str], tmp_path: Path, kind: str
+    lab: Lab, tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "peer.py").write_text(SCRIPT)
-    hosts = [host_of(peer) for peer in range(N)]
+    hosts = lab.hosts
     env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
-        "OMP_NUM_THREADS": "1",
+        **environment(),
         "RAGTAG_SIZE": str(N),
         "RAGTAG_CREW": "otters",
         "RAGTAG_RUN": str(tmp_path),
@@ -81,26 +79,19 @@ def test_a_way_that_is_forbidden_for_three_seconds_loses_datagrams_and_ends_nobo
     everybody = bin((1 << N) - 1)
     peers = []
     try:
-        for peer, name in enumerate(namespaces):
-            command = ["ip", "netns", "exec", name, sys.executable, str(tmp_path / "peer.py")]
-            peers.append(
-                subprocess.Popen(
-                    command,
-                    env={**env, "RAGTAG_RANK": str(peer)},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+        command, pipe = [sys.executable, str(tmp_path / "peer.py")], subprocess.PIPE
+        for peer in range(N):
+            mine = {**env, "RAGTAG_RANK": str(peer)}
+            process = lab.start(peer, command, env=mine, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            peers.append(process)
         for process in peers:  # the first round of each, which nobody asks for
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line, process.communicate()[1]
         until_heard(peers, 0.0, everybody)
-        run("ip", "-n", namespaces[0], "route", "add", kind, f"{hosts[1]}/32")
+        lab.run(0, "ip", "route", "add", kind, f"{hosts[1]}/32")
         until_heard(peers, FORBIDDEN_S)
-        run("ip", "-n", namespaces[0], "route", "del", kind, f"{hosts[1]}/32")
+        lab.run(0, "ip", "route", "del", kind, f"{hosts[1]}/32")
         until_heard(peers, 0.0, everybody)
         for process in peers:
             assert process.stdin is not None

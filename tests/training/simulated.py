@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ragtag.core.faults import Faults, Loss
-from ragtag.core.types import Average, Effect, Event, Noted, Offer, Run, Send
-from ragtag.protocols.node import Node
+from ragtag.core.types import Average, Effect, Event, Machine, Noted, Offer, PeerId, Run, Send
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 
 T = TypeVar("T")
@@ -18,8 +17,8 @@ LATENCY_S = 0.001
 class Tapped:
     """A node, and what it is asked and sends on the channels that training opened."""
 
-    def __init__(self, node: Node, crew: TappedCrew) -> None:
-        self._node, self._crew = node, crew
+    def __init__(self, me: PeerId, node: Machine, crew: TappedCrew) -> None:
+        self._me, self._node, self._crew = me, node, crew
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         crew = self._crew
@@ -27,7 +26,7 @@ class Tapped:
             crew.asked.append(event)
         effects = self._node.step(now_s, event)
         sent = [effect.run for effect in effects if isinstance(effect, Send)]
-        crew.sent += [replace(run, peer=self._node.me) for run in sent if run.key.channel in crew.schemas]
+        crew.sent += [replace(run, peer=self._me) for run in sent if run.key.channel in crew.schemas]
         return effects
 
 
@@ -43,7 +42,7 @@ class TappedCrew(SimulatedCrew):
         self.notes: list[tuple[int, Noted]] = []
         lines = Faults(loss=Loss(loss) if loss else None, latency_s=LATENCY_S)
         super().__init__(n, lines, seed, on_note=lambda peer, _, note: self.notes.append((peer, note)))
-        self.world.nodes = [Tapped(node, self) for node in self.nodes]
+        self.world.nodes = [Tapped(me, node, self) for me, node in enumerate(self.world.nodes)]
 
 
 def run_peers(crew: TappedCrew, train: Callable[[SimulatedTransport], T]) -> list[T]:

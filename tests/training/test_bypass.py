@@ -271,11 +271,18 @@ def test_a_crew_of_one_sends_nothing_whole() -> None:
 # -- What is measured
 
 
-def bypass(crew: TappedCrew, me: int = 0, measured: bool = True, name: str = "model") -> Bypass:
+def bypass(crew: TappedCrew, measured: bool = True, name: str = "model") -> Bypass:
+    """Peer 0's; the others have one, too, or they would not be there."""
+    return bypasses(crew, measured, name)[0]
+
+
+def bypasses(crew: TappedCrew, measured: bool = True, name: str = "model") -> list[Bypass]:
     from ragtag.core.schema import Schema, TensorSpec
 
     schema = Schema((TensorSpec("w", (27_200,), "float32"),), "x", "gather", "gradients")
-    return Bypass(crew.transport(me), name, schema, selection="top-k", measured=measured)
+    return [
+        Bypass(crew.transport(me), name, schema, selection="top-k", measured=measured) for me in range(crew.n)
+    ]
 
 
 def outcome(gather_s: float, expired: bool = False, heard: tuple[int, ...] = (3,)) -> Outcome:
@@ -381,7 +388,7 @@ def test_own_rounds_of_either_kind_decide_where_the_parts_say_otherwise(
 @pytest.mark.parametrize("sparse", [True, False])
 def test_the_other_kind_is_tried_again_in_few_rounds(sparse: bool) -> None:
     crew = TappedCrew(2)
-    one, other = bypass(crew, 0), bypass(crew, 1)
+    one, other = bypasses(crew)
     times = (0.02, 0.01) if sparse else (0.01, 0.02)
     for each in (one, other):
         each.estimate = lambda: Choice(sparse, *times, 1.0)  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ def _decode(chunks: Bytes, out: Floats) -> None:
 
 
 def _add(values: Floats, weight: Floats, total: Floats) -> None:
-    """``total += values * weight``, a weight per row. What overflows is found by whoever averages."""
+    """``total += values * weight``, a weight per row. The caller finds what overflows."""
     first = weight[0]
     with np.errstate(over="ignore", invalid="ignore"):
         if len(weight) == 1 or (weight == first).all():

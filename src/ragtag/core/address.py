@@ -1,6 +1,6 @@
 """Addresses that others tell: which of them a datagram may be sent to.
 
-Only a numeric address of one host is taken. A name would be looked up by whoever sends, in a thread that must
+Only a numeric address of one host is taken. A name would be looked up by the sender, in a thread that must
 not wait; a broadcast or multicast address would reach hosts that nobody asked; an address of the other family
 cannot be sent to from one socket.
 """

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 class Deadline:
     """How long to wait for something that happens again and again.
 
-    probe_s: a measured first guess. quantile, headroom: a deadline is ``headroom`` times the quantile
-    of the last ``window`` samples. floor_s: resolution of the line and of the scheduler, as it is
-    measured now (a deadline below it would cut off what has already come). backoff: growth on each
-    miss in a row, at most ``backoff_max`` in all: one step by default, for what came late teaches more
-    than a miss, and peers that back off far wait for each other in turn.
+    probe_s: a measured first guess.
+    quantile, headroom: a deadline is ``headroom`` times the quantile of the last ``window`` samples.
+    floor_s: resolution of the line and of the scheduler, as it is measured now (a deadline below it would cut
+        off what has already come).
+    backoff: growth on each miss in a row, at most ``backoff_max`` in all: one step by default, for what came
+        late teaches more than a miss, and peers that back off far wait for each other in turn.
     """
 
     probe_s: float

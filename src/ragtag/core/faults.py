@@ -44,7 +44,7 @@ class Loss:
 class BurstLoss:
     """Gilbert-Elliott loss (Gilbert 1960, Elliott 1963): a chain of a good and a bad state.
 
-    enter, leave: probability per datagram of going bad, and of recovering;
+    enter, leave: probability per datagram of going bad, and of recovering.
     good, bad: loss in each state. Each message starts in the chain's stationary state.
     """
 
@@ -151,8 +151,8 @@ class Slow:
 class Faults:
     """All that can go wrong in a run; the default is a perfect network.
 
-    duplicate: probability per run of being delivered twice; reorder: of being delivered, in part or
-    as a whole, ``reorder_s`` late.
+    duplicate: probability per run of being delivered twice.
+    reorder: of being delivered, in part or as a whole, ``reorder_s`` late.
     latency_s, jitter_s: one-way delay and the mean of an exponential addition to it.
     rate_bytes_per_s: each peer's uplink; queued beyond it, lost beyond ``queue_bytes``.
     """

@@ -10,7 +10,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Named(NamedTuple, Generic[T_co]):
-    """How a name's thing is made. number: the argument that a number after ``=`` is (empty: it takes none);
+    """How a name's thing is made.
+
+    number: the argument that a number after ``=`` is (empty: it takes none).
     needed: it has no default.
     """
 

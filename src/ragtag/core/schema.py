@@ -79,8 +79,10 @@ def fragment_chunks(n_values: int, elements: int, fragments: int) -> int:
 class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
     """The tensors of a channel in their order, and how they are averaged.
 
-    codec, method: their names; content: what the tensors are ("models" or "gradients"). fragments: of how
-    many parts, all of one length, a round averages one: round ``r`` part ``r`` mod ``fragments``.
+    codec, method: their names.
+    content: what the tensors are ("models" or "gradients").
+    fragments: of how many parts, all of one length, a round averages one: round ``r`` part ``r`` mod
+        ``fragments``.
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(max_length=TENSORS_MAX)]

@@ -1,8 +1,8 @@
 """The trace: what happened in a run, one JSON record per line, the same from live and simulated runs.
 
 Each peer writes ``peer-NN.jsonl`` in the run's folder, the launcher or the simulated world ``crew.jsonl``
-(``ragtag.app.tracefile`` does the writing and reading). ``docs/trace.md`` describes every field for those who
-read traces with other tools.
+(``ragtag.app.tracefile`` does the writing and reading). ``docs/trace.md`` describes every field for those
+that read traces with other tools.
 
 Import the module, not the names (``from ragtag.core import trace; trace.Round(...)``): a *round* is also a
 machine, and a *run* also what moves between machines.
@@ -54,7 +54,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_u
     """What every record has.
 
     t: seconds since the run began (virtual seconds in a simulated run).
-    peer: who the record is about; -1: the crew.
+    peer: the one that the record is about; -1: the crew.
     """
 
     t: Time
@@ -64,9 +64,14 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_u
 class Run(Base, frozen=True, kw_only=True, tag="run"):
     """A run begins: the first record of ``crew.jsonl``.
 
-    version: of the trace. world: "live" or "simulated". peers: how many. method: how models are averaged.
-    config: all settings, as text. steps_planned: steps per peer, where known; planned_s: how long it is to
-    take, where known (both for progress bars). command: what to type to run it again.
+    version: of the trace.
+    world: "live" or "simulated".
+    peers: how many.
+    method: how models are averaged.
+    config: all settings, as text.
+    steps_planned: steps per peer, where known.
+    planned_s: how long it is to take, where known (both for progress bars).
+    command: what to type to run it again.
     """
 
     world: str
@@ -83,7 +88,11 @@ class Run(Base, frozen=True, kw_only=True, tag="run"):
 
 
 class Join(Base, frozen=True, kw_only=True, tag="join"):
-    """A peer is ready. rtt_s: mean round trip to the others; others: how many were met."""
+    """A peer is ready.
+
+    rtt_s: mean round trip to the others.
+    others: how many were met.
+    """
 
     address: str = ""
     rtt_s: Seconds | None = None
@@ -105,8 +114,9 @@ class Round(Base, frozen=True, kw_only=True, tag="round", omit_defaults=True):
     """A round of averaging is over on ``peer``; ``t`` is its end.
 
     arrived: share of what the others sent that was averaged (see ``core.arrival``); 0: this peer was alone.
-    contributors: mean number of peers in a chunk. waited_for, missed: other peers; a missed one was waited
-    for and did not deliver all in time. expired: a deadline ended the round, not arrivals.
+    contributors: mean number of peers in a chunk.
+    waited_for, missed: other peers; a missed one was waited for and did not deliver all in time.
+    expired: a deadline ended the round, not arrivals.
     bytes_sent, bytes_received: of this peer, since the start.
 
     In a long run a record stands for several rounds in a row (``of``), ``round`` and ``t`` being the last
@@ -150,23 +160,26 @@ class Round(Base, frozen=True, kw_only=True, tag="round", omit_defaults=True):
 
     @property
     def longest(self) -> float:
-        """The longest of them, in seconds."""
+        """The longest of the rounds that this record stands for, in seconds."""
         return self.total_s if self.longest_s is None else self.longest_s
 
     @property
     def lowest(self) -> float:
-        """The lowest share that was averaged."""
+        """The lowest share that was averaged in any of these rounds."""
         return self.arrived if self.lowest_arrived is None else self.lowest_arrived
 
 
 class Sparse(Base, frozen=True, kw_only=True, tag="sparse", omit_defaults=True):
     """What a round that sent selections came to on ``peer``.
 
-    entries, density: what was selected. bytes, dense_bytes: of the peer's message, and of all its values.
-    captured: the share of the energy (squared norm) that was selected; residual_norm: of what is kept.
-    committed, restored: fragments that are in the round's sum, that went back into the residual. late: rows
-    of earlier rounds; given_up: blocks of which some rows never came. dense: the selection was by-passed, and
-    all values were sent.
+    entries, density: what was selected.
+    bytes, dense_bytes: of the peer's message, and of all its values.
+    captured: the share of the energy (squared norm) that was selected.
+    residual_norm: of what is kept.
+    committed, restored: fragments that are in the round's sum, that went back into the residual.
+    late: rows of earlier rounds.
+    given_up: blocks of which some rows never came.
+    dense: the selection was by-passed, and all values were sent.
 
     As ``of`` several rounds in a row: counts and bytes are sums, shares means; ``residual_norm`` is the last.
     """
@@ -196,9 +209,12 @@ class Sparse(Base, frozen=True, kw_only=True, tag="sparse", omit_defaults=True):
 class Align(Base, frozen=True, kw_only=True, tag="align"):
     """What ``peer`` saw when replicas that average gradients were compared after a round.
 
-    units: parts of the model that were looked at; apart: of which not all peers had the same; own: of which
-    this one had not what most had. peers: whose word came. given, taken: units, to and from others. distance:
-    norm of what its parameters were changed by, over that of those parts (0: nothing was changed).
+    units: how many parts of the model were looked at.
+    apart: how many of these differed between peers.
+    own: how many of these this peer had in another version than most.
+    peers: how many peers told theirs.
+    given, taken: units given to and taken from others.
+    distance: norm of what its parameters were changed by, over that of those parts (0: nothing was changed).
     """
 
     round: Count
@@ -244,12 +260,14 @@ class Step(Base, frozen=True, kw_only=True, tag="step", omit_defaults=True):
 class Pace(Base, frozen=True, kw_only=True, tag="pace", omit_defaults=True):
     """Where a peer's time went since its last such record; ``t`` is the end of an average.
 
-    compute_s: from the end of one step of the optimizer to the end of the next local step; average_s: in
-    averages; wait_s: put off by its schedule. lost_s: of computing, by the share of its values that averages
-    overwrote without having them. steps, averages: how many.
-    waited_for, waited_s: for whom it waited, in averages and for its schedule, and for how long.
+    compute_s: from the end of one step of the optimizer to the end of the next local step.
+    average_s: in averages.
+    wait_s: put off by its schedule.
+    lost_s: of computing, by the share of its values that averages overwrote without having them.
+    steps, averages: how many.
+    waited_for, waited_s: peers that it waited for, in averages and for its schedule, and how long.
     stale: of the averages, to how many it came after 0, 1, 2 to 3, 4 to 7, ... rounds without it; at a
-    central state, of its updates of blocks, how many were so many versions old.
+        central state, of its updates of blocks, how many were so many versions old.
     coherence, coherence_steps: of its gradients with earlier ones, where that is measured; at which steps.
     """
 
@@ -269,7 +287,9 @@ class Pace(Base, frozen=True, kw_only=True, tag="pace", omit_defaults=True):
 class Epoch(Base, frozen=True, kw_only=True, tag="epoch"):
     """All peers are done with an epoch of a split data set; counts of samples, as far as ``peer`` knows.
 
-    samples: that it has. missed: that nobody is known to have used. twice: that several peers used.
+    samples: that it has.
+    missed: that nobody is known to have used.
+    twice: that several peers used.
     """
 
     epoch: Count
@@ -281,8 +301,9 @@ class Epoch(Base, frozen=True, kw_only=True, tag="epoch"):
 class Eval(Base, frozen=True, kw_only=True, tag="eval"):
     """A model was evaluated.
 
-    model: "own" (the peer's) or "mean" (of all peers' models). loss, accuracy: null: not finite, or not
-    measured. n: examples.
+    model: "own" (the peer's) or "mean" (of all peers' models).
+    loss, accuracy: null: not finite, or not measured.
+    n: examples.
     """
 
     model: str
@@ -309,7 +330,11 @@ class Note(Base, frozen=True, kw_only=True, tag="note"):
 
 
 class Error(Base, frozen=True, kw_only=True, tag="error"):
-    """Something went wrong on a peer. what: one line; detail: the rest (a traceback)."""
+    """Something went wrong on a peer.
+
+    what: one line.
+    detail: the rest (a traceback).
+    """
 
     what: str
     detail: str = ""
@@ -318,7 +343,9 @@ class Error(Base, frozen=True, kw_only=True, tag="error"):
 class Result(Base, frozen=True, kw_only=True, tag="result"):
     """A figure that the run came to, to stand beside what was expected.
 
-    value: null: not finite. expected: null: nothing was expected. passed: null: nothing was judged.
+    value: null: not finite.
+    expected: null: nothing was expected.
+    passed: null: nothing was judged.
     """
 
     name: str
@@ -334,7 +361,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     """A peer ends; all counts since the start. failed: not as planned, an error has ended it.
 
     digest: of the state that averages left it with, as hexadecimal digits; peers with equal digests hold the
-    same model. Empty: not known.
+        same model. Empty: not known.
     round: the last one that it averaged; -1: none.
     rounds_alone: so many of its rounds had nobody else's values, though its crew had others.
 

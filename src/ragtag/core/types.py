@@ -55,9 +55,10 @@ class Run:
     """Consecutive chunks of one message, to or from one peer.
 
     peer: the other end (destination in a ``Send``, source in an ``Arrived``).
-    first: index of the first chunk; total: chunks in the whole message.
-    payload: uint8 ``[k, chunk_bytes]``; rows may be strided (a receiver hands over its socket buffer,
-        so an *arrived* payload is valid only while ``step`` runs; a *sent* one is immutable from then on).
+    first: index of the first chunk.
+    total: chunks in the whole message.
+    payload: uint8 ``[k, chunk_bytes]``; rows may be strided (a receiver hands over its socket buffer, so an
+        *arrived* payload is valid only while ``step`` runs; a *sent* one is immutable from then on).
     weight: float32 ``[k]``, the weight that each chunk's values carry in a mean.
     heard: uint64 ``[k]``, the contributors of each chunk.
     mask: bool ``[k]``, the chunks that are there; ``None``: all.
@@ -156,7 +157,8 @@ class Version(NamedTuple):
     """Which of a named tensor's values: the greater, the newer, on all peers alike.
 
     clock: its maker's when it was published, above that of any version which the maker knew of (0: none).
-    maker: the peer that published it. digest: 32 bits of its rows, so no two values have one version.
+    maker: the peer that published it.
+    digest: 32 bits of its rows, so no two values have one version.
     """
 
     clock: int
@@ -169,10 +171,11 @@ class Publish:
     """Ask a node to tell all peers the newest values of some of a channel's named tensors.
 
     rows: of each, by its number, uint8 ``[k, chunk_bytes]``, not changed any more; without any the peer only
-    says that it is there, and hears what others have. versions: of values that were published before (from a
-    checkpoint); the others are new. clock: the trainer's; no new version has a lower one. base: its clock
-    when the run began, of which all peers take the highest. wanted: which tensors this peer takes (``None``:
-    as before; at first all).
+        says that it is there, and hears what others have.
+    versions: of values that were published before (from a checkpoint); the others are new.
+    clock: the trainer's; no new version has a lower one.
+    base: its clock when the run began, of which all peers take the highest.
+    wanted: which tensors this peer takes (``None``: as before; at first all).
     """
 
     channel: int
@@ -187,11 +190,13 @@ class Publish:
 class Begin:
     """Begin one round: what a node tells the round's machine when its own peer asks for an average.
 
-    waiting: the peers whose messages the round waits for; scatter_s, gather_s: for how long at most.
+    waiting: the peers whose messages the round waits for.
+    scatter_s, gather_s: for how long at most.
     withheld: those of them whose copies it does not wait for (see ``Round.withheld``).
     rows: what is offered, in place of values, where rows are gathered.
-    grace_s: how much longer it may scatter where most have not come; answer_s: how long those who are missing
-    may take to say that they are there, at least (see ``stages.Stages``).
+    grace_s: how much longer it may scatter where most have not come.
+    answer_s: how long a missing peer may take to say that it is there, at least (see
+        ``rounds.asking``).
     """
 
     values: Floats
@@ -209,8 +214,8 @@ class Begin:
 class Tell:
     """Tell ``blob`` to every peer and hear theirs: exchange ``number``, until ``deadline_s`` (absolute).
 
-    late: the others have met before, and average: they answer at once, so who does not is waited for only as
-    long as most answers took, several times over.
+    late: the others have met before, and average: they answer at once, so one that does not is waited for
+        only as long as most answers took, several times over.
     silent: peers that are silent in rounds are waited for, too, unless they have left.
     """
 
@@ -274,9 +279,12 @@ class Arm:
 class Gathered:
     """The rows that blocks' owners have taken into a round, as far as they came here.
 
-    rows: uint8 ``[m, chunk_bytes]``. factor: float32 ``[m]``, by how much each counts in the mean: its
-    sender's weight over that of all who take part. block: int64 ``[m]``, the block that each was in.
-    whole: bool ``[n_blocks]``, of which blocks all rows are here; none: of which ones nothing has come.
+    rows: uint8 ``[m, chunk_bytes]``.
+    factor: float32 ``[m]``, by how much each counts in the mean: its sender's weight over that of all that
+        take part.
+    block: int64 ``[m]``, the block that each was in.
+    whole: bool ``[n_blocks]``, of which blocks all rows are here.
+    none: of which ones nothing has come.
     late: earlier rounds of which something was lacking, and what has come of them since (perhaps nothing).
     given_up: (round, block) of earlier rounds whose lacking rows will not come any more.
     """
@@ -299,16 +307,18 @@ class Outcome:
     heard: uint64 ``[n_chunks]``, the peers whose values are in each chunk (own bit only: nothing came).
     averaged: bool ``[n_chunks]``, whether an average came (False: own values were kept).
     missed: peers that were waited for and did not deliver all their messages in time.
-    scatter_s, gather_s: how long each stage took; total_s: the whole round.
+    scatter_s, gather_s: how long each stage took.
+    total_s: the whole round.
     expired: whether a deadline ended the round (rather than arrivals).
     members: in a group, bit ``i`` of ``heard`` stands for peer ``members[i]`` (empty: for peer ``i``).
     last: the peer whose copies ended the wait for them, or one that had not sent all of them when it ended
-    (-1: there was nobody to wait for, or the method does not tell).
-    gathered: where rows were gathered. Then ``mean`` is empty, and there is an entry per block: ``heard``, of
-        whom its owner heard in time; ``weight``, how many these are; ``averaged``, whether all its rows came.
+        (-1: there was nobody to wait for, or the method does not tell).
+    gathered: where rows were gathered. Then ``mean`` is empty, and there is an entry per block: ``heard``,
+        the peers that its owner heard in time; ``weight``, how many these are; ``averaged``, whether all its
+        rows came.
     stale: where updates go to a central state: how many versions old this peer's was, for each block of it.
-    groups: where peers step in groups there: who goes with whom, the fastest first, as far as this peer has
-        seen as an owner of blocks (empty: it owns none, or nothing is known of speeds yet).
+    groups: where peers step in groups there: which peers go together, the fastest first, as far as this peer
+        has seen as an owner of blocks (empty: it owns none, or nothing is known of speeds yet).
     """
 
     channel: int
@@ -353,7 +363,7 @@ def nobodys(channel: int, mean: Floats, weight: Floats, heard: PeerSet, gathered
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Done:
-    """A round is over."""
+    """A round is over: the end of what ``Average`` or ``Offer`` began."""
 
     outcome: Outcome
 
@@ -369,7 +379,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """An exchange is over: what each peer told, and who told nothing in time."""
+    """An exchange is over: what each peer told, and which told nothing in time."""
 
     number: int
     blobs: dict[PeerId, bytes]

@@ -1,4 +1,4 @@
-"""Communication hooks for people who stay on DistributedDataParallel (``register_comm_hook``).
+"""Communication hooks for scripts that stay on DistributedDataParallel (``register_comm_hook``).
 
 ``sparse`` sends each bucket's largest gradient entries over DDP's own process group, gloo or NCCL;
 ``average`` averages gradients through Ragtag's transport, so that a script goes on when a peer is lost.

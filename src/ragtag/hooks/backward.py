@@ -36,7 +36,7 @@ class Names:
                     self._add(parameter, name.replace("_orig_mod.", "").removeprefix("module."))
 
     def numbers(self, parameters: Iterable[Tensor]) -> tuple[int, ...]:
-        """The numbers of these parameters."""
+        """The parameters' numbers; one that was not known gets the next."""
         return tuple(self._number(parameter) for parameter in parameters)
 
     def _number(self, parameter: Tensor) -> int:

@@ -1,7 +1,7 @@
 """A communication hook that averages DDP's gradients through Ragtag's own transport.
 
-Gradients are averaged over the peers that are heard within measured deadlines; who is killed, frozen or slow
-is left out. Peers that missed a gradient have other models, so models are averaged every so often.
+Gradients are averaged over the peers that are heard within measured deadlines; a peer that is killed, frozen
+or slow is left out. Peers that missed a gradient have other models, so models are averaged every so often.
 """
 
 from __future__ import annotations
@@ -82,17 +82,18 @@ class _Waiting:
 class CrewState:
     """What ``average`` remembers on one peer.
 
-    crew: of ``ragtag.join()``. model: the module inside DDP. With it, peers compare their models here and
-    now, all begin with the model of the lowest peer that is there (what DDP's constructor does otherwise),
-    and models, with floating-point buffers, are averaged every ``models_every`` rounds, and in the beginning,
-    where deadlines rest on little, after 1, 2, 4, 8, ... (``models_due``), before the next forward: what
-    peers missed drifts no further. Without it only gradients are averaged.
-
-    averager: ``ragtag.RPS(repair=True)`` unless given. codec: how gradients travel ("fp32", "bf16", "int8");
-    models always as fp32. weight: how much this peer counts (a number, or a function called every step).
+    crew: of ``ragtag.join()``.
+    model: the module inside DDP. With it, peers compare their models here and now, and all begin with the
+        model of the lowest peer that is there (DDP's constructor does that otherwise). Models, with
+        floating-point buffers, are averaged every ``models_every`` rounds, before the next forward: what
+        peers missed drifts no further. In the beginning, where deadlines rest on little, they are after 1, 2,
+        4, 8, ... rounds (``models_due``). Without it only gradients are averaged.
+    averager: ``ragtag.RPS(repair=True)`` unless given.
+    codec: how gradients travel ("fp32", "bf16", "int8"); models always as fp32.
+    weight: how much this peer counts (a number, or a function called every step).
     deadline_s: bounds a round; by default its bound comes from measurement.
-    name: of what is averaged, the same on all peers; of several models, each has its own (by default they
-    are numbered in the order in which they are made).
+    name: of what is averaged, the same on all peers; of several models, each has its own (by default they are
+        numbered in the order in which they are made).
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model.
     """
@@ -264,7 +265,7 @@ class CrewState:
 def has_come(outcome: Outcome) -> bool:
     """Whether a peer that took part in a round of models, and gave nothing, has the crew's model now.
 
-    All of it has come; or nobody who took part gave any: all are behind, and would wait for each other's
+    All of it has come; or no peer that took part gave any: all are behind, and would wait for each other's
     model for ever. One that met nobody has its own old one.
     """
     if outcome.averaged.any():

@@ -21,10 +21,13 @@ _VALUE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "2bit": 0.25}
 
 
 class Head(NamedTuple):
-    """step: of this rank. wanted, sent: bytes of fragments there are, and in the message.
+    """What stands in front of a rank's message.
 
-    fault: FINE, GRADIENT (a gradient is not finite) or SUM (gradient plus residual is not). number: of the
-    first such parameter (-1: unknown). nans, infinite, values: how many of that parameter's.
+    step: of this rank.
+    wanted, sent: bytes of fragments there are, and in the message.
+    fault: FINE, GRADIENT (a gradient is not finite) or SUM (gradient plus residual is not).
+    number: of the first such parameter (-1: unknown).
+    nans, infinite, values: how many of that parameter's.
     """
 
     step: int
@@ -38,7 +41,12 @@ class Head(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """wanted: bytes of all fragments. payload: those that fit. fragments: how many these are."""
+    """The fragments that fit into a message.
+
+    wanted: bytes of all fragments.
+    payload: those that fit.
+    fragments: how many these are.
+    """
 
     wanted: int
     payload: Bytes
@@ -73,7 +81,7 @@ def fit(chunks: Bytes, room: int) -> Fitted:
 
 
 def pack(head: Head, payload: Bytes, room: int) -> Bytes:
-    """uint8 ``[64 + room]``."""
+    """A message, uint8 ``[64 + room]``: the head, the fragments, zeros."""
     message = np.zeros(HEAD_BYTES + room, np.uint8)
     message[:HEAD_BYTES].view(np.int64)[: len(head)] = head
     message[HEAD_BYTES : HEAD_BYTES + len(payload)] = payload

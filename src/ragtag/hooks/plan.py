@@ -53,7 +53,8 @@ class Last:
 class Plan:
     """How one bucket is sent.
 
-    numbers, sizes: of its parameters, in its order. dense_below: a parameter of fewer values goes densely.
+    numbers, sizes: of its parameters, in its order.
+    dense_below: a parameter of fewer values goes densely.
     memories: what was remembered of parameters before DDP dealt its buckets anew (taken out of it).
     """
 
@@ -192,7 +193,11 @@ class Plan:
 
 @dataclass(slots=True)
 class UnderWay:
-    """A bucket whose messages travel. waits: the collectives; table: uint8 ``[ranks, bytes]``."""
+    """A bucket whose messages travel.
+
+    waits: the collectives.
+    table: uint8 ``[ranks, bytes]``.
+    """
 
     plan: Plan
     waits: list[Any]

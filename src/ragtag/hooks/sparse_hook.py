@@ -39,17 +39,18 @@ class SparseState:
     """What ``sparse`` remembers on one rank: residuals by parameter, and what every rank does the same.
 
     ratio: the share of values that is sent, above 0 and at most 1; at least one of each bucket.
-    selection: "sampled" (exact top-k, fast), "exact", "random", "chunked", "gaussian-k",
-        "gaussian-k-strict", "dgc", "sidco", "reused", or a selector of ``ragtag.codecs``.
+    selection: "sampled" (exact top-k, fast), "exact", "random", "chunked", "gaussian-k", "gaussian-k-strict",
+        "dgc", "sidco", "reused", or a selector of ``ragtag.codecs``.
     values: how they travel: "int8" (a scale for each 256), "2bit" (a sign and one of two magnitudes for each
         256), "bf16" or "fp32"; rounding is fed back too.
     momentum: above 0, the hook sums velocities (momentum correction, Lin et al. 2018): none in the optimizer.
     warm_up: steps in which the share falls from 25 % (or ``ratio``) to ``ratio``.
     dense_below: tensors of fewer values (biases, norms) are averaged whole.
     decay: what is left of the residual from step to step.
-    not_finite: "raise": NaN or infinity on any rank ends ``backward()`` with NotFinite on all; "skip":
-        every rank's bucket becomes NaN, as with a dense all-reduce, so that ``GradScaler`` skips the step.
-    model: for names in messages and checkpoints. process_group: DDP's, where it is not the default one.
+    not_finite: "raise": NaN or infinity on any rank ends ``backward()`` with NotFinite on all; "skip": every
+        rank's bucket becomes NaN, as with a dense all-reduce, so that ``GradScaler`` skips the step.
+    model: for names in messages and checkpoints.
+    process_group: DDP's, where it is not the default one.
 
     Raises ValueError for what cannot be.
     """

@@ -14,7 +14,8 @@ class Stats:
     """Figures of the last step (``steps`` and ``skipped`` count from the beginning), of this rank.
 
     entries, density: how many values were sent sparsely, and their share of those that go that way.
-    values: all gradient values; dense_values: those that go densely, their tensors being small.
+    values: all gradient values.
+    dense_values: those that go densely, their tensors being small.
     bytes_sent: what this rank sends: its messages, padded as they travel, to each of the P - 1 others, and
         the dense values' ring all-reduce.
     bytes_dense: what DDP's ring all-reduce of the same values sends, 2 (P - 1)/P times their bytes.

@@ -34,7 +34,7 @@ class Table:
         self.values: Floats = self._flat.numpy().reshape(-1, codec.elements)
 
     def put(self, numbers: Sequence[int], bucket: Tensor) -> None:
-        """Copy a bucket in."""
+        """Copy a bucket, the gradients of these parameters one after the other, into the table."""
         pieces = torch.split(bucket, [self._sizes[number] for number in numbers])
         for number, piece in zip(numbers, pieces, strict=True):
             self._place(self._flat, number).copy_(piece)

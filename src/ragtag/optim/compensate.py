@@ -17,7 +17,8 @@ Vector = NDArray[np.float32]
 def compensated(gradient: Vector, model: Vector, stale: Vector, strength: float) -> Vector:
     """``g + lambda g * g * (model - stale)``: the diagonal of g g' stands for the Hessian.
 
-    gradient: computed on ``stale``; model: what it will be applied to; all float32 of one shape.
+    gradient: computed on ``stale``.
+    model: what it will be applied to. All three are float32 of one shape.
     strength: lambda (depends on the model: tune it); 0 changes nothing.
     Raises ValueError: shapes differ, or a strength below 0.
     """

@@ -44,8 +44,11 @@ class Nesterov:
     def update(self, model: Vector, average: Vector, momentum: Vector) -> tuple[Vector, Vector]:
         """The next model and momentum; nothing is changed in place.
 
-        model: what all peers began the round with; average: of what they ended it with; momentum: of the
-        last round. All float32 of one shape. Equation (Sutskever et al., ICML 2013, as torch has it):
+        model: what all peers began the round with.
+        average: of what they ended it with.
+        momentum: of the last round.
+
+        All are float32 of one shape. Equation (Sutskever et al., ICML 2013, as torch has it):
         d = model - average; m = mu m + d; next = model - lr (d + mu m); without nesterov model - lr m.
         Raises ValueError: shapes differ, or the average is not finite (keep the model then).
         """
@@ -71,9 +74,10 @@ class Streaming:
     2025 (arXiv 2501.18512). Here fragments are equal consecutive parts of all values, and the codec is the
     channel's (the paper has layers in strides, and sends 4 bits a value).
 
-    fragments: P; each average is of one of them, so it moves 1/P of the bytes. delay: tau, how many local
-    steps are taken between the beginning of an average and its use (0: none, steps wait for it). kept: alpha,
-    how much of what the fragment has become meanwhile is kept; the rest is the outer step's.
+    fragments: P; each average is of one of them, so it moves 1/P of the bytes.
+    delay: tau, how many local steps are taken between the beginning of an average and its use (0: none, steps
+        wait for it).
+    kept: alpha, how much of what the fragment has become meanwhile is kept; the rest is the outer step's.
     Raises ValueError: fragments below 1, a delay below 0, kept outside [0, 1].
     """
 
@@ -103,9 +107,10 @@ def Outer(
     """Outer momentum for ``crew.optimizer(..., every=50, outer=ragtag.Outer())``; by default as in DiLoCo.
 
     fragments: so many parts of the model are averaged in turn: with ``every=10, fragments=5`` one each 10
-    steps, and all of them once in 50. delay, kept: let so many local steps go on meanwhile (``Streaming``).
+        steps, and all of them once in 50.
+    delay, kept: let so many local steps go on meanwhile (``Streaming``).
     Raises ValueError: a learning rate that is not above 0, a momentum outside [0, 1); fragments below 1, a
-    delay below 0, kept outside [0, 1].
+        delay below 0, kept outside [0, 1].
     """
     rule = Nesterov(lr, momentum, nesterov)
     return rule if (fragments, delay) == (1, 0) else Streaming(rule, fragments, delay, kept)

@@ -48,8 +48,9 @@ class Asynchronous:
 def threshold(variance: float, epsilon: float) -> int:
     """Ringmaster's R = max(1, ceil(sigma^2 / epsilon)), in versions (section 4).
 
-    variance: sigma^2, of one gradient about its mean (squared norm); epsilon: the squared gradient norm to
-    be reached. Raises ValueError: either is not a positive finite number (the variance may be 0).
+    variance: sigma^2, of one gradient about its mean (squared norm).
+    epsilon: the squared gradient norm to be reached.
+    Raises ValueError: either is not a positive finite number (the variance may be 0).
     """
     if not (variance >= 0 and math.isfinite(variance)) or not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(

@@ -92,8 +92,10 @@ def lead(progress: Progress) -> tuple[int, int]:
 def extra_steps(mine_s: float, its_s: float, since_s: float, most: int) -> int:
     """After how many more steps, 0 to ``most``, the wait for the slowest peer's next step is shortest.
 
-    mine_s, its_s: seconds per step; since_s: how long ago the slowest finished its last. The fewest, where
-    several are equally good. Raises ValueError: a step's time is not a positive finite number.
+    mine_s, its_s: seconds per step.
+    since_s: how long ago the slowest finished its last.
+    Returns the fewest, where several are equally good.
+    Raises ValueError: a step's time is not a positive finite number.
     """
     for name, value in (("this peer", mine_s), ("the slowest", its_s)):
         if not (value > 0 and math.isfinite(value)):

@@ -17,8 +17,10 @@ from ragtag.schedules.base import whole
 class Arrival:
     """An update at the moment it reaches the centre.
 
-    peer: whose it is; staleness: the centre's version less the one that it was computed on;
-    held: updates that the centre holds for its next step, this one included; n: peers in the crew.
+    peer: the one that sent it.
+    staleness: the centre's version less the one that it was computed on.
+    held: updates that the centre holds for its next step, this one included.
+    n: peers in the crew.
     """
 
     peer: int

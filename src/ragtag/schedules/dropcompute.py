@@ -44,8 +44,10 @@ class DropCompute:
 def best_threshold_s(micro_s: NDArray[np.float64], exchange_s: float = 0.0, candidates: int = 200) -> float:
     """Algorithm 2: the threshold at which most micro-batches are used per second of the whole crew.
 
-    micro_s: what each micro-batch took, float64 ``[steps, peers, micro]``, measured without a threshold;
-    exchange_s: what averaging takes. The effective speed-up at a threshold is the mean over steps of
+    micro_s: what each micro-batch took, float64 ``[steps, peers, micro]``, measured without a threshold.
+    exchange_s: what averaging takes.
+
+    The effective speed-up at a threshold is the mean over steps of
     (T + exchange) / (min(threshold, T) + exchange), T being the slowest peer's time, times the share of
     micro-batches that are begun before the threshold. As ``DropCompute`` looks between micro-batches, a
     peer's time is counted to the end of the one under way. ``inf`` where no threshold helps.

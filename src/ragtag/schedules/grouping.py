@@ -1,4 +1,4 @@
-"""Progressive grouping: how many groups, and who is in which, from measured speeds.
+"""Progressive grouping: how many groups, and which peers are in which, from measured speeds.
 
 "Balancing Stragglers Against Staleness in Distributed Deep Learning", Basu, Saxena, Panja, Verma, HiPC
 2018: synchronous inside a group, asynchronous between groups, more groups as stragglers get slower. Peers of
@@ -57,8 +57,9 @@ class ProgressiveGrouping:
     def groups(self, step_s: Mapping[int, float], now: Groups = ()) -> Groups:
         """The groups to go on with.
 
-        step_s: seconds per step of each live peer, as measured; now: the groups so far (peers that are gone
-        leave them, a group that empties ceases, new peers join the group of the nearest speed).
+        step_s: seconds per step of each live peer, as measured.
+        now: the groups so far (peers that are gone leave them, a group that empties ceases, new peers join
+            the group of the nearest speed).
         Raises ValueError: no peer, or times that cannot be (see ``plausible``).
         """
         _check(step_s)
@@ -158,7 +159,7 @@ def share(group: Iterable[int], rate: Mapping[int, float]) -> float:
     """A group's part of what the crew learns from: its samples per second over those of all.
 
     rate: samples per second of each peer, the group's among them. By samples, not by heads: the model then
-    moves as far per second as the mean of all who keep pace would move it. By heads, a straggler that hardly
+    moves as far per second as the mean of all that keep pace would move it. By heads, a straggler that hardly
     ever gives anything would take its n-th off each step of the others.
     """
     return sum(rate[peer] for peer in group) / sum(rate.values())

@@ -19,10 +19,11 @@ from ragtag.schedules.base import Average, Compute, Decision, Progress, whole
 class Matched:
     """Average when the slowest live peer has taken ``steps`` local steps, or ``period_s`` have been computed.
 
-    steps: of the slowest peer, between averages; the others take as many more as they are faster. period_s:
-    instead of them, how long all compute between averages. most: local steps at most, which bounds how far
-    replicas drift apart (``None``: no bound). Each takes one step at least. Where nothing has been measured
-    yet, ``steps`` are taken.
+    steps: of the slowest peer, between averages; the others take as many more as they are faster.
+    period_s: instead of them, how long all compute between averages.
+    most: local steps at most, which bounds how far replicas drift apart (``None``: no bound).
+
+    Each takes one step at least. Where nothing has been measured yet, ``steps`` are taken.
     Raises ValueError: ``steps`` or ``most`` below 1, ``most`` below ``steps``, ``period_s`` not above 0.
     """
 

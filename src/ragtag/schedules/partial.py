@@ -1,4 +1,4 @@
-"""Partial averages: a round waits for those peers only whose speed says that they will be there.
+"""Partial averages: a round waits only for peers whose speed says that they will be there.
 
 "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations", Li, Ben-Nun,
 Di Girolamo, Alistarh, Hoefler, PPoPP 2020 (arXiv 1908.04207; eager-SGD): fast peers do not wait, slow ones
@@ -43,10 +43,13 @@ def set_aside(
 ) -> frozenset[int]:
     """The peers that a round does not wait for.
 
-    step_s: seconds that each peer computes between averages, as measured; now: who is set aside so far;
-    round_s: what an average takes beside the wait. Of the N fastest that are waited for, each takes one turn
-    in max(step_s) + round_s; the N with the most turns per second is taken, the largest of equals. The set
-    stays as it is while another gains less than ``GAIN``.
+    step_s: seconds that each peer computes between averages, as measured.
+    now: the peers set aside so far.
+    round_s: what an average takes beside the wait.
+
+    Of the N fastest that are waited for, each takes one turn in max(step_s) + round_s; the N with the most
+    turns per second is taken, the largest of equals. The set stays as it is while another gains less than
+    ``GAIN``.
     Raises ValueError: a time that is not a positive finite number.
     """
     for peer, s in step_s.items():

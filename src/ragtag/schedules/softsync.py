@@ -33,7 +33,7 @@ class SoftSync:
 
     @property
     def peers_min(self) -> int:
-        """Each step has an update."""
+        """n: with fewer peers a step would have no update."""
         return self.n
 
     def to_step(self, peers: int) -> int:
@@ -43,6 +43,6 @@ class SoftSync:
         return peers // self.n
 
     def judge(self, arrival: Arrival) -> Verdict:
-        """Take all."""
+        """Take every update, over its staleness where that is corrected; each c-th closes a step."""
         scale = inverse(arrival.staleness) if self.corrected else 1.0
         return Take(scale, close=arrival.held >= self.to_step(arrival.n))

@@ -29,16 +29,23 @@ from ragtag.core.types import (
     PEERS_MAX,
     Average,
     Bytes,
+    Effect,
+    Event,
     Floats,
+    Left,
+    Met,
     Noted,
     Offer,
     Outcome,
     PeerId,
     Post,
     Publish,
+    Start,
+    Tell,
 )
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
+from ragtag.protocols.crew.joining import ChannelEvent, ChannelWay, Differs, Heard, IsOpen, ProbeRound, Timed
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.rps import rps
@@ -47,9 +54,12 @@ from ragtag.simulation.link import timeout_s
 from ragtag.simulation.worlds.rounds import World
 
 T = TypeVar("T")
-_PROBE_CHUNKS = 1024
 _SWITCH_S = 60.0
 """A training function that computes for longer than this between two waits is taken to hang."""
+
+
+DEADLINE_S = 1.0
+"""How long peers wait for each other to open a channel, unless they are told; and a probe takes at most."""
 
 
 class Crashed(BaseException):
@@ -58,6 +68,21 @@ class Crashed(BaseException):
 
 class Stuck(Error, RuntimeError):
     """A training function waits for what never comes, or does not come back."""
+
+
+class _Meets:
+    """A node that tells of its meetings: a world carries rounds, and knows of none."""
+
+    def __init__(self, node: Node, told: Callable[[PeerId, Met], None]) -> None:
+        self._node, self._told = node, told
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """The node's step."""
+        effects = self._node.step(now_s, event)
+        for effect in effects:
+            if isinstance(effect, Met):
+                self._told(self._node.me, effect)
+        return effects
 
 
 class _Trainer(Generic[T]):
@@ -132,9 +157,11 @@ class SimulatedCrew:
         self.n, self.seed, self.cost = n, seed, cost or ComputeCost(0.0)
         nodes = [Node(peer, n, seed) for peer in range(n)]
         self.nodes = nodes
-        self.world = World(nodes, faults, seed, check=check, on_done=self._done, on_note=on_note)
+        machines = [_Meets(node, self._over) for node in nodes]
+        self.world = World(machines, faults, seed, check=check, on_done=self._done, on_note=on_note)
         self._faults = faults
         self.schemas: dict[int, Schema] = {}
+        self._meetings: dict[tuple[PeerId, int], Met | None] = {}  # under way, or just over
         self._trainers: list[_Trainer[object]] = []
         self._ready: deque[_Trainer[object]] = deque()
         self._outcomes: dict[tuple[PeerId, int], deque[Outcome]] = {}
@@ -220,8 +247,9 @@ class SimulatedCrew:
             del self._awaited[peer]
             self._ready.append(self._trainers[peer])
 
-    def checks(self, channel: int, method: Averager, codec: Codec, schema: Schema) -> None:
-        """Say to the checker, if there is one, by which rules a channel is averaged."""
+    def opens(self, channel: int, method: Averager, codec: Codec, schema: Schema) -> None:
+        """A channel is opened: say to the checker, if there is one, by which rules it is averaged."""
+        self.schemas[channel] = schema
         checker = self.world.checker
         if checker is None:
             return
@@ -230,12 +258,26 @@ class SimulatedCrew:
         elif method.kind == "in groups":
             checker.averages_in_groups(channel)
 
-    def agree(self, channel: int, schema: Schema) -> None:
-        """Raises SchemaMismatch, naming the first tensor in which a schema differs from the first peer's."""
-        first = self.schemas.setdefault(channel, schema)
-        difference = schema.difference(first)
-        if difference is not None:
-            raise SchemaMismatch(difference)
+    def meet(self, peer: PeerId, tell: Tell) -> Met:
+        """Hold a meeting; its node's deadline bounds it. In the trainer's thread."""
+        at = (peer, tell.number)
+        self._meetings[at] = None
+        self.world.give(peer, tell)
+        while True:
+            met = self._meetings[at]
+            if met is not None:
+                del self._meetings[at]
+                return met
+            if self._trainers:
+                self._trainers[peer].wait(f"for meeting {tell.number}")
+            elif not self.world.next():
+                raise Stuck(f"nothing is left to happen, and peer {peer} waits for meeting {tell.number}")
+
+    def _over(self, peer: PeerId, met: Met) -> None:
+        if (peer, met.number) in self._meetings:
+            self._meetings[peer, met.number] = met
+            if self._trainers and self._trainers[peer].waits_for == f"for meeting {met.number}":
+                self._ready.append(self._trainers[peer])
 
 
 class SimulatedTransport:
@@ -279,25 +321,41 @@ class SimulatedTransport:
     def configure(
         self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:
-        """Open a channel: compare schemas, then measure by a round of zeros how long averaging takes.
+        """Open a channel as live peers do: compare schemas, then measure by zeros how long averaging takes.
 
-        Peers compare at once, without datagrams. Raises SchemaMismatch, naming the first tensor that differs.
+        Raises SchemaMismatch, naming the first tensor that differs: the larger party goes on.
         """
-        schema = Schema.decode(schema.encode())
-        self.crew.agree(channel, schema)
-        faults = self.crew.world.faults
+        crew, node = self.crew, self._node
         chunks = schema.n_chunks(codec.elements)
+        faults = crew.world.faults
         rtt_s = max(1e-4, timeout_s(faults))
-        shape = Channel(method, codec, chunks, probe_s=1.0, rtt_s=rtt_s, fragments=schema.fragments)
-        self._node.configure(channel, shape)
-        self.crew.checks(channel, method, codec, schema)
-        probed, probe = min(chunks, _PROBE_CHUNKS), channel_of(f"{channel}/probe")
+        deadline_s = DEADLINE_S if together_s is None else together_s
+        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, together=together_s is not None)
+        shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=schema.fragments)
+        node.configure(channel, shape)
+        crew.opens(channel, method, codec, schema)
         by = rps if self.n <= PEERS_MAX else method
-        self._node.configure(probe, Channel(by, fp32, probed, probe_s=1.0, rtt_s=rtt_s, passing=True))
-        zeros = np.zeros((probed, fp32.elements), np.float32)
-        outcome = self.start(probe, zeros, 1.0, 1.0).wait()
-        took_s = 2.0 * rtt_s if outcome.expired else max(outcome.scatter_s, outcome.gather_s, 1e-6)
-        self._node.probed(channel, took_s * chunks / probed, self.now_s())
+        probes = Channel(by, fp32, opening.probe_chunks, deadline_s, rtt_s, passing=True)
+        probe = channel_of(f"{channel}/probe")
+        node.configure(probe, probes)
+        event: ChannelEvent | None = Start()
+        while event is not None:
+            effects, event = opening.step(self.now_s(), event), None
+            for effect in effects:  # but for ``Arm``: in virtual time a meeting ends by its own deadline
+                if isinstance(effect, Tell):
+                    met = crew.meet(self.me, effect)
+                    event = Heard(met, node.n, node.gone, rtt_s, node.heard_of(channel))
+                elif isinstance(effect, Left):
+                    crew.world.give(self.me, effect)
+                elif isinstance(effect, ProbeRound):
+                    zeros = np.zeros((effect.chunks, fp32.elements), np.float32)
+                    outcome = self.start(probe, zeros, 1.0, effect.for_s).wait()
+                    longer_s = max(outcome.scatter_s, outcome.gather_s)
+                    event = Timed(None if outcome.expired else longer_s, rtt_s)
+                elif isinstance(effect, IsOpen):
+                    node.probed(channel, effect.probe_s, self.now_s())
+                elif isinstance(effect, Differs):
+                    raise SchemaMismatch(effect.why)
 
     def start(
         self,
@@ -350,7 +408,7 @@ class SimulatedTransport:
 
     def posts(self, topic: int) -> dict[PeerId, bytes]:
         """Every peer's newest value of a topic, one's own included."""
-        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
+        return self.notices(topic).blobs()
 
     def notices(self, topic: int) -> Notices:
         """The same with numbers, who has acknowledged what, and who answers nothing."""

@@ -33,9 +33,10 @@ WIDTH = 1 << 14
 class Coherence:
     """What is asked for: ``crew.optimizer(..., coherence=ragtag.Coherence())``.
 
-    every: steps from one measurement to the next. over: the last so many steps before it whose gradients are
-    added up, which takes one pass over the gradient each. back: earlier measurements that mu is the least of,
-    so it looks ``back * every`` steps back. Raises ValueError: one is below 1, or ``over`` above ``every``.
+    every: steps from one measurement to the next.
+    over: how many steps before it have their gradients added up, in one pass over the gradient each.
+    back: how many earlier measurements mu is the least of, so it looks ``back * every`` steps back.
+    Raises ValueError: one is below 1, or ``over`` above ``every``.
     """
 
     every: int = 10
@@ -51,7 +52,7 @@ class Coherence:
 
 
 class CoherenceMeter:
-    """One optimizer's measurements. parameters: whose gradients these are, in an order that stays."""
+    """One optimizer's measurements. parameters: whose gradients are measured, in an order that stays."""
 
     def __init__(self, asked: Coherence, parameters: Iterable[torch.Tensor]) -> None:
         self.asked, self._parameters = asked, list(parameters)

@@ -10,9 +10,10 @@ own: any averager that averages at once, ``RPS`` by default. A round carries all
 another pace belongs to another ``crew.tensors``. *Computed* tensors go by ``protocols.publish``: an owner
 publishes one when it likes, all others have it some round trips later, and nobody waits for it.
 
-Who computes what is ``protocols.publish.assignment``: a function of costs and of who lives. Owners compute
-what is theirs; the second owner of a name does so, too, when it has missed two turns of its owner, until the
-owner's values come again. What a turn is, is measured: the middle number of rounds between versions.
+``protocols.publish.assignment`` says which peer computes what: a function of costs and of the living peers.
+Owners compute what is theirs; the second owner of a name does so, too, when it has missed two turns of its
+owner, until the owner's values come again. What a turn is, is measured: the middle number of rounds between
+versions.
 
 The clock is the rounds of the averaged tensors, over all runs of a training, or, where nothing is averaged,
 the turns of publishing.
@@ -59,8 +60,8 @@ Shape = Sequence[int] | torch.Tensor
 class Share:
     """How far the average of one tensor came.
 
-    contributors: peers whose values are in it (mean over its chunks). arrived: the share of its chunks for
-    which an average came; elsewhere this peer's own values are.
+    contributors: peers whose values are in it (mean over its chunks).
+    arrived: the share of its chunks for which an average came; elsewhere this peer's own values are.
     """
 
     contributors: float
@@ -71,8 +72,9 @@ class Share:
 class NamedMean:
     """An average of named tensors: ``mean["fc1.A"]``, float32, not shared with anything.
 
-    shares: by name. missed: the peers that were waited for in vain. round: the channel's; -1: this peer is on
-    its way into the crew, and averaged with nobody.
+    shares: by name.
+    missed: the peers that were waited for in vain.
+    round: the channel's; -1: this peer is on its way into the crew, and averaged with nobody.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -88,9 +90,12 @@ class NamedMean:
 class Newest:
     """The newest whole value of a computed tensor.
 
-    tensor: float32, not to be changed. version: grows with each publication. peer: who published it.
-    age_rounds: rounds since (see ``named``); age_s: seconds, without the time that it travelled. missed: how
-    many turns of its owner have brought nothing since.
+    tensor: float32, not to be changed.
+    version: grows with each publication.
+    peer: the one that published it.
+    age_rounds: rounds since (see ``named``).
+    age_s: seconds, without the time that it travelled.
+    missed: how many turns of its owner have brought nothing since.
     """
 
     tensor: torch.Tensor
@@ -128,8 +133,11 @@ class NamedTensors:
     """A part of training's own tensors, under one name; made by ``crew.tensors``.
 
     averaged, computed: names to shapes (or examples), on all peers the same; a name is in one of them.
-    method: how the former are averaged; all at once. codec: how both travel. founded: how many seats the crew
-    had at first. away: whether this peer is still on its way into the crew. on_outcome: told of each round.
+    method: how the former are averaged; all at once.
+    codec: how both travel.
+    founded: how many seats the crew had at first.
+    away: whether this peer is still on its way into the crew.
+    on_outcome: told of each round.
 
     Raises:
         ValueError: there are no names, too many, a shape is empty, or ``BYTES_MAX`` is exceeded.
@@ -187,8 +195,11 @@ class NamedTensors:
     def average(self, values: Mapping[str, torch.Tensor], weight: float = 1.0) -> Averaging:
         """Begin a round with these values, which are copied; ``result()`` waits for its end.
 
-        values: of each averaged name, of its shape. weight: how much they count (samples). The round before
-        is waited for, if nobody has. A peer that is on its way into the crew averages with nobody.
+        values: of each averaged name, of its shape.
+        weight: how much they count (samples).
+
+        The round before is waited for, if nobody has. A peer that is on its way into the crew averages with
+        nobody.
 
         Raises ValueError: names or shapes are not those that were given, or the weight is below 0.
         """
@@ -256,7 +267,7 @@ class NamedTensors:
         return max(max(self._base, publisher.base) + rounds, publisher.latest)
 
     def owners(self, costs: Mapping[str, float] | None = None) -> dict[str, OwnerPair]:
-        """Who computes each name, and who stands in, as of now; peers with the same view agree.
+        """The peer that computes each name now, and the one that stands in; peers with the same view agree.
 
         costs: what computing each takes, in any unit, the same on all peers (by default its values).
         Raises ValueError: a cost is missing, not above 0, or of no computed name.

@@ -24,7 +24,7 @@ class Pending(Protocol):
 
 
 class Peers(Protocol):
-    """Who takes part."""
+    """The peers that take part, and their notice board."""
 
     @property
     def me(self) -> int:
@@ -62,7 +62,7 @@ class Peers(Protocol):
         ...
 
     def notices(self, topic: int) -> Notices:
-        """The same with numbers, who has acknowledged what, and who answers nothing."""
+        """The same with numbers: which peers have acknowledged what, and which answer nothing."""
         ...
 
     def now_s(self) -> float:
@@ -101,8 +101,8 @@ class Transport(Peers, Protocol):
     ) -> Pending:
         """Begin the channel's next round with ``values``, float32 ``[fragments * n_chunks, elements]``.
 
-        aside: peers that it does not wait for, since they are known to come to few rounds. due: the round
-        that is due, where this peer can tell: none before it begins.
+        aside: peers that it does not wait for, since they are known to come to few rounds.
+        due: the round that is due, where this peer can tell: none before it begins.
 
         ``values`` may be the model's own memory: it does not change before ``wait`` returns, and does
         right afterwards. What a transport still has to send of it by then it copies, or drops.

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from ragtag import __version__
 from ragtag.app.crew.crew import Crew
-from ragtag.app.crew.greeting import JoinError, greet
 from ragtag.app.crew.membership import (
     Entrance,
-    NotLetIn,
+    JoinError,
     admitted,
-    invited,
+    asked,
+    enter,
     launched,
     lost,
     member_socket,
@@ -30,7 +31,7 @@ from ragtag.app.crew.membership import (
 from ragtag.app.crew.peer import Again, Peer, Rejoined
 from ragtag.app.crew.phases import Phases
 from ragtag.app.crew.state import start_donor
-from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport
+from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport, await_meeting, known_to
 from ragtag.app.disk import explain
 from ragtag.app.environment import (
     Address,
@@ -43,19 +44,29 @@ from ragtag.app.environment import (
 from ragtag.app.invitation.token import ADDRESSES_MAX, Token, TokenError, decode, encode, keep_token
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.core import trace
-from ragtag.core.types import PEERS_MAX, Left, Noted, PeerId, Visits
+from ragtag.core.types import PEERS_MAX, Arm, Expired, Left, Noted, PeerId, Tell
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link import Link, open_link
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.snapshots import Shelf
+from ragtag.protocols.crew.joining import (
+    Anew,
+    Ends,
+    In,
+    Joining,
+    JoiningEffect,
+    JoiningEvent,
+    Sits,
+    Unseat,
+    node_of,
+)
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.node import Node
 
 __all__ = ["JoinError", "join_as", "joined"]
 
 _log = logging.getLogger("ragtag")
-_SEATS_TRIED_MAX = 16
 _GOODBYE_S = 1.0  # for a peer that ends before it was in, so that the others need not find out
 _EARLY_MAX = 256  # notes that wait until there is a crew to write them
 
@@ -168,72 +179,68 @@ def _join(
         if entrance is not None and others - lost:  # membership tells where one of them comes all the same
             for peer in sorted(others & lost):
                 node.step(0.0, Left(peer))
-        driver, met = _start(way, node, endpoint, dict(enumerate(known.addresses)), entrance)
-        crew = _crew(way, driver, entrance, met)
+        joining = Joining(place.crew, __version__, deadline_s)
+        sits = joining.step(time.monotonic(), Sits(place.rank, place.size, place.seed))
+        started = _start(way, joining, sits, node, endpoint, dict(enumerate(known.addresses)), entrance)
+        assert started is not None  # whom a launcher has seated looks for no other seat
+        crew = _crew(way, started[0], entrance, started[1])
         undo.pop_all()
     return crew
 
 
 def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
     """Join by an invitation: membership first, which tells who else is there and which number is free."""
-    try:
-        token = admitted(resolved(decode(text, time.time())), deadline_s)
-    except (TokenError, NotLetIn) as error:
-        raise JoinError(str(error)) from None
     way = _Way(place, None, origin_s, deadline_s, place.rank)
-    driver, entrance, met = _until_seated(way, token)
+    try:
+        token = resolved(decode(text, time.time()))
+    except TokenError as error:
+        raise JoinError(str(error)) from None
+    joining = Joining(token.crew, __version__, deadline_s, asked(token))
+    driver, entrance, met = _until_seated(way, joining, admitted(joining, token, way.phases))
     return _crew(way, driver, entrance, met)
 
 
-def _until_seated(way: _Way, token: Token) -> tuple[Driver, Entrance, int]:
-    """In by an invitation, as often as another peer has claimed the same seat at the same time."""
+def _until_seated(way: _Way, joining: Joining, token: Token) -> tuple[Driver, Entrance, int]:
+    """In by an invitation, as often as ``joining`` says that another peer has this one's seat."""
     place = way.place
-    for seats_tried in range(_SEATS_TRIED_MAX):
+    while True:
         with ExitStack() as undo:
-            try:
-                found = _through(way, token, undo)
-            except SeatLost as error:
-                _log.info("looking for another seat: %s", error)
-                name = None if place.name is None else f"{place.name}~{seats_tried + 1}"
-                way.place = replace(place, socket_fd=None, member_fd=None, name=name)
-                continue
-            undo.pop_all()
-            return found
-    raise JoinError(f"others took the seat that this peer wanted, {_SEATS_TRIED_MAX} times; start it again")
+            found = _through(way, joining, token, undo)
+            if found is not None:
+                undo.pop_all()
+                return found
+        name = None if place.name is None else f"{place.name}~{joining.tried}"
+        way.place = replace(place, socket_fd=None, member_fd=None, name=name)
 
 
-def _through(way: _Way, token: Token, undo: ExitStack) -> tuple[Driver, Entrance, int]:
-    """In by an invitation, with a seat and a running driver; how many peers were met.
+def _through(
+    way: _Way, joining: Joining, token: Token, undo: ExitStack
+) -> tuple[Driver, Entrance, int] | None:
+    """In by an invitation, with a seat and a running driver; how many peers were met. ``None``: once more.
 
     Raises JoinError where nobody lets this peer in.
     """
     place = way.place
-    try:
-        ways = member_socket(token, place.member_fd)
-        undo.callback(ways[0].close)
-        host = ways[1][0]
-        endpoint = open_link((host, 0))
-        undo.callback(endpoint.close)
-        way.begin_giving(token.key, host, undo)
-        port = endpoint.address[1]
-        entrance = invited(place, token, ways, port, way.state_port, way.deadline_s, way.phases)
-    except NotLetIn as error:
-        raise JoinError(str(error)) from None
+    ways = member_socket(token, place.member_fd)
+    undo.callback(ways[0].close)
+    host = ways[1][0]
+    endpoint = open_link((host, 0))
+    undo.callback(endpoint.close)
+    way.begin_giving(token.key, host, undo)
+    port = endpoint.address[1]
+    entrance, greets = enter(joining, place, token, ways, port, way.state_port, way.phases)
     undo.callback(entrance.agent.close)
     place = way.place = seated(place, token, entrance)
     if place.run_folder is not None:
         way.writer = way.trace_in(place.run_folder)
         if way.writer is not None:
             undo.callback(way.writer.close)
-    node = Node(entrance.seat, entrance.n(), place.seed, place.size)
-    for peer, holder in entrance.agent.roster.seats.items():
-        if holder.live and not holder.card.averaging:
-            node.step(0.0, Visits(peer))
-    for peer in set(range(node.n)) - {node.me} - entrance.known.keys():
-        node.step(0.0, Left(peer))
-    driver, met = _start(way, node, endpoint, entrance.known, entrance)
-    undo.callback(driver.close, 0.0)
-    return driver, entrance, met
+    node = node_of(entrance.card, entrance.n, entrance.agent.roster)
+    started = _start(way, joining, greets, node, endpoint, entrance.known, entrance)
+    if started is None:
+        return None
+    undo.callback(started[0].close, 0.0)
+    return started[0], entrance, started[1]
 
 
 def _again(way: _Way) -> Again:
@@ -246,7 +253,8 @@ def _again(way: _Way) -> Again:
             raise JoinError("no member of the crew is known any more; start this peer again")
         token = Token(tuple(addresses), place.crew, place.key)
         way.place = replace(place, socket_fd=None, member_fd=None, members=None, peers=None, name=None)
-        driver, entrance, met = _until_seated(way, token)
+        joining = Joining(token.crew, __version__, way.deadline_s, asked(token))
+        driver, entrance, met = _until_seated(way, joining, token)
         return Rejoined(way.place, driver, entrance, way.donor, way.shelf, way.writer, met)
 
     return enter
@@ -297,9 +305,15 @@ class _Way:
 
 
 def _start(
-    way: _Way, node: Node, endpoint: Link, peers: Mapping[PeerId, Address], entrance: Entrance | None
-) -> tuple[Driver, int]:
-    """Start the driver, and greet the others; how many were there."""
+    way: _Way,
+    joining: Joining,
+    greets: list[JoiningEffect],
+    node: Node,
+    endpoint: Link,
+    peers: Mapping[PeerId, Address],
+    entrance: Entrance | None,
+) -> tuple[Driver, int] | None:
+    """Start the driver, and greet the others; how many were met (``None``: to be done once more)."""
     place = way.place
     driver = Driver(
         node,
@@ -316,12 +330,51 @@ def _start(
     )
     driver.start()
     try:
-        with way.phases.of("greeting"):
-            met = greet(place, driver, way.deadline_s, late=entrance is not None and entrance.late)
+        met = _greet(joining, greets, driver, way.phases)
     except BaseException:
         driver.close(_GOODBYE_S)
         raise
+    if met is None:
+        driver.close(_GOODBYE_S)
+        return None
     return driver, met
+
+
+def _greet(joining: Joining, greets: list[JoiningEffect], driver: Driver, phases: Phases) -> int | None:
+    """Carry out a greeting; how many were met, ``None``: another peer has this one's seat, so enter anew.
+
+    Raises:
+        JoinError: this peer is not to go on with those that were met, or nobody was.
+        SeatLost: another peer has the seat that a launcher gave this one.
+    """
+    event: JoiningEvent
+    effects = greets
+    while True:
+        meeting = until = None
+        for effect in effects:
+            if isinstance(effect, Tell):
+                for_s = effect.deadline_s - time.monotonic()
+                meeting = driver.meet(effect.number, effect.blob, for_s, effect.late, effect.silent)
+            elif isinstance(effect, Left):
+                driver.leave(effect.peer)
+            elif isinstance(effect, Arm):
+                until = effect
+            elif isinstance(effect, In):
+                return effect.met
+            elif isinstance(effect, Anew):
+                return None
+            elif isinstance(effect, Ends):
+                raise SeatLost(effect.why) if effect.seat else JoinError(effect.why)
+            else:
+                phases.told(effect)
+        assert meeting is not None and until is not None
+        try:
+            event = known_to(driver, await_meeting(driver, meeting, until.at_s - time.monotonic()))
+        except SeatLost as error:
+            event = Unseat(str(error))
+        except TimeoutError:
+            event = Expired(until.timer)
+        effects = joining.step(time.monotonic(), event)
 
 
 def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Crew:

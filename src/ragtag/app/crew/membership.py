@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
-import logging
+import heapq
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-
-import msgspec
 
 from ragtag.app.crew.phases import Phases
 from ragtag.app.environment import Address, Place, format_address, looked_up, reachable_host
 from ragtag.app.invitation.token import Token
 from ragtag.core.errors import Error
-from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.core.types import PEERS_MAX, Arm, Expired, PeerId, Timer
 from ragtag.core.wire import VERSION
 from ragtag.network.link.udp import bound
 from ragtag.network.membership.admission import ask_for_key
 from ragtag.network.membership.agent import Agent, Told
 from ragtag.protocols.crew.district import partners
-from ragtag.protocols.membership.invitation import Said
+from ragtag.protocols.crew.joining import (
+    Answered,
+    AskKey,
+    Describes,
+    Ends,
+    Enters,
+    Invited,
+    Joining,
+    JoiningEffect,
+    JoiningEvent,
+    Knock,
+    Listen,
+    Looked,
+    Make,
+    Overheard,
+)
 from ragtag.protocols.membership.machine import Membership
-from ragtag.protocols.membership.pace import INITIAL_RTO_S
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, encode_card
-from ragtag.protocols.membership.seating import Seating
 from ragtag.protocols.membership.types import Changed, Identity, Status
 
-_log = logging.getLogger("ragtag")
-LISTEN_S = 3 * INITIAL_RTO_S
-"""How long the first peer of a token listens whether there is a crew. Members of one knock a few times in
-each period; no round trip is known yet, so this follows from RFC 6298's first guess."""
 FOREVER_S = 1e9
 """A launched peer knocks at its crew's addresses, in a large crew at some, for as long as it lives."""
 
 
-class NotLetIn(Error, RuntimeError):
-    """Membership could not be entered; the message says why and what to do."""
+class JoinError(Error, RuntimeError):
+    """This peer could not join its crew; the message says why and what to do."""
+
+
+class NotLetIn(JoinError):
+    """Membership could not be entered."""
 
 
 @dataclass(slots=True)
@@ -46,23 +58,20 @@ class Entrance:
     """A peer that is in the membership, with its seat.
 
     card: what it tells of itself. late: whether others average already, so that it takes part only once it
-    has what they have. known: the others' data addresses, by seat.
+    has what they have. known: the others' data addresses, by seat. n: how many seats the crew has, as far as
+    this peer knows.
     """
 
     agent: Agent
     card: Card
     late: bool
     known: dict[PeerId, Address]
+    n: int
 
     @property
     def seat(self) -> PeerId:
         """This peer's number."""
         return self.card.seat
-
-    def n(self) -> int:
-        """How many seats the crew has, as far as this peer knows."""
-        live = [peer for peer, holder in self.agent.roster.seats.items() if holder.live]
-        return max(self.card.founded, self.seat + 1, *(peer + 1 for peer in live))
 
 
 def launched(place: Place, data: Address, state_port: int = 0) -> Entrance:
@@ -77,7 +86,7 @@ def launched(place: Place, data: Address, state_port: int = 0) -> Entrance:
     others = frozenset(range(place.size)) - {place.rank}
     asked = sorted(others if place.size <= PEERS_MAX else partners(place.rank, others))
     agent.join(agent.now_s(), [place.members[peer] for peer in asked], FOREVER_S)
-    return Entrance(agent, card, False, {})
+    return Entrance(agent, card, False, {}, place.size)
 
 
 def _launched_name(rank: PeerId) -> str:
@@ -116,7 +125,7 @@ def resolved(token: Token) -> Token:
     return replace(token, addresses=tuple(address for address in found if (":" in address[0]) == v6))
 
 
-def admitted(token: Token, deadline_s: float) -> Token:
+def admitted(joining: Joining, token: Token, phases: Phases) -> Token:
     """The (resolved) token with the crew's key: for an invitation, a member gives that.
 
     Raises:
@@ -124,44 +133,43 @@ def admitted(token: Token, deadline_s: float) -> Token:
     """
     if not token.number:
         return token
-    key, refused = ask_for_key(
-        token.addresses,
-        token.key,
-        token.number,
-        token.ends_unix_s,
-        deadline_s,
-        lambda left_s: _log.warning("%s", waiting(token, left_s)),
-    )
-    if key is not None:
-        return replace(token, key=key, ends_unix_s=0, number=b"")
-    raise NotLetIn(refusal(token, refused) if refused else _silence(token, deadline_s))
+    unanswered = Timer(0, 0, "unanswered")
+
+    def step(event: JoiningEvent) -> list[JoiningEffect]:
+        return _carried(joining.step(time.monotonic(), event), phases)
+
+    def on_wait(left_s: float) -> None:
+        step(Expired(unanswered))
+
+    for effect in step(Invited()):
+        if isinstance(effect, AskKey):
+            key, refused = ask_for_key(
+                token.addresses,
+                token.key,
+                token.number,
+                token.ends_unix_s,
+                effect.for_s,
+                on_wait,
+            )
+            step(Answered(key is not None, {format_address(at): said for at, said in refused.items()}))
+            if key is not None:
+                return replace(token, key=key, ends_unix_s=0, number=b"")
+    raise AssertionError("an invitation is neither answered nor refused")
 
 
-def waiting(token: Token, left_s: float | None) -> str:
-    """What is said while nobody has answered yet. left_s: how long they are waited for, where it is known."""
-    more = "" if left_s is None else f", {left_s:.0f} s more"
-    return f"nobody of crew {token.crew!r} answers yet at {_asked(token)}; waiting for them{more}"
+def _carried(effects: Iterable[JoiningEffect], phases: Phases) -> list[JoiningEffect]:
+    """The effects that are left to do, once what is only to be told is. Raises NotLetIn where it ends."""
+    left: list[JoiningEffect] = []
+    for effect in effects:
+        if isinstance(effect, Ends):
+            raise NotLetIn(effect.why)
+        if not phases.told(effect):
+            left.append(effect)
+    return left
 
 
-def _silence(token: Token, waited_s: float) -> str:
-    return (
-        f"no member of crew {token.crew!r} answered at {_asked(token)} within {waited_s:g} s; does the crew "
-        "still train, and does the firewall let UDP through?"
-    )
-
-
-def refusal(token: Token, refused: Mapping[Address, Said]) -> str:
-    """Why those that a token names do not let its holder in."""
-    where = ", ".join(map(format_address, list(refused)[:4]))
-    if Said.ENDED in refused.values():
-        return f"the invitation to crew {token.crew!r} has ended, by the clock of {where}; make a new one"
-    return (
-        f"{where} does not know this invitation: it is of another crew, of an earlier one, or it was "
-        "changed; run `ragtag invite` again"
-    )
-
-
-def _asked(token: Token) -> str:
+def asked(token: Token) -> str:
+    """Whom a token names, as text."""
     return ", ".join(map(format_address, token.addresses[:4]))
 
 
@@ -233,120 +241,78 @@ def reachable(token: Token) -> str:
         return str(probe.getsockname()[0])
 
 
-def invited(
-    place: Place, token: Token, ways: Ways, data_port: int, state_port: int, deadline_s: float, phases: Phases
-) -> Entrance:
-    """Enter a crew by its (resolved) token, and take a seat. The socket of ``ways`` is closed with the agent.
+def enter(
+    joining: Joining, place: Place, token: Token, ways: Ways, data_port: int, state_port: int, phases: Phases
+) -> tuple[Entrance, list[JoiningEffect]]:
+    """Enter a crew by its (resolved) token, and take a seat; what ``joining`` wants done next.
 
-    The peer that listens where the token says begins the crew, unless it finds one that averages, or another
-    one that came in together with it has a seat first: then that one does. The others wait until it does.
+    The socket of ``ways`` is closed with the agent. The peer that listens where the token says begins the
+    crew, unless it finds one that averages, or another one that came in together with it has a seat first:
+    then that one does. The others wait until it does.
 
     Raises:
         NotLetIn: nobody answered, the name is taken, another crew or version answered, no seat is free, or
             nobody begins.
     """
     sock, address, entries = ways
-    begins = not entries
-    host = address[0]
-    card = Card(VERSION, NO_SEAT, 0, _epoch(), False, host, data_port, state_port, 1, place.seed)
+    card = Card(VERSION, NO_SEAT, 0, _epoch(), False, address[0], data_port, state_port, 1, place.seed)
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
     agent = _agent(name, address, token.key, card, sock)
     try:
-        if begins:
-            entries = agent.listen(LISTEN_S)  # the crew may have outlived the one that began it
-        agent.join(agent.now_s(), entries, deadline_s)
-        if not entries:
-            _log.warning(
-                "nobody is there yet: this peer begins crew %r at %s", token.crew, format_address(address)
-            )
-            return _found(agent, card)
-        until_s = agent.now_s() + deadline_s
-        with phases.of("let in"):
-            _get_in(agent, token, deadline_s)
-        with phases.of("seat"):
-            card = _take_seat(agent, card, until_s, deadline_s)
-        # the first one to have a seat has told all that it begins (``seating``): they wait for it by now
-        if card.averaging or (begins and not _averaging(agent)):
-            return _found(agent, card)
-        if not begins:
-            _await_beginner(agent, until_s)
-        return Entrance(agent, card, True, _addresses(agent))
+        begins = Enters(agent.roster, card, tuple(entries), format_address(address))
+        return _seat(joining, agent, begins, phases)
     except BaseException:
         agent.close()
         raise
 
 
-def _found(agent: Agent, card: Card) -> Entrance:
-    """The first one: the crew begins here. Whoever is in besides has come to take part later."""
-    card = msgspec.structs.replace(card, seat=max(0, card.seat), averaging=True)
-    agent.describe(agent.now_s(), card)
-    return Entrance(agent, card, False, _addresses(agent))
+def _seat(
+    joining: Joining, agent: Agent, begins: Enters, phases: Phases
+) -> tuple[Entrance, list[JoiningEffect]]:
+    """Turn the agent and step ``joining`` by turns, until there is a seat."""
+    events: deque[JoiningEvent] = deque([begins])
+    timers: list[tuple[float, Timer]] = []
+    while True:
+        if not events:
+            _turn(agent, timers[0][0] - time.monotonic())
+            while timers and timers[0][0] <= time.monotonic():
+                events.append(Expired(heapq.heappop(timers)[1]))
+            events.append(_look(agent))
+        effects = joining.step(time.monotonic(), events.popleft())
+        for at, effect in enumerate(effects):
+            if isinstance(effect, Make):
+                seats = agent.roster.seats
+                known = {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
+                return Entrance(agent, effect.card, effect.late, known, effect.n), effects[at + 1 :]
+            if isinstance(effect, Arm):
+                heapq.heappush(timers, (effect.at_s, effect.timer))
+            elif isinstance(effect, Listen):
+                events.append(Overheard(tuple(agent.listen(effect.for_s))))
+            elif isinstance(effect, Knock):
+                agent.join(agent.now_s(), effect.entries, effect.for_s)
+            elif isinstance(effect, Describes):
+                agent.describe(agent.now_s(), effect.card)
+            else:
+                _carried((effect,), phases)
 
 
-def _addresses(agent: Agent) -> dict[PeerId, Address]:
-    """Where the others take data, by seat."""
-    seats = agent.roster.seats
-    return {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
+def _look(agent: Agent) -> Looked:
+    machine = agent.machine
+    n, whole = len(machine.live()), machine.whole
+    return Looked(agent.entered, agent.over, agent.failure, machine.period_s, n, whole)
 
 
-def _get_in(agent: Agent, token: Token, deadline_s: float) -> None:
-    first_s = min(INITIAL_RTO_S, deadline_s)
-    _turn(agent, lambda: agent.entered, first_s)
-    if not agent.entered and not agent.over:
-        _log.warning("%s", waiting(token, deadline_s - first_s))
-        _turn(agent, lambda: agent.entered, deadline_s - first_s)
-    if not agent.entered:
-        raise NotLetIn(agent.failure or f"no member let this peer in within {deadline_s:g} s")
-
-
-def _averaging(agent: Agent) -> bool:
-    return any(holder.live and holder.card.averaging for holder in agent.roster.seats.values())
-
-
-def _await_beginner(agent: Agent, until_s: float) -> None:
-    _turn(agent, lambda: _averaging(agent), until_s - agent.now_s())
-    if not _averaging(agent):
-        raise NotLetIn(
-            agent.failure
-            or "none of those that let this peer in averages; start the peer that begins the crew, on the "
-            "machine that the token names"
-        )
-
-
-def _take_seat(agent: Agent, card: Card, until_s: float, deadline_s: float) -> Card:
-    """A card with a seat of its own."""
-    machine, roster = agent.machine, agent.roster
-    seating = Seating(roster, card, agent.now_s(), machine.period_s)
-    while not seating.settled:
-        try:
-            claim = seating.look(agent.now_s(), machine.period_s, len(machine.live()), machine.whole)
-        except RuntimeError as error:
-            raise NotLetIn(str(error)) from None
-        if claim is not None:
-            agent.describe(agent.now_s(), claim)
-        now_s = agent.now_s()
-        if agent.over:
-            raise NotLetIn(agent.failure)
-        if now_s >= until_s:
-            raise NotLetIn(
-                f"no seat could be taken within {deadline_s:g} s: others claimed the same ones each time"
-            )
-        _turn(
-            agent,
-            lambda: bool(roster.contested()) if seating.claimed else machine.whole,
-            seating.until_s - now_s,
-        )
-    return seating.card
-
-
-def _turn(agent: Agent, done: Callable[[], bool], for_s: float) -> None:
-    """Turn the agent; what changes goes to the roster (nobody averages here yet)."""
+def _turn(agent: Agent, for_s: float) -> None:
+    """Turn the agent until something has changed; that goes to the roster (nobody averages here yet)."""
+    before, news = (agent.entered, agent.machine.whole), False
 
     def take(told: Told) -> None:
+        nonlocal news
         if isinstance(told, Changed):
+            news = True
             agent.roster.changed(told.member, told.was)
 
-    agent.run_until(done, for_s, take)
+    agent.run_until(lambda: news or (agent.entered, agent.machine.whole) != before, max(0.0, for_s), take)
 
 
 def _epoch() -> int:

@@ -1,20 +1,24 @@
-"""How long each part of a peer's way into its crew took, for the trace."""
+"""What the machines of the way in (``protocols.crew.joining``) tell: how long each part took, and the log."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ragtag.protocols.crew.joining import PhaseOver, Say
+
 EARLY_MAX = 256
 """Phases that wait for somebody to write them."""
+
+_log = logging.getLogger("ragtag")
 
 
 class Phases:
     """Told when a phase is over, it tells whoever writes: when (``time.monotonic``), which, how long it took.
 
-    let in: to be believed by a member. seat: to have one. greeting, schema: meetings. state: to have the
-    crew's. heard: to hear of a newer round. average: from then on to the first average with others.
+    Which there are: ``joining.PHASES``.
     """
 
     def __init__(self) -> None:
@@ -34,6 +38,16 @@ class Phases:
             self._write(time.monotonic(), name, took_s)
         elif len(self._early) < EARLY_MAX:
             self._early.append((time.monotonic(), name, took_s))
+
+    def told(self, effect: object) -> bool:
+        """Write down what a machine says; whether the effect was of that kind."""
+        if isinstance(effect, PhaseOver):
+            self.over(effect.phase, effect.took_s)
+        elif isinstance(effect, Say):
+            _log.log(logging.WARNING if effect.warning else logging.INFO, "%s", effect.text)
+        else:
+            return False
+        return True
 
     def to(self, write: Callable[[float, str, float], None]) -> None:
         """Tell these and those to come to ``write``."""

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from ragtag.app.crew.membership import Entrance
-from ragtag.app.crew.parties import outvoted_by
 from ragtag.app.crew.phases import Phases
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
@@ -21,22 +20,40 @@ from ragtag.core.errors import Error
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
     PEERS_MAX,
+    Arm,
     Average,
     Bytes,
     Done,
+    Expired,
     Floats,
+    Left,
     Met,
     Offer,
     Outcome,
     PeerId,
     Post,
     Publish,
+    Start,
+    Tell,
     nobodys,
 )
 from ragtag.core.wire import NAMED, name_hash
 from ragtag.network.driver.driver import Driver
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
+from ragtag.protocols.crew.joining import (
+    ChannelEvent,
+    ChannelWay,
+    Differs,
+    Heard,
+    IsOpen,
+    Newer,
+    Nobody,
+    ProbeRound,
+    StateHere,
+    TakesPart,
+    Timed,
+)
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.gather import nothing_gathered
@@ -45,7 +62,6 @@ from ragtag.training.state.standing import Standing
 
 PROBE = 254
 """The channel of probes."""
-_PROBE_CHUNKS = 1024  # about a megabyte: long against a round trip, short against a model
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
 _SEAT_LOOK_S = 0.1  # how often one that meets the others makes sure that its number is its own
 _AHEAD_LOOK_S = 0.05  # how often one that waits for others' rounds looks whether anybody is to begin one
@@ -112,6 +128,13 @@ def await_meeting(
                 raise SeatLost(driver.lost_seat) from None
             if not meeting.done() and driver.now_s() >= until_s:
                 raise
+
+
+def known_to(driver: Driver, met: Met, channel: int | None = None) -> Heard:
+    """What a meeting came to, and what a driver knows by now, also of a channel."""
+    node = driver.node
+    heard_of = -1 if channel is None else node.heard_of(channel)
+    return Heard(met, node.n, node.gone, driver.rto_s(), heard_of, driver.other_versions)
 
 
 class SoloTransport:
@@ -206,7 +229,7 @@ class SoloTransport:
 
     def posts(self, topic: int) -> dict[PeerId, bytes]:
         """One's own newest value of a topic."""
-        return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
+        return self.notices(topic).blobs()
 
     def notices(self, topic: int) -> Notices:
         """The same with its number."""
@@ -243,6 +266,7 @@ class DriverTransport:
         self.me = driver.node.me
         self._method = ""
         self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
+        self._openings: dict[int, ChannelWay] = {}
         self.standing = Standing(self, self._living)
 
     @property
@@ -295,26 +319,17 @@ class DriverTransport:
         hash32 = schema.hash32()
         if channel >= NAMED:  # two models may have one schema; their datagrams are told apart all the same
             hash32 = name_hash(f"{channel}/{hash32}")
+        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late, together)
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
         opened = Channel(method, codec, chunks, probe_s=deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts)
-        probe_chunks = min(chunks, _PROBE_CHUNKS)
         by = rps if self.n <= PEERS_MAX else method
-        probe = Channel(by, fp32, probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
+        probe = Channel(by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
         # both channels are open before the peers meet: whoever is done first sends at once
         self._driver.configure(channel, opened, hash32).result(deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
-        with self._phases.of("schema"):
-            self._compare(channel, schema, late, deadline_s, together)
-        rtt_s = max(1e-4, self._driver.rto_s())  # as it is by now
-        if late:
-            self._driver.probed(channel, 2.0 * rtt_s)
-        elif self._driver.node.heard_of(channel) >= 0:
-            # the crew averages already: nobody is left to probe with
-            _log.info("this peer comes late; its first deadlines come from round trips alone")
-            self._driver.probed(channel, 2.0 * rtt_s)
-        else:
-            self._driver.probed(channel, self._probe(probe_chunks, deadline_s) * chunks / probe_chunks)
+        self._agree(opening, channel)
+        self._openings[channel] = opening
         if method.kind != "published":  # which is no way to average
             self._method = method.name
         self._opened[channel] = schema, method, codec
@@ -421,13 +436,22 @@ class DriverTransport:
         """
         assert self._entrance is not None
         card = self._entrance.card = msgspec.structs.replace(self._entrance.card, averaging=True)
-        told = self._driver.resume(channel, round_, card)
-        with self._phases.of("heard"):
-            self._await(told, channel, self.deadline_s)
-        if told.done():
-            told.result()  # or the driver's error
-        elif self.standing.ahead(channel):
-            _log.warning("nothing was heard of the crew's rounds within %g s; going on", self.deadline_s)
+        opening = self._openings[channel]
+        event: ChannelEvent | None = StateHere(round_)
+        while event is not None:
+            effects, event, told = opening.step(time.monotonic(), event), None, None
+            for effect in effects:
+                if isinstance(effect, TakesPart):
+                    told = self._driver.resume(channel, effect.round, card)
+                elif isinstance(effect, Arm) and told is not None:
+                    self._await(told, channel, effect.at_s - time.monotonic())
+                    if told.done():
+                        told.result()  # or the driver's error
+                        event = Newer()
+                    else:
+                        event = Expired(effect.timer) if self.standing.ahead(channel) else Nobody()
+                else:
+                    self._phases.told(effect)
         self._ready()
 
     def _living(self) -> set[PeerId]:
@@ -489,36 +513,41 @@ class DriverTransport:
         """Sleep."""
         time.sleep(for_s)
 
-    def _compare(self, channel: int, schema: Schema, late: bool, deadline_s: float, together: bool) -> None:
-        """Tell the others this peer's schema and hear theirs; the larger party goes on, the others raise."""
-        meeting = self._driver.meet(channel, schema.encode(), deadline_s, late, silent=together)
-        met = await_meeting(self._driver, meeting, 2 * deadline_s)
-        theirs = {peer: Schema.decode(blob) for peer, blob in met.blobs.items()}
-        differing = {peer: other for peer, other in theirs.items() if other != schema}
-        missing = [peer for peer in met.missing if peer not in self._driver.node.gone]
-        if missing:
-            _log.warning("no model from peer %s yet; going on without", ", ".join(map(str, missing)))
-        if not differing:
-            return
-        if larger := outvoted_by(schema, theirs):
-            raise SchemaMismatch(
-                f"peer {self.me} does not average what peer {', '.join(map(str, larger))} does: "
-                f"{schema.difference(theirs[larger[0]])}. Build the same model, with the same averager, "
-                "on every peer"
-            )
-        for peer, other in differing.items():
-            _log.warning("peer %d is refused, it averages something else: %s", peer, schema.difference(other))
-            self._driver.leave(peer)
-        if late:
-            return  # the crew averages already, and its members hold no such meeting
-        # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
-        again = self._driver.meet(name_hash(f"agreed/{channel}"), b"", deadline_s)
-        again.result(2 * deadline_s)
+    def _agree(self, opening: ChannelWay, channel: int) -> None:
+        """Carry out what ``opening`` wants until the channel is ready.
 
-    def _probe(self, chunks: int, deadline_s: float) -> float:
+        Raises:
+            SchemaMismatch: the others average something else.
+            SeatLost: another peer has this one's seat.
+        """
+        driver = self._driver
+        event: ChannelEvent | None = Start()
+        while event is not None:
+            effects, event, meeting = opening.step(time.monotonic(), event), None, None
+            for effect in effects:
+                if isinstance(effect, Tell):
+                    for_s = effect.deadline_s - time.monotonic()
+                    meeting = driver.meet(effect.number, effect.blob, for_s, effect.late, effect.silent)
+                elif isinstance(effect, Left):
+                    driver.leave(effect.peer)
+                elif isinstance(effect, Differs):
+                    raise SchemaMismatch(effect.why)
+                elif isinstance(effect, IsOpen):
+                    driver.probed(channel, effect.probe_s)
+                elif isinstance(effect, ProbeRound):
+                    event = self._probe(effect)
+                elif isinstance(effect, Arm) and meeting is not None:
+                    try:
+                        met = await_meeting(driver, meeting, effect.at_s - time.monotonic())
+                        event = known_to(driver, met, channel)
+                    except TimeoutError:
+                        event = Expired(effect.timer)
+                else:
+                    self._phases.told(effect)
+
+    def _probe(self, probe: ProbeRound) -> Timed:
         """Average zeros once, and say how long the longer stage took."""
-        zeros = np.zeros((chunks, fp32.elements), np.float32)
-        outcome = self.start(PROBE, zeros, 1.0, deadline_s).wait()
-        if outcome.expired:  # that long took a peer that died meanwhile; a round trip is all that is known
-            return max(2.0 * self._driver.rto_s(), 1e-6)
-        return max(outcome.scatter_s, outcome.gather_s, 1e-6)
+        zeros = np.zeros((probe.chunks, fp32.elements), np.float32)
+        outcome = self.start(PROBE, zeros, 1.0, probe.for_s).wait()
+        longer_s = max(outcome.scatter_s, outcome.gather_s)
+        return Timed(None if outcome.expired else longer_s, self._driver.rto_s())

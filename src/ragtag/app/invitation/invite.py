@@ -12,12 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ragtag.app.crew.membership import NotLetIn, begins_here, refusal, resolved, waiting
+from ragtag.app.crew.membership import NotLetIn, asked, begins_here, resolved
 from ragtag.app.environment import Address, format_address, parse_address
 from ragtag.app.invitation.token import Token, decode, encode, kept_token, new_key
 from ragtag.app.tracefile import TraceFollower
 from ragtag.core.errors import Error
 from ragtag.network.membership.admission import ask_for_key
+from ragtag.protocols.crew.joining import refusal, waiting
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
 
 LOOK_S = 1.5 * INITIAL_RTO_S
@@ -100,10 +101,8 @@ def usable(given: Path | str) -> tuple[str, str]:
     token = decode(given, time.time())
     if begins_here(token) or answers(token):
         return given, ""
-    return (
-        given,
-        f"{waiting(token, None)}, as long as the script does (ragtag.join: 120 s, unless it says more)",
-    )
+    waits = waiting(token.crew, asked(token), None)
+    return given, f"{waits}, as long as the script does (ragtag.join: 120 s, unless it says more)"
 
 
 def answers(token: Token, for_s: float = LOOK_S) -> bool:
@@ -116,7 +115,7 @@ def answers(token: Token, for_s: float = LOOK_S) -> bool:
     found = resolved(invitation)
     key, refused = ask_for_key(found.addresses, found.key, found.number, found.ends_unix_s, for_s)
     if key is None and len(refused) == len(set(found.addresses)):
-        raise NotLetIn(refusal(found, refused))
+        raise NotLetIn(refusal(found.crew, {format_address(at): said for at, said in refused.items()}))
     return key is not None
 
 

@@ -42,8 +42,9 @@ def choose(
 ) -> Choice:
     """Dense, or selected and coded, for one round over a link of this rate.
 
-    dense_bytes, sparse_bytes: what one peer sends in the round. select_s, encode_s, decode_s: what selecting
-    and coding take longer than dense does. rate_bytes_per_s: as measured; infinite where the link is free.
+    dense_bytes, sparse_bytes: what one peer sends in the round.
+    select_s, encode_s, decode_s: what selecting and coding take longer than dense does.
+    rate_bytes_per_s: as measured; infinite where the link is free.
 
     Raises ValueError: a size below 0, a time that is below 0 or not finite, a rate that is not above 0.
     """

@@ -15,7 +15,7 @@ State = dict[str, NDArray[Any]]
 
 
 def save_ticket(pending: Pending) -> State:
-    """One ticket's arrays."""
+    """A ticket's arrays (copies), by names that ``load_ticket`` looks for."""
     names = ("indices", "values", "starts", "state")
     return {f"ticket.{pending.ticket.number}.{name}": np.array(getattr(pending, name)) for name in names}
 

@@ -35,7 +35,11 @@ TICKETS_MAX = 16
 
 
 class Prepared(NamedTuple):
-    """chunks: uint8 ``[fragments, 1088]``, to be sent. ticket: to say later what became of them."""
+    """A selection, encoded.
+
+    chunks: uint8 ``[fragments, 1088]``, to be sent.
+    ticket: to say later what became of them.
+    """
 
     chunks: Bytes
     ticket: Ticket
@@ -57,7 +61,9 @@ class Measured(NamedTuple):
 class ErrorFeedback(Residual):
     """One peer's residual and what it has under way.
 
-    size: of the vector. peer: who sends. seed: of the selectors' random streams.
+    size: of the vector.
+    peer: the sender.
+    seed: of the selectors' random streams.
     """
 
     def __init__(self, size: int, options: Options | None = None, *, peer: PeerId = 0, seed: int = 0) -> None:
@@ -255,7 +261,7 @@ class ErrorFeedback(Residual):
         self._open = opened
 
     def _bare(self) -> State:
-        """The arrays whose shapes are known before."""
+        """The arrays whose shapes are known beforehand."""
         names = ("residual", "velocity", "selector", "counters", "norms")
         state = self.state_dict()
         return {name: state[name] for name in names}

@@ -1,4 +1,4 @@
-"""What a receiver makes of the fragments of one round: their sum, and who was heard with which."""
+"""What a receiver makes of the fragments of one round: their sum, and which peers sent which."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ def senders(rows: Bytes) -> set[PeerId]:
 class SparseSum:
     """Adds each fragment of a round once.
 
-    form: what fragments must be of. members: whose fragments count. Once closed, the round is decided:
-    what comes later is refused, because its sender gets it back and sends it again.
+    form: what fragments must be of.
+    members: whose fragments count.
+
+    Once closed, the round is decided: what comes later is refused, because its sender gets it back and sends
+    it again.
     """
 
     def __init__(self, form: Format, round_: int, members: Collection[PeerId]) -> None:
@@ -112,8 +115,11 @@ def names(rows: Bytes) -> NDArray[np.uint32]:
 
 
 class Added(NamedTuple):
-    """sender, fragment: int64 ``[m]``, of the rows that were good. refused: why the others were not. unsound:
-    whose rows held values too large to be averaged (see ``finite_rows``).
+    """What became of rows.
+
+    sender, fragment: int64 ``[m]``, of the rows that were good.
+    refused: why the others were not.
+    unsound: whose rows held values too large to be averaged (see ``finite_rows``).
     """
 
     sender: Indices
@@ -144,7 +150,7 @@ def add_rows(total: Floats, rows: Bytes, factor: Floats, values: Values) -> Adde
         refused += ["its values are too large"] * len(huge)
         unsound.update(sender[these[huge]].tolist())
         weights = np.repeat(factor[these], np.diff(got.starts))
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever adds up looks at the sum
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the sum
             np.add.at(total, got.indices, got.values * weights)
         bad = [row for row, _ in got.refused] + huge
         refused += [reason for _, reason in got.refused]

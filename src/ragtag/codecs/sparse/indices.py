@@ -40,7 +40,11 @@ class Sizes(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """starts: int64 ``[n + 1]``, the first entry of each piece. parameter: ``[n]``, Rice's b (Blocks: 0)."""
+    """How entries are cut into pieces, a fragment each.
+
+    starts: int64 ``[n + 1]``, the first entry of each piece.
+    parameter: ``[n]``, Rice's b (Blocks: 0).
+    """
 
     starts: Indices
     parameter: Indices
@@ -93,7 +97,7 @@ def _value_bytes(n: Indices, sizes: Sizes) -> Indices:
 
 
 def rice(indices: Indices, b: int) -> Bytes:
-    """One piece's gaps."""
+    """The gaps between a piece's ascending indices in Rice code: unary ends, then ``b`` low bits of each."""
     gaps = np.diff(indices) - 1
     if not len(gaps):
         return np.zeros(0, np.uint8)
@@ -135,7 +139,7 @@ def cut_blocks(indices: Indices, sizes: Sizes) -> Pieces:
 
 
 def blocks(indices: Indices) -> Bytes:
-    """One piece's indices."""
+    """A piece's ascending indices: its blocks of 65,536 with a count each, then 16 bits of each index."""
     block, counts = np.unique(indices >> 16, return_counts=True)
     table = np.stack([np.diff(block, prepend=block[0]), counts], axis=1).astype("<u2")
     parts = [np.array([len(block)], "<u2"), table.reshape(-1), (indices & 0xFFFF).astype("<u2")]

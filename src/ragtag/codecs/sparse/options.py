@@ -19,8 +19,8 @@ class Options:
     decay: what is left of the residual from round to round (SparseLoCo: .95).
     momentum: above 0, velocities are summed in place of gradients, and forgotten where sent (momentum
         correction and factor masking: Lin et al., "Deep gradient compression", ICLR 2018, sections 3.1-3.2).
-    age_max_rounds: while nothing was delivered for longer, the residual loses a share of 1/age_max_rounds
-        per round: what a dead link restores when it comes back is about as old as that, no older.
+    age_max_rounds: while nothing was delivered for longer, the residual loses a share of 1/age_max_rounds per
+        round: what a dead link restores when it comes back is about as old as that, no older.
     norm_max: the residual's norm stays below so many times the gradients' (running mean); None: no cap.
 
     Raises ValueError for what cannot be.

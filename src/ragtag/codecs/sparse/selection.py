@@ -31,7 +31,11 @@ EXCESS_MAX = 64
 
 
 class Selection(NamedTuple):
-    """indices: int64 ``[n]``, ascending, each once. values: float32 ``[n]``, the vector's values there."""
+    """Entries of a vector that are to be sent.
+
+    indices: int64 ``[n]``, ascending, each once.
+    values: float32 ``[n]``, the vector's values there.
+    """
 
     indices: Indices
     values: Floats

@@ -57,7 +57,7 @@ class Pending:
         return bool((self.state != OPEN).all())
 
     def open_entries(self) -> tuple[Indices, Floats]:
-        """Entries of what is not decided."""
+        """Indices and values of the fragments whose fate is not known yet."""
         keep = np.repeat(self.state == OPEN, np.diff(self.starts))
         return self.indices[keep], self.values[keep]
 

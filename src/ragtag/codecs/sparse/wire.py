@@ -63,9 +63,11 @@ SIZE_MAX = 1 << 32
 class Format:
     """What both ends of a round agree on.
 
-    d: size of the vector; k: entries asked for (they say the density; a selector may choose some more).
-    values: how values are sent. indices: how indices are ("auto": Rice where numba runs, else blocks);
-        each fragment says which it was, and every receiver reads both.
+    d: size of the vector.
+    k: entries asked for (they say the density; a selector may choose some more).
+    values: how values are sent.
+    indices: how indices are ("auto": Rice where numba runs, else blocks); each fragment says which it was,
+        and every receiver reads both.
 
     Raises ValueError for what cannot be.
     """
@@ -91,7 +93,11 @@ class Format:
 
 
 class Encoded(NamedTuple):
-    """chunks: uint8 ``[n, 1088]``, a fragment each. starts: int64 ``[n + 1]``, the first entry of each."""
+    """A selection as fragments.
+
+    chunks: uint8 ``[n, 1088]``, a fragment each.
+    starts: int64 ``[n + 1]``, the first entry of each.
+    """
 
     chunks: Bytes
     starts: Indices
@@ -100,8 +106,9 @@ class Encoded(NamedTuple):
 class Decoded(NamedTuple):
     """Entries of the fragments that were good, in their order.
 
-    indices, values: ``[m]``. starts: int64 ``[n + 1]``: row i gave entries ``starts[i]`` to
-    ``starts[i + 1]``. refused: rows that were not good, and why.
+    indices, values: ``[m]``.
+    starts: int64 ``[n + 1]``: row i gave entries ``starts[i]`` to ``starts[i + 1]``.
+    refused: rows that were not good, and why.
     """
 
     indices: Indices
@@ -142,8 +149,9 @@ def encode(chosen: Selection, form: Format, round_: int, sender: int) -> Encoded
 def decode(chunks: Bytes, form: Format, *, round_: int | None = None, sender: int | None = None) -> Decoded:
     """Read fragments: uint8 ``[n, w]`` (rows may be strided; ``w`` below 1,088 where they were cut short).
 
-    form: what is expected; another density or coding of values is refused by name. round_, sender: what
-    the fragments must be of (``None``: of any). Refuses, never raises, whatever the chunks hold.
+    form: what is expected; another density or coding of values is refused by name.
+    round_, sender: what the fragments must be of (``None``: of any).
+    Refuses, never raises, whatever the chunks hold.
     """
     n, width = chunks.shape
     if width < HEADER_BYTES + 1:

@@ -80,6 +80,10 @@ class Notices:
     silent: frozenset[PeerId]
     rto_s: float = _PAUSE_FIRST_S
 
+    def blobs(self) -> dict[PeerId, bytes]:
+        """Every peer's newest value, one's own included."""
+        return {peer: posted.blob for peer, posted in self.posts.items()}
+
 
 @dataclass(slots=True)
 class _Slot:

@@ -92,6 +92,11 @@ class Membership:
         return tuple(sorted([self.me.name, *self._view.live]))
 
     @property
+    def entered(self) -> bool:
+        """Whether a member has let this peer in, or it has begun a crew."""
+        return self._door.entered
+
+    @property
     def whole(self) -> bool:
         """Whether this peer is in, and has the whole list of members that it was let in with."""
         return self._door.entered and not self._door.pulling

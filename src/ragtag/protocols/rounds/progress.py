@@ -19,7 +19,7 @@ the time that the second stage usually takes is frozen, dead or cut off; one tha
 itself, until the deadline. A peer that has ended the round, or deals the blocks otherwise, says so; unless
 the share comes in the time for an answer, it is not waited for, and no deadline grows by it.
 
-Rules that look odd, and what fails without each, as it was tried (`docs/waiting.md`).
+The reason for each rule is in docs/protocols.md. ``benchmarks/waiting_rules.py`` leaves each out in turn.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A whole crew in virtual time: membership, seats, and rounds in groups, peers that come, crash and leave.
 
-What ``network.people``, ``app.membership`` and ``app.join`` do over sockets is done here at the machines' own
-times. Membership's datagrams are carried as bytes (``members``), those of rounds as runs (``link``). A peer
-averages its values again and again. Each process has an index of its own, as in ``Faults``, which is not its
-seat: that may be another's before, and after. Who loses its seat comes again as another process.
+A peer comes in by the machine that a live one goes by (``protocols.crew.joining``), until it has a node; then
+it averages its values again and again, at once. Membership's datagrams are carried as bytes (``members``),
+those of rounds as runs (``link``). Each process has an index of its own, as in ``Faults``, which is not its
+seat: that may be another's before, and after. A peer that loses its seat comes again as another process.
 """
 
 from __future__ import annotations
@@ -26,15 +26,27 @@ from ragtag.core.types import (
     Event,
     Expired,
     Joined,
-    Left,
     Noted,
     PeerId,
     Send,
-    Visits,
 )
 from ragtag.core.wire import VERSION
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.district import partners
+from ragtag.protocols.crew.joining import (
+    Anew,
+    Describes,
+    Ends,
+    Enters,
+    Joining,
+    JoiningEffect,
+    JoiningEvent,
+    Looked,
+    Make,
+    PhaseOver,
+    Unseat,
+    node_of,
+)
 from ragtag.protocols.membership.roster import (
     NO_SEAT,
     Card,
@@ -44,15 +56,18 @@ from ragtag.protocols.membership.roster import (
     Unseated,
     encode_card,
 )
-from ragtag.protocols.membership.seating import Seating
-from ragtag.protocols.membership.types import Changed, Describe, Entered, Limits, MemberEffect, MemberEvent
+from ragtag.protocols.membership.types import Changed, Describe, Limits, MemberEffect, MemberEvent
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.link import Link
 from ragtag.simulation.loop import Port
 from ragtag.simulation.worlds.members import Life, MemberWorld, address_of
 from ragtag.simulation.worlds.process import Member, epoch_of, index_of, run_of
 
-CHANNEL = 0
+CHANNEL = 1
+NAME, RAGTAG = "simulated", "0"
+"""What a crew is called here, and which version of Ragtag its peers have."""
+DEADLINE_S = 60.0
+"""How long a peer that comes in waits for others."""
 
 
 class CrewWorld:
@@ -100,9 +115,19 @@ class CrewWorld:
         """Virtual time."""
         return self.world.now_s
 
+    @property
+    def rtt_s(self) -> float:
+        """What a round trip may take, as a live peer would have measured it."""
+        return 4 * (self.world.faults.latency_s + self.world.faults.jitter_s)
+
     def come(self, index: int, entries: tuple[int, ...]) -> None:
         """A process that looks for a seat starts now; ``index`` is new."""
-        self._start(index, frozenset(entries), NO_SEAT)
+        self._come(index, entries, Joining(NAME, RAGTAG, DEADLINE_S))
+
+    def _come(self, index: int, entries: tuple[int, ...], joining: Joining) -> None:
+        member = self._start(index, frozenset(entries), NO_SEAT)
+        member.joining = joining
+        self._join(member, Enters(member.roster, member.card, tuple(map(address_of, entries))))
 
     def crash(self, index: int) -> None:
         """A process ends without a word."""
@@ -165,19 +190,19 @@ class CrewWorld:
             self.world.tell(member.life, Describe(encode_card(card)))
 
     def _admitted(self, member: Member, node: Node) -> None:
-        """It has a seat: as ``app.join`` does, but that nobody is met and no state is fetched."""
-        member.node = node
+        """It has a seat, and averages at once: here nobody is met, and no state is fetched."""
+        member.node, member.joining = node, None
         if not member.card.averaging:
             self._describe(member, replace(member.card, averaging=True))
         self._open(member, node)
+        if member.index >= self.founders:
+            node.resume(CHANNEL, -1)
         self._begin(member)
 
     def _open(self, member: Member, node: Node) -> None:
         """Configure what is averaged."""
-        rtt_s = 4 * (self.world.faults.latency_s + self.world.faults.jitter_s)
+        rtt_s = self.rtt_s
         node.configure(CHANNEL, Channel(self.method, fp32, self._n_chunks, 2 * rtt_s, rtt_s), self.now_s)
-        if member.index >= self.founders:
-            node.resume(CHANNEL, -1)
 
     def _begin(self, member: Member) -> None:
         """It averages from now on, a little after the others or before them."""
@@ -197,22 +222,18 @@ class CrewWorld:
             if isinstance(effect, Changed):
                 for told in member.roster.changed(effect.member, effect.was):
                     self._take(member, told)
-            elif isinstance(effect, Entered) and member.node is None:
-                member.seating = Seating(member.roster, member.card, self.now_s, life.machine.period_s)
-                self._look_at(member, member.seating.until_s)
         self._look(member)
 
     def _take(self, member: Member, told: RosterEffect) -> None:
-        """As ``network.people`` does."""
+        """What membership tells a peer that has a node."""
         if isinstance(told, Reach):
             if member.reach.get(told.peer) != told.epoch:
                 member.inside.discard(told.peer)
             member.reach[told.peer] = told.epoch
         elif isinstance(told, Unseated):
             if member.node is not None:
-                member.unseated, member.node = told.reason, None
-                self.crash(member.index)
-                self.come(1 + max(self.members), tuple(member.entries))
+                member.unseated = told.reason
+                self._unseat(member)
         elif isinstance(told, Noted):
             if told.what != "takes part" or told.peer not in member.inside:
                 member.notes.append((self.now_s, told))
@@ -222,38 +243,64 @@ class CrewWorld:
             if member.node is not None and not (known and isinstance(told, Joined)):
                 self._give(member, told)
 
+    def _unseat(self, member: Member) -> None:
+        """It comes again as another process, on the same way in where it was not through with it."""
+        joining = member.joining
+        if joining is not None and not joining.over:
+            self._join(member, Unseat(member.unseated))
+        else:
+            self._again(member, Joining(NAME, RAGTAG, DEADLINE_S))
+
+    def _again(self, member: Member, joining: Joining) -> None:
+        member.node = None
+        self.crash(member.index)
+        self._come(1 + max(self.members), tuple(member.entries), joining)
+
+    # -- The way in
+
     def _look(self, member: Member) -> None:
-        """As ``app.membership`` does: a newcomer's way to its seat."""
-        seating, machine = member.seating, member.life.machine
-        if seating is None or seating.settled or machine.over or member.failed:
+        """Tell its way in how membership stands."""
+        machine, failure = member.life.machine, member.life.failed or ""
+        if member.joining is None or not member.joining.looks:
             return
-        try:
-            claim = seating.look(self.now_s, machine.period_s, len(machine.live()), machine.whole)
-        except RuntimeError as error:
-            member.failed = str(error)
+        inside, n = machine.entered, len(machine.live())
+        self._join(member, Looked(inside, machine.over, failure, machine.period_s, n, machine.whole))
+
+    def _join(self, member: Member, event: JoiningEvent) -> None:
+        if member.joining is None or self._ports[member.index].ends_s <= self.now_s:
             return
-        if claim is not None:
-            self._describe(member, claim)
-            self._look_at(member, seating.until_s)
-        if seating.settled:
-            self._enter(member)
+        for effect in member.joining.step(self.now_s, event):
+            self._do(member, effect)
 
-    def _look_at(self, member: Member, at_s: float) -> None:
-        self._at(at_s, member, lambda: self._look(member))
+    def _do(self, member: Member, effect: JoiningEffect) -> None:
+        """Carry out what the way in wants (``Knock`` is done: as the process started)."""
+        if isinstance(effect, Describes):
+            self._describe(member, effect.card)
+        elif isinstance(effect, Make):
+            self._make(member, effect)
+        elif isinstance(effect, Anew):
+            assert member.joining is not None
+            self._again(member, member.joining)
+        elif isinstance(effect, Ends):
+            member.failed = effect.why
+        elif isinstance(effect, PhaseOver):
+            member.phases.setdefault(effect.phase, self.now_s)
+        elif isinstance(effect, Arm):
+            self._join_at(effect.at_s, member, Expired(effect.timer))
 
-    def _enter(self, member: Member) -> None:
-        """Make its node, which knows who is there."""
-        held, seat = member.roster.seats, member.seat
+    def _join_at(self, at_s: float, member: Member, event: Expired) -> None:
+        def expire() -> None:
+            self._join(member, event)
+            self._look(member)
+
+        self._at(at_s, member, expire)
+
+    def _make(self, member: Member, made: Make) -> None:
+        held = member.roster.seats
         live = {peer: holder for peer, holder in held.items() if holder.live}
-        n = max(member.card.founded, seat + 1, *(peer + 1 for peer in live))
-        node = Node(seat, n, self.seed, min(n, member.card.founded))
-        for peer in set(range(n)) - {seat}:
-            averages = peer in live and live[peer].card.averaging
-            if not averages:
-                node.step(self.now_s, Visits(peer) if peer in live else Left(peer))
         member.inside = {peer for peer, holder in live.items() if holder.card.averaging}
         member.reach = {peer: holder.card.epoch for peer, holder in live.items()}
-        self._admitted(member, node)
+        self._admitted(member, node_of(made.card, made.n, member.roster))
 
     # -- Rounds
 

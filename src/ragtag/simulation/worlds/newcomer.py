@@ -1,39 +1,56 @@
 """A newcomer's whole way in, in virtual time: let in, seated, met, given the state, heard, in an average.
 
-What ``CrewWorld`` leaves out is done here as ``app.join``, ``app.transport`` and ``app.state`` do it. When
-each part was over stands in ``Member.phases``.
+It goes by the machines that a live peer goes by (``protocols.crew.joining``), over ``CrewWorld``'s lines.
+When each part was over stands in ``Member.phases``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import msgspec
 from msgspec.structs import replace
 
+from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
-from ragtag.core.types import Done, Effect, Event, Met, Tell
-from ragtag.protocols.membership.types import Entered, MemberEffect, MemberEvent
+from ragtag.core.schema import Schema, TensorSpec
+from ragtag.core.types import Arm, Done, Effect, Event, Expired, Left, Met, Start, Tell
+from ragtag.core.wire import VERSION
+from ragtag.protocols.crew.joining import (
+    GREETING,
+    PHASES,
+    ChannelEffect,
+    ChannelEvent,
+    ChannelWay,
+    Differs,
+    Fetching,
+    Heard,
+    Hello,
+    In,
+    IsOpen,
+    JoiningEffect,
+    Newer,
+    PhaseOver,
+    StateHere,
+    TakesPart,
+)
 from ragtag.protocols.node import Node
 from ragtag.protocols.transfer.types import Finished, chunk_bytes_for
-from ragtag.simulation.worlds.crew import CHANNEL, CrewWorld
-from ragtag.simulation.worlds.members import Life
+from ragtag.simulation.worlds.crew import CHANNEL, DEADLINE_S, RAGTAG, CrewWorld
 from ragtag.simulation.worlds.process import Member, index_of
 from ragtag.simulation.worlds.transfer import Giver, TransferWorld
 
-PHASES = ("let in", "seat", "greeting", "schema", "state", "heard", "average")
-"""What a newcomer does one after the other; ``Member.phases`` has when each was over."""
-GREETING, SCHEMA = 0, 1
-"""The meetings of a crew that averages on one channel."""
+__all__ = ["DEADLINE_S", "PHASES", "NewcomerWorld"]
 DONORS_MAX = 4
 """Donors that a newcomer asks, as in ``app.state``."""
-DEADLINE_S = 60.0
 
 
 class NewcomerWorld(CrewWorld):
     """A crew that has met and averages; its newcomers do all that live ones do.
 
-    state_bytes: of the state that a newcomer fetches, state_rate: bytes per second of each donor. late:
-    whether it knows that it comes late, and goes on without those that answer nothing when others do.
+    state_bytes: of the state that a newcomer fetches. state_rate: bytes per second of each donor.
+    late: whether a newcomer knows that it comes late, and goes on without those that answer nothing.
     """
 
     late = True
@@ -42,51 +59,88 @@ class NewcomerWorld(CrewWorld):
     state_rate = 4e7
 
     def _admitted(self, member: Member, node: Node) -> None:
+        member.node = node
         if member.index < self.founders:
             super()._admitted(member, node)
-            for number in (GREETING, SCHEMA):
-                self._give(member, Tell(number, b"", self.now_s + DEADLINE_S))
-            return
-        member.node = node
-        self._passed(member, "seat")
-        self._give(member, Tell(GREETING, b"", self.now_s + DEADLINE_S, late=self.late))
+            hello = msgspec.json.encode(Hello(RAGTAG, VERSION, self.founders, self.seed))
+            for number, blob in ((GREETING, hello), (CHANNEL, self.schema(member).encode())):
+                self._give(member, Tell(number, blob, self.now_s + DEADLINE_S))
 
-    def _passed(self, member: Member, phase: str) -> None:
-        member.phases.setdefault(phase, self.now_s)
+    def schema(self, member: Member) -> Schema:
+        """What a process averages."""
+        values = TensorSpec("values", (member.values.size,), "float32")
+        return Schema((values,), fp32.name, self.method.name)
 
-    def _stepped(self, life: Life, event: MemberEvent, effects: list[MemberEffect]) -> None:
-        member = self.members.get(life.peer)
-        if member is not None and any(isinstance(effect, Entered) for effect in effects):
-            self._passed(member, "let in")
-        super()._stepped(life, event, effects)
+    # -- The way in
+
+    def _do(self, member: Member, effect: JoiningEffect) -> None:
+        if isinstance(effect, In):
+            assert member.node is not None
+            self._open(member, member.node)
+            schema = self.schema(member)
+            chunks = schema.n_chunks(fp32.elements)
+            member.opening = ChannelWay(member.seat, CHANNEL, schema, chunks, DEADLINE_S, late=True)
+            self._open_step(member, Start())
+        elif isinstance(effect, Tell | Left):
+            self._tell(member, effect)
+        else:
+            super()._do(member, effect)
+
+    def _tell(self, member: Member, event: Tell | Left) -> None:
+        if isinstance(event, Tell):
+            event = Tell(event.number, event.blob, event.deadline_s, event.late and self.late, event.silent)
+        self._give(member, event)
+
+    def _open_step(self, member: Member, event: ChannelEvent) -> None:
+        if member.opening is not None and member.node is not None:
+            for effect in member.opening.step(self.now_s, event):
+                self._do_opening(member, member.node, effect)
+
+    def _do_opening(self, member: Member, node: Node, effect: ChannelEffect) -> None:
+        if isinstance(effect, Tell | Left):
+            self._tell(member, effect)
+        elif isinstance(effect, IsOpen):
+            node.probed(CHANNEL, effect.probe_s, self.now_s)
+            self._open_step(member, Fetching())
+            self._open_at(self.now_s + self._fetch_s(member), member, StateHere())
+        elif isinstance(effect, TakesPart):
+            node.resume(CHANNEL, effect.round)
+            self._describe(member, replace(member.card, averaging=True))
+        elif isinstance(effect, PhaseOver):
+            member.phases.setdefault(effect.phase, self.now_s)
+            if effect.phase == "heard":
+                self._begin(member)
+        elif isinstance(effect, Differs):
+            member.failed = effect.why
+        elif isinstance(effect, Arm):
+            self._open_at(effect.at_s, member, Expired(effect.timer))
+
+    def _open_at(self, at_s: float, member: Member, event: ChannelEvent) -> None:
+        self._at(at_s, member, lambda: self._open_step(member, event))
 
     def _apply(self, member: Member, effect: Effect) -> None:
-        if isinstance(effect, Met) and member.index >= self.founders:
-            self._met(member, effect)
-        elif isinstance(effect, Done) and effect.outcome.averaged.any():
-            self._passed(member, "average")
+        if isinstance(effect, Met) and member.node is not None and member.joining is not None:
+            node = member.node
+            if effect.number == GREETING:
+                self._join(member, Heard(effect, node.n, node.gone, self.rtt_s))
+            else:
+                self._open_step(member, Heard(effect, node.n, node.gone, self.rtt_s, node.heard_of(CHANNEL)))
+        elif isinstance(effect, Done):
+            self._open_step(member, effect)
         super()._apply(member, effect)
 
-    def _met(self, member: Member, met: Met) -> None:
-        assert member.node is not None
-        self._passed(member, PHASES[2 + met.number])
-        if met.number == GREETING:
-            self._open(member, member.node)
-            self._give(member, Tell(SCHEMA, b"", self.now_s + DEADLINE_S, late=self.late))
-        else:
-            took_s = self._fetch_s(member)
-            self.world.at(self.now_s + took_s, lambda: self._take_part(member))
+    def _step(self, index: int) -> Callable[[Event | Callable[[], object]], None]:
+        take = super()._step(index)
 
-    def _take_part(self, member: Member) -> None:
-        self._passed(member, "state")
-        self._describe(member, replace(member.card, averaging=True))
+        def take_and_look(given: Event | Callable[[], object]) -> None:
+            take(given)
+            member = self.members[index]
+            if callable(given):  # what it gives to the node comes here by itself
+                return
+            if member.node is not None and CHANNEL in member.node.channels and member.node.newer(CHANNEL):
+                self._open_step(member, Newer())
 
-    def _give(self, member: Member, event: Event) -> None:
-        super()._give(member, event)
-        node, phases = member.node, member.phases
-        if node is not None and "state" in phases and "heard" not in phases and node.newer(CHANNEL):
-            self._passed(member, "heard")
-            self._begin(member)
+        return take_and_look
 
     def _fetch_s(self, member: Member) -> float:
         """How long it takes to fetch the state, from some of those that average; the deadline, if in vain."""

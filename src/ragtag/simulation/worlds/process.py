@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ragtag.core.types import Floats, Noted, Outcome, PeerId, Run
+from ragtag.protocols.crew.joining import ChannelWay, Joining
 from ragtag.protocols.membership.roster import Card, Roster
-from ragtag.protocols.membership.seating import Seating
 from ragtag.protocols.node import Node
 from ragtag.simulation.worlds.members import Life
 
@@ -15,6 +15,7 @@ from ragtag.simulation.worlds.members import Life
 class Member:
     """One process. node: its part in rounds, once it has a seat; inside: the seats that it counts on.
 
+    joining, opening: its way in, until it averages (not of founders).
     reach: the process that it takes for each seat's. notes, outcomes: with their times. phases: when each
     part of a newcomer's way in was over, by name.
     """
@@ -26,7 +27,8 @@ class Member:
     card: Card
     values: Floats
     node: Node | None = None
-    seating: Seating | None = None
+    joining: Joining | None = None
+    opening: ChannelWay | None = None
     unseated: str = ""
     failed: str = ""
     inside: set[PeerId] = field(default_factory=set)

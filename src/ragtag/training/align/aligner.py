@@ -1,26 +1,26 @@
 """Replicas that average gradients are kept alike: what differs is found by digests, and then made the same.
 
 All replicas take the same steps as long as every round gives all of them the same mean. A round that is
-spoilt (somebody dies in it, chunks are lost for good, the crew grows) gives them different ones, and nothing
+spoilt (a peer dies in it, chunks are lost for good, the crew grows) gives them different ones, and nothing
 in an average of gradients makes up for that: each difference stays, and they add up.
 
 After every ``every`` rounds, by the round's number, so that all peers agree on it without a word, all take
-part in one small round more, in which rows travel from all to all (``protocols.gather``, on a channel of its
-own). Each peer offers digests of its model and of its optimizer's state, by units (``units``). Where all are
-the same that is all, and nothing is written: a crew in which nothing goes wrong stays, bit for bit, what it
-would be without. Of a unit that differs the version that most peers have counts (of several that as many
-have, one that goes by the unit and the round), since those who missed something in the same way are few; who
-came late and could not get into step has no vote in this until it has what the others have. One
-peer that has it, another one for each unit, gives it in the next such round, and all others take it. No mean
-is taken: of n equal values it may be another one (x + x + x, over 3). So replicas that agree are never moved.
+part in one small round more, in which rows travel from all to all (``protocols.rounds.gather``, on a channel
+of its own). Each peer offers digests of its model and of its optimizer's state, by units (``units``). Where
+all are the same that is all, and nothing is written: a crew in which nothing goes wrong stays, bit for bit,
+what it would be without. Of a unit that differs the version that most peers have counts (of several that as
+many have, one that goes by the unit and the round), since few peers miss something in the same way. A
+newcomer that could not get into step has no vote until it has what the others have. One peer that has the
+version, another one for each unit, gives it in the next such round, and all others take it. No mean is taken:
+of n equal values it may be another one (x + x + x, over 3). So replicas that agree are never moved.
 
 Nothing of this needs agreement. Views that differ, since a row was lost, lead to a unit that nobody gives,
 or that two do: of these all take the one with more peers behind it. What is still apart is found at the
 next look. A peer gives only what it knows most living peers' digests of.
 
 Of sparse averages rows may come a round late. A peer that has some to come says, with what it gives, which
-it has. Who takes a unit adds those that the giver lacked, and no other ones of these rounds (``late``): each
-counts once.
+it has. A peer that takes a unit adds those that the giver lacked, and no other ones of these rounds
+(``late``): each counts once.
 
 A unit has parameters and all that an optimizer keeps of them, so that a replica is whole again: with the
 parameters alone, a momentum that had another gradient in it would pull them apart anew.
@@ -90,9 +90,12 @@ class Rows(Protocol):
 class Aligner:
     """One peer's part in keeping replicas alike.
 
-    name: of the optimizer's channel. parts: the parameters. state: what an optimizer keeps of a parameter.
-    deadline_s: bounds each round, where that is asked for. rows: of sparse averages. note: told when replicas
-    are found to differ, and when no longer.
+    name: of the optimizer's channel.
+    parts: the parameters.
+    state: what an optimizer keeps of a parameter.
+    deadline_s: bounds each round, where that is asked for.
+    rows: the late rows of sparse averages (``late``).
+    note: told when replicas are found to differ, and when no longer.
     Raises SchemaMismatch.
     """
 

@@ -116,5 +116,5 @@ def _add_where(total: Floats, where: Bools, rows: Bytes, factor: Floats, values:
 
 
 def _add(total: Floats, more: Floats) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):  # whoever adds up looks at the sum
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the sum
         total += more

@@ -1,4 +1,4 @@
-"""What is asked of an alignment, what it comes to, and who is to give what: see ``align``."""
+"""What is asked of an alignment, what it comes to, and which peer is to give what: see ``align``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _ROWS_FIRST = 256  # so many are given at once, to begin with
 class Align:
     """How often replicas are compared: ``crew.optimizer(..., average="gradients", align=ragtag.Align())``.
 
-    every: rounds from one look to the next. share: of the bytes of rounds in which all is sent that making
-    replicas alike may take while they differ. Raises ValueError for what cannot be.
+    every: rounds from one look to the next.
+    share: how much making replicas alike may take while they differ, of the bytes of dense rounds.
+    Raises ValueError for what cannot be.
     """
 
     every: int = 32
@@ -45,10 +46,15 @@ class Align:
 class Aligned:
     """What one comparison came to, as this peer sees it.
 
-    round: after which it was. units: that were looked at; apart: of which not all peers had the same; own:
-    of which this peer had not what counts. peers: whose digests came. given: units; taken: units that were
-    other ones here. distance: norm of what the parameters of these were changed by, over what it was (0: none
-    was). expired: a deadline ended it.
+    round: the round after which it took place.
+    units: how many units were looked at.
+    apart: units of which not all peers had the same version.
+    own: units of which this peer had a version that does not count.
+    peers: peers whose digests came.
+    given: units that this peer gave.
+    taken: units that this peer took and had in another version.
+    distance: norm of the change to the parameters taken, over their norm before (0: none was taken).
+    expired: a deadline ended the round.
     """
 
     round: int
@@ -64,16 +70,22 @@ class Aligned:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A unit that peers have in several ways. giver: who is to give it; votes: of how many it is."""
+    """A unit that peers have in several ways.
+
+    giver: the peer that is to give it.
+    votes: how many peers have the version that counts.
+    """
 
     giver: PeerId
     votes: int
 
 
 def judge(view: View, first: int, number: int) -> tuple[dict[int, Wanted], dict[int, int]]:
-    """By unit, from ``first`` on, which peers have in several ways: who is to give it; and the digest that
-    counts. number: of the comparison. A function of these alone, so that who has the same view agrees.
-    Those count that vote; where nobody does, all.
+    """Units that differ, from ``first`` on: for each the peer that is to give it, and the digest that counts.
+
+    A function of its arguments alone, so peers with the same view agree.
+    view: only voters count; where there are none, all do.
+    number: of the comparison.
     """
     peers = sorted(view.voters or view.digests)
     all_of = np.stack(list(view.digests.values())) if peers else np.zeros((0, 0), np.uint32)

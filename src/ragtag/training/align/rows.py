@@ -1,4 +1,4 @@
-"""Rows of an alignment: what each peer has of each unit, in 32 bits; whole units for those who differ; and
+"""Rows of an alignment: what each peer has of each unit, in 32 bits; whole units for peers that differ; and
 which rows of sparse averages are in these, where more are still to come.
 
 A row is a chunk of 1,088 bytes and decodes alone: 32 bytes of header, 264 values of 32 bits.
@@ -41,7 +41,7 @@ assert _HEADER.itemsize == HEADER_BYTES
 Words = NDArray[np.uint32]
 Digests = Words
 Came = Mapping[int, Words]
-"""By round of which more rows may come: the names of those that have (``codecs.gather.names``)."""
+"""By round of which more rows may come: the names of those that have (``codecs.sparse.gather.names``)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,9 +54,12 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """A unit as a peer gave it. form: what its values are (``units.Form.tag``); votes: how many peers had
-    it so, as far as the giver knew. came: of sparse averages, which rows of the last rounds are in them; of
-    rounds that are not named all are that will be.
+    """A unit as a peer gave it.
+
+    form: what its values are (``units.Form.tag``).
+    votes: how many peers had it so, as far as the giver knew.
+    came: of sparse averages, which rows of the last rounds are in them; of rounds that are not named all are
+        that will be.
     """
 
     unit: int
@@ -97,7 +100,7 @@ def came_rows(sender: PeerId, round_: int, came: Came) -> Bytes:
 
 
 def read_came(rows: Bytes, round_: int) -> dict[PeerId, Came]:
-    """What each peer says of that: of those peers only of whom all came, and makes sense."""
+    """What each peer says of that; only peers whose rows all came, and make sense."""
     pieces: dict[tuple[int, int], dict[int, Words]] = {}
     for header, words in _of_kind(rows, CAME, round_):
         sender, total, offset, count = (int(header[name]) for name in ("sender", "total", "offset", "count"))
@@ -123,9 +126,7 @@ def _by_round(words: Words) -> dict[int, Words]:
 
 
 def read_digests(rows: Bytes, round_: int, first: int, n: int) -> View:
-    """What each peer has of units ``first`` to ``first + n - 1`` after a round: of those peers only of whom
-    all came.
-    """
+    """What each peer has of ``n`` units from ``first`` on after a round; only peers whose rows all came."""
     found: dict[PeerId, Digests] = {}
     known: dict[PeerId, NDArray[np.bool_]] = {}
     mute: set[PeerId] = set()

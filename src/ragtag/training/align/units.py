@@ -57,7 +57,8 @@ class Units:
     moments of a place are never of two peers.
 
     State is looked for anew each time: optimizers make it in their first step, and for what had a gradient.
-    parts: the parameters. state: an optimizer's, of a parameter.
+    parts: the parameters.
+    state: an optimizer's, of a parameter.
     """
 
     def __init__(self, parts: Sequence[Part], state: Callable[[torch.Tensor], dict[str, object]]) -> None:
@@ -85,7 +86,7 @@ class Units:
         return _form(own, more), np.concatenate(values)
 
     def form(self, unit: int) -> Form:
-        """What a unit's values are."""
+        """How many values a unit has here, how many are parameters, and the tag of its layout."""
         return _form(*self._segments(unit))
 
     @torch.no_grad()

@@ -160,7 +160,7 @@ def asked_of(
 
 
 def mode_of(asked: Asked) -> Mode:
-    """What is averaged."""
+    """Models after the local step, or gradients before it."""
     return Models(asked.inner) if asked.average == "models" else Gradients(asked.inner)
 
 
@@ -180,7 +180,7 @@ def align_text(asked: Asked) -> str:
 
 
 def codec_of(asked: Asked) -> Codec:
-    """How values travel."""
+    """The codec asked for, as an object; fp32 where none was given."""
     if isinstance(asked.codec, Codec):
         return asked.codec
     return fp32 if asked.codec is None else DENSE[asked.codec]

@@ -32,8 +32,9 @@ class Exchange(Protocol):
     ) -> Outcome:
         """One round, in place. Where no average came, own values stay.
 
-        weight: how much this peer counts; 0: it takes and gives nothing. deadline_s bounds the round; by
-        default its bound comes from measurement. aside: peers that it does not wait for.
+        weight: how much this peer counts; 0: it takes and gives nothing.
+        deadline_s: bounds the round; by default its bound comes from measurement.
+        aside: peers that it does not wait for.
         Raises NotFinite, naming the tensor, before anything is sent, when a value is NaN or infinite.
         """
         ...

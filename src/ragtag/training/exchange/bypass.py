@@ -2,17 +2,16 @@
 
 Each peer measures: what selecting, coding and adding up took in the last rounds, how many bytes that came
 to, and the link's speed in rounds that were sent whole (their second stage, in which every peer sends its
-block's average to all). From these come the two times of a round (``codecs.advice``), corrected by what this
-peer's own rounds of either kind took (``Corrected``): waiting, and the work of machines that are busy, are in
-none of the parts. In the middle of every
-``WINDOW`` rounds a peer posts its times; at its end all take the middle of what was posted for it, and so
-come to one choice for the rounds that follow.
+block's average to all). From these come the two times of a round (``codecs.sparse.advice``), corrected by
+what this peer's own rounds of either kind took (``Corrected``): waiting, and the work of machines that are
+busy, are in none of the parts. In the middle of every ``WINDOW`` rounds a peer posts its times; at its end
+all take the middle of what was posted for it, and so come to one choice for the rounds that follow.
 
-No round is split by that: what a peer is for travels in the round itself. Who is for sending all offers one
-row that says so in place of its selection (``codecs.gather.whole_mark``); the round is sent whole if most of
-those whose rows came say so, which the rows' owners have decided for all alike. Who had selected by then
-sends all but its selection, so that the sum is the same: a disagreement costs time and nothing else, and
-ends with the round, since all then are for what most were for.
+No round is split by that: each peer's choice travels in the round itself. A peer that would send all offers
+one row that says so in place of its selection (``codecs.sparse.gather.whole_mark``). The round is sent whole
+if most of the peers whose rows came say so; the rows' owners decide which came, for all alike. A peer that
+had selected by then sends all but its selection, so that the sum is the same. So a disagreement costs time
+and nothing else. It ends with the round: from then on all choose what most chose.
 
 The link is measured in the first round (of models, or, where these are never averaged densely, of what is
 sent). After that one round of the kind that was not chosen is tried in so many that this takes ``TRIALS_MAX``
@@ -66,7 +65,7 @@ class Corrected:
 
     @property
     def seen(self) -> bool:
-        """Whether there was one."""
+        """Whether any round of this kind was measured."""
         return bool(self._seen)
 
     def took(self, took_s: float, estimated_s: float) -> None:
@@ -95,9 +94,11 @@ class Corrected:
 class Bypass:
     """One peer's part in choosing, and the channel for what is sent whole.
 
-    name: of the channel that selections travel on. schema: of what is selected from; selection: its name, for
-        the log. measured: whether something else measures the link in the first round. note: told of each
-        change.
+    name: of the channel that selections travel on.
+    schema: of what is selected from.
+    selection: its name, for the log.
+    measured: whether something else measures the link in the first round.
+    note: told of each change.
     Raises SchemaMismatch.
     """
 

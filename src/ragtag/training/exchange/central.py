@@ -34,7 +34,7 @@ class Judged:
     """A schedule as the central state asks for it.
 
     A crew may shrink below what its schedule was made for (more spare peers than peers): it is then judged
-    as the smallest crew for which the schedule has an answer, so that those who are left go on.
+    as the smallest crew for which the schedule has an answer, so that the peers that are left go on.
     """
 
     schedule: Rule
@@ -45,14 +45,14 @@ class Judged:
         return self.schedule.barrier
 
     def judge(self, peer: PeerId, staleness: int, held: int, n: int) -> Verdict | None:
-        """What becomes of an update."""
+        """How much an update counts, and whether it closes a step; ``None``: it is dropped."""
         verdict = self.schedule.judge(Arrival(peer, staleness, held, max(n, self.schedule.peers_min)))
         return None if isinstance(verdict, Drop) else Verdict(verdict.scale, verdict.close)
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Progressive grouping as the central state asks for it: whose speed is absurd goes alone."""
+    """Progressive grouping as the central state asks for it: a peer of absurd speed goes alone."""
 
     schedule: ProgressiveGrouping
 
@@ -85,7 +85,8 @@ class Grouped:
 class Compensation:
     """Brings stale updates of plain SGD up to date: an update is ``-rate`` times a gradient.
 
-    strength: lambda. rate: the learning rate as it is now (``None``, or 0: updates stay as they are).
+    strength: lambda.
+    rate: the learning rate as it is now (``None``, or 0: updates stay as they are).
     """
 
     strength: float
@@ -105,13 +106,13 @@ def Centre(schedule: Rule | ProgressiveGrouping | None = None, compensate: float
     """Share a central state that has no master, under a schedule; by default each update counts as it comes.
 
     schedule: ``ragtag.schedules.BackupWorkers``, ``SoftSync``, ``Asynchronous`` or ``ProgressiveGrouping``. A
-    schedule alone will do: ``crew.optimizer(..., schedule=ragtag.schedules.SoftSync(2))``; to push after some
-    local steps only, say ``averager=ragtag.Centre(SoftSync(2)), every=8``. Needs average="models".
+        schedule alone will do: ``crew.optimizer(..., schedule=ragtag.schedules.SoftSync(2))``; to push after
+        some local steps only, say ``averager=ragtag.Centre(SoftSync(2)), every=8``. Needs average="models".
     compensate: delay compensation, lambda of DC-ASGD (``ragtag.optim.compensate``; Zheng et al., ICML 2017):
-    a stale update is corrected to first order for what the model has moved by since. Owners keep what each
-    peer was sent last, in all about one model more. For plain SGD (no momentum, one learning rate) that
-    averages after every step, since an update must be one gradient; an owner takes the learning rate to be
-    its own. What was made on values that an owner has not sent itself is not corrected.
+        a stale update is corrected to first order for what the model has moved by since. Owners keep what
+        each peer was sent last, in all about one model more. For plain SGD (no momentum, one learning rate)
+        that averages after every step, since an update must be one gradient; an owner takes the learning rate
+        to be its own. What was made on values that an owner has not sent itself is not corrected.
 
     Raises TypeError: the schedule says when to average, not what a centre does with an update. ValueError:
     ``compensate`` is negative or not finite, or the schedule takes no stale updates.

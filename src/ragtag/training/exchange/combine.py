@@ -28,8 +28,9 @@ from ragtag.training.exchange.compress import TopK
 class Asked:
     """What a crew's optimizer is asked for; options as they were given, averager and schedule as objects.
 
-    schedule: ``None``: none was given. has_model: whether ``model=`` was given. has_buffers: whether buffers
-    are averaged (``None``: not known yet).
+    schedule: ``None``: none was given.
+    has_model: whether ``model=`` was given.
+    has_buffers: whether buffers are averaged (``None``: not known yet).
     """
 
     inner: torch.optim.Optimizer

@@ -22,16 +22,17 @@ _VALUE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "2bit": 0.25}
 class TopK:
     """Send a share of the entries, the largest in magnitude, and keep the rest for later (error feedback).
 
-    ratio: the share. selection: "sampled" (the k largest, found fast), "exact", "random", "chunked",
-        "gaussian-k", "gaussian-k-strict", "dgc", "sidco", "reused", or a Selector.
+    ratio: the share.
+    selection: "sampled" (the k largest, found fast), "exact", "random", "chunked", "gaussian-k",
+        "gaussian-k-strict", "dgc", "sidco", "reused", or a Selector.
     values: how they travel: "int8" (a scale per 256), "2bit" (a sign and one of two magnitudes per 256),
         "bf16" or "fp32". What rounding takes away is fed back, too.
     momentum_correction: above 0, velocities are summed in place of gradients, and forgotten where they were
         sent (Lin et al., ICLR 2018, sections 3.1-3.2); the optimizer itself then takes no momentum.
     warm_up: rounds in which the share falls from a quarter to ``ratio`` (section 3.3).
     decay: what is left of the residual from round to round (SparseLoCo: .95).
-    resync: after every so many rounds the models are averaged densely, buffers with them (only then): what
-        a peer could not get of some round, because it was away, is made good. 0: never.
+    resync: after every so many rounds the models are averaged densely, buffers with them (only then): what a
+        peer could not get of some round, because it was away, is made good. 0: never.
     bypass: "auto": rounds are sent whole, as fp32, while that takes less time than selecting, coding and
         sending, by what all peers measure (see ``bypass``). False: never.
 
@@ -94,7 +95,8 @@ class TopK:
     def codec(self, n_values: int, d: int) -> Codec:
         """What a channel is told: a name, and so many elements to a chunk that there is one for each row.
 
-        n_values: of the channel's schema; d: of the vector that they are part of.
+        n_values: of the channel's schema.
+        d: of the vector that they are part of.
         """
         elements = max(1, n_values // self.rows_most(d))
         return Codec(self.name, elements, _no_chunks, _no_chunks, _no_chunks, exact=False)
@@ -103,10 +105,12 @@ class TopK:
 class Compression(NamedTuple):
     """What sending less came to in a round: for the trace.
 
-    entries, density, bytes, dense_bytes, captured, residual_norm: see ``codecs.feedback.Measured``.
+    entries, density, bytes, dense_bytes, captured, residual_norm: see ``codecs.sparse.feedback.Measured``.
     committed, restored: fragments of this peer that were decided in this round, by what became of them.
-    late: rows of earlier rounds that came with this one; given_up: blocks of which some never came.
-    refused: rows that were not good, or twice there. dense: whether the round was sent whole.
+    late: rows of earlier rounds that came with this one.
+    given_up: blocks of which some never came.
+    refused: rows that were not good, or twice there.
+    dense: whether the round was sent whole.
     """
 
     entries: int

@@ -21,11 +21,13 @@ from ragtag.training.transport import Pending, Transport
 class Replica:
     """Averages its parts with the crew, in place.
 
-    name: of the channel. content: what the parts are ("models", "gradients"). fragments: equal parts of the
-    table, of which each round averages one, in turn. share: let tensors live in the table (``Bucket``).
+    name: of the channel.
+    content: what the parts are ("models", "gradients").
+    fragments: equal parts of the table, of which each round averages one, in turn.
+    share: let tensors live in the table (``Bucket``).
     together_s: as for ``Transport.configure``.
     Raises SchemaMismatch, naming the first tensor that differs, when another peer averages something else on
-    this channel.
+        this channel.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class Replica:
     ) -> Outcome:
         """One round, from flattening to copying back. Where no average came the own values stay.
 
-        aside: peers that the round does not wait for. due: the round that is due, where this peer can tell.
+        aside: peers that the round does not wait for.
+        due: the round that is due, where this peer can tell.
 
         Raises NotFinite, naming the tensor, before anything is sent, when a value is NaN or infinite.
         """

@@ -22,7 +22,9 @@ class OuterSteps:
     """One peer's outer optimizer, on the table that is averaged.
 
     specs: of the parameters, which come first in the table; what follows (buffers) takes the average as it
-    is. shape: the table's, ``(rows, elements)``. fragments: equal parts of it, of which each round steps one.
+        is.
+    shape: the table's, ``(rows, elements)``.
+    fragments: equal parts of it, of which each round steps one.
 
     The first average (of each fragment) is taken as it is and becomes the anchor, so peers need not have
     begun alike. Where no average came, values, anchor and momentum stay, and the next average there is of two

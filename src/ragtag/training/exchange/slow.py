@@ -38,7 +38,7 @@ class Merge:
 
     @property
     def marked(self) -> bool:
-        """Whether there is an anchor."""
+        """Whether ``mark`` was called: there is an average to measure what was learned from."""
         return bool(self._anchor)
 
     @torch.no_grad()
@@ -63,9 +63,10 @@ class Merge:
     ) -> Outcome:
         """One turn of a slow peer: take the crew's average, add to it what was learned, and offer the sum.
 
-        average: averages the parameters in place, with a weight; 0 takes and gives nothing. unheard: bool
-        ``[n_chunks]``, where an average came without this peer's values. values_in: which values of a
-        parameter lie in such chunks: bool, in its shape. Returns the last round's outcome.
+        average: averages the parameters in place, with a weight; 0 takes and gives nothing.
+        unheard: bool ``[n_chunks]``, where an average came without this peer's values.
+        values_in: which values of a parameter lie in such chunks: bool, in its shape.
+        Returns the last round's outcome.
         """
         if self.marked:
             self.lift()

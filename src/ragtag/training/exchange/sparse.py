@@ -1,10 +1,10 @@
 """A replica that sends selections: gradients, or differences to an anchor that all peers have.
 
-A round: select, encode, offer (``protocols.gather``), add what came. Decoding and adding happen here, in the
-trainer's thread. What the owners of this peer's fragments have taken in is committed, the rest goes back into
-the residual; both follow from the rows that come back, in this round or a later one. Of a block that never
-came, what had been sent is taken for delivered where its owner was heard of (others have added it, and twice
-is worse than not at all), and goes back where nothing came of it.
+A round: select, encode, offer (``protocols.rounds.gather``), add what came. Decoding and adding happen here,
+in the trainer's thread. What the owners of this peer's fragments have taken in is committed, the rest goes
+back into the residual; both follow from the rows that come back, in this round or a later one. Of a block
+that never came, what had been sent is taken for delivered where its owner was heard of (others have added it,
+and twice is worse than not at all), and goes back where nothing came of it.
 
 Of models the *difference to the anchor* is sent, never weights; the mean of the differences (through an outer
 optimiser, where one is given) moves the anchor, and the model is set to it: what was not sent stays in the
@@ -65,8 +65,11 @@ class Begun(NamedTuple):
 class SparseReplica:
     """Averages its parts with the crew in place, by selections.
 
-    parts: what is averaged. name: of the channel. content: "gradients" or "models". whole: what ``resync``
-    averages densely. note: told when the selection is by-passed, and when no longer.
+    parts: what is averaged.
+    name: of the channel.
+    content: "gradients" or "models".
+    whole: what ``resync`` averages densely.
+    note: told when the selection is by-passed, and when no longer.
     Raises SchemaMismatch, naming ratio and selection, or the first tensor, where another peer differs.
     """
 
@@ -130,7 +133,7 @@ class SparseReplica:
             self._sent.clear()
         self._flat = self.bucket.flatten().reshape(-1)
         self._leaps.require_finite(self.bucket)
-        if require_weight(weight) == 0:  # who has no weight in this round sends nothing either
+        if require_weight(weight) == 0:  # a peer without weight in this round sends nothing
             none = np.zeros((0, CHUNK_BYTES), np.uint8)
             pending = self._transport.offer(self._channel, none, 0.0, deadline_s, aside)
             return Begun(pending, None, weight, deadline_s)

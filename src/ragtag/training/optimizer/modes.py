@@ -20,7 +20,7 @@ class Mode(Protocol):
     content: str
 
     def parts(self, names: Sequence[str], buffers: Sequence[Part]) -> list[Part]:
-        """What is averaged."""
+        """What is averaged: a part for each of the parameters, in order, and maybe the buffers."""
         ...
 
     def local(self, closure: Closure | None, skipped: bool) -> float | None:
@@ -32,7 +32,7 @@ class Mode(Protocol):
         ...
 
     def take(self, outcome: Outcome) -> None:
-        """The average is in place."""
+        """A round's average has come and is in the parts: use it."""
         ...
 
     def forget(self) -> None:

@@ -62,11 +62,12 @@ class CrewOptimizer(torch.optim.Optimizer):
     parameter and no buffer. Peers should begin with the same weights (the same seed, or a checkpoint):
     the first average is one of whatever they begin with.
 
-    name: of what it averages, the same on all peers; of several optimizers in a crew, each has its own. seed:
-        of random selections. transport: the crew's network. method: ``RPS()``, ``AllReduce()``, ... or its
-        name (``averager.AVERAGERS``).
+    name: of what it averages, the same on all peers; of several optimizers in a crew, each has its own.
+    seed: of random selections.
+    transport: the crew's network.
+    method: ``RPS()``, ``AllReduce()``, ... or its name (``protocols.channel.averagers``).
     average: "models" after the local step, or "gradients" before it (see ``modes.Gradients``).
-    schedule (or its name: ``schedules.names``), or every (an int): when; by default after every step. Those
+    schedule, or its name (``schedules.names``), or every (an int): when; by default after every step. Those
         that do not wait for slow peers (``ragtag.schedules.Partial``, ``SSP``, ``DSSP``) need
         average="models" and RPS() or AllReduce(). ``BackupWorkers``, ``SoftSync``, ``Asynchronous``,
         ``ProgressiveGrouping`` bring their own averager, ``ragtag.Centre()``, which may stand here, too.
@@ -74,10 +75,10 @@ class CrewOptimizer(torch.optim.Optimizer):
         averaging begins, and the model is found by a look at which module is called (by a hook that
         torch.compile warns of: give it a compiled model).
     buffers: average the model's floating-point buffers too (see ``modules.buffer_parts``).
-    outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``).
-        Its anchor and momentum are in ``state_dict`` and in snapshots: who resumes, or comes late, has them.
-        ``ragtag.Outer(fragments=P, delay=tau)``: fragments in turn, while local steps go on (Streaming
-        DiLoCo); ``average()`` at the end waits for what is still under way.
+    outer: ``ragtag.Outer()``: outer momentum on averages of models (DiLoCo; see ``outer.OuterSteps``). Its
+        anchor and momentum are in ``state_dict`` and in snapshots: a run that resumes has them, and a
+        newcomer. ``ragtag.Outer(fragments=P, delay=tau)``: fragments in turn, while local steps go on
+        (Streaming DiLoCo); ``average()`` at the end waits for what is still under way.
     codec: how values travel: "fp32" (the default) bit for bit, "bf16" at half the bytes (relative error
         2^-9), "int8" at a quarter (off by half a 127th of the largest of each 256: for gradients rather than
         models).
@@ -93,9 +94,10 @@ class CrewOptimizer(torch.optim.Optimizer):
     deadline_s: bounds each round; by default its bound comes from measurement.
     coherence: ``ragtag.Coherence()``: measure now and then how far gradients agree with earlier ones (see
         ``training.coherence``); in trace and report, and in ``conduct.spent.coherence``.
-    on_outcome: called with each round's outcome. on_ready: called once, when the crew has agreed on what is
-        averaged and nothing has been averaged yet. on_note: told of what is odd (a speed not believed) and
-        of rounds sent whole. on_step: called after each local step with the closure's loss.
+    on_outcome: called with each round's outcome.
+    on_ready: called once, when the crew has agreed on what is averaged and nothing has been averaged yet.
+    on_note: told of what is odd (a speed not believed) and of rounds sent whole.
+    on_step: called after each local step with the closure's loss.
 
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
     NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent);
@@ -156,7 +158,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         self._transport, self._codec, self._method = transport, codec_of(asked), asked.averager
         self._mode = mode_of(asked)
         self.conduct = Conduct(schedule_of(asked), transport, name, on_note)
-        """When it averages and whom it waits for, and where its time goes."""
+        """When it averages, which peers it waits for, and where its time goes."""
         self._outer = streaming_of(asked)
         self._under_way: Any = None
         self._weight: Weight = weight_of(weight, samples)
@@ -229,7 +231,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             self.average()
 
     def resume_at(self, steps: int, since: int) -> None:
-        """Go on as one who has come so far; gradients gathered here before are forgotten."""
+        """Go on as a peer that has come so far; gradients gathered before are forgotten."""
         self._steps, self._since = steps, since
         if self._under_way is not None:  # it is of what was here before; it ends by its own deadline
             self._under_way.wait()

@@ -1,4 +1,4 @@
-"""When an optimizer averages: its schedule, told what is measured, and who is waited for."""
+"""When an optimizer averages: its schedule, told what is measured, and which peers are waited for."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ STALE_MAX = 32
 class Spent:
     """Where the time has gone since it was last asked for.
 
-    compute_s: between steps, and the local step itself; average_s: in averages; wait_s: put off by the
-    schedule; for_peer_s: of the last two, how much went by waiting for each peer. lost_s: of computing, by
-    the share of this peer's values that averages overwrote without having them. averages; steps; stale: of
-    the averages, to how many this peer came after 0, 1, 2 to 3, 4 to 7, ... rounds without it (how
-    stale it was); at a central state, of its updates of blocks, how many were so many versions old.
+    compute_s: between steps, and the local step itself.
+    average_s: in averages.
+    wait_s: put off by the schedule.
+    for_peer_s: of the last two, how much went by waiting for each peer.
+    lost_s: of computing, by the share of this peer's values that averages overwrote without having them.
+    averages, steps: how many.
+    stale: of the averages, to how many this peer came after 0, 1, 2 to 3, 4 to 7, ... rounds without it (how
+        stale it was); at a central state, of its updates of blocks, how many were so many versions old.
     coherence: the newest measurements, where they are asked for: (step, mu).
     """
 
@@ -113,7 +116,7 @@ class Conduct:
     def due(self, step: int, since: int) -> bool:
         """Whether to average now.
 
-        It stands by for no longer than the schedule says, from the last step of whom it stands by for.
+        It stands by for a peer no longer than the schedule says, counted from that peer's last step.
         """
         waited_s = idle_s = 0.0
         seen = -1
@@ -144,7 +147,7 @@ class Conduct:
         return not isinstance(decision, Compute)
 
     def begin(self) -> frozenset[PeerId]:
-        """An average begins: whom it does not wait for."""
+        """An average begins. Returns the peers that it does not wait for."""
         if self.partial:
             paces = self._read()
             self._aside = set_aside(paces.step_s, self._aside & paces.live, paces.exchange_s)

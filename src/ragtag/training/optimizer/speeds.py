@@ -32,7 +32,7 @@ class Pace:
     exchange_s: float
 
     def encode(self) -> bytes:
-        """As it is posted."""
+        """The post on the notice board (``decode`` reads it)."""
         return _POST.pack(_VERSION, self.steps, self.step_s, self.exchange_s)
 
 
@@ -52,7 +52,9 @@ def decode(blob: bytes) -> Pace | None:
 class Paces:
     """What is known of all peers that post and answer, this one included (``live``).
 
-    steps; step_s, where it is believed; since_s: how long ago each was seen to have taken a step;
+    steps: that each has taken.
+    step_s: seconds that a step of each takes, where what it posts is believed.
+    since_s: how long ago each was seen to have taken a step.
     exchange_s: the middle of what averages take.
     """
 
@@ -66,8 +68,8 @@ class Paces:
 class Pacer:
     """Measures this peer's steps, posts them, and reads the others'.
 
-    name: of the channel whose schedule asks. note: told of speeds that are not believed, once for each peer
-    until it posts one that is.
+    name: of the channel whose schedule asks.
+    note: told of speeds that are not believed, once for each peer until it posts one that is.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Pacer:
             self._overdue[peer] = seen[0]
 
     def read(self) -> Paces:
-        """What is known now."""
+        """What the notice board says now of the peers that post and answer, and this one's own."""
         now_s = self._clock()
         notices = self._peers.notices(self._topic)
         me = self._peers.me

@@ -1,4 +1,4 @@
-"""Who has acknowledged what a peer posted, and how long it waits for those who have not."""
+"""Which peers have acknowledged what one posted, and how long it waits for those that have not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PATIENCE, PATIENCE_MAX = 3.0, 8.0
 class Answers:
     """What the notice board knows of peer ``me``'s posts.
 
-    present: everybody who is not silent, ``me`` too. rto_s: the board's timeout (measured: RFC 6298).
+    present: the peers that are not silent, ``me`` too.
+    rto_s: the board's timeout (measured: RFC 6298).
     waited_s: how long the caller has waited so far, as far as it stood there and looked.
     """
 
@@ -44,17 +45,17 @@ class Answers:
         self.waited_s = 0.0
 
     def behind(self, number: int) -> frozenset[int]:
-        """Those who have not acknowledged the post ``number``, nor a later one, silent ones too."""
+        """Peers that have not acknowledged the post ``number``, nor a later one, silent ones too."""
         return frozenset(p for p in self._peers if self._reached.get(p, 0) < number)
 
     def all_know(self, number: int) -> bool:
-        """Whether all who are awaited have acknowledged this post."""
+        """Whether all peers that are awaited have acknowledged this post."""
         return not self._late(number)
 
     def enough_know(self, number: int) -> bool:
         """Whether not to wait any longer: all know, or a measured time is over.
 
-        Whoever is not silent yet, and does not answer within several timeouts, is slow, or cannot be heard.
+        A peer that is not silent yet, and does not answer in several timeouts, is slow, or cannot be heard.
         Once it was waited for in vain, it is not waited for again until it has acknowledged anything: a
         peer that froze costs its patience once, not with each claim until it is known to be dead.
         """
@@ -69,5 +70,5 @@ class Answers:
         return True
 
     def _late(self, number: int) -> dict[int, int]:
-        """Those who are awaited and have not acknowledged this post: the last that each has."""
+        """The last post that each peer has acknowledged, of those that are awaited and lack this one."""
         return {p: known for p in self._awaited if (known := self._reached.get(p, 0)) < number}

@@ -17,8 +17,10 @@ LEASE_S = 1.0
 class Deck:
     """An epoch's blocks, the same on all peers and in all epochs.
 
-    sizes: samples of each block. arcs: the blocks ``[start, stop)`` where each peer begins. exclusive: the
-    arcs of live peers are theirs alone. identity: 32 bits that differ where decks do.
+    sizes: samples of each block.
+    arcs: the blocks ``[start, stop)`` where each peer begins.
+    exclusive: the arcs of live peers are theirs alone.
+    identity: 32 bits that differ where decks do.
     """
 
     sizes: tuple[int, ...]

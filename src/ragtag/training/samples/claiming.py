@@ -35,8 +35,9 @@ def next_claim(
 ) -> Span:
     """What peer ``me`` claims of an epoch; blocks count from the epoch's first.
 
-    free: bool ``[n_blocks]``, at least one. cursor: where it goes on, if it can. present: how many peers
-    share what is left.
+    free: bool ``[n_blocks]``, at least one.
+    cursor: where it goes on, if it can.
+    present: how many peers share what is left.
     """
     (a, b), left = deck.arc(me), int(free.sum())
     mine_only = deck.exclusive and left == int(free[a:b].sum())

@@ -22,11 +22,15 @@ _VARINT_MAX = 1 << 56
 class Section:
     """One process of a peer.
 
-    process: tells processes of a peer apart; a later one has a higher number. number: of the post that said
-    this. entered: the epoch it began with; closed: epochs from there to below this have been reported;
-    ready: of epochs below this it knows no block that anybody could still use; epoch: the one it is in.
-    used: how many of the firm blocks, in their order, it has used. firm: what it uses without asking again;
-    pending: what it claims, and will use unless somebody's claim is firm or has a lower number;
+    process: tells processes of a peer apart; a later one has a higher number.
+    number: of the post that said this.
+    entered: the epoch it began with.
+    closed: epochs from there to below this have been reported.
+    ready: of epochs below this it knows no block that anybody could still use.
+    epoch: the one it is in.
+    used: how many of the firm blocks, in their order, it has used.
+    firm: what it uses without asking again.
+    pending: what it claims, and will use unless somebody's claim is firm or has a lower number.
     pending_number: of the post that claimed this.
     """
 

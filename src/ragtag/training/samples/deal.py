@@ -1,7 +1,7 @@
 """How a data set is dealt: the order of an epoch, the blocks it is cut into, and what peers take in turns.
 
 Each peer knows the order (a permutation named by seed and epoch) and the blocks without a word between them;
-who draws which is agreed upon on the notice board (``ragtag.training.samples.pool``).
+which of them draws which is agreed upon on the notice board (``ragtag.training.samples.pool``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCKS_MAX = 1 << 14
 
 
 def heir(peer: int, at: int, living: Sequence[int]) -> int:
-    """Who draws position ``at`` of a dead peer's share: the living take turns."""
+    """The peer that draws position ``at`` of a dead peer's share: the living take turns."""
     return living[(at + peer) % len(living)]
 
 
@@ -46,7 +46,8 @@ def cut(
     """Cut parts of an order, ``lengths`` samples each and one after the other, into blocks of whole batches.
 
     exclusive: each peer has a part of its own; else ``n`` begin evenly spread over the blocks.
-    drop_last: leave out what is left of a part after its last whole batch. name: tells decks apart.
+    drop_last: leave out what is left of a part after its last whole batch.
+    name: tells decks apart.
     Returns the deck, and int64 ``[blocks]``: where in the order each block begins.
     """
     batches = sum(length // batch for length in lengths) + len(lengths)

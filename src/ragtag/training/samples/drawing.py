@@ -40,7 +40,7 @@ class Drawer:
 
     @property
     def _alone_for_good(self) -> bool:
-        """Whether nobody else draws, now or later. Who may be joined tells what it draws from the start."""
+        """Whether nobody else draws, now or later (a peer that others may join tells from the start)."""
         return self._peers.n == 1 and not self._peers.may_grow
 
     def draws_at_once(self, blocks: int) -> None:

@@ -2,8 +2,9 @@
 
 Each peer posts the epoch that it begins, or that is next; the crew is in the highest of them. Before a peer
 begins one it posts, and waits until the others have acknowledged that, so it knows all that they had posted
-by then (``ragtag.protocols.crew.board``), within the measured patience of ``training.answers``. So a newcomer
-begins where the crew is, a peer that was away goes on there, and all end once one has done the last epoch.
+by then (``ragtag.protocols.crew.board``), within the measured patience of ``training.samples.answers``. So a
+newcomer begins where the crew is, a peer that was away goes on there, and all end once one has done the last
+epoch.
 
 Batches come from splits, which draw from pools that have epochs of their own. A split that is gone through in
 an epoch begins that epoch of its pool; where the pool is ahead (the crew went on meanwhile) the epoch is
@@ -44,7 +45,7 @@ class Passed(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come."""
+        """Its epoch, and which of its blocks are used."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -55,8 +56,10 @@ class Passed(Protocol):
 class Epochs:
     """The epochs of peer ``peers.me``'s crew, and what is used of the data.
 
-    splits: those there are, by number. round: the crew's last round that this peer knows of (-1: none).
-    epoch: the one that is under way, or next. before: how many rounds the crew had made before this run.
+    splits: those there are, by number.
+    round: the crew's last round that this peer knows of (-1: none).
+    epoch: the one that is under way, or next.
+    before: how many rounds the crew had made before this run.
     """
 
     def __init__(

@@ -13,9 +13,9 @@ from ragtag.training.samples.ledger import Ledger, Process
 class Lease:
     """Claims of the process ``who``, in the order of use.
 
-    used: how many of the firm blocks are used. fresh: declared firm in the newest post, and to be held
-    against what had come before that; fresh_number, number: of the posts that claimed ``fresh`` and
-    ``pending``.
+    used: how many of the firm blocks are used.
+    fresh: declared firm in the newest post, and to be held against what had come before that.
+    fresh_number, number: of the posts that claimed ``fresh`` and ``pending``.
     """
 
     who: Process
@@ -37,7 +37,7 @@ class Lease:
         return spans
 
     def used_spans(self) -> list[Span]:
-        """Firm blocks that are used."""
+        """The first ``used`` blocks of ``firm``, as spans."""
         left, spans = self.used, []
         for start, stop in self.firm:
             if left <= 0:

@@ -1,4 +1,4 @@
-"""The ledger of an epoch's samples: who has claimed which block, who has used it, and what is missing."""
+"""The ledger of an epoch's samples: which process has claimed or used which block, and what is missing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ Mask = NDArray[np.bool_]
 class EpochReport:
     """What an epoch came to, as one peer knows it. All but ``epoch`` count samples.
 
-    samples: that the epoch has. used_by_me: by this process. missed: that nobody is known to have used:
-    what a peer had claimed, and not yet reported as used, when it died. twice: that several have used, not
-    knowing of each other. by_peer: how many each peer used, as far as is known.
+    samples: how many the epoch has.
+    used_by_me: how many this process used.
+    missed: how many nobody is known to have used: claimed by a peer that died before it reported them.
+    twice: how many several peers used, not knowing of each other.
+    by_peer: how many each peer used, as far as is known.
     """
 
     epoch: int
@@ -121,7 +123,7 @@ class Ledger:
     def lost(self, spans: Sequence[Span], number: int, me: Process) -> list[Span]:
         """What of ``spans``, claimed by ``me`` in post ``number``, is others': firm, or claimed sooner.
 
-        Lower numbers win, then lower peers. Whoever claimed later in the sense of Lamport's clock has the
+        Lower numbers win, then lower peers. The later claim in the sense of Lamport's clock has the
         higher number; of two that did not know each other, both see the other's claim before either is used.
         """
         taken: list[Span] = []
@@ -148,14 +150,15 @@ class Ledger:
 
 
 KEPT = 2
-"""Epochs that are kept in posts for those who are away."""
+"""Epochs that are kept in posts for peers that are away."""
 
 
 class Closing:
     """The epochs of process ``who`` that are reported, and that wait for it.
 
-    started_with: the epoch it entered the crew with. closed: epochs below this are reported. ready: of epochs
-    below this it knows no block that anybody could still use.
+    started_with: the epoch it entered the crew with.
+    closed: epochs below this are reported.
+    ready: of epochs below this it knows no block that anybody could still use.
     """
 
     def __init__(self, who: Process, ledger: Ledger, open_max: int) -> None:
@@ -166,7 +169,7 @@ class Closing:
         self._begun: set[int] = set()
 
     def start(self, epoch: int) -> None:
-        """The crew is in this epoch."""
+        """This process has entered a crew that is in this epoch: it reports from there on."""
         self.started_with = self.closed = self.ready = epoch
 
     def begin(self, epoch: int) -> None:
@@ -176,9 +179,10 @@ class Closing:
     def advance(self, over: int, here: Collection[Section], all_know: bool, force: bool) -> None:
         """Report what is over of the epochs below ``over``, in order.
 
-        An epoch is, once all who are there know of nothing left in it; or more than ``open_max`` wait. here:
-        the others' sections. all_know: they know all that was posted, so that what they have reported may be
-        reported here. force: report all, as they are known.
+        An epoch is over once all that are there know of nothing left in it; or more than ``open_max`` wait.
+        here: the others' sections.
+        all_know: they know all that was posted, so that what they have reported may be reported here.
+        force: report all, as they are known.
         """
         self.ready = max(self.ready, self.closed)
         while self.ready < over and self._resolved(self.ready, here):
@@ -200,7 +204,7 @@ class Closing:
             self.reports.append(self._ledger.report(epoch, self._who))
 
     def _resolved(self, epoch: int, here: Collection[Section]) -> bool:
-        """Whether each block is used, or claimed by nobody who could still use it."""
+        """Whether each block is used, or claimed by no process that could still use it."""
         living = [self._who, *((s.peer, s.process) for s in here)]
         may_be = self._ledger.claimed_by(epoch, living) | ~self._ledger.claimed(epoch)
         return not (may_be & (self._ledger.used(epoch) == 0)).any()

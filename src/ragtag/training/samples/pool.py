@@ -69,8 +69,10 @@ class Over:
 class Pool:
     """Peer ``me``'s part.
 
-    process: higher than that of this peer's processes before. lease_s: how much work is claimed ahead.
-    epoch: the one that is under way. reports: of the epochs that all are done with, for the caller to take.
+    process: higher than that of this peer's processes before.
+    lease_s: how much work is claimed ahead.
+    epoch: the one that is under way.
+    reports: of the epochs that all are done with, for the caller to take.
     strangers: the peers whose posts are about other data.
     """
 
@@ -97,7 +99,7 @@ class Pool:
 
     @property
     def entered(self) -> bool:
-        """Whether it takes part."""
+        """Whether this peer knows where the crew is, and claims."""
         return self._entered
 
     def used(self, epoch: int) -> Mask:
@@ -134,9 +136,9 @@ class Pool:
     def next(self, now_s: float, notices: Notices, live: Iterable[int]) -> Use | Tell | Wait | Over:
         """What to do now.
 
-        notices: as they are at this moment, after any post that was told before. live: whose acknowledgements
-        are waited for. Who is taken for dead is those who are silent on the board: a peer that missed two
-        rounds may only be slow.
+        notices: as they are at this moment, after any post that was told before.
+        live: whose acknowledgements are waited for. Peers that are silent on the board are taken for dead:
+            one that missed two rounds may only be slow.
         """
         away_s = now_s - self._seen_s
         self._read(now_s, notices, live)
@@ -236,13 +238,13 @@ class Pool:
         self._learn_own(known.number if known is not None else 0)
 
     def _to_relay(self, section: Section) -> bool:
-        """Who is gone, or may be, and has anything to say of epochs that are open, or were till lately."""
+        """Whether a process is or may be gone, and has claims of epochs that are (or were lately) open."""
         first = (self._closing.closed - KEPT) * self._n
         away = self._gone(section) or section.peer in self._answers.behind(self._awaited)
         return away and any(stop > first for _, stop in (*section.firm, *section.pending))
 
     def _trim(self) -> None:
-        """Leave out what was used of epochs that all have reported; for who is away, a few are kept."""
+        """Leave out what was used of epochs that all have reported; keep a few for peers that are away."""
         known = [s for s in self.ledger.sections.values() if s.process == self.ledger.newest_process(s.peer)]
         here = [s.closed for s in known if not self._gone(s)]
         away = [s.closed for s in known if self._gone(s)]
@@ -257,7 +259,7 @@ class Pool:
         return newer or section.peer not in self._answers.present
 
     def _here(self) -> list[Section]:
-        """The sections of the others who are there."""
+        """The sections of the others that are there."""
         return [s for who, s in self.ledger.sections.items() if who != self._who and not self._gone(s)]
 
     def _read(self, now_s: float, notices: Notices, live: Iterable[int]) -> None:
@@ -282,8 +284,8 @@ class Pool:
     def _enter(self, now_s: float) -> bool:
         """Begin where the crew is, once everybody's posts are here.
 
-        Where some do not answer, also what the others say for them, who may not have known so far: in their
-        next posts.
+        Where some do not answer, it also takes the next posts of the others: they say what those had claimed,
+        and may not have known it so far.
         """
         behind = self._answers.behind(self._awaited)
         unsaid = bool(behind) and any(s.number < self._hello_number for s in self._here() if s.firm)

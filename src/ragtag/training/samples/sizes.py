@@ -40,8 +40,10 @@ _VERSION = 1
 class BatchSizes:
     """``crew.split(loader, sizes=ragtag.BatchSizes())``: the loader's batch size is the mean over peers.
 
-    least, most: samples in a batch of any peer; by default a grain, and four times the loader's. grain: sizes
-    are multiples of it, and so are the blocks of the pool; by default an eighth of the loader's size.
+    least, most: samples in a batch of any peer; by default a grain, and four times the loader's.
+    grain: sizes are multiples of it, and so are the blocks of the pool; by default an eighth of the loader's
+        size.
+
     The last batches of an epoch may be smaller. Give the optimizer ``weight="samples"``.
     Raises ValueError: one is below 1, or ``least`` above ``most``.
     """
@@ -77,7 +79,8 @@ def share(
 ) -> int:
     """How many grains this peer's batch has.
 
-    step_s: seconds per sample of the peers that are known; now: its grains until now.
+    step_s: seconds per sample of the peers that are known.
+    now: its grains until now.
     """
     if me not in step_s:
         return now
@@ -132,7 +135,7 @@ class Sizer:
             self._peers.post_soon(self._topic, _POST.pack(_VERSION, now_s))
 
     def _speeds(self) -> dict[PeerId, float]:
-        """Seconds per sample of all who post, and answer, and are believed."""
+        """Seconds per sample, of peers that post and answer and are believed."""
         notices = self._peers.notices(self._topic)
         told = {
             peer: s

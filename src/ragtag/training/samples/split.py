@@ -42,22 +42,23 @@ class Split:
 
     loader: its batch size, collation, workers, pinning and drop_last stay as they are, and whether it
         shuffles; the order is drawn from ``seed`` and the epoch, the same on every peer.
-    me: this peer; peers: who is alive, and the notice board on which peers tell what they draw.
-    shards: the indices of each peer, where they are not one pool: data skewed by label
-        (``skewed_shards``), or lying on certain machines. Who comes when the crew has grown gives the same
-        list, and draws of dead peers' shards.
+    me: this peer.
+    peers: which are alive, and the notice board on which they tell what they draw.
+    shards: the indices of each peer, where they are not one pool: data skewed by label (``skewed_shards``),
+        or lying on certain machines. A peer that comes when the crew has grown gives the same list, and draws
+        of dead peers' shards.
     ordinal: which split of this process it is; peers make theirs in the same order.
     on_epoch: is told what each epoch came to, once all are done with it: usually in the next one.
-    sizes: batches follow each peer's speed (``training.samples.sizes``); busy_s: how long this peer has
-    computed so far, which its speed follows from.
+    sizes: batches follow each peer's speed (``training.samples.sizes``).
+    busy_s: how long this peer has computed so far, which its speed follows from.
     founded: how many peers the crew had when it began, on all peers the same. Of more than 64 each district
-        (``protocols.district``) has a pool of its own, a part of each epoch's order as large as its share of
-        the peers, or the shards of its peers. What an epoch came to is then told of that part.
+        (``protocols.crew.district``) has a pool of its own, a part of each epoch's order as large as its
+        share of the peers, or the shards of its peers. What an epoch came to is then told of that part.
 
     The order is cut into blocks, of a batch each (several, in an epoch of more than 16,384). Every peer
     begins at its own part of the order; it claims blocks a little ahead of use (about a second of its work),
-    so that who is fast draws more, who comes late finds work, and all end together. So who draws a batch
-    depends on how fast peers are; the order, and that each sample is used once, do not. Shards stay with
+    so that a fast peer draws more, a newcomer finds work, and all end together. So speeds decide which peer
+    draws a batch; they change neither the order, nor that each sample is used once. Shards stay with
     their peers; only once a peer is known to be dead the living share what is left of its shard. What it had
     claimed and not yet reported as used is missed, and counted as such (``report``).
 
@@ -69,7 +70,8 @@ class Split:
 
     Each ``iter`` begins epoch ``epoch`` and counts it up; a peer that comes late begins in the crew's epoch.
     An epoch that is broken off gives back what it had claimed. epochs: where the script counts them (see
-    ``training.epochs``). Snapshots have the epoch, and which blocks of it are used (see ``state_dict``).
+    ``training.samples.epochs``). Snapshots have the epoch, and which blocks of it are used (see
+    ``state_dict``).
     Raises ValueError for a loader that is split already, and for shards that do not fit it; TypeError for
     what is no DataLoader.
     """
@@ -128,7 +130,7 @@ class Split:
 
     @property
     def _seats(self) -> slice:
-        """Whose part of the whole is this peer's district's: its founders', or another's, if it had none."""
+        """The founders' seats whose part this peer draws: its district's, or an earlier's for a later one."""
         n, at = districts(self._founded), district_of(self._me)
         return slice(PEERS_MAX * (at % n), PEERS_MAX * (at % n + 1)) if n > 1 else slice(None)
 

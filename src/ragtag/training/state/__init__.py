@@ -2,6 +2,6 @@
 
 ``capture`` takes a ``snapshot`` and puts it back (``tree``, ``optimizer_state``, ``compression_state``);
 ``checkpoint`` keeps them in files (``checkpoint_file``, ``atomic``). ``follower`` and ``replay`` take the
-steps that a newcomer missed, ``standing`` says who is behind; ``whole`` is how peers end with the same
-model.
+steps that a newcomer missed, ``standing`` says which peers are behind; ``whole`` is how peers end with the
+same model.
 """

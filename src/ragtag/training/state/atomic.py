@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whoever dies when."""
+"""Files that are there whole or not at all, whichever process dies when."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def write_whole(path: Path, parts: Iterable[bytes], mode: int = 0o666, lasting: 
     """Write a file so that at every moment ``path`` is what it was, or is complete and on the disk.
 
     The parts go to a hidden file beside it, locked while its process lives; then fsync, rename, and fsync of
-    the folder. mode: its permissions, less the umask. lasting: whether it is to outlive a loss of power;
-    without, nothing waits for the disk. Raises OSError; the hidden file is then gone.
+    the folder.
+    mode: its permissions, less the umask.
+    lasting: whether it is to outlive a loss of power; without, nothing waits for the disk.
+    Raises OSError; the hidden file is then gone.
     """
     hidden, file = _create(path, mode)
     try:

@@ -59,11 +59,12 @@ def capture(
 
     extra: more objects with state_dict and load_state_dict, by name.
     model: whose parameters these are; needed only where the optimizer was made without and the model has not
-        run yet. round: the crew's round; by default that of the optimizer's last average (0: none yet).
-        before: rounds of the training before this run.
+        run yet.
+    round: the crew's round; by default that of the optimizer's last average (0: none yet).
+    before: rounds of the training before this run.
     beside: optimizers whose snapshots have their models already: what is in them is left out here.
     Raises TypeError, naming the place, for state that is no plain data (a function, an object), and
-    RuntimeError when the model is not known yet.
+        RuntimeError when the model is not known yet.
     """
     for name, holder in extra.items():
         _require_stateful(name, holder)

@@ -1,10 +1,10 @@
 """Snapshots on a disk: written whole or not at all, checked when read, the newest whole one taken.
 
 A checkpoint is one file, ``peer-03-step-000120.ragtag``: a header of 96 bytes and a snapshot's bytes
-(``training.snapshot``). In the header, little-endian: magic (8 bytes), format version u32, peer u32, step
-u64, round u64, length of the snapshot u64, its BLAKE2b-256 (32), rounds of the training before this run u64,
-BLAKE2b-128 of all that (16). So a header is judged alone (which checkpoint is the newest?), and a bit that
-changed anywhere is found. The hashes find damage; they are no signature.
+(``training.state.snapshot``). In the header, little-endian: magic (8 bytes), format version u32, peer u32,
+step u64, round u64, length of the snapshot u64, its BLAKE2b-256 (32), rounds of the training before this run
+u64, BLAKE2b-128 of all that (16). So a header is judged alone (which checkpoint is the newest?), and a bit
+that changed anywhere is found. The hashes find damage; they are no signature.
 
 Any number of peers may write into one folder, and nothing in a checkpoint depends on how many there are. Each
 keeps the newest few of its own; those of peers that are no longer there stay.
@@ -87,9 +87,11 @@ class NoWholeCheckpoint(Error, RuntimeError):
 class Checkpoints:
     """A folder of checkpoints, of one peer or of many.
 
-    peer: whose are written here. keep: how many of its own stay (the newest). bytes_max: the longest
-    snapshot that is written or read. The folder need not exist yet; raises NotADirectoryError when it is
-    something else.
+    peer: the one that writes here.
+    keep: how many of its own stay (the newest).
+    bytes_max: the longest snapshot that is written or read.
+
+    The folder need not exist yet. Raises NotADirectoryError when it is something else.
     """
 
     def __init__(
@@ -132,8 +134,9 @@ class Checkpoints:
     def count_on(self, before: int, round: int, *, new: bool) -> int:
         """How many rounds came before this run, by what is in the folder: ``before``, or more.
 
-        round: the run's, now. new: nothing here is of this run, so a checkpoint of this round is to be newer
-        than all that is here. Else as other peers of the run count, so that theirs and this peer's compare.
+        round: the run's, now.
+        new: nothing here is of this run, so a checkpoint of this round is to be newer than all that is here.
+            Else as other peers of the run count, so that theirs and this peer's compare.
         Raises OSError when the folder cannot be read.
         """
         for header, _ in self._headers([], []):

@@ -37,8 +37,10 @@ class Damage(Exception):
 class Header(NamedTuple):
     """What a checkpoint's file says of itself.
 
-    before: rounds of the training before the run that wrote it; round: of that run.
-    n_bytes: of the snapshot behind the header; digest: its BLAKE2b-256.
+    before: rounds of the training before the run that wrote it.
+    round: of that run.
+    n_bytes: of the snapshot behind the header.
+    digest: its BLAKE2b-256.
     """
 
     before: int
@@ -86,12 +88,12 @@ class Header(NamedTuple):
 
 
 def digest_of(content: bytes) -> bytes:
-    """BLAKE2b-256."""
+    """BLAKE2b-256 of a snapshot, 32 bytes."""
     return hashlib.blake2b(content, digest_size=32).digest()
 
 
 def file_name(peer: int, step: int) -> str:
-    """What a checkpoint's file is called."""
+    """A checkpoint's file name; ``NAME`` reads it."""
     return f"peer-{peer:02d}-step-{step:06d}.ragtag"
 
 

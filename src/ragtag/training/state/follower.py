@@ -23,8 +23,11 @@ ARRIVED_MIN = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mean:
-    """What a round came to. table: float32 ``[n_chunks, elements]``; averaged: bool ``[n_chunks]``; patch:
-    what replicas that differed took from others after it.
+    """What a round came to.
+
+    table: float32 ``[n_chunks, elements]``.
+    averaged: bool ``[n_chunks]``.
+    patch: what replicas that differed took from others after it.
     """
 
     round: int
@@ -95,7 +98,7 @@ class Follower:
 
     @property
     def n_bytes(self) -> int:
-        """The size of a mean."""
+        """The memory that one round's mean takes."""
         return self._exchange.bucket.values.nbytes
 
     def arrived(self, in_step: bool) -> None:

@@ -58,9 +58,11 @@ class Ways(Generic[S]):
     """What a peer that catches up needs of others.
 
     newer: waits until others are past a round, at most so many seconds and as long as somebody is ahead;
-    ``False``: nothing came of them. ahead: whether a peer that lives may have a newer state than this one.
+        ``False``: nothing came of them.
+    ahead: whether a peer that lives may have a newer state than this one.
     fetch: gets a state within so many seconds, in a thread of its own; ``None``: nobody gave it.
-    put: puts it into the model and its optimizer; ``False``: it does not fit. follow, redo: see ``Follower``.
+    put: puts it into the model and its optimizer; ``False``: it does not fit.
+    follow, redo: see ``Follower``.
     passed: told of each round's outcome except the last one's.
     """
 
@@ -78,10 +80,14 @@ class Ways(Generic[S]):
 class Result:
     """What catching up came to.
 
-    outcome: of the last round (``None``: there was none). why: it failed for this reason (empty: it did not).
-    state_round: of the state that was put in place (-1: none). redone: of how many rounds the steps were
-    taken again; incomplete: of how many of these without some chunks; missing: of how many they were not
-    taken. tries: states that were asked for. newest: nobody that lives has a newer state than this peer.
+    outcome: of the last round (``None``: there was none).
+    why: the reason for which it failed (empty: it did not).
+    state_round: the round of the state that was put in place (-1: none was).
+    redone: how many rounds had their steps taken again.
+    incomplete: how many of these lacked some chunks.
+    missing: how many rounds had their steps not taken.
+    tries: how many states were asked for.
+    newest: no living peer has a newer state than this one.
     """
 
     outcome: Outcome | None = None
@@ -100,7 +106,7 @@ class Result:
 
     @property
     def in_step(self) -> bool:
-        """Whether the model is as the crew's."""
+        """Whether the state came and no step after it lacks, or no living peer has a newer one."""
         return self.newest or (self.state_round >= 0 and not self.missing)
 
     def __str__(self) -> str:
@@ -116,7 +122,8 @@ class Result:
 class CatchUp(Generic[S]):
     """One peer's way into step: ``run`` it, between its own steps.
 
-    rounds_max: so many means are kept. deadline_s: for all of it.
+    rounds_max: so many means are kept.
+    deadline_s: for all of it.
     """
 
     ways: Ways[S]

@@ -72,7 +72,8 @@ class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
 class Progress(NamedTuple):
     """How far a training has come; the greater, the further, on any peer and over any restarts.
 
-    rounds: of the whole training: a run that resumes counts on. step: this peer's.
+    rounds: of the whole training: a run that resumes counts on.
+    step: this peer's.
     """
 
     rounds: int
@@ -83,7 +84,9 @@ class Progress(NamedTuple):
 class Layout:
     """How a snapshot's bytes are laid out; files of one layout may be mixed (see the module).
 
-    n_bytes: the file's length; front_bytes: header and numbers; digest: of the header, 16 bytes.
+    n_bytes: the file's length.
+    front_bytes: header and numbers.
+    digest: of the header, 16 bytes.
     """
 
     n_bytes: int
@@ -95,12 +98,17 @@ class Layout:
 class Snapshot:
     """Copies, on the host, of all that a peer's training consists of.
 
-    step: how many steps the peer has taken; since: those since its last average; round: its channel's, which
-    every run counts from 0; before: rounds of the training before this run.
-    model: parameters and buffers by name. modules: extra state of modules that have any (get_extra_state).
+    step: how many steps the peer has taken.
+    since: those since its last average.
+    round: its channel's, which every run counts from 0.
+    before: rounds of the training before this run.
+    model: parameters and buffers by name.
+    modules: extra state of modules that have any (get_extra_state).
     optimizer: the inner optimizer's ``class``, ``defaults``, ``names`` (of the parameters, by group),
-    ``param_groups`` and ``state``. extra: state_dicts by name. outer: anchor and momentum of outer steps (see
-    ``ragtag.training.exchange.outer``; empty: there were none).
+        ``param_groups`` and ``state``.
+    extra: state_dicts by name.
+    outer: anchor and momentum of outer steps (see ``ragtag.training.exchange.outer``; empty: there were
+        none).
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Who is behind its crew: what peers post of themselves while they catch up, and what follows from it.
+"""Which peers are behind their crew: what they post while they catch up, and what follows from it.
 
 A peer that was away for long takes the crew's state from a peer that was not, and begins each round once
 such a peer has (``replay``). Where all that were ahead have died meanwhile, or nobody was ahead and a round's
@@ -8,7 +8,7 @@ same, or says it of a newer state. When there is none, its own state is the newe
 follow it.
 
 Nobody needs to agree. A post is acknowledged with its reader's own newest one, so a peer knows what all that
-live say before it goes on; who lives is for membership to say. Peers whose states are of one round have one
+live say before it goes on; membership says which peers live. Peers whose states are of one round have one
 state, and go on together.
 """
 
@@ -42,12 +42,12 @@ class Board(Protocol):
         ...
 
     def notices(self, topic: int) -> Notices:
-        """What is known of a topic."""
+        """The newest post of each peer on a topic, and which peers answer nothing."""
         ...
 
 
 class Standing:
-    """On which channels this peer is behind, as it tells the others, and who else is.
+    """On which channels this peer is behind, as it tells the others, and which others are.
 
     living: the other peers that live and average.
     """

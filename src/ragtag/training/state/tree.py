@@ -143,7 +143,11 @@ class Packer:
 
 
 class Unpacker:
-    """Puts trees together again. numbers: all of them; tensors: by name."""
+    """Puts trees together again.
+
+    numbers: all of them.
+    tensors: by name.
+    """
 
     def __init__(self, numbers: list[int], tensors: Mapping[str, torch.Tensor]) -> None:
         self._numbers = iter(numbers)

@@ -50,7 +50,8 @@ def joined_digest(digests: Sequence[str]) -> str:
 class Whole:
     """All that one optimizer or hook averages, as values that peers may compare and take from each other.
 
-    name: of its channel. parts: parameters and floating-point buffers.
+    name: of its channel.
+    parts: parameters and floating-point buffers.
     """
 
     def __init__(self, name: str, parts: Sequence[Part], transport: Transport) -> None:
@@ -97,8 +98,10 @@ class Whole:
 class Stand(msgspec.Struct, frozen=True):
     """Where a peer stands with one model.
 
-    digest: of its values. current: the newest round up to which it has kept up with the others (``kept_up``;
-    -1: none). since: its local steps since its last average. round: the last round.
+    digest: of its values.
+    current: the newest round up to which it has kept up with the others (``kept_up``; -1: none).
+    since: its local steps since its last average.
+    round: the last round.
     """
 
     digest: str
@@ -142,14 +145,16 @@ def reached(stands: Stands) -> int:
 def is_current(stand: Stand, stands: Stands) -> bool:
     """Whether a peer's values count: it has kept up with the others.
 
-    The bound is that of rounds: whoever skipped more takes, and does not give.
+    The bound is that of rounds: a peer that skipped more takes, and does not give.
     """
     return stand.current >= reached(stands) - CATCH_UP
 
 
 def source_of(stands: Stands) -> PeerId:
-    """Whose values all take: of those that have come as far as the crew, one whose values most have; then one
-    that added least alone; then the lowest peer. All peers that know the same come to the same.
+    """The peer whose values all take. Peers that know the same come to the same.
+
+    Of those that have come as far as the crew it is one whose values most have, then one that added least
+    alone, then the lowest.
     """
     there = {peer: stand for peer, stand in stands.items() if stand.current >= reached(stands)}
     counts = Counter(stand.digest for stand in stands.values() if is_current(stand, stands))
@@ -166,7 +171,8 @@ class Finished:
     """How a training has ended, as one peer knows it.
 
     digest: of the final model (of several: of their digests); hex, empty: nothing was averaged.
-    alike: whether all of ``peers`` hold the same. peers: that finished together, this one among them.
+    alike: whether all of ``peers`` hold the same.
+    peers: that finished together, this one among them.
     behind: how many rounds each of these had missed in which others averaged, where it is more than none.
     moved: by which share of its norm this peer's model changed when it took the agreed one.
     """

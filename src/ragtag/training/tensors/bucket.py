@@ -86,10 +86,11 @@ class _Segment:
 class Bucket:
     """Tensors that are averaged together.
 
-    elements: values per chunk (the codec's); share: let tensors live in the table. fragments: the table is
-    as long as so many equal parts of whole chunks.
-    Raises TypeError or ValueError, naming the tensor, for what cannot be averaged: complex, integer,
-    sparse, sharded (DTensor), overlapping or not yet initialised tensors; and for no values at all.
+    elements: values per chunk (the codec's).
+    share: let tensors live in the table.
+    fragments: the table is as long as so many equal parts of whole chunks.
+    Raises TypeError or ValueError, naming the tensor, for what cannot be averaged: complex, integer, sparse,
+        sharded (DTensor), overlapping or not yet initialised tensors; and for no values at all.
     """
 
     def __init__(

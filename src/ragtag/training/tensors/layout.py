@@ -16,9 +16,11 @@ from ragtag.core.schema import TensorSpec
 class Part:
     """One tensor of a bucket.
 
-    name: as in the model; kind: what it is ("parameter", "buffer", "gradient of"), for messages;
-    find: the tensor as it is now (a module may have replaced its buffer); dtype: what peers must agree
-    on where it is not the tensor's own (a float32 sum stands in for gradients of another dtype).
+    name: as in the model.
+    kind: what it is ("parameter", "buffer", "gradient of"), for messages.
+    find: the tensor as it is now (a module may have replaced its buffer).
+    dtype: what peers must agree on where it is not the tensor's own (a float32 sum stands in for gradients of
+        another dtype).
     """
 
     name: str
@@ -83,7 +85,7 @@ def strides_of(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Which storage a tensor lies in."""
+    """The address of the storage that a tensor lies in; tensors that share memory have one."""
     return tensor.untyped_storage().data_ptr()
 
 

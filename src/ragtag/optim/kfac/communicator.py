@@ -1,0 +1,132 @@
+"""What K-FAC asks of other peers, and what that is where there are none.
+
+``Communicator`` is a part of what ``crew.tensors`` gives; K-FAC itself knows neither peers nor rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Examples = Mapping[str, Tensor]
+"""Named tensors of the shapes, and on the devices, of those that are to come."""
+
+
+class FactorMeans(Protocol):
+    """Averaged factors, by name."""
+
+    def __getitem__(self, name: str, /) -> Tensor: ...
+
+
+class FactorRound(Protocol):
+    """An average under way."""
+
+    def result(self) -> FactorMeans:
+        """Wait for its end, which its own deadline bounds."""
+        ...
+
+
+class NewestBasis(Protocol):
+    """The newest whole value of a computed tensor, and how many averages have ended since."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """Not to be changed."""
+        ...
+
+    @property
+    def age_rounds(self) -> int:
+        """0 or more."""
+        ...
+
+
+class Communicator(Protocol):
+    """Named tensors: factors that are averaged, and bases that an owner computes for all."""
+
+    def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
+        """Begin an average of all factors. weight: how much this peer's count."""
+        ...
+
+    def mine(self, costs: Mapping[str, float]) -> list[str]:
+        """Of all computed tensors, those that this peer is to compute now."""
+        ...
+
+    def publish(self, values: Mapping[str, Tensor]) -> None:
+        """Have all take these; waits for nobody."""
+        ...
+
+    def newest(self, name: str) -> NewestBasis | None:
+        """What there is of a computed tensor; never waits."""
+        ...
+
+
+class _Held:
+    def __init__(self, tensor: Tensor, age_rounds: int) -> None:
+        self.tensor, self.age_rounds = tensor, age_rounds
+
+
+class _Ended:
+    def __init__(self, values: Mapping[str, Tensor], on_taken: Callable[[], None]) -> None:
+        self._values, self._on_taken = values, on_taken
+
+    def result(self) -> FactorMeans:
+        self._on_taken()
+        return self._values
+
+
+class OneProcess:
+    """A ``Communicator`` without others: averages are its own values, and it computes everything."""
+
+    def __init__(self, averaged: Examples, computed: Examples) -> None:
+        self._rounds = 0
+        self._forms = {name: (example.shape, example.device) for name, example in computed.items()}
+        self._held: dict[str, tuple[Tensor, int]] = {}
+
+    def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
+        """Done at once; it counts when its result is taken, which is to be once."""
+        return _Ended(values, self._count)
+
+    def _count(self) -> None:
+        self._rounds += 1
+
+    def mine(self, costs: Mapping[str, float]) -> list[str]:
+        """All."""
+        return list(costs)
+
+    def publish(self, values: Mapping[str, Tensor]) -> None:
+        """There at once."""
+        self._held.update({name: (value, self._rounds) for name, value in values.items()})
+
+    def newest(self, name: str) -> NewestBasis | None:
+        """What was published last."""
+        held = self._held.get(name)
+        return None if held is None else _Held(held[0], self._rounds - held[1])
+
+    def state_dict(self) -> dict[str, object]:
+        """What was published, with its ages in rounds."""
+        values = {name: value.detach().cpu().clone() for name, (value, _) in self._held.items()}
+        return {"values": values, "ages": {name: self._rounds - at for name, (_, at) in self._held.items()}}
+
+    def load_state_dict(self, state: object, /) -> None:
+        """Raises ValueError: a name, shape or age is not one that there can be; nothing has changed then."""
+        values = state.get("values") if isinstance(state, dict) else None
+        ages = state.get("ages") if isinstance(state, dict) else None
+        if not isinstance(values, dict) or not isinstance(ages, dict) or values.keys() != ages.keys():
+            raise ValueError("the state of K-FAC's decompositions has other parts than it should")
+        for name, value in values.items():
+            if name not in self._forms:
+                raise ValueError(f"the state has a decomposition {name!r}, which there is not")
+            shape = self._forms[name][0]
+            if not isinstance(value, Tensor) or value.shape != shape or not torch.isfinite(value).all():
+                raise ValueError(
+                    f"the state's decomposition {name!r} is no finite tensor of shape {tuple(shape)}"
+                )
+            if type(ages[name]) is not int or ages[name] < 0:
+                raise ValueError(f"the state's decomposition {name!r} has the age {ages[name]!r}")
+        self._held = {
+            name: (value.to(self._forms[name][1], copy=True), self._rounds - ages[name])
+            for name, value in values.items()
+        }

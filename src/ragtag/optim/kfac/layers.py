@@ -1,0 +1,238 @@
+"""The maths of one layer: its factors, their decompositions, and a gradient between these.
+
+For a layer y = W x + b with input rows a (1 appended for b) and output gradients g, K-FAC takes the Fisher
+matrix of (W b) for the Kronecker product of A = E[a a'] and G = E[g g']. A convolution's rows are its
+patches, one for each position of its output, divided by the number of positions, and so are its output
+gradients ("Convolutional Neural Network Training with Distributed K-FAC", Pauloski et al., SC 2020, arXiv
+2007.00784). A convolution in
+groups is as many layers of one form: all its matrices have the groups in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
+
+from ragtag.optim.kfac.placement import DecompositionForm, LayerSize
+
+
+class PassGate:
+    """What K-FAC tells the hooks of its layers: whether passes count now, and how the loss is scaled."""
+
+    def __init__(self, scale: Callable[[], float]) -> None:
+        self.opened = True
+        self.scale = scale
+
+
+class KfacLayer:
+    """One layer whose passes are watched: ``Linear`` or ``Conv2d``.
+
+    A pass counts when its backward pass reaches the layer: until then the graph holds its A (n x n values,
+    and no copy of the input), so one that is dropped leaves nothing. Passes in evaluation mode or without
+    gradients do not count. Of several passes (gradient accumulation, a layer that is called twice) the mean
+    is taken.
+    """
+
+    def __init__(self, name: str, module: nn.Linear | nn.Conv2d, dtype: torch.dtype, gate: PassGate) -> None:
+        self.name, self.module, self.dtype, self._gate = name, module, dtype, gate
+        self.groups = module.groups if isinstance(module, nn.Conv2d) else 1
+        rows = module.weight[0].numel() + (module.bias is not None)
+        self.size = LayerSize(rows, module.weight.shape[0] // self.groups, self.groups)
+        self.factors = {"A": self._identity(self.size.a), "G": self._identity(self.size.g)}
+        self.folded = 0
+        """How many times new passes have come into the factors."""
+        self._sums: tuple[Tensor, Tensor] | None = None
+        self._passes = 0
+
+    def __deepcopy__(self, memo: object) -> KfacLayer:
+        """A copy of the model carries this hook, too, which knows that it is not the layer's."""
+        return self
+
+    def _identity(self, size: int) -> Tensor:
+        eye = torch.eye(size, dtype=self.dtype, device=self.module.weight.device)
+        return eye if self.groups == 1 else eye.repeat(self.groups, 1, 1)
+
+    # -- Passes
+
+    def watch(self) -> RemovableHandle:
+        """Begin to see passes; what it returns ends that."""
+        return self.module.register_forward_hook(self._forward, with_kwargs=True)
+
+    def _forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        if module is not self.module or not (
+            module.training and self._gate.opened and output.requires_grad and output.numel()
+        ):
+            return
+        given = args[0] if args else kwargs["input"]
+        with torch.no_grad():
+            a = covariance(self.input_rows(given.detach().to(self.dtype)))
+        output.register_hook(partial(self._backward, a))  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _backward(self, a: Tensor, gradient: Tensor) -> None:
+        g = covariance(self.output_rows(gradient.detach().to(self.dtype) / self._gate.scale()))
+        self._sums = (a, g) if self._sums is None else (self._sums[0] + a, self._sums[1] + g)
+        self._passes += 1
+
+    def forget(self) -> None:
+        """Drop the passes since the factors were updated."""
+        self._sums, self._passes = None, 0
+
+    def input_rows(self, given: Tensor) -> Tensor:
+        """What the layer's outputs are products of: ``(rows, a)``, or ``(groups, rows, a)``.
+
+        given: a pass's input, ``(..., in)``, or ``(N, C, H, W)`` or ``(C, H, W)``.
+        """
+        if isinstance(self.module, nn.Linear):
+            rows, positions = given.reshape(-1, given.shape[-1]), 1
+        else:
+            patches = self._patches(self.module, given if given.dim() == 4 else given.unsqueeze(0))
+            rows, positions = self._by_group(patches), patches.shape[-1]
+        if self.module.bias is not None:
+            rows = torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1)
+        return rows / positions
+
+    def output_rows(self, gradient: Tensor) -> Tensor:
+        """A pass's output gradient as ``(rows, g)``, or ``(groups, rows, g)``."""
+        if isinstance(self.module, nn.Linear):
+            return gradient.reshape(-1, gradient.shape[-1])
+        whole = gradient if gradient.dim() == 4 else gradient.unsqueeze(0)
+        return self._by_group(whole.flatten(2)) / (whole.shape[2] * whole.shape[3])
+
+    def _by_group(self, columns: Tensor) -> Tensor:
+        """``(N, groups * n, positions)`` to ``(groups, N * positions, n)``, or without groups."""
+        samples, values, positions = columns.shape
+        n = values // self.groups
+        rows = columns.view(samples, self.groups, n, positions).permute(1, 0, 3, 2)
+        rows = rows.reshape(self.groups, samples * positions, n)
+        return rows[0] if self.groups == 1 else rows
+
+    @staticmethod
+    def _patches(module: nn.Conv2d, given: Tensor) -> Tensor:
+        """``(N, C * kh * kw, positions)``: what each position of the output sees, padding with it."""
+        margins = []
+        for axis in (1, 0):  # the last axis comes first, as ``pad`` has it
+            if module.padding == "same":
+                whole = module.dilation[axis] * (module.kernel_size[axis] - 1)
+                margins += [whole // 2, whole - whole // 2]
+            else:
+                each = 0 if isinstance(module.padding, str) else int(module.padding[axis])
+                margins += [each, each]
+        if any(margins):
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            given = functional.pad(given, margins, mode=mode)
+        return functional.unfold(given, module.kernel_size, module.dilation, 0, module.stride)
+
+    # -- Factors
+
+    def fold(self, alpha: float) -> bool:
+        """Take the passes since the last time into the factors: ``alpha F + (1 - alpha) F_new``.
+
+        Returns whether they were finite: passes that are not (a scaled loss that overflowed) are dropped.
+        """
+        sums, passes = self._sums, self._passes
+        self.forget()
+        if sums is None:
+            return True
+        if not all(bool(torch.isfinite(part).all()) for part in sums):
+            return False
+        for side, part in zip(("A", "G"), sums, strict=True):
+            self.factors[side] = alpha * self.factors[side].to(part.device) + (1 - alpha) * (part / passes)
+        self.folded += 1
+        return True
+
+    # -- The gradient
+
+    def gradient(self) -> Tensor | None:
+        """``(g, a)``, or ``(groups, g, a)``, the bias's as last column; ``None``: there is none."""
+        weight, bias = self.module.weight.grad, self.module.bias
+        if weight is None or (bias is not None and bias.grad is None):
+            return None
+        parts = [weight.reshape(self.groups, self.size.g, -1)]
+        if bias is not None and bias.grad is not None:
+            parts.append(bias.grad.reshape(self.groups, self.size.g, 1))
+        whole = torch.cat(parts, -1)
+        return whole[0] if self.groups == 1 else whole
+
+    def write(self, gradient: Tensor) -> None:
+        """Put a gradient of that form in place of the layer's, in its own memory."""
+        weight, bias = self.module.weight.grad, self.module.bias
+        assert weight is not None
+        if bias is not None:
+            assert bias.grad is not None
+            bias.grad.copy_(gradient[..., -1].reshape(bias.shape))
+            gradient = gradient[..., :-1]
+        weight.copy_(gradient.reshape(weight.shape))
+
+
+def covariance(rows: Tensor) -> Tensor:
+    """``rows' rows / n`` of n rows, exactly symmetric."""
+    product = rows.mT @ (rows / rows.shape[-2])
+    return (product + product.mT) / 2
+
+
+def decomposed(factor: Tensor, form: DecompositionForm, damping: float) -> Tensor:
+    """What preconditioning needs of a factor ``(..., n, n)``, in float32 at least.
+
+    eigen: ``(..., n + 1, n)``: eigenvectors as columns, and below them the eigenvalues, those below 0 as 0.
+    inverse: of ``factor + damping I``, ``(..., n, n)``.
+    """
+    plain = factor if factor.dtype == torch.float64 else factor.float()
+    if form == "inverse":
+        eye = torch.eye(plain.shape[-1], dtype=plain.dtype, device=plain.device)
+        inverse: Tensor = torch.linalg.inv(plain + damping * eye)
+        return inverse.contiguous()  # as those have it that it is sent to: products round by memory's order
+    values, vectors = torch.linalg.eigh(plain)
+    return torch.cat([vectors, values.clamp(min=0).unsqueeze(-2)], -2)
+
+
+def undecomposed(factor: Tensor, form: DecompositionForm) -> Tensor:
+    """Zeros of the shape of ``decomposed``."""
+    n = factor.shape[-1]
+    return factor.new_zeros(*factor.shape[:-2], n + (form == "eigen"), n)
+
+
+def preconditioned(gradient: Tensor, a: Tensor, g: Tensor, form: DecompositionForm, damping: float) -> Tensor:
+    """A gradient ``(..., g, a)`` times the inverse of the damped Fisher matrix, from ``decomposed`` factors.
+
+    eigen: of ``G x A + damping I``, exactly. inverse: of ``(G + damping I) x (A + damping I)``.
+    """
+    given = gradient.to(a.dtype)
+    if form == "inverse":
+        return g @ given @ a
+    (a_vectors, a_values), (g_vectors, g_values) = _parts(a), _parts(g)
+    inner = g_vectors.mT @ given @ a_vectors
+    inner = inner / (g_values.unsqueeze(-1) * a_values.unsqueeze(-2) + damping)
+    return g_vectors @ inner @ a_vectors.mT
+
+
+def _parts(basis: Tensor) -> tuple[Tensor, Tensor]:
+    return basis[..., :-1, :], basis[..., -1, :]
+
+
+def why_not(module: nn.Module) -> str | None:
+    """Why a module with parameters of its own is left to the optimiser; ``None``: K-FAC knows it."""
+    kind = type(module)
+    base = nn.Conv2d if issubclass(kind, nn.Conv2d) else nn.Linear
+    computes = ("forward", "_conv_forward") if base is nn.Conv2d else ("forward",)
+    own_way = any(getattr(kind, name) is not getattr(base, name) for name in computes)
+    if not issubclass(kind, base) or own_way:
+        return f"{kind.__name__} is neither Linear nor Conv2d, or computes in its own way"
+    parameters = dict(module.named_parameters(recurse=False))
+    if "weight" not in parameters or (getattr(module, "bias", None) is not None and "bias" not in parameters):
+        return "its parameters are computed from others"
+    if not all(parameter.requires_grad for parameter in parameters.values()):
+        return "some of its parameters need no gradient"
+    if not all(parameter.is_floating_point() for parameter in parameters.values()):
+        return "its parameters are not real floating-point numbers"
+    if any(parameter.numel() == 0 for parameter in parameters.values()):
+        return "it has no values"
+    return None

@@ -1,0 +1,407 @@
+"""K-FAC as a preconditioner: it changes the gradients, and any optimizer takes the step.
+
+kfac = KFAC(model, lr=lambda step: optimizer.param_groups[0]["lr"])
+loss.backward()
+kfac.step()
+optimizer.step()
+
+A step goes: new passes come into the factors, whose average over peers begins; decompositions that are ready
+are published, and new ones begin where it is time; each gradient is preconditioned by the newest bases that
+there are; all are scaled so that the step keeps to its bound (the KL clip). Nothing waits for another peer's
+bases, and an average is waited for only when its factors are needed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ragtag.optim.kfac.communicator import Communicator, Examples, FactorRound, OneProcess
+from ragtag.optim.kfac.layers import KfacLayer, PassGate, decomposed, preconditioned, undecomposed, why_not
+from ragtag.optim.kfac.placement import SIDES, DecompositionForm, cost_of
+
+ByStep = Callable[[int], float]
+EveryByStep = Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Decompositions under way in the thread: of factors as they were after so many averages."""
+
+    future: Future[dict[str, Tensor]]
+    rounds: int
+
+
+class KFAC:
+    """Preconditions the gradients of a model's ``Linear`` and ``Conv2d`` layers in place.
+
+    lr: the optimizer's, or its value at a step (0, 1, ...), for the KL clip.
+    damping: above 0, or by step; an inverse keeps the one that it was made with.
+    factor_decay: alpha of the running averages, from the identity: ``alpha F + (1 - alpha) F_new``.
+    kl_clip: kappa; ``None``: no clip.
+    factor_every, inverse_every: steps from one update of the factors, or of the decompositions, to the next;
+    a number, or by step.
+    form: "eigen" (of the damped Kronecker product), or "inverse" (of damped factors).
+    factor_dtype: of running averages; decompositions are made in float32 at least.
+    grad_scale: what output gradients are divided by: ``scaler.get_scale`` of a ``GradScaler`` (unscale the
+    gradients before ``step``). Losses divided by k passes make output gradients k times too small: ``1 / k``.
+    background: decompose in a thread, and go on with older bases until it is done. One set is under way at
+    most; an error in it is raised by the next step.
+    skip: names of modules that are left to the optimizer.
+    communicator: makes one from examples of what is averaged and of what is computed, by name, as
+    ``crew.tensors`` does; by default there are no other peers.
+
+    A layer is left alone as long as it has had no pass, or no gradient, or has no bases yet. What is left to
+    the optimizer is in ``left_out``, with why. Hooks and thread end with the object, or with ``close()``.
+
+    Raises ValueError: an argument is out of range, or nothing is left to precondition.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float | ByStep,
+        damping: float | ByStep = 0.003,
+        factor_decay: float | ByStep = 0.95,
+        kl_clip: float | ByStep | None = 0.001,
+        factor_every: int | EveryByStep = 1,
+        inverse_every: int | EveryByStep = 10,
+        form: DecompositionForm = "eigen",
+        factor_dtype: torch.dtype = torch.float32,
+        grad_scale: float | Callable[[], float] = 1.0,
+        background: bool = False,
+        skip: Sequence[str] = (),
+        communicator: Callable[[Examples, Examples], Communicator] | None = None,
+    ) -> None:
+        self._lr = _by_step("lr", lr, zero=True)
+        self._damping = _by_step("damping", damping)
+        self._decay = _by_step("factor_decay", factor_decay, high=1.0)
+        self._kl_clip = None if kl_clip is None else _by_step("kl_clip", kl_clip)
+        self._factor_every = _turns("factor_every", factor_every)
+        self._inverse_every = _turns("inverse_every", inverse_every)
+        if form not in ("eigen", "inverse"):
+            raise ValueError(f'K-FAC: form is {form!r}; give "eigen" or "inverse"')
+        if not isinstance(factor_dtype, torch.dtype) or not factor_dtype.is_floating_point:
+            raise ValueError(f"K-FAC: factor_dtype is {factor_dtype}; give a real floating-point type")
+        gate = PassGate(_scale(grad_scale))
+        known, self._left_out = _sorted_out(model, skip)
+        self._form: DecompositionForm = form
+        self.steps = 0
+        """How many were taken."""
+        self.dropped = 0
+        """How often a layer's passes were not finite, and left out of its factors."""
+        self._gate = gate
+        self._gate.opened = self._factor_every(0)
+        self._layers = {name: KfacLayer(name, module, factor_dtype, gate) for name, module in known.items()}
+        self._sides = {
+            f"{name}.{side}": (layer, side) for name, layer in self._layers.items() for side in SIDES
+        }
+        averaged = {name: layer.factors[side] for name, (layer, side) in self._sides.items()}
+        self._costs = {
+            self._basis(name): layer.groups * cost_of(layer.size.side(side))
+            for name, (layer, side) in self._sides.items()
+        }
+        computed = {self._basis(name): undecomposed(factor, form) for name, factor in averaged.items()}
+        self._peers = communicator(averaged, computed) if communicator else OneProcess(averaged, computed)
+        self._round: FactorRound | None = None
+        self._rounds = 0
+        self._late: dict[str, int] = {}
+        self._due = False
+        self._job: _Job | None = None
+        self._thread = ThreadPoolExecutor(1, "kfac") if background else None
+        self._stop = threading.Event()
+        hooks = [layer.watch() for layer in self._layers.values()]
+        self._end = weakref.finalize(self, _end, hooks, self._thread, self._stop)
+
+    def __repr__(self) -> str:
+        return f"KFAC({len(self._layers)} layers, {self._form}, {self.steps} steps)"
+
+    @property
+    def layers(self) -> Mapping[str, KfacLayer]:
+        """What is preconditioned, by the modules' names."""
+        return self._layers
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Modules with parameters that the optimizer has to itself, and why."""
+        unseen = {name: "no pass has reached it yet" for name, one in self._layers.items() if not one.folded}
+        return {**self._left_out, **(unseen if self.steps else {})}
+
+    def ages(self) -> dict[str, int | None]:
+        """How many averages each factor's decomposition is behind, by ``LAYER.A`` and ``LAYER.G``.
+
+        ``None``: there is none yet. Of another peer's thread the time that it took is not in it.
+        """
+        ages: dict[str, int | None] = {}
+        for name in self._sides:
+            basis = self._peers.newest(self._basis(name))
+            ages[name] = None if basis is None else basis.age_rounds + self._late.get(self._basis(name), 0)
+        return ages
+
+    def _basis(self, name: str) -> str:
+        return f"{name}.{self._form}"
+
+    # -- A step
+
+    @torch.no_grad()
+    def step(self, samples: float = 1.0) -> None:
+        """Precondition the gradients in place; call it before ``optimizer.step()``.
+
+        samples: how much this peer's factors count in an average.
+        Gradients stay as they are where one of them is not finite.
+
+        Raises:
+            ValueError: a setting by step, or samples, is out of range; nothing has changed then.
+            RuntimeError: K-FAC was closed, or a factor cannot be decomposed (in a thread: an earlier one).
+        """
+        if not self._end.alive:
+            raise RuntimeError("K-FAC was closed")
+        if not 0 <= samples < math.inf:
+            raise ValueError(f"K-FAC: samples is {samples}; give a number of 0 or more")
+        at = self.steps
+        lr, damping, decay = self._lr(at), self._damping(at), self._decay(at)
+        kappa = None if self._kl_clip is None else self._kl_clip(at)
+        turn, next_opened = self._inverse_every(at), self._factor_every(at + 1)
+        self._collect()
+        if self._gate.opened:
+            self._fold(decay, samples)
+        self._due |= turn
+        if self._due and self._job is None:
+            self._decompose(damping)
+        self._precondition(lr, damping, kappa)
+        self.steps, self._gate.opened = at + 1, next_opened
+
+    def _fold(self, decay: float, samples: float) -> None:
+        self._settle()
+        self.dropped += sum(not layer.fold(decay) for layer in self._layers.values())
+        factors = {name: layer.factors[side] for name, (layer, side) in self._sides.items()}
+        self._round = self._peers.average(factors, samples)
+
+    def _settle(self) -> None:
+        """Take the average under way, if there is one."""
+        if self._round is not None:
+            means, self._round = self._round.result(), None
+            self._rounds += 1
+            for name, (layer, side) in self._sides.items():
+                layer.factors[side] = means[name].to(layer.factors[side])
+
+    def _decompose(self, damping: float) -> None:
+        self._settle()
+        due = set(self._peers.mine(self._costs))
+        factors = {
+            self._basis(name): layer.factors[side]
+            for name, (layer, side) in self._sides.items()
+            if layer.folded and self._basis(name) in due
+        }
+        self._due = False
+        if self._thread is None:
+            self._publish(_decomposed_all(factors, self._form, damping, self._stop), self._rounds)
+        else:
+            future = self._thread.submit(_decomposed_all, factors, self._form, damping, self._stop)
+            self._job = _Job(future, self._rounds)
+
+    def _collect(self) -> None:
+        job = self._job
+        if job is not None and job.future.done():
+            self._job = None
+            self._publish(job.future.result(), job.rounds)
+
+    def _publish(self, bases: dict[str, Tensor], rounds: int) -> None:
+        self._late = dict.fromkeys(bases, self._rounds - rounds)
+        self._peers.publish(bases)
+
+    def _precondition(self, lr: float, damping: float, kappa: float | None) -> None:
+        changed: list[tuple[KfacLayer, Tensor]] = []
+        products: list[Tensor] = []
+        for name, layer in self._layers.items():
+            gradient = layer.gradient()
+            a, g = (self._peers.newest(self._basis(f"{name}.{side}")) for side in SIDES)
+            if gradient is None or a is None or g is None:
+                continue
+            device = gradient.device
+            after = preconditioned(gradient, a.tensor.to(device), g.tensor.to(device), self._form, damping)
+            changed.append((layer, after))
+            products.append((after * gradient).sum())
+        if not products:
+            return
+        moved = lr**2 * float(torch.stack([product.to(products[0]) for product in products]).sum())
+        if not math.isfinite(moved):
+            return
+        scale = 1.0 if kappa is None or moved == 0 else min(1.0, math.sqrt(kappa / abs(moved)))
+        for layer, after in changed:
+            layer.write(scale * after)
+
+    # -- The end, and checkpoints
+
+    def close(self) -> None:
+        """Take the hooks off the model, and end the thread after the decomposition that it is at."""
+        self._end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between steps: the running averages, and, where there are no other peers, the decompositions.
+
+        Plain numbers and tensors on the CPU. Other peers' communicator keeps its own.
+        """
+        self._settle()
+        factors = {name: layer.factors[side].cpu().clone() for name, (layer, side) in self._sides.items()}
+        state: dict[str, Any] = {
+            "steps": self.steps,
+            "form": self._form,
+            "due": self._due or self._job is not None,
+            "factors": factors,
+            "folded": {name: layer.folded for name, layer in self._layers.items()},
+        }
+        if isinstance(self._peers, OneProcess):
+            state["bases"] = self._peers.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same model; decompositions under way are dropped.
+
+        Raises ValueError, naming the first part that is not as it should be; nothing has changed then.
+        """
+        if not isinstance(state, Mapping):
+            raise ValueError("K-FAC: the state is not a dictionary")
+        steps, due, factors, folded = map(state.get, ("steps", "due", "factors", "folded"))
+        if type(steps) is not int or steps < 0 or type(due) is not bool:
+            raise ValueError("K-FAC: the state has no count of steps")
+        if state.get("form") != self._form:
+            raise ValueError(f"K-FAC: the state is of the form {state.get('form')!r}, not {self._form!r}")
+        if not isinstance(factors, Mapping) or factors.keys() != self._sides.keys():
+            odd = sorted(
+                self._sides.keys() ^ (factors.keys() if isinstance(factors, Mapping) else set()), key=str
+            )
+            raise ValueError(f"K-FAC: the state is of other layers: {odd[0]!r}")
+        if not isinstance(folded, Mapping) or folded.keys() != self._layers.keys():
+            raise ValueError("K-FAC: the state does not say which layers have had passes")
+        if not all(type(count) is int and count >= 0 for count in folded.values()):
+            raise ValueError("K-FAC: the state's counts of passes are not numbers of 0 or more")
+        for name, (layer, side) in self._sides.items():
+            _require_factor(name, factors[name], layer.factors[side])
+        opened = self._factor_every(steps)
+        if isinstance(self._peers, OneProcess):
+            self._peers.load_state_dict(state.get("bases"))
+        for name, (layer, side) in self._sides.items():
+            layer.factors[side] = factors[name].to(layer.factors[side], copy=True)
+        for name, layer in self._layers.items():
+            layer.folded = folded[name]
+            layer.forget()
+        self.steps, self._due, self._gate.opened = steps, due, opened
+        self._job, self._round, self._late = None, None, {}
+
+
+def _decomposed_all(
+    factors: Mapping[str, Tensor], form: DecompositionForm, damping: float, stop: threading.Event
+) -> dict[str, Tensor]:
+    """Of each factor, in the order given, as long as K-FAC lives."""
+    bases = {}
+    for name, factor in factors.items():
+        if stop.is_set():
+            break
+        try:
+            bases[name] = decomposed(factor, form, damping)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise RuntimeError(f"K-FAC: {name} cannot be computed: {error}") from error
+    return bases
+
+
+def _end(hooks: list[Any], thread: ThreadPoolExecutor | None, stop: threading.Event) -> None:
+    for hook in hooks:
+        hook.remove()
+    stop.set()
+    if thread is not None:
+        thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _require_factor(name: str, given: object, ours: Tensor) -> None:
+    if not isinstance(given, Tensor) or given.shape != ours.shape or not given.is_floating_point():
+        raise ValueError(f"K-FAC: the state's factor {name!r} is not a tensor of shape {tuple(ours.shape)}")
+    if not torch.isfinite(given).all():
+        raise ValueError(f"K-FAC: the state's factor {name!r} is not finite")
+
+
+def _number(what: str, value: object, *, zero: bool, high: float) -> float:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not (0 < number <= high or (zero and number == 0)) or number == math.inf:
+        least = "0 or more" if zero else "above 0"
+        most = "" if high == math.inf else f", {high} at most"
+        raise ValueError(f"K-FAC: {what} is {value!r}; it must be a number {least}{most}")
+    return float(number)
+
+
+def _by_step(what: str, value: float | ByStep, *, zero: bool = False, high: float = math.inf) -> ByStep:
+    """A setting as a function of the step, checked: a number at once, a function's value when it is used."""
+    if callable(value):
+        return lambda step: _number(f"{what} at step {step}", value(step), zero=zero, high=high)
+    fixed = _number(what, value, zero=zero, high=high)
+    return lambda step: fixed
+
+
+def _scale(value: float | Callable[[], float]) -> Callable[[], float]:
+    if callable(value):
+        return lambda: _number("grad_scale", value(), zero=False, high=math.inf)
+    fixed = _number("grad_scale", value, zero=False, high=math.inf)
+    return lambda: fixed
+
+
+def _turns(what: str, value: int | EveryByStep) -> Callable[[int], bool]:
+    """Whether it is time for something at a step."""
+
+    def checked(every: object) -> int:
+        if type(every) is not int or every < 1:
+            raise ValueError(f"K-FAC: {what} is {every!r}; it must be a whole number of steps, 1 at least")
+        return every
+
+    if callable(value):
+        return lambda step: step % checked(value(step)) == 0
+    fixed = checked(value)
+    return lambda step: step % fixed == 0
+
+
+def _sorted_out(
+    model: nn.Module, skip: Sequence[str]
+) -> tuple[dict[str, nn.Linear | nn.Conv2d], dict[str, str]]:
+    """The layers that K-FAC knows, by name, and why it does not know the others."""
+    if isinstance(skip, str):
+        raise ValueError(f"K-FAC: skip is {skip!r}; give a list of modules' names")
+    modules = dict(model.named_modules())
+    for name in skip:
+        if name not in modules:
+            raise ValueError(f"K-FAC: the model has no module {name!r} to skip")
+    users: dict[int, list[str]] = {}
+    for name, module in modules.items():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                if nn.parameter.is_lazy(parameter):
+                    raise ValueError(f"K-FAC: {name!r} has no shape yet; let the model see one batch first")
+                users.setdefault(id(parameter), []).append(name)
+    known: dict[str, nn.Linear | nn.Conv2d] = {}
+    left_out: dict[str, str] = {}
+    for name, module in modules.items():
+        own = [parameter for parameter in module._parameters.values() if parameter is not None]
+        if not own and not isinstance(module, nn.Linear | nn.Conv2d):
+            continue
+        shared = sorted({user for parameter in own for user in users[id(parameter)]} - {name})
+        if any(name == skipped or name.startswith(f"{skipped}.") for skipped in skip):
+            reason: str | None = "it is skipped"
+        elif shared:
+            reason = f"it shares parameters with {', '.join(shared)}"
+        else:
+            reason = why_not(module)
+        if reason is None:
+            assert isinstance(module, nn.Linear | nn.Conv2d)
+            known[name or "model"] = module
+        else:
+            left_out[name or "model"] = reason
+    if not known:
+        raise ValueError(f"K-FAC: the model has no layer to precondition: {left_out}")
+    return known, left_out

@@ -1,0 +1,861 @@
+"""The way into a crew, live and simulated: ``Joining`` until it has met the others, then ``ChannelWay``s.
+
+Whoever drives these carries out their effects and tells them what came of it: ``app.crew`` with sockets,
+``simulation`` in virtual time. Each state that waits has a timer (``Arm``), so an answer always comes: ``In``
+or ``Ends``, ``IsOpen`` or ``Differs``. Phases are told as they end, in the order of ``PHASES``.
+
+    Joining    what comes                        becomes    and does
+    --------------------------------------------------------------------------------------------------
+    new        Invited                           asking     AskKey
+    asking     Answered, welcome                 new
+    asking     Answered, refused or by nobody    over       Ends
+    asking     timer unanswered                  asking     Say: nobody answers yet
+    asking     timer asking                      as Answered by nobody
+    new        Sits (a launcher gave the seat)   greeting   Tell hello
+    new        Enters, somebody to ask           let in     Knock
+    new        Enters, nobody to ask             listening  Listen
+    listening  Overheard, somebody               let in     Knock
+    listening  Overheard, nobody                 greeting   Knock at nobody, Describes, Make, Tell hello
+    listening  timer listening                   as Overheard, nobody
+    let in     Looked, inside                    seat       PhaseOver let in
+    let in     timer silence                     let in     Say: nobody answers yet
+    let in     Looked, over; timer let in        over       Ends
+    seat       Looked, a seat is free            seat       Describes: claim it
+    seat       Looked, its claim is contested    seat       Describes: claim another
+    seat       Looked, settled, it is first      greeting   PhaseOver seat, Describes, Make, Tell hello
+    seat       Looked, settled, others average   greeting   PhaseOver seat, Make, Tell hello, late
+    seat       Looked, settled, nobody averages  awaiting   PhaseOver seat
+    seat       Looked, over, or none is free     over       Ends
+    seat       timer deadline                    over       Ends
+    awaiting   Looked, somebody averages         greeting   Make, Tell hello, late
+    awaiting   Looked, over; timer deadline      over       Ends
+    greeting   Heard, it goes on                 in         Left (who is refused), PhaseOver greeting, In
+    greeting   Heard, others are more or equal   over       Ends
+    greeting   Heard, nobody                     over       Ends
+    greeting   timer greeting                    as Heard, nobody
+    greeting   Unseat, it came to membership     new        Anew; the 16th time over, Ends
+    greeting   Unseat, a launcher gave the seat  over       Ends
+
+    ChannelWay what comes                        becomes    and does
+    --------------------------------------------------------------------------------------------------
+    new        Start                             schema     Tell schema
+    schema     Heard, others are more or equal   over       Differs
+    schema     Heard, some differ, not late      agreeing   Left (who is refused), Tell: it is agreed
+    schema     Heard, nobody averages yet        probing    Left, PhaseOver schema, ProbeRound
+    schema     Heard, it or the channel is late  open       Left, PhaseOver schema, IsOpen
+    schema     timer schema                      as Heard, nobody
+    agreeing   Heard; timer agreeing             probing or open, as from schema
+    probing    Timed; timer probing              open       IsOpen
+    open       Fetching                          state
+    state      StateHere                         heard      PhaseOver state, TakesPart
+    open       StateHere                         heard      TakesPart (no state, or by other ways)
+    heard      Newer; Nobody; timer heard        average    PhaseOver heard
+    average    Done, with others                 in         PhaseOver average
+    average    StateHere                         heard      TakesPart, anew
+
+What comes in any other state is ignored. Times are of the caller's clock, which never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from ragtag.core.schema import Schema
+from ragtag.core.types import Arm, Done, Expired, Left, Met, PeerId, Start, Tell, Timer, Visits
+from ragtag.core.wire import VERSION, name_hash
+from ragtag.protocols.membership.invitation import Said
+from ragtag.protocols.membership.pace import INITIAL_RTO_S
+from ragtag.protocols.membership.roster import Card, Roster
+from ragtag.protocols.membership.seating import Seating
+from ragtag.protocols.membership.types import Address
+from ragtag.protocols.node import Node
+
+PHASES = ("let in", "seat", "greeting", "schema", "state", "heard", "average")
+"""What a newcomer does one after the other, and how it is called in a trace."""
+GREETING = 0
+"""The number of the first meeting."""
+LISTEN_S = 3 * INITIAL_RTO_S
+"""How long the first peer of a token listens whether there is a crew. Members of one knock a few times in
+each period; no round trip is known yet, so this follows from RFC 6298's first guess."""
+SEATS_TRIED_MAX = 16
+PROBE_CHUNKS = 1024
+"""About a megabyte: long against a round trip, short against a model."""
+_RTT_MIN_S = 1e-4
+_TOOK_MIN_S = 1e-6
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What peers tell each other first."""
+
+    ragtag: str
+    wire: int
+    size: int
+    seed: int
+
+
+def read_hello(blob: bytes) -> Hello:
+    """What a peer said first. Raises ValueError where that is no hello."""
+    try:
+        return msgspec.json.decode(blob, type=Hello)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+# -- What comes
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """It has an invitation that lets in by a member's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What members said to an invitation. refused: what each that refused has said, by its address."""
+
+    welcome: bool
+    refused: Mapping[str, Said]
+
+
+@dataclass(frozen=True, slots=True)
+class Enters:
+    """It goes to a crew's membership.
+
+    roster, card: its own. entries: whom it asks to be let in; none: it listens where others ask, and
+    may begin the crew. at: where that is.
+    """
+
+    roster: Roster
+    card: Card
+    entries: tuple[Address, ...]
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheard:
+    """Who of the crew sends something to the place where it listens."""
+
+    entries: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """How its membership stands; to be told whenever that has changed, and at timers.
+
+    inside: a member has let it in. over, failure: it is no member any more, and why.
+    period_s: the protocol's. n: how many members live. whole: the list of members has come to its end.
+    """
+
+    inside: bool
+    over: bool
+    failure: str
+    period_s: float
+    n: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sits:
+    """A launcher has given it a seat: ``me`` of ``n``, in a crew of this seed."""
+
+    me: PeerId
+    n: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A meeting is over, and what its node knows by now.
+
+    n: places of the crew. gone: peers that have left.
+    rtt_s: the longest time to a peer's answer. heard_of: the newest round that anything came of (-1: none).
+    other_versions: datagrams of the crew that speak another wire format.
+    """
+
+    met: Met
+    n: int
+    gone: frozenset[PeerId]
+    rtt_s: float = 0.0
+    heard_of: int = -1
+    other_versions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unseat:
+    """Another peer has its seat."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A probe's longer stage (``None``: a peer died meanwhile). rtt_s: as in ``Heard``."""
+
+    took_s: float | None
+    rtt_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """The crew's state is being asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateHere:
+    """The state is here, of a round (-1: none came, or none is needed)."""
+
+    round: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """Something of a newer round was heard: the others know of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nobody:
+    """Nobody is there that could begin a newer round."""
+
+
+# -- What is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class AskKey:
+    """Ask the members that the invitation names for the crew's key; answer with ``Answered``."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Listen whether anybody of the crew sends something here; answer with ``Overheard``."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """Have membership ask these to be let in (none: the crew begins here)."""
+
+    entries: tuple[Address, ...]
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Describes:
+    """Tell the crew this of oneself."""
+
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Make the node, with ``node_of``. card: its seat. late: others average already."""
+
+    card: Card
+    n: int
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """For the log."""
+
+    text: str
+    warning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseOver:
+    """A phase is over."""
+
+    phase: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """It has met the others: so many."""
+
+    met: int
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """Give all up and enter again (``Enters``). tried: how many seats were lost by now."""
+
+    tried: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """It does not get in. seat: since the seat that a launcher gave it is another's."""
+
+    why: str
+    seat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """It averages something else than the others, and cannot go on."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRound:
+    """Average so many chunks of zeros once, within ``for_s``; answer with ``Timed``."""
+
+    chunks: int
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class IsOpen:
+    """The channel is ready; its first round may take ``probe_s``. late: take the state over first."""
+
+    probe_s: float
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TakesPart:
+    """Tell the crew that it averages from now on, after ``round``; answer with ``Newer`` or ``Nobody``."""
+
+    round: int
+
+
+JoiningEvent = Invited | Answered | Enters | Overheard | Looked | Sits | Heard | Unseat | Expired
+JoiningEffect = (
+    AskKey | Listen | Knock | Describes | Make | Tell | Left | Say | PhaseOver | In | Anew | Ends | Arm
+)  # ``Tell`` and ``Left`` are for the node
+ChannelEvent = Start | Heard | Timed | Fetching | StateHere | Newer | Nobody | Done | Expired
+ChannelEffect = Tell | Left | Say | PhaseOver | Differs | ProbeRound | IsOpen | TakesPart | Arm
+
+
+# -- Words
+
+
+def waiting(crew: str, asked: str, left_s: float | None) -> str:
+    """What is said while nobody has answered yet. left_s: how long they are waited for, where it is known."""
+    more = "" if left_s is None else f", {left_s:.0f} s more"
+    return f"nobody of crew {crew!r} answers yet at {asked}; waiting for them{more}"
+
+
+def refusal(crew: str, refused: Mapping[str, Said]) -> str:
+    """Why those that an invitation names do not let its holder in."""
+    where = ", ".join(list(refused)[:4])
+    if Said.ENDED in refused.values():
+        return f"the invitation to crew {crew!r} has ended, by the clock of {where}; make a new one"
+    return (
+        f"{where} does not know this invitation: it is of another crew, of an earlier one, or it was "
+        "changed; run `ragtag invite` again"
+    )
+
+
+def _names(peers: Iterable[PeerId]) -> str:
+    return ", ".join(map(str, peers))
+
+
+def outvoted_by(mine: Hashable, theirs: Mapping[PeerId, Hashable]) -> list[PeerId]:
+    """The largest party that differs from this peer, if that is no smaller than this peer's own.
+
+    mine, theirs: what each peer says; equal ones are of one party. Empty: this peer goes on, without those
+    that differ. So of a tie both sides end.
+    """
+    parties: dict[Hashable, list[PeerId]] = {}
+    for peer, said in theirs.items():
+        parties.setdefault(said, []).append(peer)
+    agreeing = 1 + len(parties.pop(mine, []))
+    largest = max(parties.values(), key=len, default=[])
+    return largest if len(largest) >= agreeing else []
+
+
+def node_of(card: Card, n: int, roster: Roster) -> Node:
+    """The node of a peer that has its seat: it knows who averages, who visits and who is gone."""
+    node = Node(card.seat, n, card.seed, card.founded)
+    held = roster.seats
+    for peer in set(range(n)) - {card.seat}:
+        holder = held.get(peer)
+        if holder is None or not holder.live:
+            node.step(0.0, Left(peer))
+        elif not holder.card.averaging:
+            node.step(0.0, Visits(peer))
+    return node
+
+
+class _State(StrEnum):
+    NEW = "new"
+    ASKING = "asking"
+    LISTENING = "listening"
+    LET_IN = "let in"
+    SEAT = "seat"
+    AWAITING = "awaiting"
+    GREETING = "greeting"
+    IN = "in"
+    OVER = "over"
+    SCHEMA = "schema"
+    AGREEING = "agreeing"
+    PROBING = "probing"
+    OPEN = "open"
+    STATE = "state"
+    HEARD = "heard"
+    AVERAGE = "average"
+
+
+class Joining:
+    """One process's way to a seat, and to the others that it averages with.
+
+    crew: its name. version: of Ragtag. deadline_s: how long others are waited for. asked: the addresses that
+    its token names, as text.
+    """
+
+    def __init__(self, crew: str, version: str, deadline_s: float, asked: str = "") -> None:
+        self.crew, self.version, self.deadline_s, self.asked = crew, version, deadline_s, asked
+        self.state = _State.NEW
+        self.late = False
+        self.tried = 0
+        self._since_s = self._until_s = 0.0
+        self._entry: Enters | None = None
+        self._seating: Seating | None = None
+        self._hello: Hello | None = None
+        self._me, self._n = 0, 1
+
+    @property
+    def over(self) -> bool:
+        """Whether it is in, or will not be."""
+        return self.state in (_State.IN, _State.OVER)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it wants to be told how membership stands."""
+        return self.state in (_State.LET_IN, _State.SEAT, _State.AWAITING)
+
+    def step(self, now_s: float, event: JoiningEvent) -> list[JoiningEffect]:
+        """Take one event and say what to do."""
+        if isinstance(event, Expired):
+            return self._expired(now_s, event.timer)
+        if isinstance(event, Looked):
+            return self._looked(now_s, event)
+        if isinstance(event, Heard) and self.state is _State.GREETING:
+            return self._greeted(now_s, event)
+        if isinstance(event, Unseat) and self.state is _State.GREETING:
+            return self._unseated(event.why)
+        if isinstance(event, Overheard) and self.state is _State.LISTENING:
+            return self._knock(now_s, event.entries) if event.entries else self._begin_crew(now_s)
+        if isinstance(event, Answered) and self.state is _State.ASKING:
+            return self._answered(event)
+        if self.state is _State.NEW:
+            return self._begin(now_s, event)
+        return []
+
+    def _begin(self, now_s: float, event: JoiningEvent) -> list[JoiningEffect]:
+        if isinstance(event, Invited):
+            self.state, self._until_s = _State.ASKING, now_s + self.deadline_s
+            silence_s = min(INITIAL_RTO_S, self.deadline_s)
+            timers = [self._arm("unanswered", now_s + silence_s), self._arm("asking", self._until_s)]
+            return [AskKey(self.deadline_s), *timers]
+        if isinstance(event, Sits):
+            self._entry, self._me, self._n = None, event.me, event.n
+            return self._greet(now_s, event.n, event.seed)
+        if isinstance(event, Enters):
+            self._entry = event
+            if event.entries:
+                return self._knock(now_s, event.entries)
+            self.state = _State.LISTENING
+            return [Listen(LISTEN_S), self._arm("listening", now_s + LISTEN_S)]
+        return []
+
+    def _expired(self, now_s: float, timer: Timer) -> list[JoiningEffect]:
+        if timer.round != self.tried:
+            return []
+        if timer.name == "asking" and self.state is _State.ASKING:
+            return self._answered(Answered(False, {}))
+        if timer.name == "listening" and self.state is _State.LISTENING:
+            return self._begin_crew(now_s)
+        waits = {_State.ASKING: "unanswered", _State.LET_IN: "silence"}
+        if timer.name == waits.get(self.state):
+            return [Say(waiting(self.crew, self.asked, self._until_s - now_s))]
+        if timer.name == ("let in" if self.state is _State.LET_IN else "deadline"):
+            return self._too_late()
+        if timer.name == "greeting" and self.state is _State.GREETING:
+            nobody = Met(GREETING, {}, tuple(sorted(set(range(self._n)) - {self._me})))
+            return self._greeted(now_s, Heard(nobody, self._n, frozenset()))
+        return []
+
+    def _too_late(self, failure: str = "") -> list[JoiningEffect]:
+        """Membership was not entered in time, or not for good."""
+        if self.state is _State.LET_IN:
+            return self._end(failure or f"no member let this peer in within {self.deadline_s:g} s")
+        if self.state is _State.SEAT:
+            return self._end(
+                failure
+                or f"no seat could be taken within {self.deadline_s:g} s: "
+                "others claimed the same ones each time"
+            )
+        if self.state is _State.AWAITING:
+            return self._end(
+                failure
+                or "none of those that let this peer in averages; start the peer that begins the crew, on "
+                "the machine that the token names"
+            )
+        return []
+
+    def _end(self, why: str, seat: bool = False) -> list[JoiningEffect]:
+        self.state = _State.OVER
+        return [Ends(why, seat)]
+
+    def _arm(self, name: str, at_s: float) -> Arm:
+        return Arm(Timer(GREETING, self.tried, name), at_s)
+
+    # -- Let in
+
+    def _answered(self, event: Answered) -> list[JoiningEffect]:
+        if event.welcome:
+            self.state = _State.NEW
+            return []
+        if event.refused:
+            return self._end(refusal(self.crew, event.refused))
+        return self._end(
+            f"no member of crew {self.crew!r} answered at {self.asked} within {self.deadline_s:g} s; does "
+            "the crew still train, and does the firewall let UDP through?"
+        )
+
+    def _knock(self, now_s: float, entries: tuple[Address, ...]) -> list[JoiningEffect]:
+        self.state, self._since_s = _State.LET_IN, now_s
+        self._until_s = now_s + self.deadline_s
+        return [
+            Knock(entries, self.deadline_s),
+            self._arm("silence", now_s + min(INITIAL_RTO_S, self.deadline_s)),
+            # membership itself gives up at the deadline, and says why
+            self._arm("let in", self._until_s + INITIAL_RTO_S),
+            self._arm("deadline", self._until_s),
+        ]
+
+    def _begin_crew(self, now_s: float) -> list[JoiningEffect]:
+        """Nobody is there: the crew begins here."""
+        assert self._entry is not None
+        where = f"this peer begins crew {self.crew!r} at {self._entry.at}"
+        begins: list[JoiningEffect] = [Knock((), self.deadline_s), Say(f"nobody is there yet: {where}")]
+        return begins + self._make(now_s, self._entry.card, first=True)
+
+    # -- A seat
+
+    def _looked(self, now_s: float, seen: Looked) -> list[JoiningEffect]:
+        if not self.looks:
+            return []
+        effects: list[JoiningEffect] = []
+        if self.state is _State.LET_IN and seen.inside:
+            assert self._entry is not None
+            self._seating = Seating(self._entry.roster, self._entry.card, now_s, seen.period_s)
+            effects = [self._passed(now_s), self._arm("seat", self._seating.until_s)]
+            self.state = _State.SEAT
+        if seen.over:
+            return effects + self._too_late(seen.failure)
+        if self.state is _State.SEAT:
+            effects += self._sit(now_s, seen)
+        elif self.state is _State.AWAITING and self._others_average():
+            effects += self._make(now_s, self._card(), first=False)
+        return effects
+
+    def _card(self) -> Card:
+        assert self._seating is not None
+        return self._seating.card
+
+    def _sit(self, now_s: float, seen: Looked) -> list[JoiningEffect]:
+        seating, entry = self._seating, self._entry
+        assert seating is not None and entry is not None
+        try:
+            claim = seating.look(now_s, seen.period_s, seen.n, seen.whole)
+        except RuntimeError as error:
+            return self._end(str(error))
+        if claim is not None:
+            return [Describes(claim), self._arm("seat", seating.until_s)]
+        if not seating.settled:
+            return []
+        passed, others, card = self._passed(now_s), self._others_average(), seating.card
+        # the first one to have a seat has told all that it begins (``seating``): they wait for it by now
+        if card.averaging or (not entry.entries and not others):
+            return [passed, *self._make(now_s, card, first=True)]
+        if others:
+            return [passed, *self._make(now_s, card, first=False)]
+        self.state = _State.AWAITING
+        return [passed]
+
+    def _others_average(self) -> bool:
+        assert self._entry is not None
+        return any(holder.live and holder.card.averaging for holder in self._entry.roster.seats.values())
+
+    def _make(self, now_s: float, card: Card, first: bool) -> list[JoiningEffect]:
+        """It has its seat. Where it is the first one, whoever is in besides has come to take part later."""
+        assert self._entry is not None
+        effects: list[JoiningEffect] = []
+        self.late = not first
+        if first:
+            card = replace(card, seat=max(0, card.seat), averaging=True)
+            effects.append(Describes(card))
+        held = self._entry.roster.seats.items()
+        n = max(card.founded, card.seat + 1, *(peer + 1 for peer, holder in held if holder.live))
+        self._me, self._n = card.seat, n
+        return [*effects, Make(card, n, self.late), *self._greet(now_s, card.founded, card.seed)]
+
+    def _passed(self, now_s: float) -> PhaseOver:
+        """The phase that is under way ends, and the next one begins."""
+        phase, since_s, self._since_s = self.state.value, self._since_s, now_s
+        return PhaseOver(phase, now_s - since_s)
+
+    # -- Greeting
+
+    def _greet(self, now_s: float, size: int, seed: int) -> list[JoiningEffect]:
+        self.state, self._since_s = _State.GREETING, now_s
+        self._hello = Hello(self.version, VERSION, size, seed)
+        blob = msgspec.json.encode(self._hello)
+        return [
+            Tell(GREETING, blob, now_s + self.deadline_s, self.late),
+            self._arm(
+                "greeting", now_s + 2 * self.deadline_s + 1.0
+            ),  # the node's meeting is over long before
+        ]
+
+    def _greeted(self, now_s: float, heard: Heard) -> list[JoiningEffect]:
+        assert self._hello is not None
+        met, others = heard.met, set(range(heard.n)) - {self._me}
+        refused, largest = _differing(self._hello, met.blobs)
+        if largest:
+            return self._end(refused[largest[0]])
+        effects: list[JoiningEffect] = []
+        for peer, why in refused.items():
+            effects += [Say(f"peer {peer} is refused: {why}"), Left(peer)]
+        absent = tuple(peer for peer in met.missing if peer not in heard.gone)
+        if absent and heard.other_versions:
+            message = (
+                f"peer {_names(absent)} of crew {self.crew!r} speaks another wire format than version "
+                f"{VERSION}; install the same version of Ragtag ({self.version} here) on every peer"
+            )
+            if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
+                return effects + self._end(message)
+            effects.append(Say(message))
+        begins = heard.n == 1 or (self._entry is not None and not self.late)
+        if begins and others <= heard.gone:  # there is nobody yet, or only those that take part later
+            return effects + self._enter(now_s, 0)
+        if not met.blobs:
+            return effects + self._end(self._nobody(heard.n))
+        if absent:
+            waited_s = min(self.deadline_s, round(now_s - self._since_s, 1))
+            without = f"peer {_names(absent)} did not answer within {waited_s:g} s; going on without"
+            effects.append(Say(without))
+        return effects + self._enter(now_s, len(met.blobs) - len(refused))
+
+    def _enter(self, now_s: float, met: int) -> list[JoiningEffect]:
+        passed = self._passed(now_s)
+        self.state = _State.IN
+        return [passed, In(met)]
+
+    def _nobody(self, n: int) -> str:
+        of = f"of crew {self.crew!r}"
+        nobody = (
+            f"the other peer {of} did not answer"
+            if n == 2
+            else (f"none of the other {n - 1} peers {of} answered")
+        )
+        return (
+            f"{nobody} within {self.deadline_s:g} s; are they started, with the same crew name, and does the "
+            "firewall let UDP through?"
+        )
+
+    def _unseated(self, why: str) -> list[JoiningEffect]:
+        """Another peer has claimed the same seat at the same time."""
+        if self._entry is None:
+            return self._end(why, seat=True)
+        self.tried += 1
+        looking = Say(f"looking for another seat: {why}", warning=False)
+        if self.tried >= SEATS_TRIED_MAX:
+            lost = f"others took the seat that this peer wanted, {SEATS_TRIED_MAX} times; start it again"
+            return [looking, *self._end(lost)]
+        self.state, self.late = _State.NEW, False
+        return [looking, Anew(self.tried)]
+
+
+def _differing(mine: Hello, blobs: Mapping[PeerId, bytes]) -> tuple[dict[PeerId, str], list[PeerId]]:
+    """Peers that say another hello, and what is other in it; and the party that this peer gives way to."""
+    hellos: dict[PeerId, Hello | None] = {}
+    refused: dict[PeerId, str] = {}
+    for peer, blob in blobs.items():
+        try:
+            theirs = hellos[peer] = read_hello(blob)
+        except ValueError as error:
+            hellos[peer] = None
+            refused[peer] = f"peer {peer} says no hello that can be read ({error}); is it Ragtag?"
+            continue
+        if theirs != mine:
+            refused[peer] = _difference(peer, mine, theirs)
+    return refused, outvoted_by(mine, hellos)
+
+
+def _difference(peer: PeerId, mine: Hello, theirs: Hello) -> str:
+    what, here, there = next(
+        (what, here, there)
+        for what, here, there in (
+            ("version of Ragtag", mine.ragtag, theirs.ragtag),
+            ("number of peers", mine.size, theirs.size),
+            ("seed", mine.seed, theirs.seed),
+            ("wire format", mine.wire, theirs.wire),
+        )
+        if here != there
+    )
+    return f"peer {peer} has another {what}: {there} there, {here} here; make them equal"
+
+
+class ChannelWay:
+    """How one channel is opened, and how a peer that comes late comes to its first average on it.
+
+    me: this peer. channel: also the number of the meeting in which schemas are compared. chunks: of a round.
+    late: the crew averaged on it before this peer came. deadline_s: how long others are waited for. together:
+    all open it now, also those that are silent in rounds.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        channel: int,
+        schema: Schema,
+        chunks: int,
+        deadline_s: float,
+        late: bool = False,
+        together: bool = False,
+    ) -> None:
+        self._me, self._channel, self._schema, self._chunks = me, channel, schema, chunks
+        self.deadline_s, self._late, self._together = deadline_s, late, together
+        self.probe_chunks = min(chunks, PROBE_CHUNKS)
+        self.state = _State.NEW
+        self._since_s = 0.0
+        self._rtt_s, self._heard_of = 0.0, -1
+
+    def step(self, now_s: float, event: ChannelEvent) -> list[ChannelEffect]:
+        """Take one event and say what to do."""
+        state = self.state
+        if isinstance(event, Expired):
+            return self._expired(now_s, event.timer.name)
+        if isinstance(event, Start) and state is _State.NEW:
+            return self._meet(now_s, _State.SCHEMA, self._channel, self._schema.encode())
+        if isinstance(event, Heard) and state is _State.SCHEMA:
+            return self._compare(now_s, event)
+        if isinstance(event, Heard) and state is _State.AGREEING:
+            self._rtt_s, self._heard_of = event.rtt_s, event.heard_of
+            return self._agreed(now_s)
+        if isinstance(event, Timed) and state is _State.PROBING:
+            return self._timed(event)
+        if isinstance(event, Fetching) and state is _State.OPEN:
+            self.state, self._since_s = _State.STATE, now_s
+            return []
+        if isinstance(event, StateHere) and state in (
+            _State.OPEN,
+            _State.STATE,
+            _State.HEARD,
+            _State.AVERAGE,
+        ):
+            return self._take_part(now_s, event.round)
+        if isinstance(event, Newer | Nobody) and state is _State.HEARD:
+            return [self._passed(now_s, _State.AVERAGE)]
+        if isinstance(event, Done) and state is _State.AVERAGE and event.outcome.averaged.any():
+            return [self._passed(now_s, _State.IN)]
+        return []
+
+    def _expired(self, now_s: float, name: str) -> list[ChannelEffect]:
+        if name != self.state.value:
+            return []
+        nobody = Heard(Met(self._channel, {}, ()), 1, frozenset())
+        if self.state is _State.SCHEMA:
+            return self._compare(now_s, nobody)
+        if self.state is _State.AGREEING:
+            return self._agreed(now_s)
+        if self.state is _State.PROBING:
+            return self._timed(Timed(None, self._rtt_s))
+        if self.state is _State.HEARD:
+            waited = f"within {self.deadline_s:g} s; going on"
+            said = Say(f"nothing was heard of the crew's rounds {waited}")
+            return [self._passed(now_s, _State.AVERAGE), said]
+        return []
+
+    def _passed(self, now_s: float, then: _State) -> PhaseOver:
+        phase, since_s = self.state.value, self._since_s
+        self.state, self._since_s = then, now_s
+        return PhaseOver(phase, now_s - since_s)
+
+    def _arm(self, at_s: float) -> Arm:
+        return Arm(Timer(self._channel, 0, self.state.value), at_s)
+
+    def _meet(self, now_s: float, state: _State, number: int, blob: bytes) -> list[ChannelEffect]:
+        first = state is _State.SCHEMA
+        self.state = state
+        if first:
+            self._since_s = now_s
+        tell = Tell(number, blob, now_s + self.deadline_s, first and self._late, first and self._together)
+        return [tell, self._arm(now_s + 2 * self.deadline_s)]  # the node's meeting is over long before
+
+    def _compare(self, now_s: float, heard: Heard) -> list[ChannelEffect]:
+        """The larger party goes on, the others end."""
+        mine, self._rtt_s, self._heard_of = self._schema, heard.rtt_s, heard.heard_of
+        theirs: dict[PeerId, Schema | str] = {}
+        for peer, blob in heard.met.blobs.items():
+            try:
+                theirs[peer] = Schema.decode(blob)
+            except ValueError as error:
+                theirs[peer] = str(error)
+        effects: list[ChannelEffect] = []
+        missing = [peer for peer in heard.met.missing if peer not in heard.gone]
+        if missing:
+            effects.append(Say(f"no model from peer {_names(missing)} yet; going on without"))
+        if larger := outvoted_by(mine, theirs):
+            self.state = _State.OVER
+            why = (
+                f"peer {self._me} does not average what peer {_names(larger)} does: "
+                f"{self._difference(theirs[larger[0]])}. Build the same model, with the same averager, "
+                "on every peer"
+            )
+            return [*effects, Differs(why)]
+        differing = {peer: other for peer, other in theirs.items() if other != mine}
+        for peer, other in differing.items():
+            what = f"peer {peer} is refused, it averages something else: {self._difference(other)}"
+            effects += [Say(what), Left(peer)]
+        if differing and not self._late:  # of a crew that averages nobody holds such a meeting any more
+            # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
+            agreed = name_hash(f"agreed/{self._channel}")
+            return effects + self._meet(now_s, _State.AGREEING, agreed, b"")
+        return effects + self._agreed(now_s)
+
+    def _difference(self, other: Schema | str) -> str:
+        return other if isinstance(other, str) else self._schema.difference(other) or ""
+
+    def _agreed(self, now_s: float) -> list[ChannelEffect]:
+        """Where others average already nobody is left to probe with."""
+        self.state = _State.SCHEMA
+        passed = self._passed(now_s, _State.PROBING)
+        if not self._late and self._heard_of < 0:
+            probe = ProbeRound(self.probe_chunks, self.deadline_s)
+            return [passed, probe, self._arm(now_s + 2 * self.deadline_s)]
+        self.state = _State.OPEN
+        opened = IsOpen(2.0 * max(_RTT_MIN_S, self._rtt_s), self._late)
+        if self._late:
+            return [passed, opened]
+        by_rtt = "this peer comes late; its first deadlines come from round trips alone"
+        return [passed, Say(by_rtt, warning=False), opened]
+
+    def _timed(self, event: Timed) -> list[ChannelEffect]:
+        """A probe that lasted as long as its deadline tells nothing but that a peer has died meanwhile."""
+        took_s = 2.0 * event.rtt_s if event.took_s is None else event.took_s
+        self.state = _State.OPEN
+        return [IsOpen(max(took_s, _TOOK_MIN_S) * self._chunks / self.probe_chunks, self._late)]
+
+    def _take_part(self, now_s: float, round_: int) -> list[ChannelEffect]:
+        passed: list[ChannelEffect] = (
+            [self._passed(now_s, _State.HEARD)] if self.state is _State.STATE else []
+        )
+        self.state, self._since_s = _State.HEARD, now_s
+        return [*passed, TakesPart(round_), self._arm(now_s + self.deadline_s)]

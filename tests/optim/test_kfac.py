@@ -1,0 +1,608 @@
+"""K-FAC's maths, against kfac-pytorch, dense algebra and loops; and what it does with odd models."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import json
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ragtag.app.crew.transport import SoloTransport
+from ragtag.optim.kfac import preconditioner, why_not
+from ragtag.optim.kfac.layers import KfacLayer, PassGate, decomposed, preconditioned
+from ragtag.optim.kfac.preconditioner import KFAC
+from ragtag.training.named import NamedTensors
+
+# What kfac-pytorch (gpauloski/kfac-pytorch, commit 869cf11, MIT) computes in one process, in float32: 5 steps
+# of two nets, for some forms and intervals. Its hooks had seen one pass of zeros before the first step.
+REFERENCE = np.load(Path(__file__).parent / "data" / "kfac_pytorch.npz")
+RUNS = sorted({key.split("/")[0] for key in REFERENCE})
+
+
+def given(run: str, key: str) -> torch.Tensor:
+    return torch.from_numpy(REFERENCE[f"{run}/{key}"])
+
+
+def net(name: str) -> nn.Sequential:
+    if name == "linear":
+        return nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 10))
+    first, second = nn.Conv2d(2, 6, 3, stride=2, padding=1), nn.Conv2d(6, 8, 3, bias=False)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(32, 7))
+
+
+def with_pass_of_zeros(kfac: KFAC, model: nn.Module, x: torch.Tensor) -> None:
+    """Take the pass that the reference began with into A: without backward, it counts there and not here."""
+    state = kfac.state_dict()
+
+    def see(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        name = next(name for name, layer in kfac.layers.items() if layer.module is module)
+        rows = kfac.layers[name].input_rows(args[0])
+        state["factors"][f"{name}.A"] = 0.95 * state["factors"][f"{name}.A"] + 0.05 * rows.T @ rows / len(
+            rows
+        )
+
+    hooks = [layer.module.register_forward_hook(see) for layer in kfac.layers.values()]
+    with torch.no_grad():
+        model(torch.zeros_like(x))
+    for hook in hooks:
+        hook.remove()
+    kfac.load_state_dict(state)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_it_agrees_with_kfac_pytorch(run: str) -> None:
+    settings = json.loads(str(REFERENCE[f"{run}/settings"]))
+    model = net(settings["net"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(given(run, f"init.{name}"))
+    kfac = KFAC(
+        model,
+        lr=settings["lr"],
+        damping=settings["damping"],
+        factor_decay=settings["factor_decay"],
+        kl_clip=settings["kl_clip"],
+        factor_every=settings["factor_update_steps"],
+        inverse_every=settings["inverse_update_steps"],
+        form=settings["method"],
+    )
+    with_pass_of_zeros(kfac, model, given(run, "step0.x"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings["lr"])
+    for step in range(settings["steps"]):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(given(run, f"step{step}.x")), given(run, f"step{step}.y")).backward()
+        kfac.step()
+        for name, parameter in model.named_parameters():
+            theirs = given(run, f"step{step}.preconditioned.{name}")
+            assert (parameter.grad - theirs).norm() <= 1e-5 * theirs.norm(), (step, name)
+        optimizer.step()
+
+
+def one_pass(model: nn.Module, x: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """Forward and backward of a loss whose output gradients differ everywhere; returns these."""
+    y = model(x)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=y.dtype)
+    (y * weights).sum().backward()
+    return weights
+
+
+def tiny() -> tuple[nn.Linear, torch.Tensor]:
+    torch.manual_seed(3)
+    return nn.Linear(4, 3).double(), torch.randn(6, 4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("form", ["eigen", "inverse"])
+def test_it_is_the_dense_inverse_of_the_damped_fisher_matrix(form: str) -> None:
+    model, x = tiny()
+    kfac = KFAC(model, lr=0.1, damping=0.03, kl_clip=None, form=form, factor_dtype=torch.float64)
+    g = one_pass(model, x)
+    a = torch.cat([x, torch.ones(6, 1, dtype=torch.float64)], 1)
+    big_a = 0.95 * torch.eye(5, dtype=torch.float64) + 0.05 * a.T @ a / 6
+    big_g = 0.95 * torch.eye(3, dtype=torch.float64) + 0.05 * g.T @ g / 6
+    gradient = torch.cat([model.weight.grad, model.bias.grad[:, None]], 1)
+    if form == "eigen":
+        fisher = torch.kron(big_g, big_a) + 0.03 * torch.eye(15, dtype=torch.float64)
+    else:
+        fisher = torch.kron(
+            big_g + 0.03 * torch.eye(3, dtype=torch.float64), big_a + 0.03 * torch.eye(5, dtype=torch.float64)
+        )
+    dense = torch.linalg.solve(fisher, gradient.reshape(-1)).reshape(3, 5)
+    kfac.step()
+    ours = torch.cat([model.weight.grad, model.bias.grad[:, None]], 1)
+    assert torch.allclose(ours, dense, rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(ours, gradient, rtol=0.01)
+
+
+CONVOLUTIONS = {
+    "strided": lambda: nn.Conv2d(2, 4, 3, stride=2, padding=1),
+    "groups": lambda: nn.Conv2d(4, 6, 3, stride=(1, 2), padding=(2, 1), groups=2),
+    "depthwise": lambda: nn.Conv2d(4, 4, (3, 2), groups=4, bias=False),
+    "dilated": lambda: nn.Conv2d(2, 3, 3, dilation=2, padding=2, bias=False),
+    "same": lambda: nn.Conv2d(2, 3, (5, 3), padding="same"),
+    "valid": lambda: nn.Conv2d(2, 3, 3, padding="valid"),
+    "reflected": lambda: nn.Conv2d(2, 3, 3, padding=(1, 2), padding_mode="reflect"),
+}
+
+
+def padded(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+    """By hand: (left, right, above, below)."""
+    if conv.padding == "same":
+        return functional.pad(x, (1, 1, 2, 2))
+    if conv.padding == "valid":
+        return x
+    above, left = conv.padding
+    mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+    return functional.pad(x, (left, left, above, above), mode=mode)
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_convolutions_factors_are_those_of_its_patches_by_loops(kind: str, batched: bool) -> None:
+    torch.manual_seed(1)
+    conv = CONVOLUTIONS[kind]().double()
+    kfac = KFAC(conv, lr=0.1, factor_dtype=torch.float64)
+    layer = kfac.layers["model"]
+    x = torch.randn(3, conv.in_channels, 7, 8, dtype=torch.float64)[slice(None) if batched else 0]
+    g = one_pass(conv, x)
+    whole, g = padded(conv, x if batched else x[None]), g if batched else g[None]
+    n, _, height, width = g.shape
+    (kh, kw), (sh, sw), (dh, dw) = conv.kernel_size, conv.stride, conv.dilation
+    ins, outs, positions = conv.in_channels // conv.groups, conv.out_channels // conv.groups, height * width
+    for group in range(conv.groups):
+        sum_a, sum_g = torch.zeros(layer.size.a, layer.size.a), torch.zeros(outs, outs)
+        product = torch.zeros(outs, layer.size.a)
+        for i in range(n):
+            for row in range(height):
+                for column in range(width):
+                    values = [
+                        whole[i, group * ins + c, row * sh + u * dh, column * sw + v * dw]
+                        for c in range(ins)
+                        for u in range(kh)
+                        for v in range(kw)
+                    ]
+                    a = torch.stack([*values, *([torch.ones(())] if conv.bias is not None else [])]).double()
+                    b = g[i, group * outs : (group + 1) * outs, row, column]
+                    sum_a = sum_a + torch.outer(a, a) / positions**2 / (n * positions)
+                    sum_g = sum_g + torch.outer(b, b) / positions**2 / (n * positions)
+                    product = product + torch.outer(b, a)
+        ours = layer.gradient()
+        assert torch.allclose(ours if conv.groups == 1 else ours[group], product, rtol=1e-10)
+        if group == 0:
+            layer_sums = layer._sums
+        for ours, theirs in zip(layer_sums, (sum_a, sum_g), strict=True):
+            assert torch.allclose(ours if conv.groups == 1 else ours[group], theirs, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_even_kernels_are_padded_as_torch_does() -> None:
+    conv = nn.Conv2d(2, 3, (4, 2), padding="same", bias=False).double()
+    layer = KfacLayer("conv", conv, torch.float64, PassGate(lambda: 1.0))
+    x = torch.randn(2, 2, 6, 5, dtype=torch.float64)
+    product = layer.input_rows(x) * 30 @ conv.weight.view(3, -1).T
+    assert torch.allclose(product, conv(x).permute(0, 2, 3, 1).reshape(-1, 3))
+
+
+def test_a_grouped_convolution_is_preconditioned_as_its_groups_apart() -> None:
+    torch.manual_seed(2)
+    whole = nn.Conv2d(4, 6, 3, groups=2).double()
+    parts = [nn.Conv2d(2, 3, 3).double() for _ in range(2)]
+    x = torch.randn(5, 4, 6, 6, dtype=torch.float64)
+    g = torch.randn(5, 6, 4, 4, dtype=torch.float64)
+    for at, part in enumerate(parts):
+        part.load_state_dict(
+            {"weight": whole.weight[at * 3 : at * 3 + 3], "bias": whole.bias[at * 3 : at * 3 + 3]}
+        )
+    made = [KFAC(conv, lr=0.1, kl_clip=None, factor_dtype=torch.float64) for conv in (whole, *parts)]
+    (whole(x) * g).sum().backward()
+    for at, part in enumerate(parts):
+        (part(x[:, at * 2 : at * 2 + 2]) * g[:, at * 3 : at * 3 + 3]).sum().backward()
+    for kfac in made:
+        kfac.step()
+    assert torch.allclose(whole.weight.grad, torch.cat([part.weight.grad for part in parts]), rtol=1e-9)
+    assert torch.allclose(whole.bias.grad, torch.cat([part.bias.grad for part in parts]), rtol=1e-9)
+
+
+def test_the_gradient_that_is_read_is_the_losss_by_finite_differences() -> None:
+    torch.manual_seed(4)
+    conv = nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=2).double()
+    layer = KfacLayer("conv", conv, torch.float64, PassGate(lambda: 1.0))
+    x = torch.randn(2, 4, 6, 5, dtype=torch.float64)
+    conv(x).square().sum().backward()
+    read, step = layer.gradient(), 1e-3  # the loss is a square: no step is too long
+    for group, out, at in [(0, 0, 0), (0, 1, 17), (1, 0, 5), (1, 1, 18)]:
+        flat = conv.bias.data if at == 18 else conv.weight.data.view(2, 2, 18)[group, out]
+        where = group * 2 + out if at == 18 else at
+        kept, losses = flat[where].item(), []
+        for sign in (1, -1):
+            flat[where] = kept + sign * step
+            losses.append(conv(x).square().sum().item())
+        flat[where] = kept
+        assert read[group, out, at].item() == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-8)
+
+
+def test_rows_of_sequences_are_samples() -> None:
+    torch.manual_seed(5)
+    model = nn.Linear(3, 2)
+    kfac = KFAC(model, lr=0.1)
+    x = torch.randn(4, 5, 3)
+    g = one_pass(model, x)
+    a = torch.cat([x.reshape(20, 3), torch.ones(20, 1)], 1)
+    kfac.step()
+    factors = kfac.layers["model"].factors
+    assert torch.allclose(factors["A"], 0.95 * torch.eye(4) + 0.05 * a.T @ a / 20, atol=1e-6)
+    flat = g.reshape(20, 2)
+    assert torch.allclose(factors["G"], 0.95 * torch.eye(2) + 0.05 * flat.T @ flat / 20, atol=1e-6)
+
+
+def test_accumulated_passes_count_as_their_mean_and_scaled_losses_as_unscaled() -> None:
+    torch.manual_seed(6)
+    model = nn.Linear(3, 2)
+    twin = copy.deepcopy(model)
+    x = torch.randn(8, 3)
+    whole, parts = KFAC(model, lr=0.1), KFAC(twin, lr=0.1, grad_scale=lambda: 512 / 2)
+    model(x).square().sum().backward()
+    for half in x.split(4):
+        (256 * twin(half).square().sum()).backward()
+    for parameter in twin.parameters():
+        parameter.grad /= 256
+    whole.step()
+    parts.step()
+    for side in "AG":
+        ours, theirs = parts.layers["model"].factors[side], whole.layers["model"].factors[side]
+        assert torch.allclose(ours, theirs, atol=1e-6)
+    assert torch.allclose(model.weight.grad, twin.weight.grad, atol=1e-6)
+
+
+def test_passes_that_teach_nothing_do_not_count() -> None:
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
+    kfac, x = KFAC(model, lr=0.1), torch.randn(4, 3)
+    with torch.no_grad():
+        model(x)
+    with torch.inference_mode():
+        model(x)
+    model.eval()
+    model(x).sum().backward()
+    model.train()
+    model(x)  # no backward pass
+    copied = copy.deepcopy(model)
+    copied(x).sum().backward()
+    model.zero_grad()
+    assert all(layer._passes == 0 for layer in kfac.layers.values())
+    model(x).sum().backward()
+    assert all(layer._passes == 1 for layer in kfac.layers.values())
+
+
+def test_passes_that_are_not_finite_are_dropped_and_leave_gradients_as_they_are() -> None:
+    model, x = tiny()
+    kfac = KFAC(model, lr=0.1)
+    (model(x) * math.inf).sum().backward()
+    before = model.bias.grad.clone()
+    kfac.step()
+    assert kfac.dropped == 1 and kfac.ages() == {"model.A": None, "model.G": None}
+    assert torch.equal(model.bias.grad, before)
+    assert all(torch.isfinite(factor).all() for factor in kfac.layers["model"].factors.values())
+    model.zero_grad()
+    one_pass(model, x)
+    kfac.step()
+    good = {side: factor.clone() for side, factor in kfac.layers["model"].factors.items()}
+    model.weight.grad.fill_(math.nan)
+    kfac.step()
+    assert model.weight.grad.isnan().all() and torch.isfinite(model.bias.grad).all()
+    assert all(torch.equal(good[side], factor) for side, factor in kfac.layers["model"].factors.items())
+
+
+class OwnWay(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(2 * x)
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.own = OwnWay(4, 4)
+        self.made = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.skipped = nn.Sequential(nn.Linear(4, 4))
+        self.sometimes = nn.Linear(4, 4)
+        self.unhooked = nn.Linear(4, 4)
+        self.decode = nn.Linear(4, 5)
+        self.decode.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, tokens: torch.Tensor, *, sometimes: bool = False) -> torch.Tensor:
+        x = self.norm(self.first(input=self.embed(tokens))) * self.scale
+        x = self.skipped(self.frozen(self.made(self.own(x))))
+        x = x + functional.linear(x, self.unhooked.weight, self.unhooked.bias)
+        return self.decode(self.sometimes(x) if sometimes else x)
+
+
+def test_what_it_does_not_know_is_left_to_the_optimizer_and_named() -> None:
+    torch.manual_seed(8)
+    model = Odd()
+    kfac = KFAC(model, lr=0.1, skip=["skipped"])
+    assert list(kfac.layers) == ["first", "sometimes", "unhooked"]
+    tokens = torch.arange(5)
+    model(tokens).square().sum().backward()
+    before = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    kfac.step()
+    changed = {name for name in before if not torch.equal(before[name], model.get_parameter(name).grad)}
+    assert changed == {"first.weight", "first.bias"}
+    assert model.sometimes.weight.grad is None
+    assert kfac.left_out == {
+        "model": "Odd is neither Linear nor Conv2d, or computes in its own way",
+        "embed": "it shares parameters with decode",
+        "norm": "LayerNorm is neither Linear nor Conv2d, or computes in its own way",
+        "own": "OwnWay is neither Linear nor Conv2d, or computes in its own way",
+        "made": kfac.left_out["made"],
+        "made.parametrizations.weight": kfac.left_out["made.parametrizations.weight"],
+        "frozen": "some of its parameters need no gradient",
+        "skipped.0": "it is skipped",
+        "decode": "it shares parameters with embed",
+        "sometimes": "no pass has reached it yet",
+        "unhooked": "no pass has reached it yet",
+    }
+    model.zero_grad()
+    model(tokens, sometimes=True).square().sum().backward()
+    kfac.step()
+    assert "sometimes" not in kfac.left_out
+    assert why_not(nn.Linear(2, 3)) is None
+
+
+def test_a_layer_that_is_called_twice_counts_both() -> None:
+    torch.manual_seed(9)
+    layer = nn.Linear(3, 3)
+    kfac = KFAC(nn.Sequential(layer, nn.Tanh(), layer), lr=0.1)
+    x = torch.randn(4, 3)
+    layer(torch.tanh(layer(x))).sum().backward()
+    second = torch.tanh(layer(x)).detach()
+    rows = [torch.cat([each, torch.ones(4, 1)], 1) for each in (x, second)]
+    kfac.step()
+    expected = 0.95 * torch.eye(4) + 0.05 * sum(a.T @ a / 4 for a in rows) / 2
+    assert torch.allclose(next(iter(kfac.layers.values())).factors["A"], expected, atol=1e-6)
+
+
+def test_the_clip_bounds_the_step() -> None:
+    grads, products = [], []
+    for kappa in (None, 1e-3, 1e9):
+        model, x = tiny()
+        kfac = KFAC(model, lr=lambda step: 0.5 + step, kl_clip=kappa)
+        one_pass(model, x)
+        before = torch.cat([model.weight.grad, model.bias.grad[:, None]], 1)
+        kfac.step()
+        grads.append(torch.cat([model.weight.grad, model.bias.grad[:, None]], 1))
+        products.append(0.25 * (before * grads[-1]).sum().item())
+    free, clipped, loose = grads
+    nu = math.sqrt(1e-3 / products[0])
+    assert nu < 0.9
+    assert torch.allclose(clipped, nu * free, rtol=1e-5) and torch.equal(free, loose)
+
+
+def test_eigenvalues_below_zero_count_as_zero() -> None:
+    factor = torch.diag(torch.tensor([-0.5, 0.0, 2.0]))
+    basis = decomposed(factor, "eigen", 0.1)
+    assert basis.shape == (4, 3) and basis[-1].tolist() == [0, 0, 2]
+    after = preconditioned(torch.eye(3), basis, decomposed(torch.eye(3), "eigen", 0.1), "eigen", 0.1)
+    assert torch.allclose(after, torch.diag(torch.tensor([10, 10, 1 / 2.1])), atol=1e-5)
+
+
+def test_factors_are_updated_and_decomposed_at_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = tiny()
+    folded, made = [], []
+    kfac = KFAC(model, lr=0.1, factor_every=2, inverse_every=lambda step: 3 if step < 6 else 4)
+    fold, plain = KfacLayer.fold, preconditioner.decomposed
+    monkeypatch.setattr(KfacLayer, "fold", lambda self, alpha: folded.append(kfac.steps) or fold(self, alpha))
+    monkeypatch.setattr(preconditioner, "decomposed", lambda *args: made.append(kfac.steps) or plain(*args))
+    ages = []
+    for _ in range(10):
+        model.zero_grad()
+        one_pass(model, x)
+        kfac.step()
+        ages.append(kfac.ages()["model.A"])
+    assert folded == [0, 2, 4, 6, 8]
+    assert made == [0, 0, 3, 3, 8, 8]
+    assert ages == [0, 0, 0, 0, 0, 0, 1, 1, 0, 0]
+
+
+def trained(model: nn.Module, kfac: KFAC, steps: range) -> list[torch.Tensor]:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        model.zero_grad()
+        model(torch.randn(4, 3, generator=generator)).square().mean().backward()
+        kfac.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("form", ["eigen", "inverse"])
+def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(form: str) -> None:
+    torch.manual_seed(10)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    settings = {"lr": 0.1, "inverse_every": 4, "form": form}
+    kfac = KFAC(model, **settings)
+    trained(model, kfac, range(6))
+    kept, stream = copy.deepcopy(model), io.BytesIO()
+    torch.save(kfac.state_dict(), stream)
+    through = trained(model, kfac, range(6, 12))
+    stream.seek(0)
+    again = KFAC(kept, **settings)
+    again.load_state_dict(torch.load(stream, weights_only=True))
+    resumed = trained(kept, again, range(6, 12))
+    assert all(torch.equal(a, b) for a, b in zip(through, resumed, strict=True))
+    assert again.ages() == kfac.ages() and again.steps == 12
+
+
+@pytest.mark.parametrize("form", ["eigen", "inverse"])
+def test_named_tensors_of_a_crew_are_a_communicator(form: str) -> None:
+    results = []
+    for crew in (None, lambda averaged, computed: NamedTensors(SoloTransport(0), "kfac", averaged, computed)):
+        torch.manual_seed(11)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        kfac = KFAC(model, lr=0.1, factor_every=2, inverse_every=4, form=form, communicator=crew)
+        results.append((trained(model, kfac, range(7)), kfac.ages()))
+    (alone, ages), (named, ages_named) = results
+    assert ages == ages_named
+    assert all(torch.equal(a, b) for a, b in zip(alone, named, strict=True))
+
+
+def test_states_of_other_models_are_refused_and_change_nothing() -> None:
+    model, x = tiny()
+    kfac = KFAC(model, lr=0.1)
+    one_pass(model, x)
+    kfac.step()
+    good = kfac.state_dict()
+
+    def odd(**changes: object) -> dict[str, object]:
+        return {**copy.deepcopy(good), **changes}
+
+    factor = good["factors"]["model.A"]
+    values = good["bases"]["values"]
+    for state, words in [
+        (odd(steps=-1), "steps"),
+        (odd(form="inverse"), "form 'inverse'"),
+        (odd(factors={"other.A": factor}), "other layers"),
+        (odd(factors=None), "other layers"),
+        (odd(factors={"model.A": factor[1:], "model.G": good["factors"]["model.G"]}), "'model.A'"),
+        (odd(factors={"model.A": factor * math.nan, "model.G": good["factors"]["model.G"]}), "not finite"),
+        (odd(folded={}), "passes"),
+        (odd(folded={"model": "1"}), "passes"),
+        (odd(bases=None), "decompositions"),
+        (odd(bases={"values": values, "ages": dict.fromkeys(values, -1)}), "age"),
+        (odd(bases={"values": {"x": factor}, "ages": {"x": 0}}), "'x'"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            kfac.load_state_dict(state)
+        assert kfac.steps == 1 and torch.equal(kfac.layers["model"].factors["A"], factor)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr": -1}, "lr"),
+        ({"lr": math.nan}, "lr"),
+        ({"lr": True}, "lr"),
+        ({"damping": 0}, "damping"),
+        ({"damping": math.inf}, "damping"),
+        ({"factor_decay": 1.1}, "factor_decay"),
+        ({"kl_clip": 0}, "kl_clip"),
+        ({"factor_every": 0}, "factor_every"),
+        ({"inverse_every": 1.5}, "inverse_every"),
+        ({"form": "svd"}, "form"),
+        ({"factor_dtype": torch.int32}, "factor_dtype"),
+        ({"grad_scale": 0}, "grad_scale"),
+        ({"skip": "model"}, "skip"),
+        ({"skip": ["nowhere"]}, "nowhere"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_hooked(settings: dict, words: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=words):
+        KFAC(model, **{"lr": 0.1, **settings})
+    assert not model[0]._forward_hooks
+
+
+def test_bad_models_and_bad_values_by_step_are_refused() -> None:
+    with pytest.raises(ValueError, match="no layer to precondition"):
+        KFAC(nn.LayerNorm(3), lr=0.1)
+    with pytest.raises(ValueError, match="no shape yet"):
+        KFAC(nn.Sequential(nn.LazyLinear(3)), lr=0.1)
+    for settings in (
+        {"lr": lambda step: -1.0},
+        {"damping": lambda step: 0.0},
+        {"inverse_every": lambda step: 0},
+        {"factor_every": lambda step: 1 if step == 0 else 0},
+    ):
+        model, x = tiny()
+        kfac = KFAC(model, **{"lr": 0.1, **settings})
+        one_pass(model, x)
+        before = model.weight.grad.clone()
+        with pytest.raises(ValueError, match=f"{next(iter(settings))}.*"):
+            kfac.step()
+        assert kfac.steps == 0 and torch.equal(model.weight.grad, before)
+        assert torch.equal(kfac.layers["model"].factors["A"], torch.eye(5))
+
+
+def test_a_thread_decomposes_while_steps_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, running, plain = threading.Event(), [], preconditioner.decomposed
+
+    def held(*args: object) -> torch.Tensor:
+        running.append(threading.current_thread().name)
+        assert go.wait(30)
+        return plain(*args)
+
+    monkeypatch.setattr(preconditioner, "decomposed", held)
+    model, x = tiny()
+    kfac = KFAC(model, lr=0.1, inverse_every=1, background=True)
+    for _ in range(3):
+        model.zero_grad()
+        one_pass(model, x)
+        before = model.weight.grad.clone()
+        kfac.step()
+        assert torch.equal(model.weight.grad, before) and kfac.ages()["model.A"] is None
+    job = kfac._job
+    assert job is not None and kfac.state_dict()["due"]
+    go.set()
+    job.future.result(30)
+    one_pass(model, x)
+    kfac.step()
+    assert kfac.ages() == {"model.A": 3, "model.G": 3}  # of the first factors; three averages came since
+    assert not torch.equal(model.weight.grad, before)
+    assert all(name.startswith("kfac") for name in running)
+    assert kfac._job is not job
+    kfac._job.future.result(30)
+    kfac.step()
+    assert kfac.ages()["model.A"] == 1
+
+
+def test_an_error_in_the_thread_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = preconditioner.decomposed
+
+    def fails(*args: object) -> torch.Tensor:
+        raise torch.linalg.LinAlgError("did not converge")
+
+    monkeypatch.setattr(preconditioner, "decomposed", fails)
+    model, x = tiny()
+    kfac = KFAC(model, lr=0.1, inverse_every=1, background=True)
+    one_pass(model, x)
+    kfac.step()
+    assert kfac._job.future.exception(30) is not None
+    with pytest.raises(RuntimeError, match=r"model\.A\.eigen cannot be computed: did not converge"):
+        kfac.step()
+    assert kfac.steps == 1
+    monkeypatch.setattr(preconditioner, "decomposed", plain)
+    kfac.step()
+    kfac._job.future.result(30)
+    kfac.step()
+    assert kfac.ages()["model.A"] is not None
+
+
+def test_hooks_and_thread_end_with_the_object() -> None:
+    model, x = tiny()
+    kfac = KFAC(model, lr=0.1, background=True)
+    one_pass(model, x)
+    kfac.step()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name.startswith("kfac")]
+    del kfac
+    gc.collect()
+    assert not model._forward_hooks
+    thread.join(30)
+    assert not thread.is_alive()
+    kfac = KFAC(model, lr=0.1)
+    kfac.close()
+    assert not model._forward_hooks
+    with pytest.raises(RuntimeError, match="closed"):
+        kfac.step()

@@ -90,7 +90,7 @@ def test_partial_averages_every_so_often() -> None:
 
 def taken(schedule: Matched, mine_s: float, others_s: dict[int, float]) -> int:
     """Local steps until it averages."""
-    for since in range(1, 1000):
+    for since in range(1, 4_002):
         decision = schedule.decide(progress(since, {0: mine_s, **others_s}, since * mine_s))
         if isinstance(decision, Average):
             return since

@@ -192,7 +192,7 @@ class Begin:
 
     waiting: the peers whose messages the round waits for.
     scatter_s, gather_s: for how long at most.
-    withheld: those of them whose copies it does not wait for (see ``Round.withheld``).
+    withheld: those of them whose copies it does not wait for (see ``rounds.base.Lesson``).
     rows: what is offered, in place of values, where rows are gathered.
     grace_s: how much longer it may scatter where most have not come.
     answer_s: how long a missing peer may take to say that it is there, at least (see

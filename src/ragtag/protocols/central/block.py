@@ -53,7 +53,7 @@ class Correction(Protocol):
 class Answer(NamedTuple):
     """A peer is to be sent the block: for its update ``number``, which was ``stale`` versions old.
 
-    clock: of the peer's group (``centre_groups``; 0: there are none).
+    clock: of the peer's group (``grouping``; 0: there are none).
     """
 
     peer: PeerId

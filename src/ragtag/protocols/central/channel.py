@@ -1,9 +1,9 @@
 """A central state without a master: peers push updates to it, and any of them can rebuild it.
 
 The state is a vector in blocks (``layout``); each block has an owner among the live peers
-(``centre_owners``). An ``Average`` is one turn of a peer: to each block's owner it pushes what it has
+(``owners``). An ``Average`` is one turn of a peer: to each block's owner it pushes what it has
 learned, the difference of its values to those that its last turn ended with, and the version that this was
-learned on. The owner judges it by a rule (``centre_block.Rule``: a schedule), adds what is taken, which makes
+learned on. The owner judges it by a rule (``block.Rule``: a schedule), adds what is taken, which makes
 the block's next version, and answers with the block's newest values: those are the outcome's mean, from which
 the peer goes on. Versions differ by block, and so does staleness: the owner's count, less the base's.
 
@@ -13,11 +13,11 @@ the peer goes on. Versions differ by block, and so does staleness: the owner's c
   versions as one clock (Lamport's): an update says how far its peer has seen any block come, and a block
   that is behind closes at once and goes on from there. Else blocks out of step hold each other up for ever.
 - An owner that may not have the newest (it has just come to own a block, or sees an update of a version newer
-  than its own) asks all what they have, and goes on from the newest copy (``centre_rebuild``): all keep the
+  than its own) asks all what they have, and goes on from the newest copy (``rebuild``): all keep the
   values that they last took. So the loss of an owner costs what nobody had taken yet, mostly one turn.
 - Each update counts once at most: an owner remembers the newest of each peer, and nothing is sent to a second
   owner. What a dead owner had passed on of an update nobody can say, so a peer takes the block anew instead.
-- A peer never takes an older version of a block than it has: versions (``centre_wire``) are in one order.
+- A peer never takes an older version of a block than it has: versions (``wire``) are in one order.
 - Where no answer came by the deadline, own values stay, and the next update is measured from them.
 
 The idea of a server for parameters: "Scaling Distributed Machine Learning with the Parameter Server", Li et
@@ -411,7 +411,7 @@ def centre(
 ) -> Averager:
     """An averager whose peers share a central state, under a rule. name: says which, on all peers the same.
 
-    grouping: peers step in groups (``centre_groups``); the rule has a barrier, and is not asked.
+    grouping: peers step in groups (``grouping``); the rule has a barrier, and is not asked.
     """
     return Averager(
         f"centre: {name}", Sharing(rule, grouping, correction), "central", written=f"Centre({name})"

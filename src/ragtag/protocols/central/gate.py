@@ -1,6 +1,6 @@
 """How updates of blocks become steps, at their owner: a gate. Here with one barrier for all peers, or none.
 
-The other gate is ``centre_groups.Barriers``.
+The other gate is ``grouping.Barriers``.
 """
 
 from __future__ import annotations

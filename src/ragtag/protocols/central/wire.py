@@ -16,7 +16,7 @@ the others above the block's number.
 PUSH, STATE and COPY with ``NACK`` ask for chunks again, as ``repair`` has it. HOLD: the answer will
 take a while (a barrier), but the owner lives.
 
-Where peers step in groups (``centre_groups``), an update says what its peer's steps take (its *pace*), and
+Where peers step in groups (``grouping``), an update says what its peer's steps take (its *pace*), and
 the group's *clock* as its peer knows it: 1 to 63, round and round, so that either of two is ahead; 0: none.
 """
 

@@ -7,12 +7,12 @@ shortens as others agree, the accusation that is told to the accused first, and 
 them: a partition heals (the dead are knocked at, rarely), all times follow from measured round trips, and
 every datagram is authenticated, bound to two processes, and taken once.
 
-    member_types   what goes in and comes out          member_view   who is believed to be there
-    member_wire    datagrams                           member_probe  who answers
-    member_pace    round trips, allowances, health     member_entry  who is let in
-    member_core    time, timers, chance                member_suspicion  how long a suspect has
-    member_gossip  what is told to whom                member_row   what is kept of each
-    invitation     who is told the key
+    types       what goes in and comes out          view       who is believed to be there
+    wire        datagrams                           probe      who answers
+    pace        round trips, allowances, health     entry      who is let in
+    core        time, timers, chance                suspicion  how long a suspect has
+    gossip      what is told to whom                row        what is kept of each
+    invitation  who is told the key
 """
 
 from __future__ import annotations

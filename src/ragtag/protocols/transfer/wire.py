@@ -8,7 +8,7 @@ then seen a nonce and a refusal. Integers are little-endian.
     proof     magic[4] version u8 0[3] nonce[32] tag[32]
     verdict   magic[4] code u8    0[3] tag[32]
 
-Frames follow (``transfer_frame``). The contents are authenticated, not secret.
+Frames follow (``frame``). The contents are authenticated, not secret.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ def fetch_state(
     key: the crew's. donors: three to eight are a good number, since each one that is asked takes a snapshot.
     schema: of this peer's model. layout_hash_of: computes from the whole blob what donors said of its
     structure. on_note(what, donor, detail): ``asked``, ``agreed`` (on a round), ``lost``, ``dropped``.
-    agreed_min: see ``protocols.transfer.types.Need``. blob_bytes_max: a few times this peer's own state, so that a
+    agreed_min: see ``protocols.transfer.types``. blob_bytes_max: a few times this peer's own state, so that a
     donor gone mad cannot fill its memory.
 
     Raises:

@@ -284,7 +284,7 @@ def test_passes_that_teach_nothing_do_not_count() -> None:
 
 def test_passes_that_are_not_finite_are_dropped_and_leave_gradients_as_they_are() -> None:
     model, x = tiny()
-    kfac = KFAC(model, lr=0.1)
+    kfac = KFAC(model, lr=0.1, inverse_every=1)
     (model(x) * math.inf).sum().backward()
     before = model.bias.grad.clone()
     kfac.step()
@@ -428,20 +428,21 @@ def trained(model: nn.Module, kfac: KFAC, steps: range) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
+@pytest.mark.parametrize("stop", [8, 9])  # goes on with kept bases; decomposes factors as they were kept
 @pytest.mark.parametrize("form", ["eigen", "inverse"])
-def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(form: str) -> None:
+def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(form: str, stop: int) -> None:
     torch.manual_seed(10)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     settings = {"lr": 0.1, "factor_every": 2, "inverse_every": 3, "form": form}
     kfac = KFAC(model, **settings)
-    trained(model, kfac, range(9))  # goes on with a step that decomposes factors as they were kept
+    trained(model, kfac, range(stop))
     kept, stream = copy.deepcopy(model), io.BytesIO()
     torch.save(kfac.state_dict(), stream)
-    through = trained(model, kfac, range(9, 14))
+    through = trained(model, kfac, range(stop, 14))
     stream.seek(0)
     again = KFAC(kept, **settings)
     again.load_state_dict(torch.load(stream, weights_only=True))
-    resumed = trained(kept, again, range(9, 14))
+    resumed = trained(kept, again, range(stop, 14))
     assert all(torch.equal(a, b) for a, b in zip(through, resumed, strict=True))
     assert again.ages() == kfac.ages() and again.steps == 14
 
@@ -601,8 +602,13 @@ def test_hooks_and_thread_end_with_the_object() -> None:
     assert not model._forward_hooks
     thread.join(30)
     assert not thread.is_alive()
-    kfac = KFAC(model, lr=0.1)
+    kfac = KFAC(model, lr=0.1, background=True)
+    model(x).sum().backward()
+    kfac.step()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name.startswith("kfac")]
     kfac.close()
+    thread.join(30)
+    assert not thread.is_alive()
     assert not model._forward_hooks
     with pytest.raises(RuntimeError, match="closed"):
         kfac.step()

@@ -141,7 +141,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
+)
 @pytest.mark.parametrize("name", FAULTS)
 def test_all_get_the_newest_whole_whatever_the_line_does(name: str, seed: int) -> None:
     world = crew(4, FAULTS[name], seed)

@@ -342,6 +342,9 @@ def test_a_good_bye_in_the_middle_of_a_round_ends_the_wait(method: Averager) -> 
     with Crew(3, 60, method=method, probe_s=PATIENCE_S) as crew:
         crew.meet()
         asked = [crew.ask(peer, values_of(peer, 60)) for peer in (0, 1)]
+        for peer in (0, 1):
+            channel = crew.drivers[peer].node.channels[0]
+            until(lambda channel=channel: channel.active is not None, "its round has begun")  # type: ignore[misc]
         crew.drivers.pop(2).close(1.0)
         for peer, future in enumerate(asked):
             outcome = future.result(PATIENCE_S / 2)

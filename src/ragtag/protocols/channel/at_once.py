@@ -122,8 +122,13 @@ class Rounds:
             return self._begin(now_s, event)
         if isinstance(event, Left | Visits):
             self._recut(self._crew.growth)
-        if isinstance(event, Left) and self.active is not None:
-            return self._route(now_s, self.active, event)
+        if isinstance(event, Left):
+            under_way = [] if self.active is None else [self.active]
+            return [
+                effect
+                for number in under_way + self._to_come()
+                for effect in self._route(now_s, number, event)
+            ]
         return []
 
     def _arrived(self, now_s: float, event: Arrived) -> list[Effect]:

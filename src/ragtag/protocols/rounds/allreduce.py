@@ -107,7 +107,7 @@ class Ring:
         self._scattered = {j: Incoming(layout.sizes[j]) for j in full if (j - at) % n}
         self._gathered = {j: Incoming(layout.sizes[j]) for j in full if j not in self._last}
         self._passed: set[tuple[int, int]] = set()
-        self._noted = False
+        self._noted = self._gap = False
         self._repair = Repairer(spec)
         self._begun: Begin | None = None
         self._until_s = 0.0
@@ -126,13 +126,9 @@ class Ring:
             if event.timer.name == "repair":
                 return self._repair.again(now_s, self._until_s)
             return self._finish(now_s, expired=True)
-        if (
-            isinstance(event, Left)
-            and event.peer in self.spec.members
-            and self._begun
-            and self.outcome is None
-        ):
-            return self._finish(now_s, expired=True)  # a ring with a gap passes nothing on
+        if isinstance(event, Left) and event.peer in self.spec.members and self.outcome is None:
+            self._gap = True  # a ring with a gap passes nothing on
+            return [] if self._begun is None else self._finish(now_s, expired=True)
         return []
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
@@ -166,6 +162,8 @@ class Ring:
         if finite is not None:
             own = f"in round {self.spec.round}: its own values count for nothing"
             effects.append(Noted(UNSOUND, self.spec.me, own))
+        if self._gap:
+            return [*effects, *self._finish(now_s, expired=True)]
         return [*effects, *self._repair.again(now_s, self._until_s), *self._advance(now_s)]
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:

@@ -70,10 +70,14 @@ def peer(me: int, asked: argparse.Namespace) -> None:
                 began_s = time.perf_counter()
                 optimizer.step()
                 took_s.append(time.perf_counter() - began_s)
-                whole.append(bool(optimizer.compression and optimizer.compression.dense))
+                whole.append(bool(optimizer._averaged.compression and optimizer._averaged.compression.dense))
             estimate = None
-            if chooses and optimizer.sparse is not None and optimizer.sparse._bypass is not None:
-                found = optimizer.sparse._bypass.estimate()
+            if (
+                chooses
+                and optimizer._averaged.sparse is not None
+                and optimizer._averaged.sparse._bypass is not None
+            ):
+                found = optimizer._averaged.sparse._bypass.estimate()
                 estimate = found and {"dense_s": found.dense_s, "sparse_s": found.sparse_s}
         print(json.dumps({"way": name, "s": took_s, "whole": whole, "estimate": estimate}), flush=True)
 

@@ -145,12 +145,12 @@ def trained(
         inner = torch.optim.SGD(model.parameters(), lr=0.2)
         transport = SimulatedTransport(crew, peer)
         optimizer = CrewOptimizer(inner, transport, average="gradients", compress=compress, model=model)
-        replica = optimizer._replica
+        replica = optimizer._averaged.sparse
         assert isinstance(replica, SparseReplica)
         if not tickets:
             replica._sent.__class__ = AsIfSent
         models.append(model)
-        gradients.append(optimizer._mode)
+        gradients.append(optimizer._averaged._mode)
         replicas.append(replica)
     counts = dict.fromkeys(("committed", "restored", "late", "given_up"), 0)
     draws = [torch.Generator().manual_seed(1000 * seed + peer) for peer in range(peers)]

@@ -141,7 +141,7 @@ def ours(me: int, asked: argparse.Namespace, local: bool) -> dict[str, Any]:
                 inner, average="gradients", model=model, compress=compress, on_outcome=rounds.append
             )
         result = train(model, optimizer, me, asked)
-        found = optimizer.compression
+        found = optimizer._averaged.compression
         result["rounds"] = len(rounds)
         result["expired"] = sum(outcome.expired for outcome in rounds)
         result["round_s"] = sorted(outcome.total_s for outcome in rounds)[len(rounds) // 2]

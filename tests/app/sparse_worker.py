@@ -30,7 +30,7 @@ def main(steps: int, whole_from: int) -> None:
         source = torch.Generator().manual_seed(100 + crew.rank)
         for step in range(steps):
             if step == whole_from:
-                replica = optimizer.sparse
+                replica = optimizer._averaged.sparse
                 assert isinstance(replica, SparseReplica)
                 assert replica._bypass is not None
                 replica._bypass.estimate = lambda: Choice(False, 0.0, 1.0, 0.0)  # type: ignore[method-assign]
@@ -40,8 +40,8 @@ def main(steps: int, whole_from: int) -> None:
             loss.backward()
             optimizer.step()
             assert optimizer.outcome is not None
-            assert optimizer.compression is not None
-            outcome, dense = optimizer.outcome, optimizer.compression.dense
+            assert optimizer._averaged.compression is not None
+            outcome, dense = optimizer.outcome, optimizer._averaged.compression.dense
             print("round", outcome.round, int(dense), int(outcome.expired), flush=True)
         weights = torch.cat([p.detach().flatten() for p in module.parameters()])
         print("ended", hashlib.sha256(weights.numpy().tobytes()).hexdigest(), loss.item(), flush=True)

@@ -80,7 +80,7 @@ def test_without_what_follows_there_is_nothing_to_do() -> None:
     transport = DriverTransport.__new__(DriverTransport)
     for average in (None, "models"):
         if average is not None:
-            keeper.take_in(optimizer_of(nn.Linear(2, 2), average))
+            keeper.take_in(optimizer_of(nn.Linear(2, 2), average)._averaged)
         with pytest.raises(RuntimeError, match="it has nothing to follow"):
             catch_up(keeper, transport, dict, KEY, lambda outcome: None, new=True, state_round=NO_STATE)
 
@@ -95,7 +95,7 @@ def test_without_what_follows_there_is_nothing_to_do() -> None:
 def test_where_nobody_gives_the_state_the_note_says_what_that_means(average: str, says: str) -> None:
     notes: list[Noted] = []
     keeper = StateKeeper(3, 0, notes.append)
-    keeper.take_in(optimizer_of(nn.Linear(2, 2), average))
+    keeper.take_in(optimizer_of(nn.Linear(2, 2), average)._averaged)
     assert keeper.asking(KEY, dict)(1.0) is None
     assert notes == [Noted("no state", 3, says)]
 
@@ -104,25 +104,25 @@ def test_a_state_of_another_model_changes_nothing_and_is_named() -> None:
     notes: list[Noted] = []
     keeper = StateKeeper(3, 0, notes.append)
     model = nn.Linear(2, 2)
-    keeper.take_in(optimizer_of(model))
+    keeper.take_in(optimizer_of(model)._averaged)
     before = model.weight.detach().clone()
-    other = capture(optimizer_of(nn.Linear(2, 5)), round=7)
+    other = capture(optimizer_of(nn.Linear(2, 5))._averaged, round=7)
     fetched = Fetched(bytearray(), 7, 7, {7: 3, 6: 1}, {"peer-0": 4}, {}, 0, 0.1)
     state = CrewsState(other, fetched)
     assert (state.round, state.mixed) == (7, True)
     assert not keeper.put(state)
     assert torch.equal(before, model.weight)
     assert [note.what for note in notes] == ["no state"] and "weight" in notes[0].detail
-    own = CrewsState(capture(optimizer_of(nn.Linear(2, 2)), round=7), fetched)
+    own = CrewsState(capture(optimizer_of(nn.Linear(2, 2))._averaged, round=7), fetched)
     assert keeper.put(own) and [note.what for note in notes] == ["no state", "state"]
 
 
 def test_a_state_is_asked_for_by_another_thread_without_touching_the_model() -> None:
     keeper = StateKeeper(0, 0, lambda note: None)
     model = nn.Linear(2, 2)
-    keeper.take_in(optimizer_of(model))
+    keeper.take_in(optimizer_of(model)._averaged)
     ask = keeper.asking(KEY, dict)
-    del keeper.optimizer.inner.param_groups[:]  # what it needs it has asked the trainer's thread for
+    del keeper.first.inner.param_groups[:]  # what it needs it has asked the trainer's thread for
     came: list[object] = []
     thread = threading.Thread(target=lambda: came.append(ask(1.0)))
     thread.start()

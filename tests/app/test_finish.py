@@ -50,7 +50,7 @@ def test_peers_that_begin_with_other_weights_take_the_lowest_peers(average: str)
         first = weights(model)
         optimizer = optimizer_of(model, transport, average=average)
         begun = Stand(digest_of(model.parameters()))
-        ending.begin_alike(transport, optimizer, begun, PATIENCE_S)
+        ending.begin_alike(transport, optimizer._averaged, begun, PATIENCE_S)
         return first, weights(model)
 
     with Crew(3) as crew:
@@ -64,9 +64,9 @@ def test_peers_that_begin_alike_average_nothing_for_it() -> None:
     def work(transport: DriverTransport) -> bool:
         model = model_of(seed=1)
         optimizer = optimizer_of(model, transport)
-        ending.begin_alike(transport, optimizer, Stand(digest_of(model.parameters())), PATIENCE_S)
-        assert optimizer.whole is not None
-        return optimizer.whole._replica is None
+        ending.begin_alike(transport, optimizer._averaged, Stand(digest_of(model.parameters())), PATIENCE_S)
+        assert optimizer._averaged.whole is not None
+        return optimizer._averaged.whole._replica is None
 
     with Crew(2) as crew:
         assert all(all_at_once(transports(crew), work).values())
@@ -82,7 +82,7 @@ def test_the_last_local_steps_are_in_one_agreed_mean() -> None:
         return apart, weights_after(transport, model, optimizer), ending.Finished()
 
     def weights_after(transport: DriverTransport, model: nn.Module, optimizer: CrewOptimizer) -> torch.Tensor:
-        found = ending.finish(transport, [optimizer], PATIENCE_S, 1.0)
+        found = ending.finish(transport, [optimizer._averaged], PATIENCE_S, 1.0)
         assert (found.alike, found.peers) == (True, (0, 1, 2))
         assert found.moved > 0
         return weights(model)
@@ -108,7 +108,7 @@ def test_a_peer_that_pauses_near_the_end_takes_the_others_model(average: str) ->
             step(model, optimizer, 100 * transport.me + at)
         over.wait(PATIENCE_S)
         paused.set()
-        found = ending.finish(transport, [optimizer], PATIENCE_S, 1.0)
+        found = ending.finish(transport, [optimizer._averaged], PATIENCE_S, 1.0)
         return weights(model), found
 
     def pauses(transport: DriverTransport) -> tuple[torch.Tensor, Finished]:
@@ -118,7 +118,7 @@ def test_a_peer_that_pauses_near_the_end_takes_the_others_model(average: str) ->
             step(model, optimizer, 100 * transport.me + at)
         assert paused.wait(PATIENCE_S)
         stale = weights(model)
-        found = ending.finish(transport, [optimizer], PATIENCE_S, 1.0)
+        found = ending.finish(transport, [optimizer._averaged], PATIENCE_S, 1.0)
         assert not torch.equal(stale, weights(model))
         return weights(model), found
 
@@ -145,7 +145,7 @@ def test_one_that_ends_waits_for_one_that_comes_back_and_trains_on() -> None:
             step(model, optimizer, at)
         done.set()
         assert ready.wait(PATIENCE_S)
-        assert ending.finish(transport, [optimizer], PATIENCE_S, 1.0).alike
+        assert ending.finish(transport, [optimizer._averaged], PATIENCE_S, 1.0).alike
         return weights(model)
 
     def alone(transport: DriverTransport) -> torch.Tensor:
@@ -157,7 +157,7 @@ def test_one_that_ends_waits_for_one_that_comes_back_and_trains_on() -> None:
         for at in range(4):
             step(model, optimizer, 200 + at)
         ready.set()
-        assert ending.finish(transport, [optimizer], PATIENCE_S, 1.0).alike
+        assert ending.finish(transport, [optimizer._averaged], PATIENCE_S, 1.0).alike
         return weights(model)
 
     works: dict[int, Train] = {0: first, 1: alone}
@@ -175,7 +175,7 @@ def test_a_peer_that_never_ends_is_waited_for_until_the_deadline() -> None:
         for at in range(5):
             step(model, optimizer, at + 100 * transport.me)
         began_s = time.monotonic()
-        found = ending.finish(transport, [optimizer], 1.5, 1.0)
+        found = ending.finish(transport, [optimizer._averaged], 1.5, 1.0)
         if transport.me == 0:
             over.set()
         return time.monotonic() - began_s, found
@@ -207,7 +207,7 @@ def test_two_models_end_alike_and_have_one_digest() -> None:
         for at in range(7):
             for model, optimizer in zip((one, other), optimizers, strict=True):
                 step(model, optimizer, at + 100 * transport.me)
-        found = ending.finish(transport, optimizers, PATIENCE_S, 1.0)
+        found = ending.finish(transport, [optimizer._averaged for optimizer in optimizers], PATIENCE_S, 1.0)
         return weights(one), weights(other), found
 
     with Crew(2) as crew:
@@ -224,7 +224,7 @@ def test_alone_there_is_nothing_to_agree_on() -> None:
     optimizer = optimizer_of(model, transport)  # type: ignore[arg-type]
     step(model, optimizer, 1)
     before = weights(model)
-    found = ending.finish(transport, [optimizer], 0.0, 1.0)
+    found = ending.finish(transport, [optimizer._averaged], 0.0, 1.0)
     assert torch.equal(before, weights(model))
     assert (found.alike, found.peers) == (True, (0,))
     assert str(found).startswith("this peer ends alone, with model ")

@@ -59,7 +59,7 @@ with ragtag.join(deadline_s=60.0) as crew:
     trainer.fit(Module(crew), Whole(crew.split(loader)))
     saved = os.path.join(os.environ["FOLDER"], f"{crew.rank}.ckpt")
     trainer.save_checkpoint(saved)
-    assert trainer.optimizers[0].progress[0] == trainer.global_step == seen // 16
+    assert trainer.optimizers[0]._averaged.progress[0] == trainer.global_step == seen // 16
     print("seen", seen, "loss", float(torch.nn.functional.mse_loss(net(x), y).detach()))
 """
 ACCELERATE = """
@@ -78,7 +78,7 @@ with ragtag.join(deadline_s=60.0) as crew:
             wrapped.step()
             scheduler.step()
             wrapped.zero_grad()
-    assert optimizer.progress[0] == seen // 16
+    assert optimizer._averaged.progress[0] == seen // 16
     print("seen", seen, "loss", float(torch.nn.functional.mse_loss(net(x), y).detach()))
 """
 

@@ -134,7 +134,7 @@ def test_optimizers_are_told_apart_by_name_or_by_the_order_in_which_they_are_mad
     with ragtag.join() as crew:
         optimizers = [made(crew, name) for name in (None, "critic", None, "model 3", None)]
         assert [o.name for o in optimizers] == ["model", "critic", "model 2", "model 3", "model 4"]
-        assert [o.channel for o in optimizers] == [channel_of(o.name) for o in optimizers]
+        assert [o._averaged.channel for o in optimizers] == [channel_of(o.name) for o in optimizers]
         for name in ("critic", "model"):
             with pytest.raises(ValueError, match=f"'{name}' is averaged already: .* a name of its own"):
                 made(crew, name)
@@ -153,7 +153,7 @@ def test_channels_beside_a_sparse_optimizers_own_are_none_that_who_joins_anew_wa
         assert isinstance(transport, SoloTransport)
         names = ("model", "model/models", "model/whole")
         assert set(transport._node.channels) == {channel_of(name) for name in names}
-        assert crew._peer._entered == [optimizer.channel]
+        assert crew._peer._entered == [optimizer._averaged.channel]
 
 
 def test_one_loader_is_split_once_and_counts_its_epochs() -> None:

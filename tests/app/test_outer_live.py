@@ -29,7 +29,7 @@ with ragtag.join(deadline_s=60.0) as crew:
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     outer = ragtag.Outer(fragments=3, delay=int(os.environ["DELAY"]))
     optimizer = crew.optimizer(adam, averager=ragtag.AllReduce(), model=model, outer=outer, every=4)
-    begun = optimizer.outer_state.get("begun", [])
+    begun = optimizer._averaged.outer_state.get("begun", [])
     print("seat", crew.rank, "begins with", begun.count(True), "anchors", flush=True)
     said = 0
     while not os.path.exists(stop):
@@ -38,7 +38,7 @@ with ragtag.join(deadline_s=60.0) as crew:
         optimizer.step()
         if optimizer.outcome is not None and optimizer.outcome.round > said + 10:
             said, heard = optimizer.outcome.round, bin(int(optimizer.outcome.heard[0]))
-            size = sum(float(t.abs().sum()) for t in optimizer.outer_state["momentum"].values())
+            size = sum(float(t.abs().sum()) for t in optimizer._averaged.outer_state["momentum"].values())
             print("heard", heard, "finite" if size == size and size < 1e9 else "off", flush=True)
         time.sleep(0.01)
 """
@@ -72,7 +72,7 @@ def test_who_resumes_has_them_too(tmp_path: Path) -> None:
                 model(torch.ones(2, 100)).square().mean().backward()
                 optimizer.step()
             crew.save(tmp_path)
-            momentum: dict[str, torch.Tensor] = optimizer.outer_state["momentum"]
+            momentum: dict[str, torch.Tensor] = optimizer._averaged.outer_state["momentum"]
             return momentum
 
     before = train(6)

@@ -41,11 +41,11 @@ class Peer:
         inner = torch.optim.SGD(self.model.parameters(), 0.1)
         self.optimizer = CrewOptimizer(inner, TappedCrew(1).transport(0), model=self.model, every=10**9)
         self.keeper = StateKeeper(self.me, 1, self.notes.append)
-        self.keeper.take_in(self.optimizer)
+        self.keeper.take_in(self.optimizer._averaged)
 
     @property
     def step(self) -> int:
-        return self.optimizer.progress[0]
+        return self.optimizer._averaged.progress[0]
 
     def rounds(self, n: int) -> None:
         for _ in range(n):
@@ -220,8 +220,8 @@ def test_folders_of_their_own_compare(tmp_path: Path) -> None:
     donor.resume(folders[0])
     donor.rounds(2)
     newcomer.resume(folders[1])
-    state = capture(donor.optimizer, round=1, before=donor.keeper._before)
-    newcomer.keeper._load(newcomer.optimizer, Snapshot.from_bytes(state.to_bytes()))
+    state = capture(donor.optimizer._averaged, round=1, before=donor.keeper._before)
+    newcomer.keeper._load(newcomer.optimizer._averaged, Snapshot.from_bytes(state.to_bytes()))
     newcomer.rounds(2)
     newcomer.save(folders[1])
     donor.save(folders[0])

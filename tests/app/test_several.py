@@ -110,7 +110,7 @@ def test_a_checkpoint_has_both(tmp_path: Path, shared: bool) -> None:
         models, optimizers = pair(crew, shared)
         train(models, optimizers, 1)
         assert crew.resume(tmp_path) is not None
-        assert [optimizer.progress for optimizer in optimizers] == [(7, 0), (7, 0)]
+        assert [optimizer._averaged.progress for optimizer in optimizers] == [(7, 0), (7, 0)]
         again = state(models, optimizers)
     assert len(again) == len(saved)
     assert all(torch.equal(a, b) for a, b in zip(again, saved, strict=True))
@@ -156,7 +156,7 @@ with ragtag.join(deadline_s=60.0) as crew:
     found = crew.resume(f"disk-{crew.rank}")
     moments = [int(of["step"]) for of in optimizer.state.values()]
     total = model.weight.sum().item()
-    print("resumes", None if found is None else found.step, moments, optimizer.progress[0], total)
+    print("resumes", None if found is None else found.step, moments, optimizer._averaged.progress[0], total)
     for step in range(5 + 3 * (found is not None)):
         optimizer.zero_grad()
         model(torch.randn(4, 10)).square().mean().backward()

@@ -34,7 +34,7 @@ def optimizer_of(model: nn.Module, transport: SimulatedTransport, average: str =
 
 def keeper(me: int, optimizer: CrewOptimizer, notes: list[Noted] | None = None) -> StateKeeper:
     made = StateKeeper(me, 1, (notes if notes is not None else []).append)
-    made.take_in(optimizer)
+    made.take_in(optimizer._averaged)
     return made
 
 
@@ -133,7 +133,7 @@ def test_a_newcomer_gets_anchor_and_momentum_and_no_donors_residual(average: str
     model = net(seed=5)
     optimizer = optimizer_of(model, TappedCrew(1).transport(0), average)
     kept = keeper(2, optimizer)
-    kept._load(optimizer, donors[0])
+    kept._load(optimizer._averaged, donors[0])
     inside, theirs = replica(optimizer), replica(optimizers[0])
     assert not inside.feedback.residual.any()
     assert inside.feedback.round == -1
@@ -150,8 +150,8 @@ def test_who_fetches_the_state_anew_keeps_its_own_residual() -> None:
     donor = keeper(0, optimizers[0])
     from ragtag.training.state.capture import capture
 
-    snapshot = capture(optimizers[0], donor._extra(own=False))
-    keeper(1, optimizers[1])._load(optimizers[1], Snapshot.from_bytes(snapshot.to_bytes()))
+    snapshot = capture(optimizers[0]._averaged, donor._extra(own=False))
+    keeper(1, optimizers[1])._load(optimizers[1]._averaged, Snapshot.from_bytes(snapshot.to_bytes()))
     assert np.array_equal(before, replica(optimizers[1]).feedback.residual)
 
 
@@ -159,7 +159,7 @@ def test_a_state_that_does_not_fit_changes_nothing(caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.WARNING)
     models = [net() for _ in range(N)]
     optimizers = train(TappedCrew(N), models, "models")
-    part = CompressionState(optimizers[0], own=True)
+    part = CompressionState(optimizers[0]._averaged, own=True)
     state = part.state_dict()
     anchor, residual = replica(optimizers[0])._anchor.copy(), replica(optimizers[0]).feedback.residual.copy()
     for part_name, name, wrong, said in (
@@ -180,11 +180,11 @@ def test_a_state_that_does_not_fit_changes_nothing(caplog: pytest.LogCaptureFixt
 def test_before_the_model_is_known_it_waits() -> None:
     models = [net() for _ in range(N)]
     optimizers = train(TappedCrew(N), models, "gradients")
-    state = CompressionState(optimizers[0], own=True).state_dict()
+    state = CompressionState(optimizers[0]._averaged, own=True).state_dict()
     model = net()
     later = CrewOptimizer(sgd(model), TappedCrew(1).transport(0), average="gradients", compress=COMPRESS)
-    assert CompressionState(later, own=True).state_dict() == {}
-    CompressionState(later, own=True).load_state_dict(state)
+    assert CompressionState(later._averaged, own=True).state_dict() == {}
+    CompressionState(later._averaged, own=True).load_state_dict(state)
     loss_of(model, 0, 0).backward()
     later.step()
     assert replica(later).feedback.round == replica(optimizers[0]).feedback.round + 1

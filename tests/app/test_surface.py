@@ -14,14 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
 import ragtag.ray
 from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES
+from ragtag.hooks.alone import alone
 from ragtag.protocols.channel.averager import Averager
+from ragtag.training.named import Averaging
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.samples.split import Split
 
 ROOT = Path(__file__).parents[2]
 OF_THE_CREW = {"transport", "samples", "on_ready", "on_note", "on_step", "seed"}
@@ -54,24 +58,75 @@ CREW = (
     "finish leave",
 )
 """What an editor shows after ``crew.``: what the README tells of, and nothing of how it is done."""
+TENSORS = ("name average publish newest", "mine owners only clock", "state_dict load_state_dict")
+SHOWN = {
+    "a crew": (Crew, " ".join(CREW)),
+    "an optimizer": (CrewOptimizer, "inner name average outcome"),
+    "a split": (Split, "dataset batch_size epoch samples"),
+    "named tensors": (ragtag.NamedTensors, " ".join(TENSORS)),
+    "a round of named tensors": (Averaging, "result"),
+    "a hook's state": (ragtag.hooks.CrewState, "name outcome behind average_models"),
+    "a sparse hook's state": (ragtag.hooks.SparseState, "stats state_dict load_state_dict"),
+    "a model in a hook's DDP": (DistributedDataParallel, ""),
+}
+"""What an editor shows of each thing that a script holds; of torch's own kinds, beyond what these show."""
 
 
-def test_a_crew_shows_what_is_for_users_and_nothing_else() -> None:
-    crew = ragtag.join()
-    assert {name for name in dir(crew) if not name.startswith("_")} == set(" ".join(CREW).split())
-    for name in dir(Crew):
-        if not name.startswith("_"):
-            assert inspect.getdoc(getattr(Crew, name)), f"crew.{name} has no docstring"
+def held() -> dict[str, object]:
+    """One of each thing that a script holds, in use."""
+    crew, model = ragtag.join(), torch.nn.Linear(2, 1)
+    optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    split = crew.split(DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2))
+    for (inputs,) in split:
+        model(inputs).sum().backward()
+        optimizer.step()
+    tensors = crew.tensors("factors", averaged={"a": (2,)}, computed={"b": (2,)})
+    averaging = tensors.average({"a": torch.ones(2)})
+    averaging.result()
+    state = ragtag.hooks.CrewState(crew, torch.nn.Linear(2, 1))
+    return {
+        "a crew": crew,
+        "an optimizer": optimizer,
+        "a split": split,
+        "named tensors": tensors,
+        "a round of named tensors": averaging,
+        "a hook's state": state,
+        "a sparse hook's state": ragtag.hooks.SparseState(ratio=0.1),
+        "a model in a hook's DDP": ragtag.hooks.ddp(torch.nn.Linear(2, 1), crew),
+    }
+
+
+def shown(it: object) -> set[str]:
+    return {name for name in dir(it) if not name.startswith("_")}
+
+
+def test_what_a_script_holds_shows_what_is_for_users_and_nothing_else() -> None:
+    model = torch.nn.Linear(2, 1)
+    torchs: dict[str, object] = {
+        "an optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "a model in a hook's DDP": DistributedDataParallel(model, process_group=alone(), init_sync=False),
+    }
+    found = held()
+    assert found.keys() == SHOWN.keys()
+    for what, it in found.items():
+        kind, names = SHOWN[what]
+        own = set(names.split())
+        assert type(it) is kind, what
+        assert shown(it) - shown(torchs.get(what)) == own, what
+        assert shown(torchs.get(what)) <= shown(it), what
+        for name in own:
+            assert inspect.getdoc(getattr(kind, name)), f"{name} of {what} has no docstring"
 
 
 def test_nothing_that_users_call_hides_its_arguments() -> None:
     """An editor shows no ``**options``, but where DDP's own, or a user's names, are passed on."""
     passed_on = {(Crew, "keep")}
-    for kind in (Crew, CrewOptimizer, *(getattr(ragtag, name) for name in ragtag._HOMES)):
+    kinds = [kind for kind, _ in SHOWN.values() if kind.__module__.startswith("ragtag")]
+    for kind in (*kinds, *(getattr(ragtag, name) for name in ragtag._HOMES)):
         for name, found in vars(kind).items() if inspect.isclass(kind) else [("", kind)]:
             if (name == "__init__" or not name.startswith("_")) and inspect.isfunction(found):
-                kinds = [p.kind for p in inspect.signature(found).parameters.values()]
-                hides = inspect.Parameter.VAR_KEYWORD in kinds
+                takes = {p.kind for p in inspect.signature(found).parameters.values()}
+                hides = inspect.Parameter.VAR_KEYWORD in takes
                 assert not hides or (kind, name) in passed_on or issubclass(kind, Exception), (kind, name)
 
 

@@ -25,7 +25,7 @@ from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.rps import rps
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.answers import Answers
-from ragtag.training.samples.split import Split
+from ragtag.training.samples.portion import Portion
 from tests.network.crew import PATIENCE_S, Crew
 
 GIVE_UP_S = 2.0
@@ -298,7 +298,7 @@ def test_who_has_lost_its_seat_waits_for_nobodys_acknowledgement(monkeypatch: py
     data = torch.utils.data.TensorDataset(torch.zeros(64, 1))
     with Crew(3) as crew:
         transport = DriverTransport(crew.drivers[0], PATIENCE_S)
-        split = Split(torch.utils.data.DataLoader(data, batch_size=8), 0, transport)
+        split = Portion(torch.utils.data.DataLoader(data, batch_size=8), 0, transport)
         first = iter(split)
         next(first)
         assert len(transport.live) == 3

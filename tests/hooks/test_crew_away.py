@@ -114,9 +114,9 @@ def test_where_all_were_away_nobody_waits_for_a_model() -> None:
         member = Member(transport)
         module = torch.nn.Linear(40, 40)
         state = CrewState(member, module)
-        state.behind = True
+        state._averaged.behind = True
         both = state.average_models()
-        state.behind = True
+        state._averaged.behind = True
         if transport.me == 1:
             return has_come(both), False
         crew.leave(1)

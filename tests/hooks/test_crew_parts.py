@@ -284,6 +284,6 @@ def test_a_table_gives_back_what_it_took(sizes: list[int], random: Any) -> None:
 
 
 def test_an_averager_may_be_named_here_too() -> None:
-    assert CrewState(Told(), averager="moshpit=4")._method.name == ragtag.Moshpit(group=4).name
+    assert CrewState(Told(), averager="moshpit=4")._averaged._averager.name == ragtag.Moshpit(group=4).name
     with pytest.raises(TypeError, match=r"call it: averager=RPS\(\)"):
         CrewState(Told(), averager=ragtag.RPS)  # type: ignore[arg-type]

@@ -113,8 +113,8 @@ class Training:
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter.mul_(1.1)
-            if self.arrived.get(me) == round_ and optimizer.follower is not None:
-                optimizer.follower.arrived(False)
+            if self.arrived.get(me) == round_ and optimizer._averaged.follower is not None:
+                optimizer._averaged.follower.arrived(False)
             draw = torch.Generator().manual_seed(1000 * me + round_)
             inputs = torch.randn(6, 8, generator=draw)
             optimizer.zero_grad()
@@ -122,7 +122,7 @@ class Training:
             optimizer.step()
             flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
             self.vectors.setdefault(round_, {})[me] = flat
-            found = optimizer.aligned
+            found = optimizer._averaged.aligned
             if found is not None and found not in self.aligned[me][-1:]:
                 self.aligned[me].append(found)
             if self.dies.get(me) == round_:

@@ -108,7 +108,7 @@ def test_who_is_not_in_step_has_no_vote_until_it_has_what_the_others_have() -> N
     assert aligned.alike(59) and not training.alike(59)
     assert same(aligned, training, [0])
     assert all(found.given == 0 for peer in late for found in aligned.aligned[peer])
-    layers = [layer(optimizer._exchange, Aligning) for optimizer in aligned.optimizers.values()]
+    layers = [layer(optimizer._averaged._exchange, Aligning) for optimizer in aligned.optimizers.values()]
     voters = [found.aligner._votes for found in layers if found is not None]
     assert voters == [True] * 3
 

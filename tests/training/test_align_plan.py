@@ -145,8 +145,8 @@ def test_alone_nothing_is_compared() -> None:
     for _ in range(3):
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-    assert optimizer.aligned is not None
-    assert (optimizer.aligned.peers, optimizer.aligned.apart) == (0, 0)
+    assert optimizer._averaged.aligned is not None
+    assert (optimizer._averaged.aligned.peers, optimizer._averaged.aligned.apart) == (0, 0)
 
 
 def test_what_was_found_before_another_state_was_restored_is_forgotten() -> None:
@@ -165,8 +165,8 @@ def test_what_was_found_before_another_state_was_restored_is_forgotten() -> None
             model(torch.full((2, 30), 0.1)).sum().backward()
             optimizer.step()
             if step == 2:
-                optimizer.resume_at(3, 0)
-        assert optimizer.aligned is not None
-        return optimizer.aligned.given
+                optimizer._averaged.resume_at(3, 0)
+        assert optimizer._averaged.aligned is not None
+        return optimizer._averaged.aligned.given
 
     assert run_peers(crew, train) == [0, 0, 0]

@@ -59,8 +59,8 @@ def trained(
         model, me = models[transport.me], transport.me
 
         def look(_: Outcome) -> None:
-            assert optimizer.compression is not None
-            seen[me].append(optimizer.compression)
+            assert optimizer._averaged.compression is not None
+            seen[me].append(optimizer._averaged.compression)
 
         note = notes.append if notes is not None and me == 0 else None
         optimizer = CrewOptimizer(
@@ -189,8 +189,8 @@ def test_a_round_in_which_peers_disagree_comes_to_the_same_sum() -> None:
         applied[me] = inside._mean.copy()
         assert bypass.on, "the one follows the most"
         assert not inside.feedback.residual.any()
-        assert optimizer.compression is not None
-        assert optimizer.compression.dense
+        assert optimizer._averaged.compression is not None
+        assert optimizer._averaged.compression.dense
         return optimizer
 
     run_peers(TappedCrew(N), train)
@@ -242,7 +242,9 @@ def test_under_loss_replicas_stay_together(loss: float) -> None:
     assert 2 * WINDOW <= len(dense_rounds(seen[0])) < 3 * WINDOW
     scale = float(flat(models[0]).norm())
     assert max(float((flat(m) - flat(models[0])).norm()) for m in models) < 0.01 * scale
-    assert all(o.compression is not None and o.compression.refused == 0 for o in optimizers)
+    assert all(
+        o._averaged.compression is not None and o._averaged.compression.refused == 0 for o in optimizers
+    )
 
 
 def test_false_never_sends_all_and_opens_no_channel_for_it() -> None:

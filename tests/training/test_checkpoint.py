@@ -87,20 +87,20 @@ def test_training_goes_on_from_a_checkpoint_with_another_number_of_peers(tmp_pat
     model = net(1)
     optimizer = crew(sgd(model), model)
     train(model, optimizer, 0, 3)
-    Checkpoints(tmp_path, peer=7).save(capture(optimizer))
+    Checkpoints(tmp_path, peer=7).save(capture(optimizer._averaged))
     train(model, optimizer, 3, 5)
     found = Checkpoints(tmp_path, peer=0).latest()
     assert found is not None
     other = net(2)
     fresh = crew(sgd(other), other)
-    restore(found.snapshot, fresh)
+    restore(found.snapshot, fresh._averaged)
     train(other, fresh, found.step, 5)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     wide = torch.nn.Linear(5, 9)
     with pytest.raises(
         ValueError, match=r"'weight' \(9, 5\) float32 is in this model and not in the snapshot"
     ):
-        restore(found.snapshot, crew(sgd(wide), wide))
+        restore(found.snapshot, crew(sgd(wide), wide)._averaged)
 
 
 # -- Damage

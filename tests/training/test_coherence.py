@@ -102,17 +102,19 @@ def test_an_optimizer_measures_where_it_is_asked_to() -> None:
         optimizer.zero_grad()
         (model(x).square().mean() * (1 if step < 4 else -1)).backward()
         optimizer.step()
-    assert [step for step, _ in optimizer.conduct.spent.coherence] == [4, 6]
-    assert [mu for _, mu in optimizer.conduct.spent.coherence] == pytest.approx([1.0, -1.0], rel=1e-4)
-    optimizer.resume_at(6, 0)
+    assert [step for step, _ in optimizer._averaged.scheduling.spent.coherence] == [4, 6]
+    assert [mu for _, mu in optimizer._averaged.scheduling.spent.coherence] == pytest.approx(
+        [1.0, -1.0], rel=1e-4
+    )
+    optimizer._averaged.resume_at(6, 0)
     for _ in range(2):
         optimizer.step()
-    assert len(optimizer.conduct.spent.coherence) == 2  # it has nothing to compare with
+    assert len(optimizer._averaged.scheduling.spent.coherence) == 2  # it has nothing to compare with
     plain = CrewOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), TappedCrew(1).transport(0), model=model
     )
     plain.step()
-    assert not plain.conduct.spent.coherence
+    assert not plain._averaged.scheduling.spent.coherence
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -113,7 +113,7 @@ def train(peer: SimulatedTransport, options: dict[str, Any]) -> tuple[float, flo
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    optimizer.settle()
+    optimizer._averaged.settle()
     assert len(shared) >= STEPS // 4
     assert sum(shared) > 0.6 * len(shared), "averages of more than one"
     return (

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ragtag.training.samples.epochs import Epochs
-from ragtag.training.samples.split import Split
+from ragtag.training.samples.portion import Portion
 from ragtag.training.state.tree import copy_tree
 from tests.training.test_split import Crew, Numbers, Stream, drawn, flat
 
@@ -26,7 +26,7 @@ class Peer:
     shards: list[list[int]] | None = None
     round: int = -1
     late: bool = False
-    splits: dict[int, Split] = field(default_factory=dict)
+    splits: dict[int, Portion] = field(default_factory=dict)
     seen: list[int] = field(default_factory=list)
     log: list[tuple[int, int]] = field(default_factory=list)
 
@@ -34,11 +34,11 @@ class Peer:
         self.peers = self.crew.as_seen_by(self.me)
         self.epochs = Epochs(self.peers, lambda: self.splits, lambda: self.round)
 
-    def split(self, number: int = 0) -> Split:
+    def split(self, number: int = 0) -> Portion:
         if number not in self.splits:
             loader = DataLoader(Numbers(self.size), batch_size=self.batch, shuffle=True)
             more: dict[str, Any] = {"shards": self.shards, "ordinal": number, "epochs": self.epochs}
-            self.splits[number] = Split(loader, self.me, self.peers, seed=7, **more)
+            self.splits[number] = Portion(loader, self.me, self.peers, seed=7, **more)
             self.epochs.restore(number, self.splits[number])
         return self.splits[number]
 
@@ -301,9 +301,9 @@ def test_with_other_batches_the_epoch_begins_anew(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_stream_goes_on_with_its_epoch() -> None:
-    split = Split(DataLoader(Stream(6), batch_size=2), 0, Crew.of(1).as_seen_by(0))
+    split = Portion(DataLoader(Stream(6), batch_size=2), 0, Crew.of(1).as_seen_by(0))
     assert drawn(split) == list(range(6))
-    again = Split(DataLoader(Stream(6), batch_size=2), 0, Crew.of(1).as_seen_by(0))
+    again = Portion(DataLoader(Stream(6), batch_size=2), 0, Crew.of(1).as_seen_by(0))
     again.load_state_dict(split.state_dict())
     assert again.epoch == 1
 

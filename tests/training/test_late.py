@@ -199,14 +199,21 @@ class Spoilt:
                 weight.grad = torch.randn(weight.shape, generator=draw) * (round_ < ill)
                 gave[me] += weight.grad.reshape(-1).numpy()
                 optimizer.step()
-                assert optimizer.compression is not None and optimizer.outcome is not None
-                self.late += optimizer.compression.late
-                if optimizer.aligned is not None and optimizer.aligned.round == optimizer.outcome.round:
-                    self.taken += optimizer.aligned.taken
+                assert optimizer._averaged.compression is not None and optimizer.outcome is not None
+                self.late += optimizer._averaged.compression.late
+                if (
+                    optimizer._averaged.aligned is not None
+                    and optimizer._averaged.aligned.round == optimizer.outcome.round
+                ):
+                    self.taken += optimizer._averaged.aligned.taken
             return optimizer
 
         optimizers = run_peers(crew, train)
-        feedbacks = [optimizer.sparse.feedback for optimizer in optimizers if optimizer.sparse is not None]
+        feedbacks = [
+            optimizer._averaged.sparse.feedback
+            for optimizer in optimizers
+            if optimizer._averaged.sparse is not None
+        ]
         kept = [(feedback.residual + feedback.pending())[: 40 * 30] for feedback in feedbacks]
         self.committed = sum(g - k for g, k in zip(gave, kept, strict=True)) / n
         self.moved = [-model.weight.detach().reshape(-1).numpy() for model in models]

@@ -18,7 +18,7 @@ from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules import SSP, LocalSteps, Partial
 from ragtag.training.exchange.slow import Merge
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from ragtag.training.optimizer.scheduling import Conduct
+from ragtag.training.optimizer.scheduling import Scheduling
 from ragtag.training.optimizer.weight import BySamples, weight_of
 from tests.training.fake_transport import FakeCrew, FakeTransport
 
@@ -87,7 +87,7 @@ def slow(means: list[float | None], late: tuple[int, ...] = ()) -> tuple[Scripte
     optimizer = CrewOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), transport, schedule=Partial(), model=model
     )
-    optimizer.conduct = Told(Partial(), transport, "model")
+    optimizer._averaged.scheduling = Told(Partial(), transport, "model")
 
     def step(by: float) -> float:
         model.weight.grad = torch.full_like(model.weight, -by)
@@ -181,7 +181,7 @@ def test_where_too_little_of_the_crew_came_all_that_was_learned_is_kept_and_said
     assert parameter.tolist() == [1.0, 2.0]
 
 
-class Told(Conduct):
+class Told(Scheduling):
     """Peer 2 is known to be slow."""
 
     def begin(self) -> frozenset[int]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ragtag
-from ragtag.codecs.dense import DENSE, fp32
+from ragtag.codecs.dense import DENSE
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.averagers import AVERAGERS
 from ragtag.schedules import (
@@ -59,7 +59,7 @@ def test_an_averager_may_be_named(name: str, averager: Averager) -> None:
     found, when = averaging_of(name, None)
     assert repr(found) == repr(averager)
     assert when is None
-    assert repr(averager) in repr(asked(method=name)._method)
+    assert repr(averager) in repr(asked(method=name)._averaged.asked.averager)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_averager_may_be_named(name: str, averager: Averager) -> None:
 )
 def test_a_schedule_may_be_named(name: str, schedule: object) -> None:
     assert averaging_of(None, name) == (None, schedule)
-    assert asked(schedule=name)._method.name
+    assert asked(schedule=name)._averaged.asked.averager.name
 
 
 def test_every_name_has_been_tried() -> None:
@@ -117,8 +117,8 @@ def test_a_centre_may_stand_as_averager_or_as_schedule() -> None:
     centre = Centre(SoftSync(2))
     for options in ({"method": centre}, {"schedule": centre}, {"schedule": centre, "every": 4}):
         optimizer = asked(**options)
-        assert optimizer._method.name == centre.name
-        assert is_centred(optimizer._method)
+        assert optimizer._averaged.asked.averager.name == centre.name
+        assert is_centred(optimizer._averaged.asked.averager)
     with pytest.raises(
         ValueError, match=r"schedule=Centre\(.* is an averager, beside averager=RPS\(\): give one"
     ):
@@ -179,7 +179,7 @@ def test_a_codec_beside_compress_is_refused(codec: Any) -> None:
     with pytest.raises(ValueError, match=r"would be of no effect; leave it out, .*TopK\(values="):
         asked(average="gradients", compress=ragtag.TopK(0.1), codec=codec)
     asked(average="gradients", compress=ragtag.TopK(0.1))
-    assert asked()._codec == fp32
+    assert asked()._averaged.asked.codec is None
 
 
 @pytest.mark.parametrize("outer", [ragtag.Outer(), ragtag.Outer(fragments=2)])

@@ -165,18 +165,18 @@ def test_who_resumes_goes_on_with_anchor_and_momentum(way: str) -> None:
     for round_ in range(3):
         shake(model, round_)
         optimizer.average()
-    assert any(t.abs().max() > 0 for t in optimizer.outer_state["momentum"].values())
+    assert any(t.abs().max() > 0 for t in optimizer._averaged.outer_state["momentum"].values())
     later = outer_sgd(again, "bf16" if way == "bf16" else "fp32", way != "state_dict before the first step")
     if way.startswith("state_dict"):
         again.load_state_dict(model.state_dict())
         later.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        if not later.modules_known:  # the state waits until averaging begins
-            later._configure([again])
+        if not later._averaged.modules_known:  # the state waits until averaging begins
+            later._averaged._configure([again])
     else:
-        restore(Snapshot.from_bytes(capture(optimizer).to_bytes()), later)
+        restore(Snapshot.from_bytes(capture(optimizer._averaged).to_bytes()), later._averaged)
     for part in ("anchor", "momentum"):
-        for name, tensor in optimizer.outer_state[part].items():
-            assert torch.equal(later.outer_state[part][name], tensor), (part, name)
+        for name, tensor in optimizer._averaged.outer_state[part].items():
+            assert torch.equal(later._averaged.outer_state[part][name], tensor), (part, name)
     if way == "bf16":
         return
     for round_ in range(3, 6):
@@ -197,15 +197,15 @@ def test_a_newcomer_steps_as_the_others_do() -> None:
             model = models[transport.me]
             optimizer = CrewOptimizer(sgd(model), transport, every=1, outer=ragtag.Outer(), model=model)
             if state is not None:
-                restore(state, optimizer)
+                restore(state, optimizer._averaged)
             steps(model, optimizer, transport.me, until, begin)
             return optimizer
 
         return run_peers(TappedCrew(2), train)
 
-    whole, state = run(0, 6, None)[0], capture(run(0, 5, None)[0])
+    whole, state = run(0, 6, None)[0], capture(run(0, 5, None)[0]._averaged)
     with_it, without = run(5, 6, state)[1], run(5, 6, replace(state, outer={}))[1]
-    aim, one, other = (flat(optimizer.modules[0]) for optimizer in (whole, with_it, without))
+    aim, one, other = (flat(optimizer._averaged.modules[0]) for optimizer in (whole, with_it, without))
     torch.testing.assert_close(one, aim, rtol=1e-6, atol=1e-7)
     assert not torch.allclose(other, aim, rtol=1e-3)
 
@@ -217,13 +217,13 @@ def test_a_state_of_other_parameters_changes_nothing() -> None:
     )
     optimizer.average()
     before = optimizer.state_dict()
-    state = copy.deepcopy(optimizer.outer_state)
+    state = copy.deepcopy(optimizer._averaged.outer_state)
     state["momentum"]["0.weight"] = torch.zeros(2)
-    snapshot = replace(capture(optimizer), outer=state, step=77)
+    snapshot = replace(capture(optimizer._averaged), outer=state, step=77)
     for load in (
-        lambda: restore(snapshot, optimizer),
-        lambda: setattr(optimizer, "outer_state", state),
-        lambda: setattr(optimizer, "outer_state", {"anchor": {}}),
+        lambda: restore(snapshot, optimizer._averaged),
+        lambda: setattr(optimizer._averaged, "outer_state", state),
+        lambda: setattr(optimizer._averaged, "outer_state", {"anchor": {}}),
     ):
         with pytest.raises(ValueError, match="outer momentum"):
             load()
@@ -233,8 +233,8 @@ def test_a_state_of_other_parameters_changes_nothing() -> None:
         after["ragtag"]["outer"]["momentum"]["0.weight"], before["ragtag"]["outer"]["momentum"]["0.weight"]
     )
     plain = CrewOptimizer(sgd(model), TappedCrew(1).transport(0), model=model)
-    restore(capture(optimizer), plain)  # who does not use it passes it over
-    assert plain.outer_state == {}
+    restore(capture(optimizer._averaged), plain._averaged)  # who does not use it passes it over
+    assert plain._averaged.outer_state == {}
 
 
 def test_peers_must_agree_on_it() -> None:

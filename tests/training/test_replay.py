@@ -138,20 +138,20 @@ class Training:
         )
         self.optimizers[me] = optimizer
         if me == LATE:
-            optimizer.arrive = lambda: self.arrive(optimizer)
+            optimizer._averaged.arrive = lambda: self.arrive(optimizer)
         own = 0
         for step in range(100_000):
             backward(model, me, step)
             optimizer.step()
             optimizer.zero_grad()
-            if optimizer.progress[1]:
+            if optimizer._averaged.progress[1]:
                 continue
             assert optimizer.outcome is not None
             round_ = optimizer.outcome.round
             with self._round:
                 self.models[me, round_] = learned(model, optimizer)
                 if me == 0:
-                    self.snapshots[round_] = capture(optimizer)
+                    self.snapshots[round_] = capture(optimizer._averaged)
                     self._round.notify_all()
             own += 1
             if own > ROUNDS_AFTER and me == LATE:
@@ -160,9 +160,9 @@ class Training:
                 return
 
     def arrive(self, optimizer: CrewOptimizer) -> Outcome | None:
-        follower = optimizer.follower
+        follower = optimizer._averaged.follower
         assert follower is not None
-        _, since = optimizer.progress
+        _, since = optimizer._averaged.progress
         ways = Ways(
             newer=lambda at_most_s: True,
             fetch=self.fetch,
@@ -171,7 +171,7 @@ class Training:
             redo=follower.redo,
         )
         self.came = CatchUp(ways, rounds_max(follower.n_bytes), PATIENCE_S).run()
-        optimizer.resume_at(optimizer.progress[0] + since * self.came.redone, 0)
+        optimizer._averaged.resume_at(optimizer._averaged.progress[0] + since * self.came.redone, 0)
         return self.came.outcome
 
     def fetch(self, deadline_s: float) -> Given:
@@ -183,7 +183,7 @@ class Training:
             return Given(Snapshot.from_bytes(self.snapshots[asked].to_bytes()))
 
     def put(self, state: Given, optimizer: CrewOptimizer) -> bool:
-        restore(state.snapshot, optimizer)
+        restore(state.snapshot, optimizer._averaged)
         return True
 
 
@@ -202,7 +202,7 @@ def test_its_model_is_the_members_to_the_bit(
     for round_ in range(came.outcome.round, last + 1):
         late, member = training.models[LATE, round_], training.models[0, round_]
         assert torch.equal(late, member), f"round {round_}"
-    steps = {peer: optimizer.progress[0] for peer, optimizer in training.optimizers.items()}
+    steps = {peer: optimizer._averaged.progress[0] for peer, optimizer in training.optimizers.items()}
     assert training.optimizers[LATE].outcome is not None
     assert steps[LATE] == training.optimizers[LATE].outcome.round + 1
 
@@ -615,10 +615,10 @@ def optimizers() -> Iterator[tuple[CrewOptimizer, bool]]:
 
 def test_who_averages_gradients_with_all_others_can_follow() -> None:
     for optimizer, follows in optimizers():
-        assert isinstance(optimizer.follower, Follower) is follows
+        assert isinstance(optimizer._averaged.follower, Follower) is follows
     unseen = Partial(0)
     early = CrewOptimizer(torch.optim.SGD(unseen.parameters()), FakeCrew(1).transport(0), average="gradients")
-    assert early.follower is None, "averaging has not begun"
+    assert early._averaged.follower is None, "averaging has not begun"
 
 
 def test_arriving_takes_the_place_of_one_average() -> None:
@@ -637,11 +637,11 @@ def test_arriving_takes_the_place_of_one_average() -> None:
         weight=weight,
     )
     before = learned(model, optimizer)
-    optimizer.arrive = lambda: outcome_of(41)
+    optimizer._averaged.arrive = lambda: outcome_of(41)
     optimizer.average()
     assert optimizer.outcome is not None and optimizer.outcome.round == 41
     assert torch.equal(before, learned(model, optimizer)) and len(weights) == 1
-    optimizer.arrive = lambda: None
+    optimizer._averaged.arrive = lambda: None
     backward(model, 0, 0)
     optimizer.step()
     assert optimizer.outcome.round == 0 and len(weights) == 2, "it did not, and the average followed"

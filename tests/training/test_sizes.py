@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 
 from ragtag.core.channels import topic_of
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.samples.ledger import EpochReport
+from ragtag.training.samples.portion import Portion
 from ragtag.training.samples.sizes import _POST, BatchSizes, Sizer, share
-from ragtag.training.samples.split import EpochReport, Split
 from tests.protocols.hall import Hall
 from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
 from tests.training.test_split import Crew, Numbers, Seat, Stream, flat
@@ -57,7 +58,7 @@ class Steps:
         crew = Crew(n, frozenset(range(n)), hall=self.hall)
         loader = DataLoader(Numbers(self.samples), batch_size=BATCH, shuffle=True)
         self.splits = [
-            Split(
+            Portion(
                 loader,
                 me,
                 Posting(crew, me),
@@ -242,7 +243,7 @@ def test_gradients_weighed_by_samples_are_those_of_all_samples_at_once() -> None
 
 def test_workers_draw_them_too() -> None:
     loader = DataLoader(Numbers(50), batch_size=8, num_workers=1, multiprocessing_context="fork", timeout=30)
-    split = Split(loader, 0, Posting(Crew.of(1), 0), sizes=BatchSizes(grain=4))
+    split = Portion(loader, 0, Posting(Crew.of(1), 0), sizes=BatchSizes(grain=4))
     assert sorted(i for batch in split for i in flat(batch)) == list(range(50))
     assert split.samples == 50
     assert len(split) == 7
@@ -254,7 +255,7 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match="batch sizes"):
             BatchSizes(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no multiple of the grain, 16, is 1 to 8"):
-        Split(DataLoader(Numbers(9), batch_size=8), 0, seat, sizes=BatchSizes(most=8, grain=16))
+        Portion(DataLoader(Numbers(9), batch_size=8), 0, seat, sizes=BatchSizes(most=8, grain=16))
     for loader in (DataLoader(Stream(9), batch_size=2), DataLoader(Numbers(9), batch_size=None)):
         with pytest.raises(ValueError, match="a loader that makes batches"):
-            Split(loader, 0, seat, sizes=BatchSizes())
+            Portion(loader, 0, seat, sizes=BatchSizes())

@@ -31,7 +31,7 @@ def peer(seed: int, steps: int) -> tuple[nn.Module, CrewOptimizer, Any]:
 
 
 def test_chunks_of_one_layout_may_come_from_different_donors() -> None:
-    donors = [capture(o, {"lr": s}) for _, o, s in (peer(1, 2), peer(2, 105))]
+    donors = [capture(o._averaged, {"lr": s}) for _, o, s in (peer(1, 2), peer(2, 105))]
     a, b = (donor.to_bytes() for donor in donors)
     assert a != b
     layout = layout_of(a)
@@ -47,19 +47,19 @@ def test_chunks_of_one_layout_may_come_from_different_donors() -> None:
     assert (front.step, front.extra["lr"]["last_epoch"]) == (2, 2)
     assert same(dict(front.model), dict(Snapshot.from_bytes(b).model))
     assert layout_of(a[: layout.front_bytes]) == layout
-    assert layout_of(capture(peer(1, 2)[1]).to_bytes()).digest != layout.digest
+    assert layout_of(capture(peer(1, 2)[1]._averaged).to_bytes()).digest != layout.digest
 
 
 def test_the_file_is_plain_safetensors_with_the_numbers_first() -> None:
     _, optimizer, scheduler = peer(1, 3)
-    data = capture(optimizer, {"lr": scheduler}, round=17).to_bytes()
+    data = capture(optimizer._averaged, {"lr": scheduler}, round=17).to_bytes()
     tensors = load(data)
     assert {"__numbers__", "model.1.num_batches_tracked", "optimizer.state.0.exp_avg"} <= set(tensors)
     assert tensors["__numbers__"][:4].tolist() == [3, 17, 0, 0]
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert header["__numbers__"]["data_offsets"][0] == 0
     assert list(header["__metadata__"]) == ["ragtag"]
-    assert capture(optimizer, {"lr": scheduler}, round=17).to_bytes() == data
+    assert capture(optimizer._averaged, {"lr": scheduler}, round=17).to_bytes() == data
 
 
 numbers = st.integers() | st.floats() | st.booleans() | st.none() | st.text(max_size=5)

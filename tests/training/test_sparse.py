@@ -82,7 +82,7 @@ def trained(
 
 
 def replica(optimizer: CrewOptimizer) -> SparseReplica:
-    found = optimizer.sparse
+    found = optimizer._averaged.sparse
     assert isinstance(found, SparseReplica)
     return found
 
@@ -109,7 +109,7 @@ def test_replicas_are_the_same_bit_for_bit_after_every_round(average: str, value
     if average == "models":  # begun apart: the first dense average brings them together
         assert torch.equal(flat(models[0]), flat(models[1]))
     for optimizer in optimizers:
-        figures = optimizer.compression
+        figures = optimizer._averaged.compression
         assert figures is not None
         assert figures.refused == figures.given_up == figures.late == 0
         assert 0 < figures.captured < 1
@@ -390,7 +390,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         made = CrewOptimizer(
             sgd(net()), FakeCrew(1).transport(0), method=method, compress=TopK(), model=net()
         )
-        assert made.compression is None
+        assert made._averaged.compression is None
 
 
 @pytest.mark.parametrize(

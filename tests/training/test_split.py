@@ -32,8 +32,8 @@ import ragtag
 from ragtag.protocols.crew.board import BLOB_MAX, Notices
 from ragtag.training.samples.deal import BLOCKS_MAX, cut, shuffled
 from ragtag.training.samples.ledger import EpochReport
+from ragtag.training.samples.portion import Portion
 from ragtag.training.samples.shards import skewed_shards
-from ragtag.training.samples.split import Split
 from ragtag.training.samples.together import together as together_text
 from tests.protocols.hall import Hall
 
@@ -116,20 +116,20 @@ class Seat:
         return self.crew.hall.boards[self.me].notices(topic)
 
 
-def splits(n: int, loader: DataLoader[int], crew: Crew | None = None, **how: object) -> list[Split]:
+def splits(n: int, loader: DataLoader[int], crew: Crew | None = None, **how: object) -> list[Portion]:
     crew = crew or Crew.of(n)
-    return [Split(loader, me, crew.as_seen_by(me), seed=7, **how) for me in range(n)]  # type: ignore[arg-type]
+    return [Portion(loader, me, crew.as_seen_by(me), seed=7, **how) for me in range(n)]  # type: ignore[arg-type]
 
 
-def alone(loader: DataLoader[int], me: int = 0, n: int = 1, **how: object) -> Split:
-    return Split(loader, me, Crew.of(n).as_seen_by(me), **how)  # type: ignore[arg-type]
+def alone(loader: DataLoader[int], me: int = 0, n: int = 1, **how: object) -> Portion:
+    return Portion(loader, me, Crew.of(n).as_seen_by(me), **how)  # type: ignore[arg-type]
 
 
 def flat(batch: object) -> list[int]:
     return [int(i) for i in batch] if isinstance(batch, Iterable) else [int(batch)]  # type: ignore[call-overload]
 
 
-def drawn(split: Split) -> list[int]:
+def drawn(split: Portion) -> list[int]:
     return [i for batch in split for i in flat(batch)]
 
 
@@ -147,7 +147,7 @@ def batches_together(streams: Iterable[Iterable[object]]) -> list[list[object]]:
     return got
 
 
-def batches_of(peers: Iterable[Split]) -> set[tuple[int, ...]]:
+def batches_of(peers: Iterable[Portion]) -> set[tuple[int, ...]]:
     """The batches of an epoch, whoever draws them."""
     return {tuple(flat(batch)) for part in batches_together(peers) for batch in part}
 
@@ -232,7 +232,7 @@ def test_survivors_take_over_what_a_dead_peer_had_not_claimed() -> None:
     crew = Crew.of(4)
     reports: dict[int, list[EpochReport]] = {me: [] for me in range(4)}
     loader = DataLoader(Numbers(400), batch_size=1, shuffle=True)
-    peers = [Split(loader, me, crew.as_seen_by(me), seed=7, on_epoch=reports[me].append) for me in range(4)]
+    peers = [Portion(loader, me, crew.as_seen_by(me), seed=7, on_epoch=reports[me].append) for me in range(4)]
     streams = [iter(peer) for peer in peers]
     counts: Counter[int] = Counter()
     for _ in range(30):
@@ -277,7 +277,7 @@ def test_a_large_crew_has_a_pool_for_every_64_peers_and_draws_each_sample_once()
     reports: dict[int, list[EpochReport]] = {me: [] for me in range(n)}
     loader = DataLoader(Numbers(size), batch_size=2, shuffle=True)
     peers = [
-        Split(loader, me, crew.as_seen_by(me), seed=7, founded=n, on_epoch=reports[me].append)  # type: ignore[arg-type]
+        Portion(loader, me, crew.as_seen_by(me), seed=7, founded=n, on_epoch=reports[me].append)  # type: ignore[arg-type]
         for me in range(n)
     ]
     first, second = together(peers), together(peers)
@@ -302,7 +302,7 @@ def test_in_a_large_crew_shards_stay_with_their_peers_too() -> None:
     shards = [[2 * peer, 2 * peer + 1] for peer in range(n)]
     loader = DataLoader(Numbers(2 * n), batch_size=1, shuffle=True)
     peers = [
-        Split(loader, me, crew.as_seen_by(me), seed=7, founded=n, shards=shards)  # type: ignore[arg-type]
+        Portion(loader, me, crew.as_seen_by(me), seed=7, founded=n, shards=shards)  # type: ignore[arg-type]
         for me in range(n)
     ]
     assert [sorted(part) for part in together(peers)] == shards
@@ -318,7 +318,7 @@ def test_who_comes_beyond_the_founders_districts_draws_what_others_draw_and_says
 ) -> None:
     crew = Crew.of(65)
     loader = DataLoader(Numbers(10), batch_size=2)
-    late = Split(loader, 64, crew.as_seen_by(64), seed=7, founded=3)  # type: ignore[arg-type]
+    late = Portion(loader, 64, crew.as_seen_by(64), seed=7, founded=3)  # type: ignore[arg-type]
     assert "grown beyond the seats whose pools it began with" in caplog.text
     assert sorted(drawn(late)) == list(range(10))
 
@@ -357,18 +357,18 @@ def test_what_does_not_fit_is_refused() -> None:
     loader = DataLoader(Numbers(10), batch_size=2)
     crew = Crew.of(2).as_seen_by(0)
     with pytest.raises(ValueError, match="peer 2 of 2"):
-        Split(loader, 2, crew)
+        Portion(loader, 2, crew)
     with pytest.raises(ValueError, match="3 shards for 2 peers"):
-        Split(loader, 0, crew, shards=[[0], [1], [2]])
+        Portion(loader, 0, crew, shards=[[0], [1], [2]])
     with pytest.raises(ValueError, match="shard 1 has index 10; the data set has 10 samples"):
-        Split(loader, 0, crew, shards=[[0], [10]])
+        Portion(loader, 0, crew, shards=[[0], [10]])
     with pytest.raises(ValueError, match="all shards are empty"):
-        Split(loader, 0, crew, shards=[[], []])
+        Portion(loader, 0, crew, shards=[[], []])
     with pytest.raises(ValueError, match="without one of its own"):
-        Split(DataLoader(Stream(3)), 0, crew, shards=[[0], [1]])
+        Portion(DataLoader(Stream(3)), 0, crew, shards=[[0], [1]])
     split = DistributedSampler(Numbers(10), num_replicas=2, rank=0)
     with pytest.raises(ValueError, match="split already"):
-        Split(DataLoader(Numbers(10), sampler=split), 0, crew)
+        Portion(DataLoader(Numbers(10), sampler=split), 0, crew)
 
 
 def test_a_plain_batch_sampler_is_what_a_loader_makes_itself() -> None:

@@ -78,7 +78,7 @@ def assert_same_training(one: nn.Module, a: CrewOptimizer, two: nn.Module, b: Cr
         assert same(x, y), name
     assert same(a.state_dict()["state"], b.state_dict()["state"])
     assert same(a.state_dict()["param_groups"], b.state_dict()["param_groups"])
-    assert a.progress == b.progress
+    assert a._averaged.progress == b._averaged.progress
 
 
 OPTIMIZERS: dict[str, Make] = {
@@ -113,11 +113,11 @@ def test_goes_on_as_if_never_interrupted(make: Make, dtype: torch.dtype, taken: 
     model, other = net(1, dtype), net(2, dtype)
     optimizer, fresh = crew(make(model), model), crew(make(other), other)
     train(model, optimizer, 0, taken)
-    data = capture(optimizer).to_bytes()
+    data = capture(optimizer._averaged).to_bytes()
     train(model, optimizer, taken, taken + 3)
     train(other, fresh, 50, 50 + (taken + 1) % 3)  # with or without a state of its own
-    restore(Snapshot.from_bytes(data), fresh)
-    assert fresh.progress == (taken, 0)
+    restore(Snapshot.from_bytes(data), fresh._averaged)
+    assert fresh._averaged.progress == (taken, 0)
     train(other, fresh, taken, taken + 3)
     assert_same_training(model, optimizer, other, fresh)
 
@@ -146,9 +146,9 @@ def test_schedulers_go_on_too(make: Callable[[Any], Any]) -> None:
     optimizer, fresh = crew(sgd(model), model), crew(sgd(other), other)
     scheduler, second = make(optimizer), make(fresh)
     train(model, optimizer, 0, 3, scheduler)
-    data = capture(optimizer, {"lr": scheduler}).to_bytes()
+    data = capture(optimizer._averaged, {"lr": scheduler}).to_bytes()
     train(model, optimizer, 3, 8, scheduler)
-    restore(Snapshot.from_bytes(data), fresh, {"lr": second})
+    restore(Snapshot.from_bytes(data), fresh._averaged, {"lr": second})
     train(other, fresh, 3, 8, second)
     assert_same_training(model, optimizer, other, fresh)
     assert same(copy_tree(scheduler.state_dict(), "a"), copy_tree(second.state_dict(), "b"))
@@ -173,8 +173,8 @@ def test_plateau_scaler_and_moving_average_are_extras() -> None:
         extra["scaler"].update()
         extra["plateau"].step(float(step))
         extra["ema"].update_parameters(model)
-    data = capture(optimizer, extra).to_bytes()
-    restore(Snapshot.from_bytes(data), fresh, second)
+    data = capture(optimizer._averaged, extra).to_bytes()
+    restore(Snapshot.from_bytes(data), fresh._averaged, second)
     for name in extra:
         assert same(copy_tree(extra[name].state_dict(), ""), copy_tree(second[name].state_dict(), "")), name
     assert second["scaler"].get_scale() == 2.0**8
@@ -212,12 +212,12 @@ def test_buffers_frozen_parameters_and_extra_state_come_along_non_persistent_one
     with torch.no_grad():
         model.body[0].weight.add_(1)
     other.cache = torch.ones(9)
-    snapshot = capture(optimizer)
+    snapshot = capture(optimizer._averaged)
     assert "cache" not in snapshot.model
     assert sorted(snapshot.model) == sorted(
         k for k in model.state_dict() if "tied" not in k and "_extra" not in k
     )
-    restore(Snapshot.from_bytes(snapshot.to_bytes()), crew(sgd(other.body[3]), other))
+    restore(Snapshot.from_bytes(snapshot.to_bytes()), crew(sgd(other.body[3]), other)._averaged)
     for (name, x), y in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert same(x, y), name
     assert int(other.body[1].num_batches_tracked) == 2
@@ -229,13 +229,13 @@ def test_restores_in_place_where_the_bucket_shares_memory_and_autograd_sees_it()
     model, other = net(1), net(2)
     optimizer, fresh = crew(sgd(model), model), crew(sgd(other), other)
     train(other, fresh, 0, 1)
-    bucket = fresh._exchange.bucket  # type: ignore[union-attr]
+    bucket = fresh._averaged._exchange.bucket  # type: ignore[union-attr]
     assert all(bucket.shared(at) for at in range(len(bucket.parts)))
     places = [p.data_ptr() for p in other.parameters()]
     weight = other[3].weight
     before = weight._version
     loss = other(torch.ones(4, 5)).square().sum()
-    restore(capture(optimizer), fresh)
+    restore(capture(optimizer._averaged), fresh._averaged)
     assert [p.data_ptr() for p in other.parameters()] == places
     assert all(torch.equal(bucket.on_host(at), part.find()) for at, part in enumerate(bucket.parts))
     assert torch.equal(bucket.on_host(0), model[0].weight)
@@ -262,13 +262,13 @@ def test_a_snapshot_is_a_copy_both_ways() -> None:
     optimizer = crew(adam(model), model)
     kept = Kept(torch.zeros(3))
     train(model, optimizer, 0, 2)
-    snapshot = capture(optimizer, {"kept": kept})
+    snapshot = capture(optimizer._averaged, {"kept": kept})
     first = snapshot.to_bytes()
     for _ in range(2):
         train(model, optimizer, 2, 4)
         kept.value.add_(1)
         assert snapshot.to_bytes() == first
-        restore(snapshot, optimizer, {"kept": kept})
+        restore(snapshot, optimizer._averaged, {"kept": kept})
 
 
 def test_channels_last_keeps_its_memory_order() -> None:
@@ -286,7 +286,7 @@ def test_channels_last_keeps_its_memory_order() -> None:
 
     (model, optimizer), (other, fresh) = make(1), make(2)
     one(model, optimizer)
-    restore(Snapshot.from_bytes(capture(optimizer).to_bytes()), fresh)
+    restore(Snapshot.from_bytes(capture(optimizer._averaged).to_bytes()), fresh._averaged)
     average = fresh.state[other[0].weight]["exp_avg"]
     assert average.stride() == other[0].weight.stride() == model[0].weight.stride()
     one(model, optimizer)
@@ -299,7 +299,7 @@ def test_how_a_peer_computes_stays_its_own() -> None:
     optimizer = crew(torch.optim.Adam(model.parameters(), fused=True), model)
     fresh = crew(torch.optim.Adam(other.parameters(), foreach=True), other)
     train(model, optimizer, 0, 2)
-    restore(capture(optimizer), fresh)
+    restore(capture(optimizer._averaged), fresh._averaged)
     assert (fresh.param_groups[0]["fused"], fresh.param_groups[0]["foreach"]) == (None, True)
     train(other, fresh, 2, 3)
 
@@ -308,15 +308,15 @@ def test_progress_and_the_round() -> None:
     model, other = net(1), net(2)
     optimizer, fresh = crew(sgd(model), model, every=4), crew(sgd(other), other, every=4)
     train(model, optimizer, 0, 6)
-    snapshot = Snapshot.from_bytes(capture(optimizer).to_bytes())
+    snapshot = Snapshot.from_bytes(capture(optimizer._averaged).to_bytes())
     assert (snapshot.step, snapshot.since) == (6, 2)
     assert optimizer.outcome is not None
     assert snapshot.round == optimizer.outcome.round
-    assert capture(optimizer, round=9).round == 9
-    restore(snapshot, fresh)
+    assert capture(optimizer._averaged, round=9).round == 9
+    restore(snapshot, fresh._averaged)
     train(other, fresh, 6, 8)
     assert fresh.outcome is not None
-    assert fresh.progress == (8, 0)
+    assert fresh._averaged.progress == (8, 0)
 
 
 def test_gradients_gathered_before_are_forgotten() -> None:
@@ -324,9 +324,9 @@ def test_gradients_gathered_before_are_forgotten() -> None:
     optimizer = crew(sgd(model), model, average="gradients", every=2)
     fresh = crew(sgd(other), other, average="gradients", every=2)
     train(model, optimizer, 0, 4)
-    data = capture(optimizer).to_bytes()
+    data = capture(optimizer._averaged).to_bytes()
     train(other, fresh, 90, 93)
-    restore(Snapshot.from_bytes(data), fresh)
+    restore(Snapshot.from_bytes(data), fresh._averaged)
     train(model, optimizer, 4, 6)
     train(other, fresh, 4, 6)
     assert_same_training(model, optimizer, other, fresh)
@@ -336,21 +336,23 @@ def test_a_model_not_yet_known_is_asked_for() -> None:
     model, other = net(1), net(2)
     optimizer = crew(sgd(model), None)
     with pytest.raises(RuntimeError, match="give model="):
-        capture(optimizer)
-    assert same(capture(optimizer, model=model).model, capture(crew(sgd(model), model)).model)
+        capture(optimizer._averaged)
+    assert same(
+        capture(optimizer._averaged, model=model).model, capture(crew(sgd(model), model)._averaged).model
+    )
     with pytest.raises(ValueError, match="6 of the optimizer's 6 parameters are not in the model given"):
-        capture(optimizer, model=other)
+        capture(optimizer._averaged, model=other)
     train(model, optimizer, 0, 1)
-    snapshot = capture(optimizer)
-    restore(snapshot, crew(sgd(other), None), model=other)
+    snapshot = capture(optimizer._averaged)
+    restore(snapshot, crew(sgd(other), None)._averaged, model=other)
     assert same(dict(model.state_dict()), dict(other.state_dict()))
 
 
 def test_a_compiled_model_has_the_names_of_the_plain_one() -> None:
     model, other = net(1), net(2)
     compiled = torch.compile(model)
-    snapshot = capture(crew(sgd(compiled), compiled))  # type: ignore[arg-type]
-    restore(snapshot, crew(sgd(other), other))
+    snapshot = capture(crew(sgd(compiled), compiled)._averaged)  # type: ignore[arg-type]
+    restore(snapshot, crew(sgd(other), other)._averaged)
     assert same(dict(model.state_dict()), dict(other.state_dict()))
 
 
@@ -361,13 +363,13 @@ def refused(make: Callable[[], tuple[nn.Module, torch.optim.Optimizer]], match: 
     model = net(1)
     optimizer = crew(adam(model), model)
     train(model, optimizer, 0, 2)
-    snapshot = capture(optimizer)
+    snapshot = capture(optimizer._averaged)
     other, inner = make()
     fresh = crew(inner, other)
     train(other, fresh, 0, steps)
     before = copy.deepcopy((other.state_dict(), inner.state_dict()))
     with pytest.raises(ValueError, match=match):
-        restore(snapshot, fresh)
+        restore(snapshot, fresh._averaged)
     assert same(dict(before[0]), dict(other.state_dict()))
     assert same(before[1], inner.state_dict())
 
@@ -413,27 +415,27 @@ def test_extras_must_be_the_same_and_plain_data() -> None:
     model = net()
     optimizer = crew(sgd(model), model)
     scheduler = lr_scheduler.StepLR(optimizer, 2)
-    snapshot = capture(optimizer, {"lr": scheduler})
+    snapshot = capture(optimizer._averaged, {"lr": scheduler})
     with pytest.raises(ValueError, match=r"extra 'lr' is in the snapshot and not here \(given are none\)"):
-        restore(snapshot, optimizer)
+        restore(snapshot, optimizer._averaged)
     with pytest.raises(ValueError, match="extra 'ema' is not in the snapshot"):
-        restore(snapshot, optimizer, {"lr": scheduler, "ema": net()})
+        restore(snapshot, optimizer._averaged, {"lr": scheduler, "ema": net()})
     with pytest.raises(TypeError, match=r"extra 'x' is a int, which has no state_dict\(\)"):
-        capture(optimizer, {"x": 3})  # type: ignore[dict-item]
+        capture(optimizer._averaged, {"x": 3})  # type: ignore[dict-item]
 
     for value, kind in ((lambda: 0, "function"), (Kept(1), "Kept"), ({1, 2}, "set"), (b"x", "bytes")):
         with pytest.raises(TypeError, match=rf"extra 'h'\['deep'\]\[1\]\['in'\] is a .*{kind}"):
-            capture(optimizer, {"h": Kept(value)})
+            capture(optimizer._averaged, {"h": Kept(value)})
     with pytest.raises(TypeError, match="keys are str or int"):
-        capture(optimizer, {"h": Kept({1.5: 2})})
+        capture(optimizer._averaged, {"h": Kept({1.5: 2})})
     for tensor in (
         torch.eye(2).to_sparse(),
         torch.empty(2, device="meta"),
         torch.zeros(2, dtype=torch.complex128),
     ):
         with pytest.raises(TypeError, match="extra 'h'"):
-            capture(optimizer, {"h": Kept(tensor)})
+            capture(optimizer._averaged, {"h": Kept(tensor)})
     looped: list[Any] = []
     looped.append(looped)
     with pytest.raises(TypeError, match="holds itself"):
-        capture(optimizer, {"h": Kept(looped)})
+        capture(optimizer._averaged, {"h": Kept(looped)})

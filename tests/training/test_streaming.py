@@ -191,12 +191,14 @@ def test_the_last_average_can_be_waited_for() -> None:
     for step in range(6):
         take(model, optimizer, step)
     assert outcomes == []
-    assert optimizer.progress == (6, 1)
+    assert optimizer._averaged.progress == (6, 1)
     optimizer.average()
     assert [outcome.round for outcome in outcomes] == [0, 1]
     for step in range(5):
         take(model, optimizer, step)
-    restore(capture(optimizer), optimizer)  # an average under way is of what was here before
+    restore(
+        capture(optimizer._averaged), optimizer._averaged
+    )  # an average under way is of what was here before
     optimizer.average()
     assert outcomes[-1].round == 3
     assert len(outcomes) == 3
@@ -211,8 +213,8 @@ def test_who_resumes_amid_the_fragments_goes_on_as_if_never_stopped(rounds: int)
         take(models[0], optimizers[0], step)
     for _ in range(rounds % fragments):
         optimizers[1].average()
-    restore(capture(optimizers[0]), optimizers[1])
-    state = optimizers[1].outer_state
+    restore(capture(optimizers[0]._averaged), optimizers[1]._averaged)
+    state = optimizers[1]._averaged.outer_state
     assert state["begun"] == [at < rounds for at in range(fragments)]
     for step in range(rounds, rounds + 6):
         for model, optimizer in zip(models, optimizers, strict=True):
@@ -227,9 +229,11 @@ def test_another_number_of_fragments_takes_what_all_have() -> None:
     other = crew_of(Flat(), FakeCrew(1).transport(0), ragtag.Outer(fragments=2))
     for step in range(3):
         take(model, optimizer, step)
-        other.outer_state = optimizer.outer_state
-        assert bool(other.outer_state) == (step == 2)
-    assert torch.equal(other.outer_state["anchor"]["w"], optimizer.outer_state["anchor"]["w"])
+        other._averaged.outer_state = optimizer._averaged.outer_state
+        assert bool(other._averaged.outer_state) == (step == 2)
+    assert torch.equal(
+        other._averaged.outer_state["anchor"]["w"], optimizer._averaged.outer_state["anchor"]["w"]
+    )
 
 
 def test_tensors_that_do_not_live_in_the_table_keep_what_is_not_the_rounds() -> None:

@@ -114,10 +114,61 @@ class CrewState:
             raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
         if models_every < 1:
             raise ValueError(f"models_every is {models_every}: give a number of rounds, 1 or more")
-        self._peer = peer = crew._peer
+        self._averaged = AveragedGradients(
+            crew._peer,
+            model,
+            averager=averaging_of(averager, None)[0] or RPS(repair=True),
+            codec=DENSE[codec] if isinstance(codec, str) else codec,
+            weight=weight,
+            models_every=models_every,
+            deadline_s=deadline_s,
+            name=name,
+        )
+
+    @property
+    def name(self) -> str:
+        """Of what is averaged."""
+        return self._averaged.name
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the last average of gradients came to (``None``: there was none yet)."""
+        return self._averaged.outcome
+
+    @property
+    def behind(self) -> bool:
+        """Whether this peer missed much: it has no weight until models are averaged."""
+        return self._averaged.behind
+
+    def average_models(self) -> Outcome:
+        """Average models and buffers with the crew, now; every peer is to do so after the same round.
+
+        Raises RuntimeError where no model was given.
+        """
+        return self._averaged.average_models()
+
+
+class AveragedGradients:
+    """One model's gradients and, now and then, the model itself, averaged with a crew: behind ``CrewState``.
+
+    Its arguments are those of ``CrewState``, checked.
+    """
+
+    def __init__(
+        self,
+        peer: PeerLike,
+        model: torch.nn.Module | None,
+        *,
+        averager: Averager,
+        codec: Codec,
+        weight: float | Callable[[], float],
+        models_every: int,
+        deadline_s: float | None,
+        name: str | None,
+    ) -> None:
+        self._peer = peer
         self._transport = peer.transport
-        self._method = averaging_of(averager, None)[0] or RPS(repair=True)
-        self._codec = DENSE[codec] if isinstance(codec, str) else codec
+        self._averager, self._codec = averager, codec
         self._weight, self._deadline_s = weight, deadline_s
         self.name = peer.take_name(name, "gradients")
         self._channel = channel_of(self.name)
@@ -197,8 +248,10 @@ class CrewState:
 
     def _open(self) -> Table:
         """Agree with the crew on what is averaged."""
-        table = self._table = Table(self._names.names, self._names.parameters, self._codec, self._method.name)
-        self._transport.configure(self._channel, table.schema, self._method, self._codec)
+        table = self._table = Table(
+            self._names.names, self._names.parameters, self._codec, self._averager.name
+        )
+        self._transport.configure(self._channel, table.schema, self._averager, self._codec)
         self.behind = self._peer.enter(self._channel)
         return table
 
@@ -228,10 +281,7 @@ class CrewState:
             self._mix()
 
     def average_models(self) -> Outcome:
-        """Average models and buffers with the crew, now; every peer is to do so after the same round.
-
-        Raises RuntimeError where no model was given.
-        """
+        """See ``CrewState.average_models``."""
         if self._models is None:
             raise RuntimeError("average_models: give CrewState the model: CrewState(crew, model)")
         self._asked_for += 1
@@ -298,7 +348,7 @@ def average(state: CrewState, bucket: GradBucket) -> Future[Tensor]:
 
     Raises NotFinite, from ``backward()``, naming the parameter: on the peer that has such a gradient only.
     """
-    return state.take(bucket)
+    return state._averaged.take(bucket)
 
 
 # DDP compares the annotations themselves, not their texts

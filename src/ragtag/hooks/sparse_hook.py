@@ -90,7 +90,7 @@ class SparseState:
 
     # -- What DDP calls
 
-    def exchange(self, bucket: GradBucket) -> Future[Tensor]:
+    def _exchange(self, bucket: GradBucket) -> Future[Tensor]:
         """Send one bucket; the future holds its average. See ``sparse``."""
         group = self._group if self._group is not None else dist.distributed_c10d._get_default_group()
         buffer = bucket.buffer()
@@ -288,7 +288,7 @@ def sparse(state: SparseState, bucket: GradBucket) -> Future[Tensor]:
         NotFinite: from ``backward()``, on all ranks, naming rank and parameter, where a gradient is not
             finite (see ``not_finite``). Training can go on with the next batch.
     """
-    return state.exchange(bucket)
+    return state._exchange(bucket)
 
 
 # DDP compares the annotations themselves, not their texts

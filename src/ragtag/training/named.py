@@ -158,14 +158,14 @@ class NamedTensors:
         away: Callable[[], bool] = lambda: False,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     ) -> None:
-        self.name, self._transport = name, transport
+        self._name, self._transport = name, transport
         self._averaged, self._computed = _forms(averaged or {}), _forms(computed or {})
         _require_forms(self._averaged, self._computed)
         self._codec = DENSE[codec] if isinstance(codec, str) else codec or fp32
         self._seed = seed ^ name_hash(name)
         self._founded = transport.n if founded is None else founded
         self._away, self._on_outcome = away, on_outcome
-        self.channel = channel_of(f"{name}/averaged")
+        self._channel = channel_of(f"{name}/averaged")
         """Of the averaged tensors' rounds."""
         self._published = channel_of(f"{name}/computed")
         self._pending: Averaging | None = None
@@ -179,7 +179,7 @@ class NamedTensors:
             self._schema = Schema(
                 _specs(self._averaged), self._codec.name, averager.name, f"{name}: averaged"
             )
-            transport.configure(self.channel, self._schema, averager, self._codec)
+            transport.configure(self._channel, self._schema, averager, self._codec)
         if self._computed:
             sizes = [self._rows(form) for form in self._computed.values()]
             by = published(sizes)
@@ -188,7 +188,12 @@ class NamedTensors:
             transport.publish(Publish(self._published, {}))
 
     def __repr__(self) -> str:
-        return f"NamedTensors({self.name!r}, {len(self._averaged)} averaged, {len(self._computed)} computed)"
+        return f"NamedTensors({self._name!r}, {len(self._averaged)} averaged, {len(self._computed)} computed)"
+
+    @property
+    def name(self) -> str:
+        """Of all of them together; the same on all peers."""
+        return self._name
 
     # -- Averages
 
@@ -204,7 +209,7 @@ class NamedTensors:
         Raises ValueError: names or shapes are not those that were given, or the weight is below 0.
         """
         if not self._averaged:
-            raise ValueError(f"{self.name!r} averages nothing: give crew.tensors averaged={{name: shape}}")
+            raise ValueError(f"{self._name!r} averages nothing: give crew.tensors averaged={{name: shape}}")
         self._require(values, self._averaged, all_of_them=True)
         if not 0 <= weight < math.inf:
             raise ValueError(f"weight is {weight}; give a number of 0 or more")
@@ -215,7 +220,7 @@ class NamedTensors:
             alone = {name: Share(1.0, 0.0) for name in self._averaged}
             mean = NamedMean(self._cut(table), alone, (), -1)
             return Averaging(lambda: mean)
-        pending = self._transport.start(self.channel, table, float(weight))
+        pending = self._transport.start(self._channel, table, float(weight))
         made = self._pending = Averaging(lambda: self._end(pending))
         return made
 
@@ -275,7 +280,7 @@ class NamedTensors:
         costs = {name: form.n_values for name, form in self._computed.items()} if costs is None else costs
         if costs.keys() != self._computed.keys():
             odd = sorted(costs.keys() ^ self._computed.keys())
-            raise ValueError(f"costs of {self.name!r} are not those of the computed names: {odd[0]!r}")
+            raise ValueError(f"costs of {self._name!r} are not those of the computed names: {odd[0]!r}")
         seats, live = self._transport.n, self._transport.live
         return assigned(costs, live, seats=seats, founded=min(self._founded, seats), seed=self._seed)
 
@@ -315,7 +320,7 @@ class NamedTensors:
         for name, value in values.items():
             if not torch.isfinite(value).all():
                 raise NotFinite(
-                    f"{name!r} of {self.name!r} has values that are not finite; it is not published"
+                    f"{name!r} of {self._name!r} has values that are not finite; it is not published"
                 )
         names, owners, me = list(self._computed), self.owners(), self._transport.me
         clock = self.clock
@@ -332,7 +337,7 @@ class NamedTensors:
         """
         if name not in self._computed:
             raise ValueError(
-                f"{self.name!r} has no computed tensor {name!r}; it has {list(self._computed)[:8]}"
+                f"{self._name!r} has no computed tensor {name!r}; it has {list(self._computed)[:8]}"
             )
         self._look()
         known = self._known.get(name)
@@ -351,7 +356,7 @@ class NamedTensors:
         """
         for name in names:
             if name not in self._computed:
-                raise ValueError(f"{self.name!r} has no computed tensor {name!r}")
+                raise ValueError(f"{self._name!r} has no computed tensor {name!r}")
         every = list(self._computed)
         wanted = frozenset(every.index(name) for name in names)
         self._transport.publish(Publish(self._published, {}, wanted=wanted))
@@ -409,15 +414,15 @@ class NamedTensors:
         """
         clock, base, versions, values = map(state.get, ("clock", "base", "versions", "values"))
         if type(clock) is not int or type(base) is not int or not 0 <= base <= clock:
-            raise ValueError(f"the state of {self.name!r} has no clock of a training")
+            raise ValueError(f"the state of {self._name!r} has no clock of a training")
         if not isinstance(values, Mapping):
-            raise ValueError(f"the state of {self.name!r} has other parts than it should")
+            raise ValueError(f"the state of {self._name!r} has other parts than it should")
         if list(values) != list(self._computed) and set(values) != set(self._computed):
             odd = sorted(set(values) ^ set(self._computed))
-            raise ValueError(f"the state of {self.name!r} is of other computed names: {odd[0]!r}")
+            raise ValueError(f"the state of {self._name!r} is of other computed names: {odd[0]!r}")
         shape = (len(self._computed), 3)
         if not isinstance(versions, torch.Tensor) or tuple(versions.shape) != shape:
-            raise ValueError(f"the state of {self.name!r} has no versions of shape {shape}")
+            raise ValueError(f"the state of {self._name!r} has no versions of shape {shape}")
         self._require(values, self._computed, all_of_them=True)
         begun = self._last_round >= 0 or (bool(self._computed) and self._publisher.heard)
         self._base = max(self._base, base if begun else clock)
@@ -439,18 +444,20 @@ class NamedTensors:
     ) -> None:
         odd = [name for name in values if name not in forms]
         if odd:
-            raise ValueError(f"{self.name!r} has no tensor {odd[0]!r} of that kind; it has {list(forms)[:8]}")
+            raise ValueError(
+                f"{self._name!r} has no tensor {odd[0]!r} of that kind; it has {list(forms)[:8]}"
+            )
         missing = [name for name in forms if name not in values]
         if all_of_them and missing:
             raise ValueError(
-                f"{missing[0]!r} of {self.name!r} is missing: a round has all {len(forms)} names; what goes "
+                f"{missing[0]!r} of {self._name!r} is missing: a round has all {len(forms)} names; what goes "
                 "at another pace belongs to another crew.tensors"
             )
         for name, value in values.items():
             if tuple(value.shape) != forms[name].shape or not value.is_floating_point():
                 kind = f"{tuple(value.shape)} {value.dtype}"
                 raise ValueError(
-                    f"{name!r} of {self.name!r} is {kind}; give floats of shape {forms[name].shape}"
+                    f"{name!r} of {self._name!r} is {kind}; give floats of shape {forms[name].shape}"
                 )
 
 

@@ -162,7 +162,7 @@ class Crew:
         peer.require_in("crew.optimizer(...)")
 
         def told(outcome: Outcome) -> None:
-            peer.averaged(made, outcome)
+            peer.averaged(made._averaged, outcome)
             if on_outcome is not None:
                 on_outcome(outcome)
 
@@ -192,10 +192,10 @@ class Crew:
                 on_outcome=told,
                 on_ready=lambda ready: peer.begin(ready, initial),
                 on_note=peer.log.note,
-                on_step=partial(peer.log.stepped, len(peer.conducts)),
+                on_step=partial(peer.log.stepped, len(peer.models)),
                 seed=self.seed,
             )
-        peer.conducts.append(made.conduct)
+        peer.models.append(made._averaged)
         return made
 
     def tensors(
@@ -231,7 +231,7 @@ class Crew:
                 away=lambda: peer.transport.late,
                 on_outcome=peer.log.record_round,
             )
-        peer.names[made.channel] = taken
+        peer.names[made._channel] = taken
         peer.keeper.keep(**{f"ragtag.tensors/{taken}": made})
         return made
 
@@ -278,7 +278,7 @@ class Crew:
         self._peer.require_in("counting epochs")
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"epochs: {n!r}; give how many the crew does in all, 0 or more")
-        kept = self._peer.keeper.optimizer
+        kept = self._peer.keeper.first
         if self._peer.transport.late and kept is not None and kept.arrive is not None:
             kept.average()  # the others answer a peer that takes part
         return self._peer.data.count(n)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -14,11 +14,21 @@ from ragtag.training.samples.deal import Indices
 from ragtag.training.samples.epochs import Epochs
 from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.samples.loader import require_loader
+from ragtag.training.samples.portion import Portion
 from ragtag.training.samples.sizes import BatchSizes
 from ragtag.training.samples.split import Split
 from ragtag.training.samples.together import together
 
 _log = logging.getLogger("ragtag")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A split that a script holds, what is behind it, and the options that it was made with."""
+
+    split: Split
+    portion: Portion
+    asked: tuple[Any, ...]
 
 
 class Data:
@@ -42,18 +52,20 @@ class Data:
     ) -> None:
         self._transport, self._seed, self._founded = transport, seed, founded
         self._busy_s, self._report = busy_s, report
-        self._splits: weakref.WeakKeyDictionary[DataLoader[Any], Split] = weakref.WeakKeyDictionary()
-        self._asked: weakref.WeakKeyDictionary[DataLoader[Any], tuple[Any, ...]] = weakref.WeakKeyDictionary()
-        self._made = 0
+        self._splits: dict[DataLoader[Any], _Made] = {}
         self.epochs = Epochs(transport, self._by_number, round)
 
-    def _by_number(self) -> dict[int, Split]:
-        return {split.ordinal: split for split in self._splits.values()}
+    @property
+    def _portions(self) -> list[Portion]:
+        return [made.portion for made in self._splits.values()]
+
+    def _by_number(self) -> dict[int, Portion]:
+        return dict(enumerate(self._portions))
 
     @property
     def samples(self) -> int:
         """How many this peer was given by its splits."""
-        return sum(split.samples for split in self._splits.values())
+        return sum(portion.samples for portion in self._portions)
 
     def count(self, n: int) -> Iterator[int]:
         """Yield the crew's epochs until it has done ``n``."""
@@ -69,16 +81,16 @@ class Data:
         """The split of this loader, made where there is none yet (see ``Crew.split``)."""
         require_loader(loader)
         asked = shards, seed, sizes
-        split = self._splits.get(loader)
-        if split is None:
-            self._asked[loader] = asked
-            return self._make(loader, *asked)
-        for name, now, before in zip(("shards", "seed", "sizes"), asked, self._asked[loader], strict=True):
+        made = self._splits.get(loader)
+        if made is None:
+            made = self._splits[loader] = self._make(loader, *asked)
+            return made.split
+        for name, now, before in zip(("shards", "seed", "sizes"), asked, made.asked, strict=True):
             if now is not None and now is not before and (name == "shards" or now != before):
                 raise ValueError(
                     f"this loader is split already, by other {name}; give them once, or the same"
                 )
-        return split
+        return made.split
 
     def _make(
         self,
@@ -86,10 +98,9 @@ class Data:
         shards: Sequence[Sequence[int] | Indices] | None,
         seed: int | None,
         sizes: BatchSizes | None,
-    ) -> Split:
-        transport = self._transport
-        ordinal, self._made = self._made, self._made + 1
-        split = self._splits[loader] = Split(
+    ) -> _Made:
+        transport, ordinal = self._transport, len(self._splits)
+        portion = Portion(
             loader,
             transport.me,
             transport,
@@ -102,19 +113,19 @@ class Data:
             epochs=self.epochs,
             busy_s=self._busy_s,
         )
-        self.epochs.restore(ordinal, split)
+        self.epochs.restore(ordinal, portion)
         live = transport.live
         if ordinal == 0 and len(live) > 1 and transport.me == min(live) and not transport.late:
-            _log.warning("%s", together(split, len(live)))  # by one peer, and where it is seen
-        return split
+            _log.warning("%s", together(portion, len(live)))  # by one peer, and where it is seen
+        return _Made(Split(portion), portion, (shards, seed, sizes))
 
     def moved(self) -> None:
         """This peer has another number."""
-        for split in self._splits.values():
-            split.moved(self._transport.me)
+        for portion in self._portions:
+            portion.moved(self._transport.me)
         self.epochs.moved()
 
     def close(self) -> None:
         """This peer ends: it claims no more samples."""
-        for split in self._splits.values():
-            split.close()
+        for portion in self._portions:
+            portion.close()

@@ -18,7 +18,7 @@ from ragtag.core import trace
 from ragtag.core.arrival import arrived, others_in
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
-from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.state.whole import Stand, joined_digest
 
@@ -151,9 +151,9 @@ class Logbook:
         """What an outcome is of, by the name of its channel (or the number, where that has no name here)."""
         return self._names.get(outcome.channel, outcome.channel)
 
-    def record_sparse(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+    def record_sparse(self, averaged: AveragedModel, outcome: Outcome) -> None:
         """What sending less came to."""
-        found = optimizer.compression
+        found = averaged.compression
         if self._writer is None or found is None:
             return
         figures: dict[str, Any] = found._asdict() | {"residual_norm": min(1e9, found.residual_norm)}
@@ -162,19 +162,19 @@ class Logbook:
         where["channel"] = self._name_of(outcome)
         self.record(trace.Sparse(t=self.now_s(), **where, **figures))
 
-    def record_align(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+    def record_align(self, averaged: AveragedModel, outcome: Outcome) -> None:
         """What comparing the replicas came to, where that has just been done."""
-        found = optimizer.aligned
+        found = averaged.aligned
         if self._writer is None or found is None or found.round != outcome.round:
             return
         figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
         self.record(trace.Align(t=self.now_s(), peer=self._rank, channel=self._name_of(outcome), **figures))
 
-    def record_pace(self, optimizer: CrewOptimizer, least_s: float = PACE_EVERY_S) -> None:
+    def record_pace(self, averaged: AveragedModel, least_s: float = PACE_EVERY_S) -> None:
         """Where the time went, at most twice a second."""
-        if self._writer is None or optimizer.conduct.spent.total_s < least_s:
+        if self._writer is None or averaged.scheduling.spent.total_s < least_s:
             return
-        spent = optimizer.conduct.take_spent()
+        spent = averaged.scheduling.take_spent()
         self.record(
             trace.Pace(
                 t=self.now_s(),

@@ -29,8 +29,7 @@ from ragtag.network.driver.driver import Driver
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.node import CATCH_UP
-from ragtag.training.optimizer.optimizer import CrewOptimizer
-from ragtag.training.optimizer.scheduling import Conduct
+from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.state.checkpoint import Found
 from ragtag.training.state.standing import NO_STATE
 from ragtag.training.state.whole import Finished, Stand, rounds_of
@@ -67,7 +66,7 @@ class Peer:
     keeper: its training state, kept, given and taken.
     data: its splits and epochs.
     names: of what is averaged, by channel.
-    conducts: the schedules of its optimizers, in the order in which they were made.
+    models: what its optimizers average, in the order in which they were made.
     left: whether it has left.
     """
 
@@ -88,13 +87,13 @@ class Peer:
         self._donor, self._again = donor, again
         self._announcer = announcer or Announcer(place.rank, None)
         self.names: dict[int, str] = {}
-        self.conducts: list[Conduct] = []
+        self.models: list[AveragedModel] = []
         self.data = Data(
             transport,
             place.seed,
             place.size,
             round=self._round,
-            busy_s=lambda: sum(conduct.busy_s for conduct in self.conducts),
+            busy_s=lambda: sum(model.scheduling.busy_s for model in self.models),
             report=lambda report: self.log.record_epoch(report),
         )
         self.log = Logbook(place, driver, writer, origin_s, self.names, lambda: self.data.samples)
@@ -122,7 +121,7 @@ class Peer:
         return self.place.rank
 
     def _round(self) -> int:
-        kept = self.keeper.optimizer
+        kept = self.keeper.first
         return self.keeper.round if kept is None or kept.outcome is None else kept.outcome.round
 
     def require_in(self, asked: str) -> None:
@@ -187,7 +186,7 @@ class Peer:
         """Something is averaged, which ``finish`` is to end alike on all peers."""
         self._averaged.append(what)
 
-    def begin(self, optimizer: CrewOptimizer, initial: str) -> None:
+    def begin(self, averaged: AveragedModel, initial: str) -> None:
         """What is averaged is agreed on. A peer that comes late takes the crew's state over first.
 
         Where gradients are averaged it does so in its first average, and not here: whatever its script still
@@ -196,23 +195,23 @@ class Peer:
         initial: the digest of the weights that it was made with. Where peers began with different ones all
         take the lowest peer's, as DistributedDataParallel does.
         """
-        first = self.keeper.optimizer is None
-        self.keeper.take_in(optimizer)
-        self._entered.append(optimizer.channel)
-        self.averages(optimizer)
+        first = self.keeper.first is None
+        self.keeper.take_in(averaged)
+        self._entered.append(averaged.channel)
+        self.averages(averaged)
         transport = self.transport
         if not transport.late:
-            begin_alike(transport, optimizer, Stand(initial), transport.deadline_s)
+            begin_alike(transport, averaged, Stand(initial), transport.deadline_s)
         elif isinstance(transport, DriverTransport):
-            if first and optimizer.follower is not None:
-                optimizer.arrive = partial(self._catch_up, True, NO_STATE)
+            if first and averaged.follower is not None:
+                averaged.arrive = partial(self._catch_up, True, NO_STATE)
                 return
             round_ = None
-            if optimizer.follower is not None:  # its state comes with the first one's, of some rounds ago
-                optimizer.follower.arrived(False)
+            if averaged.follower is not None:  # its state comes with the first one's, of some rounds ago
+                averaged.follower.arrived(False)
             else:
                 round_ = self._fetch(transport.deadline_s)
-            transport.take_part(optimizer.channel, -1 if round_ is None or not first else round_)
+            transport.take_part(averaged.channel, -1 if round_ is None or not first else round_)
             self._comes_since_s = time.monotonic() if first else None
 
     def enter(self, channel: int) -> bool:
@@ -224,17 +223,17 @@ class Peer:
         transport.take_part(channel, -1)
         return True
 
-    def averaged(self, optimizer: CrewOptimizer, outcome: Outcome) -> None:
+    def averaged(self, averaged: AveragedModel, outcome: Outcome) -> None:
         """A round of an optimizer is over."""
         self.record_round(outcome)
         if self._comes_since_s is not None and outcome.averaged.any():
             self._phases.over("average", time.monotonic() - self._comes_since_s)
             self._comes_since_s = None
-        if self.keeper.optimizer is not None and outcome.channel == self.keeper.optimizer.channel:
+        if self.keeper.first is not None and outcome.channel == self.keeper.first.channel:
             self._look_back(outcome)
-        self.log.record_pace(optimizer)
-        self.log.record_sparse(optimizer, outcome)
-        self.log.record_align(optimizer, outcome)
+        self.log.record_pace(averaged)
+        self.log.record_sparse(averaged, outcome)
+        self.log.record_align(averaged, outcome)
 
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
@@ -250,7 +249,7 @@ class Peer:
 
     def _fetch(self, at_most_s: float) -> int | None:
         """The crew's state; without it, or after ``at_most_s``, a peer goes on with what averages bring."""
-        transport, kept = self.transport, self.keeper.optimizer
+        transport, kept = self.transport, self.keeper.first
         if self.driver is None or self.place.key is None or kept is None:
             return None
         assert isinstance(transport, DriverTransport)
@@ -291,8 +290,8 @@ class Peer:
         now_s = time.monotonic()
         last, self._last_round = self._last_round, outcome.round
         away_s, self._last_s = now_s - self._last_s, now_s
-        aside = self.keeper.optimizer is not None and self.keeper.optimizer.stands_aside
-        kept = self.keeper.optimizer
+        aside = self.keeper.first is not None and self.keeper.first.stands_aside
+        kept = self.keeper.first
         if last is not None and outcome.round - last > 1 + CATCH_UP and not aside:
             assert isinstance(self.transport, DriverTransport)  # rounds of a crew of one are never skipped
             if kept is not None and kept.follower is not None and self.place.key is not None:
@@ -376,7 +375,7 @@ class Peer:
             self._take_part_anew(transport, NO_STATE if last is None else last)
 
     def _take_part_anew(self, transport: DriverTransport, last: int) -> None:
-        kept = self.keeper.optimizer
+        kept = self.keeper.first
         follows = kept is not None and kept.follower is not None
         round_ = None if follows else self._fetch(transport.deadline_s)
         for channel in self._entered:
@@ -419,8 +418,8 @@ class Peer:
         stands = [] if failed else [what.stand() for what in self._averaged if what.whole is not None]
         if not failed:
             self.data.close()
-        for conduct in self.conducts:
-            conduct.left = True
+        for model in self.models:
+            model.left = True
         if self._donor is not None:
             self._donor.close(deadline_s)
         if self.driver is not None:

@@ -20,7 +20,7 @@ from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor, Fetched, TransferError, fetch_state
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.membership.roster import Holder
-from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.epochs import NAME as DATA
 from ragtag.training.samples.epochs import Epochs
 from ragtag.training.state.capture import Further, Stateful, capture, restore
@@ -69,7 +69,7 @@ class StateKeeper:
 
     def __init__(self, me: PeerId, seed: int, tell: Callable[[Noted], None]) -> None:
         self.me, self._seed, self._tell = me, seed, tell
-        self.optimizers: list[CrewOptimizer] = []
+        self.models: list[AveragedModel] = []
         self.extra: dict[str, Stateful] = {}
         self.data: Epochs | None = None
         """Where the crew is in its data, which is in all snapshots."""
@@ -91,31 +91,31 @@ class StateKeeper:
         self.me, self._shelf = me, shelf
 
     @property
-    def optimizer(self) -> CrewOptimizer | None:
+    def first(self) -> AveragedModel | None:
         """The first one: its rounds count in snapshots."""
-        return self.optimizers[0] if self.optimizers else None
+        return self.models[0] if self.models else None
 
-    def take_in(self, optimizer: CrewOptimizer) -> None:
+    def take_in(self, averaged: AveragedModel) -> None:
         """This optimizer, with its model, is kept, too. What was found of it before is loaded now.
 
         Raises ValueError: that is of another model or optimizer; nothing has changed then.
         """
-        self.optimizers.append(optimizer)
+        self.models.append(averaged)
         if self._pending is not None:
-            self._load_found(self._parts_of(optimizer, own=False))
+            self._load_found(self._parts_of(averaged, own=False))
 
-    def _parts_of(self, optimizer: CrewOptimizer, own: bool) -> dict[str, Stateful]:
+    def _parts_of(self, averaged: AveragedModel, own: bool) -> dict[str, Stateful]:
         """What of an optimizer belongs to the extra parts of a snapshot, beside what users keep.
 
         own: with what no other peer is to have.
         """
-        at = self.optimizers.index(optimizer)
+        at = self.models.index(averaged)
         parts: dict[str, Stateful] = {}
         if at > 0:
-            parts[f"{OPTIMIZER}/{optimizer.name}"] = Further(optimizer, self.optimizers[:at])
-        if optimizer.sparse is not None:
-            name = COMPRESSION if at == 0 else f"{COMPRESSION}/{optimizer.name}"
-            parts[name] = CompressionState(optimizer, own)
+            parts[f"{OPTIMIZER}/{averaged.name}"] = Further(averaged, self.models[:at])
+        if averaged.sparse is not None:
+            name = COMPRESSION if at == 0 else f"{COMPRESSION}/{averaged.name}"
+            parts[name] = CompressionState(averaged, own)
         return parts
 
     def _load_found(self, holders: Mapping[str, Stateful]) -> None:
@@ -143,8 +143,8 @@ class StateKeeper:
                 )
             self.extra[name] = holder
             self._load_found({name: holder})
-        if self._pending is not None and self.optimizer is not None:
-            _set_options(self.optimizer, self._pending)
+        if self._pending is not None and self.first is not None:
+            _set_options(self.first, self._pending)
 
     # -- Giving
 
@@ -155,11 +155,11 @@ class StateKeeper:
 
     def offer(self, round_: int) -> None:
         """After each round: leave a snapshot on the shelf where a newcomer waits for one."""
-        shelf, optimizer = self._shelf, self.optimizer
-        if shelf is None or optimizer is None or not shelf.wanted(round_):
+        shelf, first = self._shelf, self.first
+        if shelf is None or first is None or not shelf.wanted(round_):
             return
         extra = self._extra(own=False)
-        snapshot = capture(optimizer, extra, round=round_, before=self._before)
+        snapshot = capture(first, extra, round=round_, before=self._before)
         blob = snapshot.to_bytes()
         shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
 
@@ -176,7 +176,7 @@ class StateKeeper:
         ``None``: there is nobody to give it, or nobody could (a note and a warning say why); the model is as
         it was.
         """
-        if self.optimizer is None:
+        if self.first is None:
             return None
         state = self.asking(key, lambda: seats)(deadline_s)
         return state.round if state is not None and self.put(state) else None
@@ -184,13 +184,13 @@ class StateKeeper:
     @property
     def only_model(self) -> bool:
         """Whether all that belongs to the training is averaged models: the next average brings it."""
-        optimizer = self.optimizer
-        if optimizer is None or optimizer.follower is not None or optimizer.compression is not None:
+        first = self.first
+        if first is None or first.follower is not None or first.compression is not None:
             return False
-        if len(self.optimizers) > 1:
+        if len(self.models) > 1:
             return False
-        more = optimizer.outer_state or self.extra or optimizer.left_out
-        return not more and not any(optimizer.inner.state.values())
+        more = first.outer_state or self.extra or first.left_out
+        return not more and not any(first.inner.state.values())
 
     def asking(
         self, key: bytes, seats: Callable[[], Mapping[PeerId, Holder]]
@@ -202,12 +202,12 @@ class StateKeeper:
         Raises:
             RuntimeError: there is no optimizer yet.
         """
-        if self.optimizer is None:
+        if self.first is None:
             raise RuntimeError("nothing to fetch a state for yet: make the crew's optimizer first")
-        own = capture(self.optimizer, {})
+        own = capture(self.first, {})
         schema, most = _schema_of(own), _bytes_max(len(own.to_bytes()))
         nobody = "no member gives its state"
-        if self.optimizer.follower is None:
+        if self.first.follower is None:
             nobody += "; averages bring the model"
 
         def ask(deadline_s: float) -> CrewsState | None:
@@ -239,9 +239,9 @@ class StateKeeper:
 
     def put(self, state: CrewsState) -> bool:
         """Put the crew's state in place; ``False``: it does not fit: a note says why."""
-        assert self.optimizer is not None
+        assert self.first is not None
         try:
-            self._load(self.optimizer, state.snapshot)
+            self._load(self.first, state.snapshot)
             self.round = state.snapshot.round
         except ValueError as error:
             self._failed(error)
@@ -267,12 +267,12 @@ class StateKeeper:
         if what in ("lost", "dropped"):
             self._tell(Noted(f"donor {what}", self.me, f"{donor}: {detail}"))
 
-    def _load(self, optimizer: CrewOptimizer, snapshot: Snapshot, resumed: bool = False) -> None:
+    def _load(self, averaged: AveragedModel, snapshot: Snapshot, resumed: bool = False) -> None:
         """What is kept under a name already is loaded with the rest; what is not yet waits for ``keep``."""
         parts = self._extra(own=False)
         known = {name: part for name, part in parts.items() if name in snapshot.extra and name != DATA}
         mine = {name: snapshot.extra[name] for name in known}
-        restore(dataclasses.replace(snapshot, extra=mine), optimizer, known)
+        restore(dataclasses.replace(snapshot, extra=mine), averaged, known)
         if self.data is not None:
             self.data.load_state_dict(snapshot.extra.get(DATA, {}), resumed)
         self._pending = snapshot
@@ -284,8 +284,8 @@ class StateKeeper:
         own: for this peer's checkpoints, with what no other is to have.
         """
         parts = dict(self.extra)
-        for optimizer in self.optimizers:
-            parts |= self._parts_of(optimizer, own)
+        for averaged in self.models:
+            parts |= self._parts_of(averaged, own)
         if self.data is not None:
             parts[DATA] = self.data
         return parts
@@ -299,10 +299,10 @@ class StateKeeper:
             RuntimeError: there is no optimizer yet.
             OSError: it could not be written; earlier ones are as they were.
         """
-        if self.optimizer is None:
+        if self.first is None:
             raise RuntimeError("nothing to save yet: make the crew's optimizer first (crew.optimizer)")
         checkpoints = Checkpoints(folder, peer=self.me, keep=keep)
-        snapshot = capture(self.optimizer, self._extra(own=True))
+        snapshot = capture(self.first, self._extra(own=True))
         self._count_on(checkpoints, snapshot.round)
         return checkpoints.save(dataclasses.replace(snapshot, before=self._before))
 
@@ -323,7 +323,7 @@ class StateKeeper:
             ragtag.training.state.checkpoint.NoWholeCheckpoint: all are damaged.
             ValueError: it is of another model or optimizer; the message names the first difference.
         """
-        if self.optimizer is None:
+        if self.first is None:
             raise RuntimeError("nothing to resume yet: make the crew's optimizer first (crew.optimizer)")
         checkpoints = Checkpoints(folder, peer=self.me)
         found = checkpoints.latest()
@@ -332,7 +332,7 @@ class StateKeeper:
             return None
         for damaged in found.damaged:
             self._tell(Noted("damaged checkpoint", self.me, str(damaged)))
-        self._load(self.optimizer, found.snapshot, resumed=True)
+        self._load(self.first, found.snapshot, resumed=True)
         self._tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
         self._resume_own(checkpoints, found)
         return found
@@ -393,12 +393,12 @@ def catch_up(
     Raises:
         RuntimeError: there is no optimizer that follows.
     """
-    optimizer = keeper.optimizer
-    follower = None if optimizer is None else optimizer.follower
-    if optimizer is None or follower is None:
+    first = keeper.first
+    follower = None if first is None else first.follower
+    if first is None or follower is None:
         raise RuntimeError("this peer averages no gradients with all others, so it has nothing to follow")
-    _, since = optimizer.progress
-    channel, standing = optimizer.channel, transport.standing
+    _, since = first.progress
+    channel, standing = first.channel, transport.standing
 
     def put(state: CrewsState) -> bool:
         if not keeper.put(state):
@@ -425,7 +425,7 @@ def catch_up(
         come_abreast(keeper, transport, channel)
     follower.arrived(came.in_step)
     if came.state_round >= 0:
-        optimizer.resume_at(optimizer.progress[0] + came.redone * since, 0)
+        first.resume_at(first.progress[0] + came.redone * since, 0)
     return came
 
 
@@ -440,10 +440,10 @@ def start_donor(key: bytes, host: str, shelf: Shelf, tell: Callable[[Noted], Non
     return server
 
 
-def _set_options(optimizer: CrewOptimizer, snapshot: Snapshot) -> None:
+def _set_options(averaged: AveragedModel, snapshot: Snapshot) -> None:
     """Learning rates and other options of the groups, as they were."""
     groups: list[dict[str, Any]] = snapshot.optimizer["param_groups"]
-    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+    for group, saved in zip(averaged.inner.param_groups, groups, strict=True):
         for name in ("lr", "initial_lr", "momentum", "betas"):
             if name in saved and name in group and not hasattr(group[name], "fill_"):
                 group[name] = copy_tree(saved[name], name)

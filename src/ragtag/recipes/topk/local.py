@@ -131,7 +131,7 @@ def _look(model: nn.Module, task: Task, found: Outer, optimizer: CrewOptimizer) 
     def loss(x: Tensor, y: Tensor) -> float:
         return float(F.cross_entropy(model(x[:LOOKS]), y[:LOOKS]))
 
-    sent, given = optimizer.compression, 4 * found.size
+    sent, given = optimizer._averaged.compression, 4 * found.size
     if sent is not None:
         found.kept.append(sent.captured)
         given = sent.bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import UnionType
 from typing import cast
@@ -11,6 +12,7 @@ import torch
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.names import named
+from ragtag.core.types import Noted
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.averagers import AVERAGERS
@@ -21,12 +23,22 @@ from ragtag.schedules.every import EveryStep
 from ragtag.schedules.every import every as every_so_many
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.schedules.names import SCHEDULES
+from ragtag.training.align.aligner import Aligner
 from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
+from ragtag.training.exchange.aligned import Aligning
+from ragtag.training.exchange.base import Exchange, layer
 from ragtag.training.exchange.central import centred, is_centred, is_rule, rated
 from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.exchange.compress import TopK
+from ragtag.training.exchange.dense import Replica
+from ragtag.training.exchange.outer import Outer
+from ragtag.training.exchange.slow import SlowPeer
+from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer.modes import Gradients, Mode, Models
+from ragtag.training.tensors.layout import Part
+from ragtag.training.tensors.modules import parameters_of
+from ragtag.training.transport import Transport
 
 AnySchedule = Schedule | Centre | ProgressiveGrouping
 
@@ -164,28 +176,6 @@ def mode_of(asked: Asked) -> Mode:
     return Models(asked.inner) if asked.average == "models" else Gradients(asked.inner)
 
 
-def align_of(asked: Asked) -> Align | None:
-    """How replicas are kept alike; ``None``: they are not, or need not be."""
-    if isinstance(asked.align, Align):
-        return asked.align
-    return Align() if asked.align and asked.average == "gradients" else None
-
-
-def align_text(asked: Asked) -> str:
-    """What peers that average gradients must agree on beyond the usual, to stand behind what they average."""
-    align = align_of(asked)
-    if align is None:
-        return "" if asked.align else ", never aligned" if asked.average == "gradients" else ""
-    return "" if align == Align() else f", {align.name}"
-
-
-def codec_of(asked: Asked) -> Codec:
-    """The codec asked for, as an object; fp32 where none was given."""
-    if isinstance(asked.codec, Codec):
-        return asked.codec
-    return fp32 if asked.codec is None else DENSE[asked.codec]
-
-
 def schedule_of(asked: Asked) -> Schedule:
     """When to average. Raises ValueError: steps are below 1."""
     if asked.schedule is not None:
@@ -193,6 +183,91 @@ def schedule_of(asked: Asked) -> Schedule:
     return EveryStep() if asked.every is None else every_so_many(asked.every)
 
 
-def streaming_of(asked: Asked) -> Streaming | None:
+def exchange_of(
+    asked: Asked,
+    mode: Mode,
+    names: Sequence[str],
+    buffers: Sequence[Part],
+    transport: Transport,
+    *,
+    name: str,
+    seed: int,
+    deadline_s: float | None,
+    note: Callable[[Noted], None] | None,
+) -> Exchange:
+    """The exchange that was asked for: one with the crew, and the layers around it.
+
+    names: of the parameters. buffers: those that are averaged with them. name: of what is averaged.
+    seed: of random selections. deadline_s: bounds each comparison of replicas. note: told of what is odd.
+    Raises SchemaMismatch where other peers have other tensors, or are asked for something else.
+    """
+    outer, align, models = _streaming_of(asked), _align_of(asked), Models(asked.inner)
+    content = mode.content if outer is None else f"{mode.content}, {outer.rule}"
+    content += _align_text(asked)
+    exchange: Exchange
+    if asked.compress is not None:
+        exchange = SparseReplica(
+            mode.parts(names, ()),
+            transport,
+            asked.compress,
+            name=name,
+            content=content,
+            whole=models.parts(names, buffers),
+            outer=None if outer is None else outer.rule,
+            seed=seed,
+            note=note,
+        )
+    else:
+        exchange = dense = Replica(
+            mode.parts(names, buffers),
+            transport,
+            asked.averager,
+            _codec_of(asked),
+            name=name,
+            content=content,
+            fragments=1 if outer is None else outer.fragments,
+        )
+        if outer is not None:
+            exchange = Outer(dense, outer, len(names))
+    if asked.partial:
+        exchange = SlowPeer(exchange, parameters_of(asked.inner.param_groups), transport)
+    if align is not None:
+        aligner = Aligner(
+            align,
+            models.parts(names, ()),
+            lambda parameter: asked.inner.state.get(parameter, {}),
+            transport,
+            name=name,
+            deadline_s=deadline_s,
+            rows=layer(exchange, SparseReplica),
+            note=note,
+        )
+        exchange = Aligning(exchange, aligner)
+    return exchange
+
+
+def _align_of(asked: Asked) -> Align | None:
+    """How replicas are kept alike; ``None``: they are not, or need not be."""
+    if isinstance(asked.align, Align):
+        return asked.align
+    return Align() if asked.align and asked.average == "gradients" else None
+
+
+def _align_text(asked: Asked) -> str:
+    """What peers that average gradients must agree on beyond the usual, to stand behind what they average."""
+    align = _align_of(asked)
+    if align is None:
+        return "" if asked.align else ", never aligned" if asked.average == "gradients" else ""
+    return "" if align == Align() else f", {align.name}"
+
+
+def _codec_of(asked: Asked) -> Codec:
+    """The codec asked for, as an object; fp32 where none was given."""
+    if isinstance(asked.codec, Codec):
+        return asked.codec
+    return fp32 if asked.codec is None else DENSE[asked.codec]
+
+
+def _streaming_of(asked: Asked) -> Streaming | None:
     """Outer steps, all of the model at once being one fragment."""
     return Streaming(asked.outer) if isinstance(asked.outer, Nesterov) else asked.outer

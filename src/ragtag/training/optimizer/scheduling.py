@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ragtag.core.errors import HasLeft
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.schedules.base import Average, Compute, Progress, Schedule
 from ragtag.schedules.bounded import lead
@@ -63,7 +62,7 @@ class Spent:
         self.stale[at] += 1
 
 
-class Conduct:
+class Scheduling:
     """One optimizer's schedule at work.
 
     A schedule with ``paced`` (it asks for others' speeds or clocks) or ``partial`` (it does not wait for all
@@ -87,18 +86,11 @@ class Conduct:
         self.spent = Spent()
         self.busy_s = 0.0
         """How long was computed since the start."""
-        self.left = False
-        """Whether this peer has left its crew: it averages no more."""
 
     @property
     def aside(self) -> frozenset[PeerId]:
         """The peers that the next average does not wait for; this one may be among them."""
         return self._aside
-
-    def require_in(self, asked: str) -> None:
-        """Raise HasLeft once this peer has left its crew. asked: what was asked for then."""
-        if self.left:
-            raise HasLeft(asked)
 
     def worked(self, steps: int) -> None:
         """A local step has just been taken; ``steps``: so many in all."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ragtag.training.samples.split import Split
+from ragtag.training.samples.portion import Portion
 
 
-def together(split: Split, peers: int) -> str:
+def together(portion: Portion, peers: int) -> str:
     """A crew of ``peers`` takes fewer steps an epoch than one process, each from more samples; what to do.
 
     Averaging n models, or n gradients, makes one step of n batches (Goyal et al., 2017, arXiv 1706.02677, on
     learning rates for larger batches; "Measuring the Effects of Data Parallelism on Neural Network Training",
     Shallue et al., JMLR 2019, arXiv 1811.03600, on when more steps are needed all the same).
     """
-    size = split.batch_size
+    size = portion.batch_size
     try:
-        mine = len(split)
+        mine = len(portion)
     except TypeError:  # a stream has no length
         steps = "each peer takes a part of the steps that one alone would take in an epoch"
     else:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ragtag.training.exchange.outer import require_outer_state
-from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.state.optimizer_state import capture_optimizer, fit_optimizer, load_optimizer
 from ragtag.training.state.snapshot import Snapshot, require_optimizer
 from ragtag.training.state.tree import copy_tensor, copy_tree
@@ -46,13 +46,13 @@ _NOTHING: Mapping[str, Stateful] = MappingProxyType({})
 
 
 def capture(
-    optimizer: CrewOptimizer,
+    averaged: AveragedModel,
     extra: Mapping[str, Stateful] = _NOTHING,
     *,
     model: nn.Module | None = None,
     round: int | None = None,
     before: int = 0,
-    beside: Sequence[CrewOptimizer] = (),
+    beside: Sequence[AveragedModel] = (),
 ) -> Snapshot:
     """Copy a peer's training state to the host; to be called between steps. The copies are the caller's: they
     may be turned into bytes in another thread.
@@ -68,32 +68,32 @@ def capture(
     """
     for name, holder in extra.items():
         _require_stateful(name, holder)
-    modules = _modules(optimizer, model)
-    progress = optimizer.progress
-    last = optimizer.outcome.round if optimizer.outcome is not None else 0
+    modules = _modules(averaged, model)
+    progress = averaged.progress
+    last = averaged.outcome.round if averaged.outcome is not None else 0
     return Snapshot(
         step=progress[0],
         round=last if round is None else round,
         since=progress[1],
-        model={n: copy_tensor(t, repr(n)) for n, t in _tensors(optimizer, modules, beside).items()},
-        optimizer=capture_optimizer(optimizer.inner, name_parameters(optimizer.param_groups, modules)),
+        model={n: copy_tensor(t, repr(n)) for n, t in _tensors(averaged, modules, beside).items()},
+        optimizer=capture_optimizer(averaged.inner, name_parameters(averaged.inner.param_groups, modules)),
         modules={
             name: copy_tree(module.get_extra_state(), f"extra state of {name!r}")
             for name, module in _with_extra_state(modules).items()
         },
         extra={name: copy_tree(holder.state_dict(), f"extra {name!r}") for name, holder in extra.items()},
-        outer=copy_tree(optimizer.outer_state, "outer momentum"),
+        outer=copy_tree(averaged.outer_state, "outer momentum"),
         before=before,
     )
 
 
 def restore(
     snapshot: Snapshot,
-    optimizer: CrewOptimizer,
+    averaged: AveragedModel,
     extra: Mapping[str, Stateful] = _NOTHING,
     *,
     model: nn.Module | None = None,
-    beside: Sequence[CrewOptimizer] = (),
+    beside: Sequence[AveragedModel] = (),
 ) -> None:
     """Put a snapshot's state into a model, its optimizer and ``extra``, in the memory where they live.
 
@@ -104,15 +104,15 @@ def restore(
     without, begins anew from the next average; where it is not used here, it is passed over. beside: as for
     ``capture``.
     """
-    modules = _modules(optimizer, model)
-    targets = _tensors(optimizer, modules, beside)
+    modules = _modules(averaged, model)
+    targets = _tensors(averaged, modules, beside)
     _require_same_tensors(snapshot.model, targets)
     stateful_modules = _with_extra_state(modules)
     _require_same_names("extra state of module", snapshot.modules, stateful_modules)
-    names = name_parameters(optimizer.param_groups, modules)
-    state = fit_optimizer(snapshot.optimizer, optimizer.inner, names)
+    names = name_parameters(averaged.inner.param_groups, modules)
+    state = fit_optimizer(snapshot.optimizer, averaged.inner, names)
     _require_same_names("extra", snapshot.extra, extra)
-    own = zip(names, parameters_of(optimizer.param_groups), strict=True)
+    own = zip(names, parameters_of(averaged.inner.param_groups), strict=True)
     require_outer_state(snapshot.outer, {name: parameter.shape for name, parameter in own})
     for name, holder in extra.items():
         _require_stateful(name, holder)
@@ -121,9 +121,9 @@ def restore(
             tensor.copy_(snapshot.model[name])  # in place: a bucket's table sees it, autograd too
     for name, module in stateful_modules.items():
         module.set_extra_state(copy_tree(snapshot.modules[name], name))
-    load_optimizer(state, optimizer.inner)
-    optimizer.resume_at(snapshot.step, snapshot.since)
-    optimizer.outer_state = snapshot.outer
+    load_optimizer(state, averaged.inner)
+    averaged.resume_at(snapshot.step, snapshot.since)
+    averaged.outer_state = snapshot.outer
     for name, holder in extra.items():
         holder.load_state_dict(copy_tree(snapshot.extra[name], name))
 
@@ -133,12 +133,12 @@ class Further:
     belongs together. ``beside``: the optimizers before it, whose models are not copied again.
     """
 
-    def __init__(self, optimizer: CrewOptimizer, beside: Sequence[CrewOptimizer]) -> None:
-        self._optimizer, self._beside = optimizer, tuple(beside)
+    def __init__(self, averaged: AveragedModel, beside: Sequence[AveragedModel]) -> None:
+        self._averaged, self._beside = averaged, tuple(beside)
 
     def state_dict(self) -> dict[str, Any]:
         """What ``capture`` takes of it, as plain data."""
-        own = capture(self._optimizer, beside=self._beside)
+        own = capture(self._averaged, beside=self._beside)
         return {name: getattr(own, name) for name in _PARTS}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
@@ -152,9 +152,9 @@ class Further:
             if any(type(n) is not int or n < 0 for n in counts) or any(type(t) is not dict for t in trees):
                 raise ValueError("its state has other parts than it should")
             require_optimizer(state["optimizer"])
-            restore(Snapshot(**{name: state[name] for name in _PARTS}), self._optimizer, beside=self._beside)
+            restore(Snapshot(**{name: state[name] for name in _PARTS}), self._averaged, beside=self._beside)
         except ValueError as error:
-            raise ValueError(f"optimizer {self._optimizer.name!r}: {error}") from None
+            raise ValueError(f"optimizer {self._averaged.name!r}: {error}") from None
 
 
 _PARTS = ("step", "round", "since", "model", "optimizer", "modules", "outer")
@@ -163,12 +163,12 @@ _PARTS = ("step", "round", "since", "model", "optimizer", "modules", "outer")
 # -- What there is
 
 
-def _modules(optimizer: CrewOptimizer, model: nn.Module | None) -> Sequence[nn.Module]:
+def _modules(averaged: AveragedModel, model: nn.Module | None) -> Sequence[nn.Module]:
     """The models whose parameters the optimizer has. Raises RuntimeError where they are not known."""
-    modules = optimizer.modules if model is None else (model,)
-    wanted = parameters_of(optimizer.param_groups)
+    modules = averaged.modules if model is None else (model,)
+    wanted = parameters_of(averaged.inner.param_groups)
     owned = {id(p) for module in modules for p in module.parameters()}
-    if optimizer.modules_known or all(id(p) in owned for p in wanted):
+    if averaged.modules_known or all(id(p) in owned for p in wanted):
         return modules
     if model is not None:
         missing = sum(id(p) not in owned for p in wanted)
@@ -180,7 +180,7 @@ def _modules(optimizer: CrewOptimizer, model: nn.Module | None) -> Sequence[nn.M
 
 
 def _tensors(
-    optimizer: CrewOptimizer, modules: Sequence[nn.Module], beside: Sequence[CrewOptimizer] = ()
+    averaged: AveragedModel, modules: Sequence[nn.Module], beside: Sequence[AveragedModel] = ()
 ) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers by name, each once; in the model's order, then what is in none.
 
@@ -201,8 +201,8 @@ def _tensors(
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     found[clean_name(f"{prefix}.{key}" if prefix else key, at, modules)] = tensor
-    names = name_parameters(optimizer.param_groups, modules)
-    own = zip(names, parameters_of(optimizer.param_groups), strict=True)
+    names = name_parameters(averaged.inner.param_groups, modules)
+    own = zip(names, parameters_of(averaged.inner.param_groups), strict=True)
     found |= {name: parameter for name, parameter in own if id(parameter) not in seen}
     lazy = next((name for name, tensor in found.items() if is_lazy(tensor)), None)
     if lazy is not None:

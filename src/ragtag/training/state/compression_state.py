@@ -15,21 +15,21 @@ from typing import Any
 import torch
 
 from ragtag.training.exchange.sparse import SHARED
-from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.optimizer.averaged import AveragedModel
 
 NAME = "ragtag.compression"
 """Its name among a snapshot's extra state."""
 
 
 class CompressionState:
-    """An optimizer's compression as a part of snapshots. own: with what is this peer's own."""
+    """Compression as a part of snapshots. own: with what is this peer's own."""
 
-    def __init__(self, optimizer: CrewOptimizer, own: bool) -> None:
-        self._optimizer, self._own = optimizer, own
+    def __init__(self, averaged: AveragedModel, own: bool) -> None:
+        self._averaged, self._own = averaged, own
 
     def state_dict(self) -> dict[str, Any]:
         """``shared`` and, where asked for, ``own``: tensors by name."""
-        replica = self._optimizer.sparse
+        replica = self._averaged.sparse
         if replica is None:
             return {}
         state = replica.tensors()
@@ -47,4 +47,4 @@ class CompressionState:
         if self._own:
             tensors |= state.get("own", {})
         if tensors:
-            self._optimizer.load_compression(tensors)
+            self._averaged.load_compression(tensors)

@@ -10,7 +10,7 @@ import pytest
 from ragtag.core.channels import topic_of
 from ragtag.core.types import Outcome
 from ragtag.schedules import SSP, EveryStep, Partial
-from ragtag.training.optimizer.scheduling import Conduct, Spent, unheard
+from ragtag.training.optimizer.scheduling import Scheduling, Spent, unheard
 from tests.training.test_pace import Board
 
 
@@ -19,18 +19,18 @@ class Peer:
 
     def __init__(self, board: Board, schedule: SSP | EveryStep | Partial) -> None:
         self.board, self.steps = board, 0
-        self.conduct = Conduct(schedule, board, "model")
-        assert self.conduct._pacer is None or self.conduct._pacer._topic == topic_of("model/pace")
+        self.scheduling = Scheduling(schedule, board, "model")
+        assert self.scheduling._pacer is None or self.scheduling._pacer._topic == topic_of("model/pace")
 
     def step(self) -> bool:
         self.board.at_s += 0.1
         self.steps += 1
-        self.conduct.worked(self.steps)
-        if not self.conduct.due(self.steps, 1):
+        self.scheduling.worked(self.steps)
+        if not self.scheduling.due(self.steps, 1):
             return False
-        self.conduct.begin()
+        self.scheduling.begin()
         self.board.at_s += 0.02
-        self.conduct.averaged(replace(outcome(), round=self.steps))
+        self.scheduling.averaged(replace(outcome(), round=self.steps))
         return True
 
 
@@ -45,7 +45,7 @@ def test_who_is_too_far_ahead_waits_until_the_slowest_has_stepped() -> None:
     board.tell(1, 0, step_s=1.0)
     peer = Peer(board, SSP(bound=2))
     assert peer.step() and peer.step()
-    assert peer.conduct.spent.wait_s == 0.0
+    assert peer.scheduling.spent.wait_s == 0.0
     began_s = board.at_s
 
     def stepped() -> None:
@@ -54,8 +54,8 @@ def test_who_is_too_far_ahead_waits_until_the_slowest_has_stepped() -> None:
 
     board.slept = stepped
     assert peer.step()
-    assert 0.5 <= peer.conduct.spent.wait_s <= 0.8
-    assert peer.conduct.spent.for_peer_s[1] == pytest.approx(peer.conduct.spent.wait_s)
+    assert 0.5 <= peer.scheduling.spent.wait_s <= 0.8
+    assert peer.scheduling.spent.for_peer_s[1] == pytest.approx(peer.scheduling.spent.wait_s)
 
 
 def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated() -> None:
@@ -64,14 +64,14 @@ def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated() -> None:
     peer = Peer(board, SSP(bound=1))
     peer.step()
     peer.step()
-    waited_s = peer.conduct.spent.wait_s
+    waited_s = peer.scheduling.spent.wait_s
     assert waited_s == pytest.approx(1.5)  # one step of the slowest, and half as much again
     for _ in range(5):
         peer.step()
-    assert peer.conduct.spent.wait_s == waited_s
+    assert peer.scheduling.spent.wait_s == waited_s
     board.tell(1, 1, step_s=1.0)  # it goes on, and counts again
     peer.step()
-    assert peer.conduct.spent.wait_s > waited_s
+    assert peer.scheduling.spent.wait_s > waited_s
 
 
 def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait() -> None:
@@ -85,7 +85,7 @@ def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait() -> None:
 
     board.slept = leaves
     peer.step()
-    assert peer.conduct.spent.wait_s == pytest.approx(100.0 / 8)
+    assert peer.scheduling.spent.wait_s == pytest.approx(100.0 / 8)
 
 
 def test_a_slow_peer_is_set_aside_and_taken_back() -> None:
@@ -95,10 +95,10 @@ def test_a_slow_peer_is_set_aside_and_taken_back() -> None:
     peer = Peer(board, Partial())
     for _ in range(3):
         peer.step()
-    assert peer.conduct.aside == {3}
+    assert peer.scheduling.aside == {3}
     board.tell(3, 9, 0.1)
     peer.step()
-    assert peer.conduct.aside == frozenset()
+    assert peer.scheduling.aside == frozenset()
 
 
 def test_where_the_time_went() -> None:
@@ -106,13 +106,13 @@ def test_where_the_time_went() -> None:
     peer = Peer(board, EveryStep())
     for _ in range(11):
         peer.step()
-    spent = peer.conduct.take_spent()
+    spent = peer.scheduling.take_spent()
     assert spent.steps == spent.averages == 11
     assert spent.compute_s == pytest.approx(10 * 0.1)  # how long the first took nobody knows
     assert spent.average_s == pytest.approx(11 * 0.02)
     assert spent.stale == [10]  # what the first followed nobody knows
     assert board.posted == []
-    assert peer.conduct.take_spent() == Spent()
+    assert peer.scheduling.take_spent() == Spent()
 
 
 def test_staleness_in_classes() -> None:
@@ -138,7 +138,7 @@ def test_what_was_overwritten_without_being_in_it_is_lost(of: Outcome, share: fl
 
 def test_waits_in_rounds_are_put_down_to_whom_they_were_for() -> None:
     board = Board()
-    conduct = Conduct(EveryStep(), board, "model")
-    conduct.averaged(outcome(last=2))
-    conduct.averaged(outcome(missed=(1, 3), last=1))
-    assert conduct.spent.for_peer_s == {2: 0.01, 1: 0.01, 3: 0.01}
+    scheduling = Scheduling(EveryStep(), board, "model")
+    scheduling.averaged(outcome(last=2))
+    scheduling.averaged(outcome(missed=(1, 3), last=1))
+    assert scheduling.spent.for_peer_s == {2: 0.01, 1: 0.01, 3: 0.01}

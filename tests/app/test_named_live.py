@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
+import torch
 
+import ragtag
+from ragtag.app import environment
+from ragtag.app.environment import VARIABLES, Announcement, Reached, read_announcements
+from ragtag.app.invitation.token import kept_token
+from ragtag.training.named import NamedTensors
 from tests.app.test_elastic import Place, place
 
 __all__ = ["place"]
@@ -59,6 +66,35 @@ AGAIN = SCRIPT.replace('    print("seat"', RESUMED.lstrip("\n") + '    print("se
 assert AGAIN != SCRIPT
 
 
+def averages(tensors: NamedTensors) -> None:
+    tensors.average({"a": torch.ones(3)}).result()
+
+
+def publishes(tensors: NamedTensors) -> None:
+    tensors.publish({"b": torch.ones(3)})
+
+
+@pytest.mark.parametrize("share", [averages, publishes])
+def test_a_peer_that_shares_named_tensors_only_has_taken_part(
+    monkeypatch: pytest.MonkeyPatch, share: Callable[[NamedTensors], None]
+) -> None:
+    for name in (*VARIABLES, "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    read, write = os.pipe()
+    place = environment.Place(0, 1, "otters", peers=(("127.0.0.1", 4000),), ready_fd=write)
+    for name, value in place.variables().items():
+        monkeypatch.setenv(name, value)
+    with ragtag.join() as crew:
+        tensors = crew.tensors("only", averaged={"a": (3,)}, computed={"b": (3,)})
+        told = read_announcements(os.read(read, 1 << 10))
+        assert Reached.AVERAGED not in [announcement.reached for announcement in told]
+        share(tensors)
+        share(tensors)
+    os.close(write)
+    assert read_announcements(os.read(read, 1 << 10)) == [Announcement(0, Reached.AVERAGED)]
+    os.close(read)
+
+
 @pytest.mark.slow
 def test_one_of_three_is_killed_and_others_compute_for_it_and_a_later_run_goes_on(place: Place) -> None:
     saved = str(place.folder / "saved")
@@ -83,3 +119,44 @@ def test_one_of_three_is_killed_and_others_compute_for_it_and_a_later_run_goes_o
         later.says("resumed True", peer)
         later.says("has True True", peer)
         later.says("by [0, 1] True", peer)
+
+
+NEWCOMER = """
+import os, time
+import torch, ragtag
+torch.set_num_threads(1)
+with ragtag.join(deadline_s=60.0) as crew:
+    model = torch.nn.Linear(4, 3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = crew.optimizer(sgd, model=model, average="gradients") if os.environ["OPTIMIZER"] else None
+    tensors = crew.tensors("factors", averaged={"factor": (33, 33)})
+    print("seat", crew.rank, flush=True)
+    said = 0.0
+    while not os.path.exists(os.environ["STOP"]):
+        mean = tensors.average({"factor": torch.full((33, 33), float(crew.rank))}).result()
+        if mean.shares["factor"].contributors > said:
+            said = mean.shares["factor"].contributors
+            print("of", said, float(mean["factor"][0, 0]), flush=True)
+        if optimizer is not None:
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["", "too"])
+def test_a_newcomers_tensors_count_once_it_takes_part(place: Place, optimizer: str) -> None:
+    (place.folder / "train.py").write_text(NEWCOMER)
+    crew = place.command("crew", "run", "-n", "2", "-o", str(place.run), "train.py", OPTIMIZER=optimizer)
+    for peer in range(2):
+        crew.says("of 2.0 0.5", peer)
+    newcomer = place.join(kept_token(place.run), OPTIMIZER=optimizer)
+    newcomer.says("seat 2")
+    newcomer.says("of 3.0 1.0")
+    for peer in range(2):
+        crew.says("of 3.0 1.0", peer)
+    place.stop.touch()
+    assert crew.process.wait(60) == 0
+    assert newcomer.process.wait(60) == 0

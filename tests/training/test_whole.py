@@ -100,4 +100,4 @@ def test_it_says_who_was_behind() -> None:
     found = Finished("0123456789abcdef", True, (0, 1, 2), {2: 30}, 0.0)
     assert str(found) == "3 peers end with the same model 0123456789ab; peer 2 was 30 rounds behind"
     assert "different models" in str(Finished("01", False, (0, 1)))
-    assert str(Finished()) == "nothing was averaged"
+    assert str(Finished()) == "no model was averaged"

@@ -136,8 +136,9 @@ class NamedTensors:
     method: how the former are averaged; all at once.
     codec: how both travel.
     founded: how many seats the crew had at first.
-    away: whether this peer is still on its way into the crew.
+    away: whether this peer is still on its way into the crew; asked with the channel of the averages.
     on_outcome: told of each round.
+    on_publish: called after values were published.
 
     Raises:
         ValueError: there are no names, too many, a shape is empty, or ``BYTES_MAX`` is exceeded.
@@ -155,8 +156,9 @@ class NamedTensors:
         codec: Codec | DenseName | None = None,
         seed: int = 0,
         founded: int | None = None,
-        away: Callable[[], bool] = lambda: False,
+        away: Callable[[int], bool] = lambda channel: False,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+        on_publish: Callable[[], None] = lambda: None,
     ) -> None:
         self._name, self._transport = name, transport
         self._averaged, self._computed = _forms(averaged or {}), _forms(computed or {})
@@ -164,7 +166,7 @@ class NamedTensors:
         self._codec = DENSE[codec] if isinstance(codec, str) else codec or fp32
         self._seed = seed ^ name_hash(name)
         self._founded = transport.n if founded is None else founded
-        self._away, self._on_outcome = away, on_outcome
+        self._away, self._on_outcome, self._on_publish = away, on_outcome, on_publish
         self._channel = channel_of(f"{name}/averaged")
         """Of the averaged tensors' rounds."""
         self._published = channel_of(f"{name}/computed")
@@ -216,7 +218,7 @@ class NamedTensors:
         if self._pending is not None:
             self._pending.result()
         table = self._table(values)
-        if self._away():
+        if self._away(self._channel):
             alone = {name: Share(1.0, 0.0) for name in self._averaged}
             mean = NamedMean(self._cut(table), alone, (), -1)
             return Averaging(lambda: mean)
@@ -329,6 +331,7 @@ class NamedTensors:
             if part:
                 rows = {names.index(name): self._encode(value) for name, value in part.items()}
                 self._transport.publish(Publish(self._published, rows, max(0, at), self._base))
+        self._on_publish()
 
     def newest(self, name: str) -> Newest | None:
         """The newest whole value of a computed name that has come here; ``None``: none has. Never waits.

@@ -228,8 +228,9 @@ class Crew:
                 codec=codec,
                 seed=self.seed,
                 founded=self.size,
-                away=lambda: peer.transport.late,
-                on_outcome=peer.log.record_round,
+                away=peer.on_its_way,
+                on_outcome=peer.record_round,
+                on_publish=peer.took_part,
             )
         peer.names[made._channel] = taken
         peer.keeper.keep(**{f"ragtag.tensors/{taken}": made})

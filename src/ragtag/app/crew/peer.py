@@ -238,12 +238,30 @@ class Peer:
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
         self.log.record_round(outcome)
-        if not self._has_averaged:
-            self._has_averaged = True
-            self._announcer.tell(Reached.AVERAGED)
+        self.took_part()
         self._keep_invitation()
         if self.driver is not None and self.driver.lost_seat:
             self._join_anew(self.driver, self.driver.lost_seat)
+
+    def took_part(self) -> None:
+        """This peer has shared something with its crew, if it is alone with itself: the launcher is told."""
+        if not self._has_averaged:
+            self._has_averaged = True
+            self._announcer.tell(Reached.AVERAGED)
+
+    def on_its_way(self, channel: int) -> bool:
+        """Whether this peer has still to get into step with its crew before its named tensors count.
+
+        Its optimizers and hooks bring it into step; from then on, or where it has none, it takes part on
+        this channel, too.
+        """
+        transport = self.transport
+        if not isinstance(transport, DriverTransport) or not transport.late or channel in self._entered:
+            return False
+        if (self.models or self._averaged) and not transport.takes_part:
+            return True
+        self.enter(channel)
+        return False
 
     # -- The crew's state
 

@@ -276,8 +276,13 @@ class DriverTransport:
 
     @property
     def late(self) -> bool:
-        """Whether the crew averaged before this peer came: it has still to ``take_part`` on each channel."""
+        """Whether the crew averaged before this peer came: it has to ``take_part`` on each channel, once."""
         return self._entrance is not None and self._entrance.late
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this peer has told the crew that it averages."""
+        return self._entrance is None or self._entrance.card.averaging
 
     @property
     def n(self) -> int:

@@ -170,7 +170,7 @@ def alike(stands: Stands) -> bool:
 class Finished:
     """How a training has ended, as one peer knows it.
 
-    digest: of the final model (of several: of their digests); hex, empty: nothing was averaged.
+    digest: of the final model (of several: of their digests); hex, empty: no model was averaged.
     alike: whether all of ``peers`` hold the same.
     peers: that finished together, this one among them.
     behind: how many rounds each of these had missed in which others averaged, where it is more than none.
@@ -186,7 +186,7 @@ class Finished:
     def __str__(self) -> str:
         others = len(self.peers) - 1
         if not self.digest:
-            return "nothing was averaged"
+            return "no model was averaged"
         if others < 1:
             return f"this peer ends alone, with model {self.digest[:12]}"
         what = f"the same model {self.digest[:12]}" if self.alike else "different models"

@@ -5,8 +5,8 @@ virtual time stands still: a function that waits (for a round, a pause, its own 
 next, and where all wait the world goes on to its next event. So a run is decided by its seed alone, whatever
 the machine, and a second of virtual time takes as long as its events do.
 
-``SimulatedTransport`` is what ``ragtag.training`` asks of a network (``training.averager.Transport``), as the
-live one is: a ``CrewOptimizer`` does not know which it has.
+``SimulatedTransport`` is what ``ragtag.training`` asks of a network (``training.transport.Transport``), as
+the live one is: a ``CrewOptimizer`` does not know which it has.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from ragtag.core.types import (
     Offer,
     Outcome,
     PeerId,
-    Post,
     Publish,
     Start,
     Tell,
 )
 from ragtag.protocols.channel.averager import Averager
-from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.crew.joining import ChannelEvent, ChannelWay, Differs, Heard, IsOpen, ProbeRound, Timed
+from ragtag.protocols.crew.posting import Posting
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.rps import rps
@@ -280,13 +279,14 @@ class SimulatedCrew:
                 self._ready.append(self._trainers[peer])
 
 
-class SimulatedTransport:
+class SimulatedTransport(Posting):
     """One peer's transport in a simulated crew, and its clock."""
 
     may_grow = False
 
     def __init__(self, crew: SimulatedCrew, me: PeerId) -> None:
-        self.crew, self.me = crew, me
+        super().__init__(me, crew.nodes[me].board, lambda post: crew.world.give(me, post))
+        self.crew = crew
         self._node = crew.nodes[me]
         self._step = 0
 
@@ -394,25 +394,6 @@ class SimulatedTransport:
     def published(self, channel: int) -> tuple[Publisher, float]:
         """What a channel has brought, and virtual time."""
         return publisher_of(self._node, channel), self.now_s()
-
-    # -- The notice board
-
-    def post(self, topic: int, blob: bytes) -> int:
-        """Put this peer's newest value of a topic on the notice board."""
-        self.crew.world.give(self.me, Post(topic, blob))
-        return self.notices(topic).posts[self.me].number
-
-    def post_soon(self, topic: int, blob: bytes) -> None:
-        """The same."""
-        self.post(topic, blob)
-
-    def posts(self, topic: int) -> dict[PeerId, bytes]:
-        """Every peer's newest value of a topic, one's own included."""
-        return self.notices(topic).blobs()
-
-    def notices(self, topic: int) -> Notices:
-        """The same with numbers, who has acknowledged what, and who answers nothing."""
-        return self._node.board.notices(topic)
 
 
 class SimulatedPending:

@@ -31,7 +31,6 @@ from ragtag.core.types import (
     Offer,
     Outcome,
     PeerId,
-    Post,
     Publish,
     Start,
     Tell,
@@ -54,6 +53,7 @@ from ragtag.protocols.crew.joining import (
     TakesPart,
     Timed,
 )
+from ragtag.protocols.crew.posting import Posting
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.gather import nothing_gathered
@@ -137,15 +137,16 @@ def known_to(driver: Driver, met: Met, channel: int | None = None) -> Heard:
     return Heard(met, node.n, node.gone, driver.rto_s(), heard_of, driver.other_versions)
 
 
-class SoloTransport:
+class SoloTransport(Posting):
     """A crew of one: every average is one's own."""
 
     may_grow = late = False
     deadline_s = 0.0
 
     def __init__(self, seed: int) -> None:
-        self.me, self.n = 0, 1
-        self._node = Node(0, 1, seed)
+        self._node = node = Node(0, 1, seed)
+        super().__init__(0, node.board, lambda post: node.step(0.0, post))
+        self.n = 1
 
     @property
     def live(self) -> frozenset[PeerId]:
@@ -217,23 +218,6 @@ class SoloTransport:
     ) -> dict[PeerId, bytes]:
         """There is nobody to meet."""
         return {}
-
-    def post(self, topic: int, blob: bytes) -> int:
-        """Put a value on a notice board that nobody else reads."""
-        self._node.step(0.0, Post(topic, blob))
-        return self.notices(topic).posts[self.me].number
-
-    def post_soon(self, topic: int, blob: bytes) -> None:
-        """The same."""
-        self.post(topic, blob)
-
-    def posts(self, topic: int) -> dict[PeerId, bytes]:
-        """One's own newest value of a topic."""
-        return self.notices(topic).blobs()
-
-    def notices(self, topic: int) -> Notices:
-        """The same with its number."""
-        return self._node.board.notices(topic)
 
     def now_s(self) -> float:
         """Seconds, by the monotonic clock."""

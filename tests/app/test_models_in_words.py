@@ -8,8 +8,8 @@ import pytest
 
 from ragtag.app.report import build_report, report_json
 from ragtag.app.terminal.run_view import models
-from ragtag.app.terminal.words import Final, models_in_words
 from ragtag.app.tracefile import TraceWriter, last_leaves, peer_file
+from ragtag.app.words import Final, models_in_words
 from ragtag.core import trace
 
 A, B = "a1b2c3d4e5f6" + "0" * 52, "c3d4" * 16

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragtag.app.terminal.watch import UNWRITTEN_LOOKS, watch
+from ragtag.app.terminal.dashboard import UNWRITTEN_LOOKS, watch
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
 from ragtag.core import trace
 from tests.app.synthetic import Story, write_run

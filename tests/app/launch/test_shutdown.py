@@ -18,7 +18,7 @@ from rich.console import Console
 
 from ragtag.app.launch.process import KILL_S
 from ragtag.app.launch.signals import Shutdown
-from ragtag.app.terminal.watch import watch
+from ragtag.app.terminal.dashboard import watch
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.app.launch.launched import JOIN, PATIENCE_S, SRC

@@ -202,7 +202,7 @@ def report(
 @plain_errors
 def watch(run: options.Run) -> None:
     """Follow a run in the terminal until it is over; Ctrl-C leaves the run alone."""
-    from ragtag.app.terminal.watch import watch as follow
+    from ragtag.app.terminal.dashboard import watch as follow
 
     if follow(run).abandoned:
         raise typer.Exit(1)

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
-from ragtag.app.terminal.words import these_peers
+from ragtag.app.words import these_peers
 from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.training.samples.blocks import LEASE_S

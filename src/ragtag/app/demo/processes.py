@@ -14,7 +14,7 @@ from rich.console import Console
 from ragtag.app.demo.peer import PeerResult, result_file
 from ragtag.app.launch import launch
 from ragtag.app.launch.events import Ended, Event, LaunchResult, Printed
-from ragtag.app.terminal.watch import watch
+from ragtag.app.terminal.dashboard import watch
 from ragtag.core import trace
 from ragtag.core.errors import Error
 from ragtag.core.faults import Crash, Faults, Freeze, Loss

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ragtag.app.experiment.setup import ExperimentSetup
 from ragtag.app.launch.faults import fault_records
-from ragtag.app.terminal.words import counted
 from ragtag.app.tracefile import TraceWriter, peer_file
+from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.faultspec import format_faults
 from ragtag.core.types import Noted, Outcome, PeerId

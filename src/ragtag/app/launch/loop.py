@@ -42,8 +42,8 @@ from ragtag.app.launch.relay import Relay
 from ragtag.app.launch.setup import LaunchError, LaunchSetup, OnError, check_launch
 from ragtag.app.launch.signals import Shutdown, Signals
 from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
-from ragtag.app.terminal.words import counted
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, trace_files
+from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 from ragtag.core.types import PeerId

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ragtag.app.environment import VARIABLES, Address, Place
 from ragtag.app.invitation.token import ADDRESSES_MAX, Token, encode, new_key
-from ragtag.app.terminal.words import counted
+from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults

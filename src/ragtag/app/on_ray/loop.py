@@ -32,8 +32,8 @@ from ragtag.app.launch.signals import Shutdown, Signals
 from ragtag.app.on_ray.actor import ActorCame, End, News, PeerActor, variables
 from ragtag.app.on_ray.register import Register
 from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
-from ragtag.app.terminal.words import counted
 from ragtag.app.tracefile import CREW_FILE, TraceWriter
+from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.faultspec import format_faults
 from ragtag.core.types import PeerId

@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ragtag.app.report import chart_sections, sections
-from ragtag.app.report.axes import marks_of
+from ragtag.app.report import charts, sections
 from ragtag.app.report.data import Summary
+from ragtag.app.report.drawing import marks_of
 from ragtag.app.report.figures import figures
 from ragtag.app.report.summarise import summarise
 from ragtag.app.tracefile import read_run
@@ -68,7 +68,7 @@ def render(summary: Summary, folder: str) -> str:
         sections.header(summary),
         sections.damage(summary),
         sections.results(summary),
-        chart_sections.all_charts(summary, marks),
+        charts.all_charts(summary, marks),
         sections.faults(summary, marks),
         sections.peers(summary),
         sections.selections(summary),

@@ -22,14 +22,6 @@ def table(heads: Sequence[tuple[str, str]], rows: Iterable[str], style: str = ""
     return f'<div class="card scroll"><table class="{style}">{inner}</table></div>'
 
 
-def bytes_text(count: int) -> str:
-    """A number of bytes in decimal units."""
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.3g} {units[0]}"
-
-
 def figure(title: str, caption: str, legend: str, drawn: Sequence[str]) -> str:
     """A chart in its wide and its narrow form; the page's style shows one of them."""
     return (

@@ -6,11 +6,22 @@ import datetime
 from collections.abc import Sequence
 from html import escape
 
-from ragtag.app.report.axes import Mark, clock, percent, seconds
 from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Comparisons, Item, Selections, Summary
+from ragtag.app.report.drawing import Mark
 from ragtag.app.report.figures import round_times
-from ragtag.app.report.html import NONE, bytes_text, cell, table
-from ragtag.app.terminal.words import UNTOLD, Final, counted, in_words, models_in_words, these_peers
+from ragtag.app.report.html import NONE, cell, table
+from ragtag.app.words import (
+    UNTOLD,
+    Final,
+    bytes_text,
+    clock,
+    counted,
+    in_words,
+    models_in_words,
+    percent,
+    seconds,
+    these_peers,
+)
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 _BAD = frozenset({"declared dead", "lost its seat", "no member any more"})

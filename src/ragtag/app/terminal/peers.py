@@ -7,9 +7,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from ragtag.app.report.axes import fault_text, seconds
 from ragtag.app.report.data import FREEZES, KILLS
-from ragtag.app.terminal.words import UNTOLD, in_words
+from ragtag.app.words import UNTOLD, fault_text, in_words, seconds
 from ragtag.core import trace
 
 RECENT = 50

@@ -19,8 +19,8 @@ from rich.text import Text
 from ragtag.app.environment import Reached
 from ragtag.app.launch.events import Ended, Event, Injected, LaunchResult, Printed, Ready, Remark, Seated
 from ragtag.app.terminal.output import shortened
-from ragtag.app.terminal.words import Final, counted, models_in_words, these_peers
 from ragtag.app.tracefile import crews, last_leaves
+from ragtag.app.words import Final, counted, models_in_words, these_peers
 from ragtag.core.types import PeerId
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
@@ -195,7 +195,7 @@ def result_json(result: LaunchResult) -> dict[str, Any]:
 @contextmanager
 def watching(folder: Path, console: Console, title: str) -> Iterator[None]:
     """Show the live table of a run in a thread of its own; what goes wrong with it does not stop the run."""
-    from ragtag.app.terminal.watch import watch
+    from ragtag.app.terminal.dashboard import watch
 
     over = threading.Event()
 

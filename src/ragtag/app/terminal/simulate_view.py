@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ragtag.app.experiment import ExperimentError, ExperimentResult, ExperimentSetup, RoundFigures, simulate
-from ragtag.app.terminal.words import counted
+from ragtag.app.words import counted
 from ragtag.core.faultspec import format_faults
 
 ROWS_MAX = 20

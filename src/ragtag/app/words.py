@@ -1,4 +1,4 @@
-"""Peers, what they note of each other and how their models ended, in plain English.
+"""What a trace says, in plain English: figures, faults, what peers note of each other, how models ended.
 
 A trace says what a protocol calls it (``docs/trace.md``); people read this, in the live view and the report.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from ragtag.core import trace
+from ragtag.core.faults import Faults, Loss
+from ragtag.core.faultspec import parse_faults
 
 
 def counted(n: int, one: str, many: str = "") -> str:
@@ -34,6 +38,73 @@ def these_peers(numbers: Iterable[int]) -> str:
     several = sum(map(len, stretches)) > 1
     return f"peer{'s' if several else ''} {''.join(parts)}" if parts else "no peer"
 
+
+# -- Figures
+
+
+def seconds(value: float) -> str:
+    """A duration, to three figures, with its unit."""
+    if value == 0:
+        return "0 s"
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value < 120 else clock(value)
+
+
+def clock(value: float) -> str:
+    """A time since the start: 12 s, 3:05, 2:00:00."""
+    if value < 120:
+        return f"{value:.4g} s"
+    whole = round(value)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def percent(value: float) -> str:
+    """A share as a percentage."""
+    return f"{100 * value:.3g} %"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes in decimal units."""
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
+
+
+# -- Faults
+
+
+def fault_text(fault: trace.Fault) -> str:
+    """A fault in words; a detail that is the fault as it was asked for ("loss=0.1") says it all."""
+    if not fault.detail:
+        return fault.name
+    if not fault.detail.startswith(f"{fault.name}="):
+        return f"{fault.name}: {fault.detail}"
+    try:
+        faults = parse_faults(fault.detail)
+    except ValueError:
+        return fault.detail
+    return _fault_in_words(fault.name, faults) or fault.detail
+
+
+def _fault_in_words(name: str, faults: Faults) -> str:
+    """The only fault in ``faults``; empty where it is as well said as it was asked for."""
+    if name == "loss" and isinstance(faults.loss, Loss):
+        return f"loss {percent(faults.loss.p)}"
+    if name in ("delay", "jitter"):
+        return f"{name} {seconds(faults.latency_s if name == 'delay' else faults.jitter_s)}"
+    if name in ("duplicate", "reorder"):
+        return f"{name} {percent(faults.duplicate if name == 'duplicate' else faults.reorder)}"
+    if name == "slow" and len(faults.slow) == 1:
+        return f"slowed {faults.slow[0].factor:g}\N{MULTIPLICATION SIGN}"
+    return ""
+
+
+# -- What a peer notes of another
 
 WORDS = {
     "silent": "does not answer",
@@ -69,6 +140,8 @@ def in_words(what: str, detail: str = "", between: str = ": ") -> str:
         return f"skipped {detail}"
     return WORDS.get(what, what) + (f"{between}{detail}" if detail else "")
 
+
+# -- How models ended
 
 SHOWN = 12
 """So many digits of a digest are shown."""

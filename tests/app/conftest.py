@@ -1,4 +1,4 @@
-"""Disks and folders that give trouble."""
+"""Folders for crews of processes; disks and folders that give trouble."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.app.processes import Place
+
 NOBODY = 65534
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A folder in which crews run; they have ended when a test has."""
+    made = Place(tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture

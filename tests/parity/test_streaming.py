@@ -21,7 +21,7 @@ from ragtag.optim.outer import Nesterov
 from ragtag.protocols.channel.averager import Channel
 from ragtag.recipes.diloco.training import Method, Setup, Trainee, _Training, train
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from tests.app.test_transport import all_at_once, transports
+from tests.app.drivers import all_at_once, transports
 from tests.network.crew import PATIENCE_S, Crew
 
 N, FRAGMENTS, EVERY, STEPS = 3, 2, 4, 24

@@ -10,7 +10,7 @@ from ragtag.app.report import build_report
 from ragtag.app.terminal.dashboard import Dashboard
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.core import trace
-from tests.app.watching import shown
+from tests.app.terminal.watching import shown
 
 
 def records(peer: int, apart: tuple[int, ...]) -> list[trace.Align]:

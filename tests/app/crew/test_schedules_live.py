@@ -12,7 +12,7 @@ from ragtag.core.types import Outcome
 from ragtag.schedules import SSP, Matched, Partial
 from ragtag.schedules.base import Schedule
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from tests.app.test_transport import all_at_once, step, tiny, transports
+from tests.app.drivers import all_at_once, step, tiny, transports
 from tests.network.crew import PATIENCE_S, Crew
 
 SLOW, SLOWER, STEPS = 2, 10, 6

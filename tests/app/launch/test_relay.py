@@ -19,7 +19,7 @@ from ragtag.app.launch.process import PeerProcess, Stream
 from ragtag.app.launch.relay import HOLD_BYTES, HeldDatagram, Relay
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
-from tests.app.test_elastic import PATIENCE_S, Command, Place, _until
+from tests.app.processes import PATIENCE_S, Command, Place, until
 
 GAP_S = 20.0
 
@@ -234,13 +234,6 @@ with ragtag.join(deadline_s=60.0) as crew:
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
-
-
 def rounds(folder: Path) -> int:
     """The last round that both peers have done."""
     last = {0: -1, 1: -1}
@@ -262,7 +255,7 @@ def test_rounds_go_on_while_the_launcher_is_stopped_and_its_output_comes_after(p
     crew.process.send_signal(signal.SIGSTOP)
     try:
         before = rounds(place.run)
-        _until(lambda: rounds(place.run) > before + 100, "rounds went on")
+        until(lambda: rounds(place.run) > before + 100, "rounds went on")
         place.stop.touch()
         size = crew.out.stat().st_size
     finally:

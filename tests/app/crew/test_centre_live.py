@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +19,8 @@ from ragtag.optim.compensate import compensated
 from ragtag.schedules import Asynchronous, BackupWorkers, ProgressiveGrouping, SoftSync
 from ragtag.schedules.centre import Centre as Rule
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from tests.app.test_elastic import Place, _until, notes
-from tests.app.test_transport import all_at_once, tiny, transports
+from tests.app.drivers import all_at_once, tiny, transports
+from tests.app.processes import Place, notes, until
 from tests.network.crew import PATIENCE_S, Crew
 
 SLOW, N, STEPS = 2, 3, 4
@@ -206,11 +204,9 @@ with ragtag.join(deadline_s=60.0) as crew:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    yield made
-    made.close()
+def place(place: Place) -> Place:
+    (place.folder / "train.py").write_text(SCRIPT)
+    return place
 
 
 @pytest.mark.slow
@@ -220,7 +216,7 @@ def test_a_crew_goes_on_when_one_sleeps_and_one_is_killed(place: Place, rule: st
     for peer in (0, 2, 3):
         crew.says("steps 25 ", peer)
     os.kill(crew.pid(3), signal.SIGKILL)
-    _until(lambda: notes(place.run, "central state rebuilt"), "rebuilt")
+    until(lambda: notes(place.run, "central state rebuilt"), "rebuilt")
     for peer in (0, 2):
         crew.says("live [0, 1, 2]", peer)
         taken = int(crew.lines(peer)[-1].split()[1])

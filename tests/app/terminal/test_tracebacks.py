@@ -12,7 +12,7 @@ import pytest
 from ragtag.app.terminal.output import WHOLE, shortened
 from ragtag.core.faultspec import parse_faults
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[3] / "src"
 SCRIPT = """
 import json
 from ragtag.core.faultspec import parse_faults

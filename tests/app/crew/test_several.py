@@ -11,9 +11,7 @@ from torch import nn
 import ragtag
 from ragtag.app.invitation.token import kept_token
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from tests.app.test_elastic import Place, place
-
-__all__ = ["place"]
+from tests.app.processes import Place
 
 SCRIPT = """
 import os, time

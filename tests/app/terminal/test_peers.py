@@ -11,7 +11,7 @@ from ragtag.app.terminal.peers import PeerTable
 from ragtag.app.tracefile import TraceFollower
 from ragtag.core import trace
 from tests.app.synthetic import Story
-from tests.app.watching import fed, in_time, states, step
+from tests.app.terminal.watching import fed, in_time, states, step
 
 STORY = Story(rounds=100, round_s=0.5)
 

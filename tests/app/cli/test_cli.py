@@ -19,7 +19,7 @@ from ragtag.app.tracefile import read_run
 from ragtag.recipes.base import Report, row
 from tests.app.command import AVERAGES, error_of, invoke, runner
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[3] / "src"
 COMMANDS = ("demo", "run", "simulate", "reproduce", "probe", "report", "watch")
 
 

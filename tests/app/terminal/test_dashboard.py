@@ -12,7 +12,7 @@ from ragtag.app.terminal.dashboard import Dashboard
 from ragtag.app.tracefile import TraceWriter
 from ragtag.core import trace
 from tests.app.synthetic import Story
-from tests.app.watching import fed, shown, step
+from tests.app.terminal.watching import fed, shown, step
 
 STORY = Story(rounds=100, round_s=0.5)
 

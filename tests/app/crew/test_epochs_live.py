@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.invitation.token import kept_token
-from tests.app.test_elastic import Command, Place
+from tests.app.processes import Command, Place
 
 SCRIPT = """
 import os, time

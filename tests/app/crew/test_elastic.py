@@ -6,11 +6,9 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -26,140 +24,8 @@ from ragtag.app.invitation.token import TOKEN_FILE, Token, decode, encode, kept_
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from ragtag.protocols.crew.joining import PHASES
+from tests.app.processes import PATIENCE_S, Place, notes, until
 from tests.network.agents import KEY, Agents
-
-SRC = Path(__file__).parents[2] / "src"
-PATIENCE_S = 110.0
-"""How long a test waits for what processes do on a busy machine: importing torch alone may take a while."""
-
-SCRIPT = """
-import os, sys, time
-import torch, ragtag
-torch.set_num_threads(1)
-inputs = int(os.environ.get("INPUTS", "4"))
-stop = os.environ["STOP"]
-with ragtag.join(deadline_s=60.0) as crew:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(inputs, 3))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
-    optimizer = crew.optimizer(sgd, averager=ragtag.AllReduce(), model=model)
-    print("seat", crew.rank, "pid", os.getpid(), flush=True)
-    said = None
-    while not os.path.exists(stop) and not os.path.exists(f"{stop}.{crew.rank}"):
-        optimizer.zero_grad()
-        model(torch.ones(2, inputs)).square().mean().backward()
-        optimizer.step()
-        heard, live = bin(int(optimizer.outcome.heard[0])), sorted(crew.live)
-        if (heard, live) != said:
-            print("heard", heard, "live", live, flush=True)
-            said = heard, live
-        time.sleep(0.02)
-"""
-
-
-class Command:
-    """A ``ragtag`` command that runs; out: a file with all that it printed."""
-
-    def __init__(self, folder: Path, name: str, args: list[str], env: dict[str, str]) -> None:
-        self.out = folder / f"{name}.out"
-        with self.out.open("w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ragtag.app.cli.main", *args],
-                stdout=file, stderr=subprocess.STDOUT, env=env, cwd=folder,
-            )  # fmt: skip
-
-    @property
-    def text(self) -> str:
-        return self.out.read_text()
-
-    def lines(self, peer: int) -> list[str]:
-        """What a peer printed, by the number its launcher gave it."""
-        return [line.partition("] ")[2] for line in self.text.splitlines() if line.startswith(f"[{peer}]")]
-
-    def says(self, what: str, peer: int = 0) -> None:
-        """Wait for a line of a peer that contains this."""
-
-        def there() -> bool:
-            assert self.process.poll() is None or any(what in line for line in self.lines(peer)), self.text
-            return any(what in line for line in self.lines(peer))
-
-        _until(there, f"{what!r} said: {self.out.name}")
-
-    def pid(self, peer: int) -> int:
-        """The process of a peer."""
-        self.says("pid", peer)
-        said = next(line for line in self.lines(peer) if "pid" in line)
-        return int(said.split()[-1])
-
-    def code(self) -> int:
-        """How it ended."""
-        return self.process.wait(PATIENCE_S)
-
-
-def _until(true: Callable[[], bool], what: str) -> None:
-    """Wait until something is true that files alone tell; fail after ``PATIENCE_S``."""
-    tick = threading.Event()
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < give_up_s, f"not {what} within {PATIENCE_S:g} s"
-        tick.wait(0.05)
-
-
-class Place:
-    """A folder in which crews run one script; all end when it is left."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.stop, self.run = folder, folder / "stop", folder / "run"
-        (folder / "train.py").write_text(SCRIPT)
-        self.commands: list[Command] = []
-
-    def command(self, name: str, *args: str, **env: str) -> Command:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("RAGTAG_")}
-        known = {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "STOP": str(self.stop)}
-        made = Command(self.folder, name, list(args), clean | known | env)
-        self.commands.append(made)
-        return made
-
-    def crew(self, n: int) -> Command:
-        """``ragtag run`` of n peers; averaging when this returns."""
-        crew = self.command("crew", "run", "-n", str(n), "-o", str(self.run), "train.py")
-        crew.says(f"heard {bin((1 << n) - 1)}")
-        return crew
-
-    def join(self, token: str, name: str = "joined", **env: str) -> Command:
-        return self.command(name, "join", "-o", str(self.folder / f"run-{name}"), token, "train.py", **env)
-
-    def end(self) -> None:
-        """All scripts are asked to end, and do."""
-        self.stop.touch()
-        for command in self.commands:
-            command.code()
-
-    def close(self) -> None:
-        for command in self.commands:
-            if command.process.poll() is None:
-                command.process.send_signal(signal.SIGTERM)
-                try:
-                    command.process.wait(20.0)
-                except subprocess.TimeoutExpired:
-                    command.process.kill()
-                    command.process.wait(20.0)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.close()
-
-
-def notes(folder: Path, what: str, peer: int | None = None) -> list[trace.Note]:
-    return [
-        record
-        for record in read_run(folder).records()
-        if isinstance(record, trace.Note) and record.what == what and peer in (None, record.peer)
-    ]
-
 
 # -- Coming
 
@@ -172,11 +38,11 @@ def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
         crew.says("heard 0b111 live [0, 1, 2]", peer)
     joined.says("heard 0b111 live [0, 1, 2]")
     assert joined.lines(0)[0].startswith("seat 2 ")
-    _until(lambda: len(decode(kept_token(place.run)).addresses) == 3, "the token told of all three")
+    until(lambda: len(decode(kept_token(place.run)).addresses) == 3, "the token told of all three")
     (place.folder / "stop.2").touch()
     assert joined.code() == 0, joined.text
     for peer in (0, 1):
-        _until(lambda peer=peer: crew.lines(peer)[-1] == "heard 0b11 live [0, 1]", "the others went on")
+        until(lambda peer=peer: crew.lines(peer)[-1] == "heard 0b11 live [0, 1]", "the others went on")
     place.end()
     assert crew.code() == 0, crew.text
     told = read_run(place.folder / "run-joined").records()
@@ -195,12 +61,12 @@ def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
 def test_one_that_was_killed_is_declared_and_the_next_newcomer_has_its_seat(place: Place) -> None:
     crew = place.crew(3)
     os.kill(crew.pid(1), signal.SIGKILL)
-    _until(lambda: notes(place.run, "declared dead"), "declared dead")
+    until(lambda: notes(place.run, "declared dead"), "declared dead")
     crew.says("live [0, 2]")
     joined = place.join(str(place.run))
     crew.says("heard 0b111 live [0, 1, 2]", 2)
     joined.says("heard 0b111")
-    _until(lambda: crew.lines(0)[-1] == "heard 0b111 live [0, 1, 2]", "it took part")
+    until(lambda: crew.lines(0)[-1] == "heard 0b111 live [0, 1, 2]", "it took part")
     assert joined.lines(0)[0].startswith("seat 1 ")
     place.end()
     assert joined.code() == 0, joined.text
@@ -253,7 +119,7 @@ def test_a_newcomer_with_another_model_is_told_the_tensor_and_is_never_waited_fo
     assert "'0.weight' (3, 7) float32 here, (3, 4) float32 there" in joined.text
     rounds = [r for r in read_run(place.run).records() if isinstance(r, trace.Round)]
     last = max(r.round for r in rounds)
-    _until(
+    until(
         lambda: max(r.round for r in read_run(place.run).records() if isinstance(r, trace.Round)) > last + 20,
         "the crew went on",
     )
@@ -299,7 +165,7 @@ def test_members_that_do_not_answer_are_named_and_nobody_trains_alone(place: Pla
         text = encode(Token((address,), "otters", new_key()).invitation())
         joined = place.join(text)
         said = f"nobody of crew 'otters' answers yet at 127.0.0.1:{address[1]}; waiting for them"
-        _until(lambda: said in joined.text, "told who is waited for")
+        until(lambda: said in joined.text, "told who is waited for")
         assert not joined.lines(0)  # before any peer was started
         assert joined.code() == 1
     assert f"{said}, 2 s more" in joined.text

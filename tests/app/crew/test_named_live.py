@@ -14,9 +14,7 @@ from ragtag.app import environment
 from ragtag.app.environment import VARIABLES, Announcement, Reached, read_announcements
 from ragtag.app.invitation.token import kept_token
 from ragtag.training.named import NamedTensors
-from tests.app.test_elastic import Place, place
-
-__all__ = ["place"]
+from tests.app.processes import Place
 
 SCRIPT = """
 import os, time

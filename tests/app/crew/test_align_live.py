@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,8 @@ from ragtag.app.report import report_json
 from ragtag.app.report.summarise import summarise
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
-from tests.app.test_elastic import Place, _until
-from tests.app.test_newcomer_gradients import SCRIPT, arrived, models, rounds, some_rounds
+from tests.app.crew.test_newcomer_gradients import SCRIPT, arrived, models, rounds, some_rounds
+from tests.app.processes import Place, until
 
 EVERY = 8
 ALIGNED = SCRIPT.replace(
@@ -26,11 +25,9 @@ assert ALIGNED.count("ragtag.Align(") == ALIGNED.count("METHOD") == 1
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    (tmp_path / "train.py").write_text(ALIGNED)
-    yield made
-    made.close()
+def place(place: Place) -> Place:
+    (place.folder / "train.py").write_text(ALIGNED)
+    return place
 
 
 def comparisons(folder: Path, peer: int) -> list[trace.Align]:
@@ -52,7 +49,7 @@ def one_again(folders: dict[int, Path], since: int) -> set[int]:
         found.update(set.intersection(*seen))
         return len(found) >= 2
 
-    _until(twice, f"seen by all of {sorted(folders)} that they are one")
+    until(twice, f"seen by all of {sorted(folders)} that they are one")
     return found
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import ragtag
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
@@ -26,31 +23,15 @@ from ragtag.protocols.rounds.rps import rps
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.answers import Answers
 from ragtag.training.samples.portion import Portion
+from tests.app.drivers import Train, all_at_once, step, tiny, transports
 from tests.network.crew import PATIENCE_S, Crew
 
 GIVE_UP_S = 2.0
 """How long peers wait for one that a test leaves out on purpose."""
 
-Train = Callable[[DriverTransport], Any]
-
 
 def schema_of(*shape: int, name: str = "weight", dtype: str = "float32") -> Schema:
     return Schema((TensorSpec("bias", (3,), "float32"), TensorSpec(name, shape, dtype)), "fp32", direct.name)
-
-
-def transports(crew: Crew, deadline_s: float = PATIENCE_S) -> dict[int, DriverTransport]:
-    return {peer: DriverTransport(driver, deadline_s) for peer, driver in crew.drivers.items()}
-
-
-def all_at_once(of: Mapping[int, DriverTransport], work: Train | Mapping[int, Train]) -> dict[int, Any]:
-    """Each peer's work in a thread of its own; what it returned, or the error that it raised."""
-    with ThreadPoolExecutor(len(of)) as pool:
-        futures: dict[int, Future[Any]] = {
-            peer: pool.submit(work if callable(work) else work[peer], transport)
-            for peer, transport in of.items()
-        }
-        done = {peer: (future.exception(2 * PATIENCE_S), future) for peer, future in futures.items()}
-    return {peer: error if error is not None else future.result() for peer, (error, future) in done.items()}
 
 
 def joining(schema: Schema, rounds: int = 4) -> Train:
@@ -62,17 +43,6 @@ def joining(schema: Schema, rounds: int = 4) -> Train:
         return [transport.start(0, values, 1.0).wait() for _ in range(rounds)][-1]
 
     return work
-
-
-def tiny(hidden: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 2)).to(dtype)
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    model(inputs).square().mean().backward()
-    optimizer.step()
 
 
 # -- Alone

@@ -41,7 +41,7 @@ from ragtag.protocols.node import Node
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.network.crew import PATIENCE_S, until
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[3] / "src"
 GIVE_UP_S = 1.0
 CREW = "otters"
 HELLO = {"ragtag": ragtag.__version__, "wire": VERSION, "size": 2, "seed": 5}

@@ -15,7 +15,7 @@ from ragtag.app.crew import finish as ending
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.whole import Finished, Stand, digest_of
-from tests.app.test_transport import Train, all_at_once, transports
+from tests.app.drivers import Train, all_at_once, transports
 from tests.network.crew import PATIENCE_S, Crew
 
 _SEEDED = threading.Lock()

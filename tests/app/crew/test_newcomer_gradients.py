@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from ragtag.app.invitation.token import kept_token
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
-from tests.app.test_elastic import Place, _until, notes
+from tests.app.processes import Place, notes, until
 
 SCRIPT = """
 import os, time
@@ -51,11 +50,9 @@ with ragtag.join(deadline_s=60.0) as crew:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    yield made
-    made.close()
+def place(place: Place) -> Place:
+    (place.folder / "train.py").write_text(SCRIPT)
+    return place
 
 
 def models(folder: Path, peer: int) -> dict[int, np.ndarray]:
@@ -76,7 +73,7 @@ def arrived(folder: Path, peer: int) -> int:
     def said() -> list[trace.Note]:
         return notes(folder, "in step", peer) + notes(folder, "not in step", peer)
 
-    _until(lambda: bool(said()), f"peer {peer} said whether it is in step")
+    until(lambda: bool(said()), f"peer {peer} said whether it is in step")
     assert said()[-1].what == "in step", said()
     state, steps = re.findall(r"of round (\d+) and the steps of (\d+) rounds", said()[-1].detail)[-1]
     return int(state) + int(steps)
@@ -84,13 +81,13 @@ def arrived(folder: Path, peer: int) -> int:
 
 def arrived_at(folder: Path, peer: int) -> None:
     """Wait for a peer's word that it is in step, whatever made it so."""
-    _until(lambda: bool(notes(folder, "in step", peer)), f"peer {peer} is in step")
+    until(lambda: bool(notes(folder, "in step", peer)), f"peer {peer} is in step")
 
 
 def some_rounds(folder: Path, peer: int, more: int = 50) -> None:
     """Wait until a peer has taken part in so many more."""
     first = max(rounds(folder, peer))
-    _until(lambda: max(rounds(folder, peer)) >= first + more, f"{more} more rounds of peer {peer}")
+    until(lambda: max(rounds(folder, peer)) >= first + more, f"{more} more rounds of peer {peer}")
 
 
 def require_as_near(folder: Path, late: int, members: tuple[int, ...], since: int) -> None:
@@ -169,7 +166,7 @@ def test_one_whose_seat_is_anothers_comes_in_anew(place: Place) -> None:
     away = crew.pid(2)
     os.kill(away, signal.SIGSTOP)
     try:
-        _until(lambda: notes(place.run, "declared dead"), "declared dead")
+        until(lambda: notes(place.run, "declared dead"), "declared dead")
         joined = place.join(kept_token(place.run), LATE="yes")
         joined.says("heard 0b111")
     finally:
@@ -242,7 +239,7 @@ def test_the_only_one_that_was_ahead_is_killed(place: Place) -> None:
     finally:
         for pid in pids[:3]:
             os.kill(pid, signal.SIGCONT)
-    _until(lambda: bool(notes(place.run, "skipped")), "one that stood still has heard of the fourth")
+    until(lambda: bool(notes(place.run, "skipped")), "one that stood still has heard of the fourth")
     os.kill(pids[3], signal.SIGKILL)
     for peer in range(3):
         some_rounds(place.run, peer, COMPARED)

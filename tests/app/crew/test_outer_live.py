@@ -14,9 +14,7 @@ from ragtag.app.invitation.token import kept_token
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.protocols.rounds.allreduce import direct
-from tests.app.test_elastic import Place, place
-
-__all__ = ["place"]
+from tests.app.processes import Place
 
 SCRIPT = """
 import os, time

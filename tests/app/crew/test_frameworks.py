@@ -14,7 +14,7 @@ from ragtag.app.launch.events import Event, Printed
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[3] / "src"
 SAMPLES, EPOCHS = 320, 3
 BEGIN = f"""
 import os, torch, ragtag

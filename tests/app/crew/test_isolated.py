@@ -6,9 +6,7 @@ import pytest
 
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
-from tests.app.test_elastic import Place, _until, notes, place
-
-__all__ = ["place"]
+from tests.app.processes import Place, notes, until
 
 
 @pytest.mark.slow
@@ -17,7 +15,7 @@ def test_all_lines_are_cut_for_a_while_and_for_good(place: Place) -> None:
     crew = place.command("crew", "run", "-n", "3", "-o", str(place.run), "--faults", cut, "train.py")
     crew.says("heard 0b111")
     for peer in range(3):
-        _until(lambda peer=peer: len(notes(place.run, "alone", peer)) == 2, f"peer {peer} is alone again")
+        until(lambda peer=peer: len(notes(place.run, "alone", peer)) == 2, f"peer {peer} is alone again")
     place.end()
     assert crew.code() == 0, crew.text
     records = list(read_run(place.run).records())

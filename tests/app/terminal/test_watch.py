@@ -12,7 +12,7 @@ from ragtag.app.terminal.dashboard import UNWRITTEN_LOOKS, watch
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
 from ragtag.core import trace
 from tests.app.synthetic import Story, write_run
-from tests.app.watching import fed, in_time, states
+from tests.app.terminal.watching import fed, in_time, states
 
 
 class Writing:

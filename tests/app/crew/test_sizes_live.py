@@ -15,7 +15,7 @@ from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[3] / "src"
 PATIENCE_S = 110.0
 SAMPLES, BATCH, EPOCHS = 640, 32, 3
 

@@ -20,7 +20,10 @@ _ADVICE = {
 
 
 def advice(error: OSError, what: str) -> str:
-    """What is wrong and what to do about it. what: what was to be written, as "the run's folder"."""
+    """What is wrong and what to do about it.
+
+    what: what was to be written, as "the run's folder".
+    """
     known = _ADVICE.get(error.errno or 0)
     return (error.strerror or str(error)) if known is None else known.format(what=what)
 
@@ -36,8 +39,10 @@ def explain(error: OSError) -> str:
 class Spare:
     """Writes that training does not depend on: one that fails costs a warning, and is tried again later.
 
-    what: is written, as "the invitation to this crew". tell: is given one line when writing begins to fail,
-    and one when it works again. retry_s: between two attempts while it fails. clock: for tests.
+    what: is written, as "the invitation to this crew".
+    tell: is given one line when writing begins to fail, and one when it works again.
+    retry_s: between two attempts while it fails.
+    clock: for tests.
     """
 
     def __init__(

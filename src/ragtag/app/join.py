@@ -1,4 +1,4 @@
-"""``ragtag.join``: into the crew that this process was started for, whoever started it."""
+"""``ragtag.join``: into the crew that this process was started for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def join(*, deadline_s: float = 120.0) -> Crew:
     was invited enters the crew of its invitation again. Alone a process may have any number of crews.
 
     deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
-    machine). Who is not there by then is left out until it is heard.
+    machine). A peer that is not there by then is left out until it is heard.
 
     Raises:
         JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or

@@ -15,7 +15,10 @@ from ragtag.core.faultspec import parse_faults
 
 
 def counted(n: int, one: str, many: str = "") -> str:
-    """A number with its noun: ``1 peer``, ``2 peers``. many: where it is not ``one`` with an s."""
+    """A number with its noun: ``1 peer``, ``2 peers``.
+
+    many: the plural, where it is not ``one`` with an s.
+    """
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
@@ -131,7 +134,7 @@ WORDS = {
 }
 """What is said of the peer that a note is about."""
 UNTOLD = frozenset({"refuted"})
-"""Of use to whoever looks into the protocol only: a peer that is doubted says that it is there."""
+"""Notes of use only where the protocol is looked into: a doubted peer says that it is there."""
 
 
 def in_words(what: str, detail: str = "", between: str = ": ") -> str:
@@ -151,8 +154,10 @@ GROUPS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """What a peer ended with. digest: of its averaged state ("": not known); round: the last one that it
-    averaged (-1: none).
+    """What a peer ended with.
+
+    digest: of its averaged state ("": not known).
+    round: the last one that it averaged (-1: none).
     """
 
     digest: str

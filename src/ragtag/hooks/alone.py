@@ -1,4 +1,4 @@
-"""DDP without a process group that others could make it wait for."""
+"""DDP with a process group of one, so that no other process can make it wait."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def ddp(model: torch.nn.Module, crew: CrewLike | CrewState, **options: Any) -> D
     shapes, broadcasting weights, buffers and rebuilt buckets) stays here. ``torch.distributed`` need not be
     initialised. Weights are those of the lowest peer; buffers are averaged with the models.
 
-    crew: or a ``CrewState``, for its options. options: DDP's own, but for ``process_group``, ``init_sync``,
-    ``broadcast_buffers`` and ``forward_sync_buffers``, which are set here.
+    model: the module to wrap.
+    crew: of ``ragtag.join()``, or a ``CrewState`` for its options.
+    options: DDP's own, but for ``process_group``, ``init_sync``, ``broadcast_buffers`` and
+        ``forward_sync_buffers``, which are set here.
 
     Raises ValueError for these; what ``CrewState`` raises.
     """

@@ -21,8 +21,8 @@ def rounds(solitude: Solitude, *outcomes: object, live: tuple[int, ...] = (ME,))
 def test_it_is_said_once_and_when_it_is_over() -> None:
     solitude = Solitude()
     assert rounds(solitude, WITH, *[WITHOUT] * 9, WITH, WITH) == [
-        "alone: since 11.0 s: no peer is heard, of 0, 2 that were there",
-        "no longer alone: after 9 rounds and 9.0 s: peers 0, 2 are heard",
+        "alone: since 11.0 s: peers 0 and 2 are not heard",
+        "no longer alone: after 9 rounds and 9.0 s: peers 0 and 2 are heard",
     ]
     assert solitude.rounds == 9 and not solitude.said
     assert len(rounds(solitude, *[WITHOUT] * 9)) == 1, "and again the next time"
@@ -73,3 +73,13 @@ def test_who_owns_all_of_a_central_state_hears_nobody_and_is_not_alone() -> None
     own = replace(outcome([{1}], (), [True]), stale=(0,))
     assert rounds(solitude, *[own] * 9, live=(0, ME)) == []
     assert len(rounds(solitude, *[own] * 9, live=(ME,))) == 1
+
+
+def test_of_many_peers_that_are_not_heard_it_says_how_many() -> None:
+    for live, named in (
+        ((0, ME), "peer 0 is"),
+        (tuple(range(9)), "peers 0 and 2 to 8 are"),
+        (tuple(range(10)), "9 peers are"),
+    ):
+        said = rounds(Solitude(), *[WITHOUT] * ALONE_AFTER, live=live)
+        assert [text.split(": ")[-1] for text in said] == [f"{named} not heard"]

@@ -53,7 +53,7 @@ def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
         except KeyboardInterrupt:
             fail("interrupted", 130)
         except BrokenPipeError:
-            sys.stdout = None  # who read us has gone; nothing more to flush
+            sys.stdout = None  # the reader has gone; there is nothing more to flush
             raise typer.Exit(1) from None
         except Exception as error:
             if settings["debug"]:

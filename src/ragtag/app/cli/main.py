@@ -186,7 +186,7 @@ def report(
     open_: options.Open = False,
     as_json: options.Json = False,
 ) -> None:
-    """Make one self-contained page of a run: accuracy, arrival, round times, faults, who was missed when."""
+    """Make one self-contained page of a run: accuracy, arrival, round times, faults, missed peers."""
     from ragtag.app.report import build_report, report_json
 
     if as_json:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 SEATS_MAX, DIRECT_MAX = 1024, 64
-"""As ``core.types`` has them, which imports numpy: help should come at once."""
+"""Those of ``core.types``. That module imports numpy, and help should come at once."""
 
 
 class OnError(StrEnum):

@@ -140,8 +140,8 @@ def invite(
     """Print a token: all that another machine needs to join a crew.
 
     With RUN, the crew of that run, which must be running. Without, a new crew:
-    the first peer to join, on this machine, begins it. Whoever has the token can
-    get in: it is as secret as the crew should be.
+    the first peer to join, on this machine, begins it. Anybody that has the token
+    can get in: it is as secret as the crew should be.
     """
     from ragtag.app.crew.membership import NotLetIn
     from ragtag.app.invitation.invite import RunOver, invitation_to, new_invitation, shown
@@ -177,7 +177,11 @@ def _launch(
     min_peers: int = 1,
     restarts: int | None = None,
 ) -> None:
-    """What ``run`` and ``join`` share. placement: on Ray. restarts: on this machine."""
+    """What ``run`` and ``join`` share.
+
+    placement: on Ray.
+    restarts: on this machine.
+    """
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
     from ragtag.app.terminal.console import SparedConsole
@@ -210,7 +214,7 @@ def _launch(
             on_event=view.show,
             min_peers=min_peers,
         )
-    alike = models(folder) if result.finished else ""  # who was ended early never agreed on one
+    alike = models(folder) if result.finished else ""  # a peer that was ended early never agreed on one
     if as_json:
         print_json(result_json(result) | {"models": alike or None})
     else:

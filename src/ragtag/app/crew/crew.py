@@ -142,9 +142,9 @@ class Crew:
         name: of what it averages, the same on all peers; several optimizers are else told apart by the order
             in which they are made ("model", "model 2", ...).
         average: "models" after local steps, or "gradients" before them.
-        every: average after so many local steps. schedule: or when one of ``ragtag.schedules`` says so; or a
-            name: "partial", "matched", "ssp=4", "dropcompute=8", "backup", "softsync", "asynchronous",
-            "grouping".
+        every: average after so many local steps.
+        schedule: or when one of ``ragtag.schedules`` says so; or a name: "partial", "matched", "ssp=4",
+            "dropcompute=8", "backup", "softsync", "asynchronous", "grouping".
         weight: how much this peer counts: a number, a function, or "samples" since the last average.
         buffers: average the model's floating-point buffers, too.
         codec: how values travel: "fp32" (the default), "bf16" (half the bytes) or "int8" (a quarter).
@@ -209,9 +209,12 @@ class Crew:
     ) -> NamedTensors:
         """Tensors of a part of training's own, which it averages, or computes at one owner for all.
 
-        name: of all of them together, the same on all peers. averaged, computed: names to shapes (or example
-        tensors). averager: ``ragtag.RPS()`` (the default) or another that averages at once. codec: how they
-        travel. Snapshots and checkpoints have the newest values. More: ``ragtag.training.named``.
+        name: of all of them together, the same on all peers.
+        averaged, computed: names to shapes (or example tensors).
+        averager: ``ragtag.RPS()`` (the default) or another that averages at once.
+        codec: how they travel.
+
+        Snapshots and checkpoints have the newest values. More: ``ragtag.training.named``.
 
         Raises SchemaMismatch where another peer has other names or shapes; ValueError, saying what to write,
         for what cannot be.
@@ -239,16 +242,18 @@ class Crew:
     def keep(self, **objects: Stateful) -> None:
         """More that belongs to the training than model and optimizer: schedulers, a GradScaler, a sampler.
 
-        They go into checkpoints and to peers that come late; a peer that did, or that resumed, loads what was
-        found of them here. Each has state_dict and load_state_dict.
+        They go into checkpoints and to peers that come late. A peer that came late, or that resumed, loads
+        here what was found of them. Each has state_dict and load_state_dict.
         """
         self._peer.keeper.keep(**objects)
 
     def save(self, folder: str | Path, keep: int = 3) -> Path:
         """Write a checkpoint of this peer: model, optimizer, what was given to ``keep``; returns its path.
 
-        keep: how many of its own stay. It is on the disk, whole, when this returns. Any number of peers may
-        save into one folder. Raises OSError where it could not be written; earlier ones are as they were.
+        keep: how many of its own stay.
+
+        It is on the disk, whole, when this returns. Any number of peers may save into one folder. Raises
+        OSError where it could not be written; earlier ones are as they were.
         """
         return self._peer.keeper.save(Path(folder), keep)
 
@@ -270,11 +275,12 @@ class Crew:
         """Yield the epochs of the crew, 0 to n - 1, until it has done them.
 
         A peer that comes late begins with the epoch that the crew is in, one that was away goes on with it,
-        and a crew that resumes begins with its checkpoint's. It ends for all peers when one has done the last
-        epoch. Going through ``crew.split(loader)`` once in each is what an epoch consists of; with no split,
-        or with shards, the peer that is ahead counts for all. Make the optimizers before: a newcomer that
-        averages gradients gets into step here. In a crew of more than 64, every 64 peers count
-        their own. Raises ValueError: n is no number of epochs; HasLeft: this peer has left.
+        and a crew that resumes begins with its checkpoint's. All peers end when one has done the last epoch.
+        In each epoch go through ``crew.split(loader)`` once. With no split, or with shards, the peer that is
+        ahead counts for all. Make the optimizers before: a newcomer that averages gradients gets into step
+        here. In a crew of more than 64, every 64 peers count their own.
+
+        Raises ValueError: n is no number of epochs; HasLeft: this peer has left.
         """
         self._peer.require_in("counting epochs")
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
@@ -306,10 +312,16 @@ class Crew:
 
         Peers make their splits in the same order. What an epoch came to is logged and traced. In a crew that
         began with more than 64 peers, every 64 of them have a pool of their own, with their part of the data.
-        A crew's lowest peer warns once what the batches come to together (``training.together``).
-        sizes: ``ragtag.BatchSizes()``: each peer's batches follow its speed, as its optimizer measures it.
+        A crew's lowest peer warns once what the batches come to together (``training.samples.together``).
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
-        over epochs goes through a new epoch each time. ValueError: it is then given other options.
+        over epochs goes through a new epoch each time.
+
+        shards: the indices of each peer, where the samples are not one pool (``ragtag.skewed_shards``).
+        seed: of the order; by default the crew's.
+        sizes: ``ragtag.BatchSizes()``: each peer's batches follow its speed, as its optimizer measures it.
+
+        Raises ValueError where the loader is split already with other options, or cannot be split; TypeError
+        for what is no DataLoader.
         """
         self._peer.require_in("crew.split(...)")
         return self._peer.data.split(loader, shards, seed, sizes)
@@ -352,11 +364,11 @@ class Crew:
     def leave(self, deadline_s: float = LEAVE_S, *, finish: bool = True) -> None:
         """Finish (see ``finish``), send what is still queued, tell the others, and end.
 
-        deadline_s: for what is queued. finish: False: end with the model as it is, and wait for nobody.
-        Calling it twice does no harm.
+        deadline_s: for what is queued.
+        finish: False: end with the model as it is, and wait for nobody.
 
-        From then on this crew's optimizers and splits raise ``ragtag.HasLeft``; models, ``optimizer.inner``
-        and ``save`` work as before.
+        Calling it twice does no harm. From then on this crew's optimizers and splits raise
+        ``ragtag.HasLeft``; models, ``optimizer.inner`` and ``save`` work as before.
         """
         try:
             if finish and not self._peer.left:

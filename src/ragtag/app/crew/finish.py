@@ -109,8 +109,8 @@ def finish(
 ) -> Finished:
     """One last agreed mean, and the same model on all peers that come to their end.
 
-    deadline_s: how long peers that pause are waited for. trained_s: how long this peer has trained; those
-    that still train are waited for by ``SHARE`` of it.
+    deadline_s: how long peers that pause are waited for.
+    trained_s: how long this peer has trained; those that still train are waited for by ``SHARE`` of it.
 
     Raises ragtag.NotFinite where a value to be averaged is none.
     """
@@ -152,7 +152,7 @@ def finish(
 
 
 def _gathered(transport: Transport, ours: Sequence[Averaged], deadline_s: float, training_s: float) -> _Told:
-    """Say that this peer has come to its end, and wait for the others; what they tell of themselves."""
+    """Say that this peer has come to its end, and wait for the others. Returns what each tells of itself."""
     mine = {what.name: what.stand() for what in ours}
     number = transport.post(_TOPIC, msgspec.msgpack.encode(mine))
     channels = [channel_of(what.name) for what in ours]
@@ -162,7 +162,7 @@ def _gathered(transport: Transport, ours: Sequence[Averaged], deadline_s: float,
         notices, now_s = transport.notices(_TOPIC), time.monotonic()
         there = notices.peers - transport.absent(_TOPIC)
         missing = there - notices.posts.keys()
-        # who leaves before the others know that it came to its end is taken for one that never did
+        # a peer that leaves before the others know that it came to its end is taken for one that never did
         if not missing and all(notices.reached.get(peer, 0) >= number for peer in there):
             break
         if missing and busy_s is None and _newest(transport, channels) > newest:
@@ -204,7 +204,7 @@ def _make_alike(
     source: Callable[[Stands], PeerId],
     deadline_s: float,
 ) -> _Told:
-    """Where values differ all take those of one peer; what peers told of theirs at last."""
+    """Where values differ all take those of one peer. Returns what peers told of theirs at last."""
     for attempt in range(TRIES):
         differing = [what for what in averaged if not alike(_of(told, what.name))]
         if not differing or not _can_mix(transport, told):

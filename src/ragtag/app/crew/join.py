@@ -122,7 +122,10 @@ def _begin_folder(place: Place, peer: Peer) -> None:
 
 
 def join_as(place: Place | None, deadline_s: float, lost: frozenset[PeerId] = frozenset()) -> Crew:
-    """``ragtag.join``, in this place (``None``: alone). lost: died in an earlier crew, and not waited for."""
+    """``ragtag.join``, in this place (``None``: alone).
+
+    lost: the peers that died in an earlier crew, and are not waited for.
+    """
     if place is None:
         return Crew(Peer(Place(0, 1, "alone"), SoloTransport(0), None, None, time.monotonic()))
     # By the wall clock, which all machines share and somebody may set, once; never again
@@ -182,14 +185,14 @@ def _join(
         joining = Joining(place.crew, __version__, deadline_s)
         sits = joining.step(time.monotonic(), Sits(place.rank, place.size, place.seed))
         started = _start(way, joining, sits, node, endpoint, dict(enumerate(known.addresses)), entrance)
-        assert started is not None  # whom a launcher has seated looks for no other seat
+        assert started is not None  # a peer that a launcher has seated looks for no other seat
         crew = _crew(way, started[0], entrance, started[1])
         undo.pop_all()
     return crew
 
 
 def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew:
-    """Join by an invitation: membership first, which tells who else is there and which number is free."""
+    """Join by an invitation: membership first, which tells the other peers and which number is free."""
     way = _Way(place, None, origin_s, deadline_s, place.rank)
     try:
         token = resolved(decode(text, time.time()))
@@ -244,7 +247,7 @@ def _through(
 
 
 def _again(way: _Way) -> Again:
-    """How a peer that was taken for dead, and whose seat is another's now, comes in anew."""
+    """How a peer comes in anew that was taken for dead, and whose seat another one has now."""
 
     def enter(driver: Driver) -> Rejoined:
         place = way.place
@@ -262,7 +265,10 @@ def _again(way: _Way) -> Again:
 
 @dataclass(slots=True)
 class _Way:
-    """How a peer joins. number: what its launcher calls it (``None``: by its rank)."""
+    """How a peer joins.
+
+    number: what its launcher calls it (``None``: by its rank).
+    """
 
     place: Place
     writer: TraceWriter | None
@@ -325,7 +331,7 @@ def _start(
         on_note=lambda now_s, note: way.note(note),
         agent=None if entrance is None else entrance.agent,
         epoch=None if entrance is None else entrance.card.epoch,
-        # in a smaller crew all meet all, and rounds find out who is silent
+        # in a smaller crew all meet all, and rounds find out which peers are silent
         expected_until_s=way.deadline_s if node.n > PEERS_MAX else math.inf,
     )
     driver.start()
@@ -341,7 +347,7 @@ def _start(
 
 
 def _greet(joining: Joining, greets: list[JoiningEffect], driver: Driver, phases: Phases) -> int | None:
-    """Carry out a greeting; how many were met, ``None``: another peer has this one's seat, so enter anew.
+    """Carry out a greeting; how many were met. ``None``: another peer has this one's seat, so enter anew.
 
     Raises:
         JoinError: this peer is not to go on with those that were met, or nobody was.

@@ -14,6 +14,7 @@ import numpy as np
 
 from ragtag.app.environment import Place
 from ragtag.app.tracefile import TraceWriter
+from ragtag.app.words import these_peers
 from ragtag.core import trace
 from ragtag.core.arrival import arrived, others_in
 from ragtag.core.types import Noted, Outcome, PeerId
@@ -28,6 +29,8 @@ PACE_EVERY_S = 0.5
 ALONE_AFTER = 3
 """Rounds without others in a row after which a peer calls itself alone. One or two are a peer that was early
 or late, or a group that did not come together."""
+NAMED_MAX = 8
+"""Of more peers than this, a warning says how many they are."""
 
 
 class Logbook:
@@ -272,7 +275,10 @@ class Logbook:
         )
 
     def record_leave(self, failed: bool, stands: Sequence[Stand]) -> None:
-        """The last record. stands: where this peer stands with all that it averages."""
+        """The last record.
+
+        stands: where this peer stands with all that it averages.
+        """
         alone = self._solitude.rounds
         if self._solitude.said or alone >= ALONE_AFTER:
             now = ", and ends alone" if self._solitude.said else ""
@@ -316,10 +322,11 @@ class Solitude:
     though some have said no good-bye.
 
     rounds: so many rounds had nobody else's values while there were others.
-    in_a_row: so many of these were the last ones; since_s: when they began.
+    in_a_row: so many of these were the last ones.
+    since_s: when they began.
 
     A peer that is cut off cannot tell whether the others have died. So one that was there counts until it
-    has said good-bye; who was declared dead has not.
+    has said good-bye; one that was declared dead has not.
     """
 
     def __init__(self) -> None:
@@ -355,7 +362,10 @@ class Solitude:
             self._gone.add(note.peer)
 
     def round(self, now_s: float, me: PeerId, live: Collection[PeerId], outcome: Outcome) -> Noted | None:
-        """A round is over. live: the peers believed to take part. Returns what is to be said, if anything."""
+        """A round is over. Returns what is to be said, if anything.
+
+        live: the peers believed to take part.
+        """
         came = others_in(outcome, me)
         self._seen |= came | (set(live) - {me})
         # at a central state a peer may own all blocks, and hear nothing that its average shows
@@ -365,7 +375,7 @@ class Solitude:
             if not was_said:
                 return None
             how = f"after {rounds} rounds and {now_s - self.since_s:.1f} s"
-            who = f"peers {_list(came)} are heard" if came else "the others have left"
+            who = f"{_named(came)} {_is(came)} heard" if came else "the others have left"
             return Noted("no longer alone", me, f"{how}: {who}")
         if not self.in_a_row:
             self.since_s = now_s - outcome.total_s
@@ -373,10 +383,13 @@ class Solitude:
         self.in_a_row += 1
         if self.in_a_row != ALONE_AFTER:
             return None
-        lost = f"no peer is heard, of {_list(self.others)} that were there"
+        lost = f"{_named(self.others)} {_is(self.others)} not heard"
         return Noted("alone", me, f"since {self.since_s:.1f} s: {lost}")
 
 
-def _list(peers: Collection[PeerId]) -> str:
-    first = ", ".join(map(str, sorted(peers)[:8]))
-    return first + (", ..." if len(peers) > 8 else "")
+def _named(peers: Collection[PeerId]) -> str:
+    return these_peers(peers) if len(peers) <= NAMED_MAX else f"{len(peers):,} peers"
+
+
+def _is(peers: Collection[PeerId]) -> str:
+    return "is" if len(peers) == 1 else "are"

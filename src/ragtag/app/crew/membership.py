@@ -42,7 +42,7 @@ from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, encode_car
 from ragtag.protocols.membership.types import Changed, Identity, Status
 
 FOREVER_S = 1e9
-"""A launched peer knocks at its crew's addresses, in a large crew at some, for as long as it lives."""
+"""For as long as it lives a launched peer knocks at its crew's addresses, in a large crew at some of them."""
 
 
 class JoinError(Error, RuntimeError):
@@ -57,9 +57,10 @@ class NotLetIn(JoinError):
 class Entrance:
     """A peer that is in the membership, with its seat.
 
-    card: what it tells of itself. late: whether others average already, so that it takes part only once it
-    has what they have. known: the others' data addresses, by seat. n: how many seats the crew has, as far as
-    this peer knows.
+    card: what it tells of itself.
+    late: whether others averaged before it came, so that it takes part only once it has what they have.
+    known: the others' data addresses, by seat.
+    n: how many seats the crew has, as far as this peer knows.
     """
 
     agent: Agent
@@ -169,16 +170,18 @@ def _carried(effects: Iterable[JoiningEffect], phases: Phases) -> list[JoiningEf
 
 
 def asked(token: Token) -> str:
-    """Whom a token names, as text."""
+    """The addresses that a token names, as text."""
     return ", ".join(map(format_address, token.addresses[:4]))
 
 
 Ways = tuple[socket.socket, Address, list[Address]]
-"""A socket for membership, the address that others reach it at, and whom a newcomer asks."""
+"""A socket for membership, the address that others reach it at, and those that a newcomer asks."""
 
 
 def member_socket(token: Token, fd: int | None = None) -> Ways:
-    """What a newcomer enters through. fd: a socket that its launcher has bound for it.
+    """What a newcomer enters through.
+
+    fd: a socket that its launcher has bound for it.
 
     The address of a token that begins a crew is taken where it is this machine's and free: the first one to
     join listens where the others ask.

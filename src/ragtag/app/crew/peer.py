@@ -189,8 +189,8 @@ class Peer:
     def begin(self, averaged: AveragedModel, initial: str) -> None:
         """What is averaged is agreed on. A peer that comes late takes the crew's state over first.
 
-        Where gradients are averaged it does so in its first average, and not here: whatever its script still
-        has to do before it begins, all rounds from then on are to find it in step.
+        Where gradients are averaged it does so in its first average, and not here: all rounds from then on
+        are to find it in step, whatever its script still has to do before.
 
         initial: the digest of the weights that it was made with. Where peers began with different ones all
         take the lowest peer's, as DistributedDataParallel does.
@@ -215,7 +215,7 @@ class Peer:
             self._comes_since_s = time.monotonic() if first else None
 
     def enter(self, channel: int) -> bool:
-        """Take part on a channel that is configured; whether the crew has averaged on it before this peer."""
+        """Take part on a configured channel; whether the crew averaged on it before this peer came."""
         transport = self.transport
         self._entered.append(channel)
         if not isinstance(transport, DriverTransport) or not transport.late:
@@ -244,7 +244,7 @@ class Peer:
             self._join_anew(self.driver, self.driver.lost_seat)
 
     def took_part(self) -> None:
-        """This peer has shared something with its crew, if it is alone with itself: the launcher is told."""
+        """This peer has averaged or published something: its launcher is told, once."""
         if not self._has_averaged:
             self._has_averaged = True
             self._announcer.tell(Reached.AVERAGED)
@@ -278,8 +278,9 @@ class Peer:
     def _catch_up(self, new: bool, state_round: int) -> Outcome | None:
         """Get into step with a crew that averages gradients (see ``training.replay``).
 
-        new: this peer does not take part yet. state_round: the last one after which it was in step. Returns
-        the last round that was followed.
+        new: this peer does not take part yet.
+        state_round: the last one after which it was in step.
+        Returns the last round that was followed.
         """
         transport, driver, key = self.transport, self.driver, self.place.key
         assert isinstance(transport, DriverTransport) and driver is not None and key is not None
@@ -299,7 +300,7 @@ class Peer:
         return came.outcome
 
     def _look_back(self, outcome: Outcome) -> None:
-        """After a round: give the state to whom waits for it; take it anew after having been away for long.
+        """After a round: give the state to a peer that waits for it; take it anew after a long absence.
 
         While the state is fetched the crew goes on, so that the next gap is this peer's own doing. That may
         take no longer than it was away. Where gradients are averaged it is fetched in the next average; where
@@ -429,7 +430,10 @@ class Peer:
             _log.info("%s", found)
 
     def leave(self, deadline_s: float, failed: bool) -> None:
-        """Send what is still queued, tell the others, and end, once. failed: an error ends this peer."""
+        """Send what is still queued, tell the others, and end, once.
+
+        failed: an error ends this peer.
+        """
         if self.left:
             return
         self.left = True

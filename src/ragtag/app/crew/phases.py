@@ -16,9 +16,9 @@ _log = logging.getLogger("ragtag")
 
 
 class Phases:
-    """Told when a phase is over, it tells whoever writes: when (``time.monotonic``), which, how long it took.
+    """Keeps what it is told of phases (``joining.PHASES``) until there is a trace to write it to.
 
-    Which there are: ``joining.PHASES``.
+    Of each: when it ended (``time.monotonic``), its name, and how long it took.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ DONORS_MAX = 4
 _GROWTH = 8  # a state is taken for damaged where it is so many times longer than this peer's own
 _SLACK_BYTES = 1 << 20
 OPTIMIZER = "ragtag.optimizer"
-"""What further optimizers' names begin with, among the extra parts of snapshots."""
+"""Names of further optimizers begin with this, among the extra parts of snapshots."""
 _FOLDERS_MAX = 64  # folders that are known to have checkpoints of this run
 
 _log = logging.getLogger("ragtag")
@@ -164,7 +164,7 @@ class StateKeeper:
         shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
 
     def offer_now(self) -> None:
-        """Between rounds: leave a snapshot for whoever waits for one."""
+        """Between rounds: leave a snapshot where a newcomer waits for one."""
         if self._shelf is not None:
             self.offer(self._shelf.round + 1)
 
@@ -197,7 +197,9 @@ class StateKeeper:
     ) -> Callable[[float], CrewsState | None]:
         """What gets the crew's state within so many seconds, in any thread, and changes nothing here.
 
-        It returns ``None`` where nobody could give it; a note and a warning say why. seats: who is there.
+        It returns ``None`` where nobody could give it; a note and a warning say why.
+
+        seats: the members that are there.
 
         Raises:
             RuntimeError: there is no optimizer yet.
@@ -268,7 +270,7 @@ class StateKeeper:
             self._tell(Noted(f"donor {what}", self.me, f"{donor}: {detail}"))
 
     def _load(self, averaged: AveragedModel, snapshot: Snapshot, resumed: bool = False) -> None:
-        """What is kept under a name already is loaded with the rest; what is not yet waits for ``keep``."""
+        """Load what is kept under a name already with the rest; the remaining parts wait for ``keep``."""
         parts = self._extra(own=False)
         known = {name: part for name, part in parts.items() if name in snapshot.extra and name != DATA}
         mine = {name: snapshot.extra[name] for name in known}
@@ -386,9 +388,12 @@ def catch_up(
     """Get the crew's state and, following their rounds meanwhile, take the steps that others took after it.
 
     To be called by the trainer's thread where a round is due. It takes as long as ``transport.deadline_s`` at
-    most. seats: who may give the state. passed: told of each round that was followed but the last one. new:
-    this peer does not take part yet. state_round: the last round after which its state was the crew's
-    (``NO_STATE``: none).
+    most.
+
+    seats: the members that may give the state.
+    passed: told of each round that was followed but the last one.
+    new: this peer does not take part yet.
+    state_round: the last round after which its state was the crew's (``NO_STATE``: none).
 
     Raises:
         RuntimeError: there is no optimizer that follows.

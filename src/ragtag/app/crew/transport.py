@@ -231,9 +231,10 @@ class SoloTransport(Posting):
 class DriverTransport:
     """A crew over a driver.
 
-    deadline_s: how long peers wait for each other to configure a channel. on_ready: called with the
-    name of the method once the first channel is ready to be averaged on. entrance: where membership tells who
-    there is. phases: told how long what takes.
+    deadline_s: how long peers wait for each other to configure a channel.
+    on_ready: called with the name of the averager once the first channel is ready to be averaged on.
+    entrance: through which membership tells of the other peers (``None``: there is no membership).
+    phases: told how long each phase of the way in takes.
     """
 
     def __init__(
@@ -283,7 +284,8 @@ class DriverTransport:
     ) -> None:
         """Open a channel: compare schemas with all peers, then measure how long averaging takes.
 
-        In a crew of more than ``PEERS_MAX`` seats with a few peers (``protocols.district``), and in a group.
+        In a crew of more than ``PEERS_MAX`` seats it compares with a few peers (``protocols.crew.district``),
+        and measures in a group.
 
         Raises:
             SchemaMismatch: more peers agree on another schema than on this one, or as many.
@@ -314,7 +316,7 @@ class DriverTransport:
         opened = Channel(method, codec, chunks, probe_s=deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts)
         by = rps if self.n <= PEERS_MAX else method
         probe = Channel(by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
-        # both channels are open before the peers meet: whoever is done first sends at once
+        # both channels are open before the peers meet: the one that is done first sends at once
         self._driver.configure(channel, opened, hash32).result(deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
         self._agree(opening, channel)
@@ -406,8 +408,10 @@ class DriverTransport:
     ) -> dict[PeerId, bytes]:
         """Tell the others a blob and hear theirs, at most 1 MiB each: a meeting that all hold under one name.
 
-        It ends when all that are there have told theirs, or have left, or after ``deadline_s``. meanwhile:
-        called now and then until that. silent: peers that are silent in rounds are there, too.
+        It ends when all that are there have told theirs, or have left, or after ``deadline_s``.
+
+        meanwhile: called now and then until that.
+        silent: peers that are silent in rounds are there, too.
         """
         if self._driver.lost_seat:
             return {}
@@ -491,7 +495,7 @@ class DriverTransport:
         return self._driver.posts(topic)
 
     def notices(self, topic: int) -> Notices:
-        """The same with numbers, who has acknowledged what, and who answers nothing."""
+        """The same with numbers: what each peer has acknowledged, and which answer nothing."""
         return self._driver.notices(topic)
 
     def now_s(self) -> float:

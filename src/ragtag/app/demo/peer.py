@@ -29,8 +29,9 @@ EVALUATE_EVERY = 20
 class PeerResult(msgspec.Struct, frozen=True):
     """How a peer of the demo ended.
 
-    rounds: how many the crew had done; samples: that this peer trained on; trained_s: how long that took,
-    averaging included.
+    rounds: how many the crew had done.
+    samples: that this peer trained on.
+    trained_s: how long that took, averaging included.
     """
 
     peer: int

@@ -28,7 +28,7 @@ class DemoError(Error, RuntimeError):
 class DemoPlan:
     """What the demo does. The faults come at these parts of the time that the calm run took to train.
 
-    settle_s: so long after the freeze the death comes at the earliest.
+    settle_s: the death comes so long after the freeze at the earliest.
     """
 
     peers: int = 6

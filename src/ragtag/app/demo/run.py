@@ -44,7 +44,7 @@ class RoundTimes:
     """How long rounds took: whole, from the end of one average to the end of the next (local steps and
     averaging), and averaging alone.
 
-    A stopped process takes no rounds, so the one in which a peer itself was stopped is left out of its own.
+    A stopped process takes no rounds, so each peer's own times leave out the round in which it was stopped.
     """
 
     whole: Times
@@ -56,7 +56,8 @@ class RoundTimes:
 class DemoResult:
     """What the demo came to; accuracies in 0 to 1, on the test samples.
 
-    survivors, calm: mean over the peers' own models; survivors_mean, calm_mean: of the mean of their models.
+    survivors, calm: mean over the peers' own models.
+    survivors_mean, calm_mean: of the mean of their models.
     """
 
     survivors: float
@@ -126,7 +127,10 @@ TRAINING_MAX_S = 90.0
 def judge(
     plan: DemoPlan, folder: Path, main: DemoRun, calm: DemoRun, alone: DemoRun, all_data: DemoRun
 ) -> DemoResult:
-    """What the runs came to, and whether all that was promised holds. folder: of the whole demo."""
+    """What the runs came to, and whether all that was promised holds.
+
+    folder: of the whole demo.
+    """
     everybody = tuple(range(plan.peers))
     survivors, calm_own = main.accuracy(plan.survivors), calm.accuracy(everybody)
     survivors_mean = _of_mean(plan, main, plan.survivors)

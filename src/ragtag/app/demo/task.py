@@ -26,7 +26,8 @@ class DataMissing(Error, RuntimeError):
 class Digits:
     """1,797 handwritten digits of 8 x 8 pixels (Alpaydin, Kaynak 1998), 597 of them for testing.
 
-    images: float32 ``[samples, 1, 8, 8]`` in 0 to 1; labels: int64 ``[samples]``.
+    images: float32 ``[samples, 1, 8, 8]`` in 0 to 1.
+    labels: int64 ``[samples]``.
     """
 
     train_images: torch.Tensor

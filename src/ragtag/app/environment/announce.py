@@ -20,13 +20,14 @@ class Reached(IntEnum):
     READY = 2
     """What it averages is agreed on with the others."""
     AVERAGED = 3
-    """It has ended a round."""
+    """It has ended a round, or published a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a peer told its launcher. number: as the launcher counts its peers.
+    """What a peer told its launcher.
 
+    number: as the launcher counts its peers.
     detail: for ``JOINED`` the peer's number in the crew, for ``READY`` by what it averages ("": not told).
     """
 

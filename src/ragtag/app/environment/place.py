@@ -31,7 +31,8 @@ class PlaceError(Error, ValueError):
 class Rendezvous:
     """Where torchrun's key-value store is.
 
-    hosted: whether this process is to host it (torchrun's agent does not). prefix: of this crew's keys.
+    hosted: whether this process is to host it (torchrun's agent does not).
+    prefix: of this crew's keys.
     """
 
     host: str
@@ -44,17 +45,22 @@ class Rendezvous:
 class Place:
     """A process's place in a crew.
 
-    rank, size: this peer's number, and how many there are. crew: the crew's name, the same on all peers.
-    run_folder: where to write the trace; ``None``: nowhere. started_unix_s: when the run began, so that all
-    traces count from one moment; ``None``: count from when this peer joins.
+    rank, size: this peer's number, and how many there are.
+    crew: the crew's name, the same on all peers.
+    run_folder: where to write the trace; ``None``: nowhere.
+    started_unix_s: when the run began, so that all traces count from one moment; ``None``: count from when
+        this peer joins.
     peers: everyone's address by number; ``None``: not known yet (``exchange_addresses`` tells).
-    socket_fd: a bound UDP socket that this process inherited. ready_fd: a pipe on which the launcher waits
-    to hear how far this peer is (``Announcer``). rendezvous: torchrun's store.
+    socket_fd: a bound UDP socket that this process inherited.
+    ready_fd: a pipe on which the launcher waits to hear how far this peer is (``Announcer``).
+    rendezvous: torchrun's store.
     one_machine: whether all peers run on this machine.
-    key: the crew's, 32 bytes; ``None``: no membership, peers do not change. members: where everyone's
-    membership listens, by number. member_fd: a socket for it that this process inherited.
+    key: the crew's, 32 bytes; ``None``: no membership, peers do not change.
+    members: where everyone's membership listens, by number.
+    member_fd: a socket for it that this process inherited.
     token: an invitation to a crew that this process joins; ``rank`` is then its number on this machine, until
-    it has a seat. name: in the membership.
+        it has a seat.
+    name: in the membership.
     """
 
     rank: PeerId
@@ -79,7 +85,7 @@ class Place:
         """The same place in the ``number``-th crew that this run's processes form, one after another.
 
         Each crew has a name and a key of its own, which follow from the first one's: nothing that still comes
-        from an earlier crew counts in a later one. So has each a folder, ``RUN/crew-2``, for its trace. A
+        from an earlier crew counts in a later one. Each has a folder for its trace (``RUN/crew-2``). A
         process that was invited goes by its invitation each time, and is another member.
         """
         if number == 1:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def reachable_host(place: Place) -> str:
     """The host under which the other peers reach this process.
 
-    Its launcher's word, where it has one. Else loopback on one machine, of the family of torchrun's store;
-    else the address of the interface that leads to that store (a connected UDP socket knows it; nothing is
-    sent).
+    The one that its launcher says, where there is one. Else loopback on one machine, of the family of
+    torchrun's store; else the address of the interface that leads to that store (a connected UDP socket knows
+    it; nothing is sent).
     """
     if place.peers is not None:
         return place.peers[place.rank][0]
@@ -51,7 +51,8 @@ _stores: list[TorchStore] = []  # a hosted store lives as long as its process: o
 class Known:
     """What peers tell each other before they meet: where each takes data, by number.
 
-    members, key: where each one's membership listens, and the crew's key; ``None``: there is no membership.
+    members: where each one's membership listens (``None``: there is no membership).
+    key: the crew's (``None``: the same).
     """
 
     addresses: list[Address]
@@ -67,8 +68,10 @@ def exchange_addresses(
     Without a rendezvous the addresses are known (``place.peers``) or there is only this peer. All that is
     returned is numeric: no thread that must not wait looks up a name.
 
-    ``deadline_s``: seconds from now. Whoever can read torchrun's store, which asks nobody who he is, can read
-    the crew's key that rank 0 leaves there.
+    deadline_s: seconds from now.
+
+    Rank 0 leaves the crew's key in torchrun's store. The store does not authenticate its clients, so anybody
+    that reaches it can read the key.
 
     Raises:
         TimeoutError: naming the peers that did not tell theirs in time, or the store that did not answer.

@@ -17,9 +17,13 @@ from ragtag.core.types import Outcome, PeerId
 class RoundFigures:
     """One round over the peers that did it.
 
-    peers: how many did. arrived: see ``core.arrival``; contributors: mean number of peers in a chunk.
-    total_s: median time; slowest_s: the longest. disagreement: variance of a value over the peers, mean over
-    values, in units of a step's variance. ended_s: when the last one was done.
+    peers: how many did.
+    arrived: see ``core.arrival``.
+    contributors: mean number of peers in a chunk.
+    total_s: median time.
+    slowest_s: the longest.
+    disagreement: variance of a value over the peers, mean over values, in units of a step's variance.
+    ended_s: when the last one was done.
     """
 
     round: int
@@ -44,12 +48,15 @@ class Staleness(NamedTuple):
 class ExperimentResult:
     """What a simulated run came to. Times in ``rounds`` are virtual; ``wall_s`` is real.
 
-    disagreement: mean over the second half of the rounds. round_s: median, 95th percentile and longest over
-    peers and rounds. digest: equal for two runs of one setup. healed_round: with ``check``, the round in
-    which all live peers heard all others after the network was healed; in groups, by which the values of all
-    had come to all. alone: in groups, the share of peers' rounds in which they met nobody. At a central
-    state: staleness of updates (``None``: there were none); turns of each peer, by number (``None``: it is no
-    central state); groups, the last that an owner has told of.
+    disagreement: mean over the second half of the rounds.
+    round_s: median, 95th percentile and longest over peers and rounds.
+    digest: equal for two runs of one setup.
+    healed_round: with ``check``, the round in which all live peers heard all others after the network was
+        healed; in groups, by which the values of all had come to all.
+    alone: in groups, the share of peers' rounds in which they met nobody.
+    staleness: at a central state, of updates (``None``: there were none).
+    turns: at a central state, of each peer, by number (``None``: it is no central state).
+    groups: at a central state, the last that an owner has told of.
     """
 
     setup: ExperimentSetup

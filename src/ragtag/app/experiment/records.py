@@ -47,7 +47,10 @@ class Records:
     def round(
         self, peer: PeerId, now_s: float, outcome: Outcome, arrived: float, contributors: float, of: Traffic
     ) -> None:
-        """A peer has done a round. of: its traffic since the start."""
+        """A peer has done a round.
+
+        of: its traffic since the start.
+        """
         self._write(
             trace.Round(
                 t=now_s,
@@ -73,7 +76,10 @@ class Records:
     def leave(
         self, end_s: float, live: Sequence[PeerId], steps: Sequence[int], of: Sequence[Traffic]
     ) -> None:
-        """The run is over at ``end_s``. steps, of: each peer's local steps and traffic, by number."""
+        """The run is over at ``end_s``.
+
+        steps, of: each peer's local steps and traffic, by number.
+        """
         self._faults(end_s)
         for peer in live:
             self._write(

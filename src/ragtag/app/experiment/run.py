@@ -28,7 +28,7 @@ from ragtag.simulation.trials.rounds import DECLARED
 from ragtag.simulation.worlds.rounds import World
 
 BEHIND_MAX = 16
-"""Rounds that are kept open for peers that are behind; who comes later is left out of a round's figures."""
+"""Rounds that are kept open for peers that are behind; a later one is left out of a round's figures."""
 
 _CHANNEL = 0
 
@@ -41,8 +41,8 @@ def simulate(
 ) -> ExperimentResult:
     """Run a setup in virtual time; write its trace to ``run_folder``, where one is given.
 
-    on_round: told of each round once all peers that will do it have. command: what runs this again, for the
-    trace and for errors.
+    on_round: told of each round once all peers that will do it have.
+    command: what runs this again, for the trace and for errors.
 
     Raises:
         ExperimentError: the folder holds a trace already.
@@ -96,7 +96,7 @@ class _Experiment:
             else:
                 self._compute(peer, 0.0, zeros)
             for crash in setup.faults.crashes if setup.in_groups else ():
-                if crash.peer != peer:  # groups go by who is a member: others learn of a death by and by
+                if crash.peer != peer:  # groups are of members: others learn of a death by and by
                     world.at(crash.at_s + DECLARED * max(setup.compute_s, FLOOR_S), peer, Left(crash.peer))
         world.run()
         self._close(setup.rounds)
@@ -104,7 +104,9 @@ class _Experiment:
         traffic = [world.traffic(peer) for peer in range(setup.peers)]
         self._records.leave(result.virtual_s, result.live, self._steps, traffic)
         if setup.check and result.live:
-            grouped = setup.in_groups  # who is in step with all others computes meanwhile, as in the run
+            grouped = (
+                setup.in_groups
+            )  # a peer that is in step with all others computes meanwhile, as in the run
             pause_s = setup.compute_s if grouped else 0.0
             healed = demand_progress(
                 world, lambda peer, _: self._ask(peer, zeros), pause_s=pause_s, in_groups=grouped

@@ -53,16 +53,20 @@ class ExperimentError(Error, ValueError):
 class ExperimentSetup:
     """A simulated run.
 
-    values: length of each peer's vector. rounds: until round number ``rounds`` is done. compute_s: a local
-    step's mean time; compute_sigma: of its logarithm, drawn per peer and step. check: hold the simulator's
-    invariants meanwhile, and at the end heal the network and demand that all hear all again; in groups, that
-    the values of all come to all. A central state has no such end, and is not checked.
-
+    values: length of each peer's vector.
+    rounds: until round number ``rounds`` is done.
+    compute_s: a local step's mean time.
+    compute_sigma: of its logarithm, drawn per peer and step.
+    check: hold the simulator's invariants meanwhile, and at the end heal the network and demand that all hear
+        all again; in groups, that the values of all come to all. A central state has no such end, and is not
+        checked.
     method: of ``AVERAGERS`` (``moshpit=4``), or a schedule of a central state (``centres.CENTRES``), as
-    ``softsync=2``. Then a round is a peer's own turn, of which the first only takes the state, and the run
-    ends as soon as one peer has done its last: disagreement is between peers after as many turns, at
-    different times. In groups a line without delay takes ``FLOOR_S`` there and back: who is asked again for
-    what is missing would answer in no time, for ever.
+        ``softsync=2``. Then a round is a peer's own turn, of which the first only takes the state. The run
+        ends as soon as one peer has done its last. So disagreement is between peers after as many turns, at
+        different times.
+
+    In groups a line without delay takes ``FLOOR_S`` there and back: a peer that is asked again for what is
+    missing would else answer in no time, for ever.
     """
 
     peers: int = 16

@@ -26,12 +26,15 @@ LOOK_S = 1.5 * INITIAL_RTO_S
 
 
 class RunOver(Error, RuntimeError):
-    """Nobody is there to be joined; the message says what to do."""
+    """The run has ended, so there is no crew to join; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A token, and what to say of it. new: the crew does not exist yet."""
+    """A token, and what to say of it.
+
+    new: the crew does not exist yet.
+    """
 
     token: Token
     new: bool
@@ -89,12 +92,14 @@ def new_invitation(listen: str | None, crew: str | None) -> Invitation:
 
 
 def usable(given: Path | str) -> tuple[str, str]:
-    """A token to join by, and what is to be said first. given: a run's folder, or a token's text.
+    """A token to join by, and what is to be said first.
+
+    given: a run's folder, or a token's text.
 
     Raises:
         TokenError: it is no token, or has ended.
         RunOver: the run has ended.
-        NotLetIn: the members that it names let its holder not in.
+        NotLetIn: the members that it names do not let its holder in.
     """
     if isinstance(given, Path):
         return invitation_to(given, None).text, ""

@@ -4,7 +4,7 @@
 
 An invitation to a crew that exists has a number, an end, and a key of its own, for which members give the
 crew's (``protocols.invitation``): with another end it is worth nothing. The token of a new crew holds the
-crew's key, since nobody is there who could give it, and so has no end. Either lets its holder in, and a peer
+crew's key, since there is no member yet to give it, and so has no end. Either lets its holder in, and a peer
 that is in has the crew's key: a token is as secret as the crew should be.
 """
 
@@ -58,9 +58,12 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
 class Token:
     """What lets a peer into a crew.
 
-    addresses: of members, any of which lets a newcomer in. number: of an invitation, 16 bytes; empty: ``key``
-    is the crew's own. ends_unix_s: when the invitation ends (0: with the crew). begins: who finds nobody, and
-    the address on its own machine, begins the crew. The key is not shown where a token is printed by mistake.
+    addresses: of members, any of which lets a newcomer in.
+    number: of an invitation, 16 bytes; empty: ``key`` is the crew's own.
+    ends_unix_s: when the invitation ends (0: with the crew).
+    begins: a peer that finds nobody, and the address on its own machine, begins the crew.
+
+    The key is not shown where a token is printed by mistake.
     """
 
     addresses: tuple[Address, ...]

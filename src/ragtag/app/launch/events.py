@@ -24,7 +24,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A peer has printed a line; ``error``: on its standard error."""
+    """A peer has printed a line.
+
+    error: on its standard error.
+    """
 
     peer: PeerId
     text: str
@@ -40,7 +43,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Seated:
-    """A peer has joined its crew, for the first time or anew. seat: its number there."""
+    """A peer has joined its crew, for the first time or anew.
+
+    seat: its number there.
+    """
 
     peer: PeerId
     seat: PeerId
@@ -57,9 +63,12 @@ class Injected:
 class Ended:
     """A peer has ended.
 
-    status: its exit status, or minus the number of the signal that ended it. by: who ended it.
-    error: its traceback, where it left one. same_as: the peer that failed with this error before.
-    shown: whether its traceback has come as lines already. reached: how far it came.
+    status: its exit status, or minus the number of the signal that ended it.
+    by: what ended it.
+    error: its traceback, where it left one.
+    same_as: the peer that failed with this error before.
+    shown: whether its traceback has come as lines already.
+    reached: how far it came.
     """
 
     peer: PeerId
@@ -110,9 +119,12 @@ Event = Started | Printed | Ready | Seated | Injected | Ended | Remark
 class LaunchResult:
     """How a run ended.
 
-    ends: by peer number, the last one of a peer that was started again. wall_s: how long the run took.
-    signal: the one that interrupted it, or 0. stopped: whether the end of a peer has ended the others.
-    min_peers: so many must have finished. restarts: how often a lost peer was started again.
+    ends: by peer number, the last one of a peer that was started again.
+    wall_s: how long the run took.
+    signal: the one that interrupted it, or 0.
+    stopped: whether the end of a peer has ended the others.
+    min_peers: so many must have finished.
+    restarts: how often a lost peer was started again.
     """
 
     ends: tuple[Ended, ...]

@@ -1,7 +1,7 @@
 """Faults that are done to processes: SIGSTOP and SIGCONT for a freeze, SIGKILL for a crash.
 
-Pure: says what to do when; the launcher does it. What is done to datagrams (loss, delay, ...) is done by
-each peer's driver; here it only gets its record in the trace.
+No I/O here: this says what to do when, and the launcher does it. What is done to datagrams (loss, delay, ...)
+is done by each peer's driver; here it only gets its record in the trace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ What = Literal["stop", "continue", "kill", "record"]
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something to do to a peer's process now; ``record`` is what goes to the trace, where anything does."""
+    """Something to do to a peer's process now.
+
+    record: what goes to the trace, where anything does.
+    """
 
     peer: PeerId
     what: What

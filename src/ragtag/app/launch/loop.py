@@ -55,7 +55,10 @@ _SIGNAL_OF = {"stop": signal.SIGSTOP, "continue": signal.SIGCONT, "kill": signal
 
 
 class Launch:
-    """One run; what it opens is closed with ``stack``. on_event, run: as for ``launch``."""
+    """One run; what it opens is closed with ``stack``.
+
+    on_event, run: as for ``launch``.
+    """
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ class Launch:
         self._start_one(self._place_of_newcomer(number))
 
     def _place_of_newcomer(self, number: PeerId) -> Place:
-        """It is invited by those that are in the crew; where none is left, it begins the crew anew, or enters
+        """The peers that are in the crew invite it. Where none is left, it begins the crew anew, or enters
         through the one that does. It listens where it did before: what earlier newcomers know holds good.
         """
         others = [peer.number for peer in self._running() if peer.number != number]
@@ -388,7 +391,8 @@ def launch(
     faults: those of processes (freeze, kill, slow) are done here, the others by the peers' drivers. Times
     count from the moment when all running peers are ready (``environment.Reached``); the drivers'
     own from when each began.
-    on_error: what a peer that fails means to the others. env: added to the peers' environment.
+    on_error: what a peer that fails means to the others.
+    env: added to the peers' environment.
     on_event: told of everything, in this thread; without it, nothing is printed.
     run: the record that opens the trace; name, seed, peers and start are filled in.
     grace_s: how long peers may take to end after SIGINT, and again after SIGTERM, before SIGKILL.

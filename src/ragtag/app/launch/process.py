@@ -36,10 +36,11 @@ class Stream:
 
 
 class PeerProcess:
-    """A Python process with these arguments and environment; ``fds`` are handed down to it.
+    """A Python process with these arguments and environment.
 
-    relay: reads its output; without one this process does, by the selector. streams: what the relay's numbers
-    mean; those of this peer are added.
+    fds: are handed down to it.
+    relay: reads its output; without one this process does, by the selector.
+    streams: what the relay's numbers mean; those of this peer are added.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class PeerProcess:
         return bool(data)
 
     def take(self, stream: Stream, data: bytes) -> None:
-        """Show what a stream has brought; nothing: it has ended."""
+        """Show what a stream has brought; where that is nothing it has ended."""
         self._lines(stream, stream.lines.feed(data) if data else stream.lines.close())
 
     def skip(self, stream: Stream, n_bytes: int, n_lines: int) -> None:

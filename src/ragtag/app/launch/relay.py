@@ -81,10 +81,12 @@ class HeldDatagram:
 
 
 class Relay:
-    """The launcher's end. selector: has this as the data of its socket; ``read`` when that is ready.
+    """The launcher's end.
 
-    on_output is given a stream's number and bytes; on_gap: how many bytes and lines of it were dropped there.
-    on_end: called once should the relay be ended by somebody: its streams are then to be read directly.
+    selector: has this as the data of its socket; ``read`` when that is ready.
+    on_output: is given a stream's number and bytes.
+    on_gap: is told how many bytes and lines of a stream were dropped.
+    on_end: called once should somebody end the relay: its streams are then to be read directly.
     """
 
     def __init__(

@@ -31,7 +31,11 @@ class LaunchError(Error, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSetup:
-    """What is to be launched; see ``launch``. started_unix_s: when the run began; key: the crew's."""
+    """What is to be launched; see ``launch``.
+
+    started_unix_s: when the run began.
+    key: the crew's.
+    """
 
     n: int
     argv: tuple[str, ...]
@@ -96,8 +100,9 @@ class LaunchSetup:
     ) -> Place:
         """The place of a peer that was lost and is started again while its crew averages: it is invited.
 
-        life: how often it was started, this time included. sock: for its membership. through: those of the
-        peers that let it in; its own: it begins the crew anew.
+        life: how often it was started, this time included.
+        sock: for its membership.
+        through: those of the peers that let it in; its own: it begins the crew anew.
         """
         return Place(
             rank=number,

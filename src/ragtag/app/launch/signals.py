@@ -16,8 +16,10 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Signals:
     """While entered: SIGINT, SIGTERM, SIGHUP and SIGCHLD make ``fd`` readable instead of acting at once.
 
-    A signal that is ignored stays ignored (``nohup``). stopping: once set, the next SIGINT, SIGTERM or
-    SIGHUP raises KeyboardInterrupt, wherever the program may hang.
+    A signal that is ignored stays ignored (``nohup``).
+
+    stopping: once set, the next SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, wherever the program may
+        hang.
 
     Raises:
         RuntimeError: not entered in the main thread, which alone is told of signals.
@@ -77,7 +79,9 @@ class Signals:
 class Shutdown:
     """Which signal is due when: SIGINT at once, SIGTERM and SIGKILL to those that are still there later.
 
-    Pure. grace_s: how long peers may take to end after SIGINT, and again after SIGTERM.
+    It does no I/O itself.
+
+    grace_s: how long peers may take to end after SIGINT, and again after SIGTERM.
     """
 
     def __init__(self, now_s: float, grace_s: float) -> None:

@@ -32,7 +32,7 @@ _OF_OTHERS = {*VARIABLES, "RAGTAG_RAY"}
 LOOK_S = 0.2
 """How often a script's end and its trace are looked for, if it prints nothing meanwhile."""
 LINES_MAX = 4096
-"""Lines that wait for whoever follows; older ones are dropped, and counted."""
+"""Lines that wait to be fetched; older ones are dropped, and counted."""
 TOLD_MAX = 64
 """Announcements of its peer that wait likewise."""
 TRACE_BYTES_MAX = 1 << 18
@@ -43,8 +43,9 @@ TRACE_BYTES_MAX = 1 << 18
 class End:
     """How a script ended.
 
-    status: its exit status, or minus the number of a signal. held: the traceback that it left. passed_on: the
-    last one that came as lines already.
+    status: its exit status, or minus the number of a signal.
+    held: the traceback that it left.
+    passed_on: the last one that came as lines already.
     """
 
     status: int
@@ -56,8 +57,10 @@ class End:
 class News:
     """What has come of a script since the last look.
 
-    lines: text, and whether of standard error. dropped: lines that nobody fetched in time. told: how
-    far the peer has come. trace: whole lines to append to the file of this name.
+    lines: text, and whether of standard error.
+    dropped: lines that nobody fetched in time.
+    told: how far the peer has come.
+    trace: whole lines to append to the file of this name.
     end: the last news.
     """
 
@@ -69,7 +72,10 @@ class News:
 
 
 class Script:
-    """A Python process of these arguments; ``fds`` are handed down to it. traced: whether it writes a trace.
+    """A Python process of these arguments.
+
+    fds: are handed down to it.
+    traced: whether it writes a trace.
 
     Its environment is this process's, and its place in the crew.
     """
@@ -196,7 +202,9 @@ def variables(place: Place) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ActorCame:
-    """An actor is there. life: names this process of it; a restarted actor has another."""
+    """An actor is there.
+
+    life: names this process of it; a restarted actor has another."""
 
     life: str
     host: str

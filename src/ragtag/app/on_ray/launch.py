@@ -25,10 +25,11 @@ RESTARTS = 10
 class Placement:
     """What each peer takes of the cluster.
 
-    restarts: how often Ray may start a peer again that was lost. working_dir: a folder whose files Ray brings
-    to every node; the script is a path inside it. ``None``: the script has the same path on all nodes.
+    restarts: how often Ray may start a lost peer again.
+    working_dir: a folder whose files Ray brings to every node; the script is a path inside it. ``None``: the
+        script has the same path on all nodes.
     placed_s: how long to wait for the cluster to have room for all before the crew begins with fewer, and for
-    a place when none has one.
+        a place when none has one.
     """
 
     cpus_per_peer: float = 1.0
@@ -49,7 +50,7 @@ class Placement:
             "num_cpus": self.cpus_per_peer,
             "num_gpus": self.gpus_per_peer,
             "max_restarts": self.restarts,
-            "max_concurrency": 2,  # a signal does not wait for whoever follows the output
+            "max_concurrency": 2,  # a signal does not wait for the follower of the output
             "scheduling_strategy": "SPREAD",
             "name": f"ragtag-peer-{number}-{os.urandom(4).hex()}",
         }

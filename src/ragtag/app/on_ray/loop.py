@@ -55,8 +55,11 @@ class Stage(Enum):
 class RayPeer:
     """One peer.
 
-    actor: Ray's handle; came: where its present process is; again_s: when to ask for it again; starts: how
-    often the script was started; reached: how far the peer has come since the last start.
+    actor: Ray's handle.
+    came: where its present process is.
+    again_s: when to ask for it again.
+    starts: how often the script was started.
+    reached: how far the peer has come since the last start.
     """
 
     number: PeerId
@@ -79,7 +82,7 @@ class RayPeer:
 
 
 def peer_ended(peer: RayPeer, end: End, by: EndedBy, seen: SeenErrors) -> Ended:
-    """How a peer's script ended, for whoever watches."""
+    """How a peer's script ended, as an event."""
     number = peer.number
     failed = by == "itself" and end.status != 0
     shown = end.passed_on if end.status == 1 and not end.held else ""  # it took long to end
@@ -148,7 +151,11 @@ FOLLOW_S = 1.0
 
 
 class RayLaunch:
-    """One run. options: Ray's, for a peer's actor, by number; placed_s: as in ``Placement``."""
+    """One run.
+
+    options: Ray's, for a peer's actor, by number.
+    placed_s: as in ``Placement``.
+    """
 
     def __init__(
         self,
@@ -219,7 +226,7 @@ class RayLaunch:
 
     def _answers(self) -> list[Any]:
         """All that has been answered, as soon as anything is."""
-        if not self._asked:  # whoever is left is to be asked again in a moment
+        if not self._asked:  # the actors that are left are to be asked again in a moment
             time.sleep(TURN_S)
             return []
         answered, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=TURN_S)
@@ -369,7 +376,7 @@ class RayLaunch:
         peer.stage, peer.again_s = Stage.COMING, time.monotonic() + TURN_S
 
     def _give_up(self, now_s: float) -> None:
-        """No script runs. Who waits for a place has nobody to join, or has waited for long."""
+        """No script runs: a peer that waits for a place has nobody to join, or has waited for long."""
         done = any(end.status == 0 for end in self._ends.values())
         if not done and now_s - self._last_up_s < self._placed_s:
             return

@@ -1,7 +1,7 @@
 """A crew of a Ray program's own tasks and actors: an actor of ours in which they find each other.
 
-The meeting knows who has come and who lives, and carries no training traffic. Should it be lost, the crew
-trains on; Ray starts it again, and it learns who lives from their signs of life.
+The meeting knows which peers have come and which live, and carries no training traffic. Should it be lost,
+the crew trains on. Ray starts it again, and it learns from signs of life which peers live.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ragtag.network.link.udp import bound_at
 ALIVE_S = 2.0
 """How often a peer gives the meeting a sign of life."""
 SILENT_S = 5 * ALIVE_S
-"""Nobody is invited through a peer that has given none for so long."""
+"""Nobody is invited through a peer that has given no sign for so long."""
 NUMBERS_MAX = 65_536
 """More tasks and actors cannot have come to one meeting."""
 
@@ -119,7 +119,9 @@ class RayCrew:
             with bound_at(host) as data, bound_at(host) as member:
                 arrival = PeerAddresses(data.getsockname()[:2], member.getsockname()[:2])
                 place = self._place(ray, who, arrival, left_s)
-                one_try_s = left_s if place.token is None else deadline_s / 4  # whom it names may be dead
+                one_try_s = (
+                    left_s if place.token is None else deadline_s / 4
+                )  # the members that it names may be dead
                 place = replace(place, run_folder=Path(folder) if folder else None)
                 fds = os.dup(data.fileno()), member.fileno()
                 try:

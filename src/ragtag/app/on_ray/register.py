@@ -1,7 +1,7 @@
-"""Who meets when a crew begins on Ray, and through whom those enter that come later. Pure.
+"""Which peers meet when a crew begins on Ray, and through which members later ones enter. Pure.
 
 The peers that have come when the crew begins are a crew as ``ragtag run`` makes one: each knows the addresses
-of all. Who comes after that (an actor that Ray has restarted, one that the cluster had no room for) gets an
+of all. One that comes after that (an actor that Ray has restarted, or had no room for at first) gets an
 invitation to those that live.
 """
 
@@ -24,7 +24,9 @@ class PeerAddresses:
 
 
 class Register:
-    """A crew of ``n`` that is to begin, or has begun. key: 32 bytes; a new one unless given.
+    """A crew of ``n`` that is to begin, or has begun.
+
+    key: 32 bytes; a new one unless given.
 
     Raises:
         ValueError: ``n`` is out of range.
@@ -35,7 +37,7 @@ class Register:
             raise ValueError(f"{n} peers: a crew has 1 to {SEATS_MAX}")
         self.n, self.crew, self.seed = n, crew, seed
         self._key = key or new_key()
-        self._living: dict[int, PeerAddresses] = {}  # whoever was heard last comes last
+        self._living: dict[int, PeerAddresses] = {}  # the one that was heard last comes last
         self._founders: dict[int, PeerAddresses] | None = None
         self._times: Counter[int] = Counter()
 
@@ -51,7 +53,7 @@ class Register:
 
     @property
     def living(self) -> frozenset[int]:
-        """Who has come and not gone."""
+        """The peers that have come and not gone."""
         return frozenset(self._living)
 
     def come(self, number: int, arrival: PeerAddresses) -> None:
@@ -76,7 +78,7 @@ class Register:
         self._founders = dict(sorted(self._living.items())) if many else {}
 
     def resume(self) -> None:
-        """The crew had begun already, as it is now learned: whoever comes is invited."""
+        """The crew had begun already, as it is now learned: peers that come are invited."""
         assert self._founders is None
         self._founders = {}
 

@@ -51,7 +51,10 @@ SPARSE: tuple[tuple[str, Selector, Values], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What is selected from: a residual and the gradient that comes on top. origin: whose they are."""
+    """What is selected from: a residual and the gradient that comes on top.
+
+    origin: whose they are.
+    """
 
     residual: Floats
     gradient: Floats

@@ -19,7 +19,11 @@ EVERY = (1, 10, 50)
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was probed. rate_bytes_per_s: of the crew's link, where it is known; rate_from: says who."""
+    """What was probed.
+
+    rate_bytes_per_s: of the crew's link, where it is known.
+    rate_from: where that figure comes from.
+    """
 
     size: int
     origin: str
@@ -97,7 +101,7 @@ def show(found: Probed, console: Console) -> None:
         f"gradients {found.origin}; best times of some runs on this machine",
         "code: encoding, and decoding what a round brings, beyond what fp32 takes",
         "break-even: on a slower link it is faster than fp32, on a faster one by-passed",
-        "this is the time of a round: whoever sends less may need more rounds",
+        "this is the time of a round: a crew that sends less may need more rounds",
     ):
         console.print(f"· {note}", style="dim", highlight=False)
     if not found.compiled:

@@ -50,7 +50,7 @@ def report_json(run_folder: Path | str) -> dict[str, Any]:
 
 
 def _write_whole(path: Path, page: str) -> None:
-    """Write the page or nothing: whoever has an old one open never reads half a new one."""
+    """Write the page or nothing: a reader of an old one never gets half of a new one."""
     partial = path.with_name(path.name + ".part")
     try:
         partial.write_text(page, encoding="utf-8")

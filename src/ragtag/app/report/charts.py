@@ -339,7 +339,7 @@ def _timeline_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
 
 
 def _timeline_strip(of: Timeline, at: int, place: Plot, base: float, row: int) -> Iterator[str]:
-    """One peer's columns, as one path for each colour; a column of which little is told is as much lower."""
+    """One peer's columns, a path for each colour; a column of which half is on record is half as high."""
     spent = of.seconds[at]
     columns = spent.shape[1]
     column_s = (place.t.high - place.t.low) / columns
@@ -386,7 +386,7 @@ def _times(of: Timeline, at: int) -> tuple[str, str]:
 
 
 def _timeline_table(of: Timeline) -> str:
-    """Who waited for whom and for how long, what was lost, and how stale each was."""
+    """Which peers each one waited for and how long, what was lost, and how stale each was."""
     heads = [
         ("Peer", ""),
         ("Computing", "n"),

@@ -135,7 +135,7 @@ class Collector:
                 self._looks[record.peer] = record
 
     def _mean_of_looks(self) -> None:
-        """The mean of peers that looked at the test data once each: who stood still or is gone has no part.
+        """The mean of peers that looked at the test data once each, not those that stood still or are gone.
 
         A mean of the latest look of each would mix peers that have just looked with those about to.
         """
@@ -181,7 +181,7 @@ class Collector:
 
     def _item(self, item: Item) -> None:
         items = self._to.items
-        meanwhile: set[int] = set()  # who has said something else of it since
+        meanwhile: set[int] = set()  # peers that have said something else of it since
         for earlier in items[:-65:-1]:  # peers notice the same thing within a moment of each other
             if item.t - earlier.t > 2.0 or item.error:
                 break

@@ -29,10 +29,13 @@ MEMBERSHIP = frozenset(
 
 @dataclass(slots=True)
 class PeerFigures:
-    """A peer's figures; ``missed``: how often others waited for it in vain; ``misses``: its own waits.
+    """A peer's figures.
 
+    missed: how often others waited for it in vain.
+    misses: how often it waited in vain.
     told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
-    digest, last_round: of the model that it ended with, and the last round that it averaged, as it left.
+    digest: of the model that it ended with.
+    last_round: the last one that it averaged.
     """
 
     number: int
@@ -63,7 +66,10 @@ class PeerFigures:
 
 @dataclass(slots=True)
 class Item:
-    """A line of the list of notes and errors; ``by``: the peers that said the same at about that time."""
+    """A line of the list of notes and errors.
+
+    by: the peers that said the same at about that time.
+    """
 
     t: float
     what: str
@@ -75,7 +81,7 @@ class Item:
 
 @dataclass(slots=True)
 class Extent:
-    """The first pass: how long the run was, from when (``t0``) to when (``t1``) it is drawn, who is in it."""
+    """The first pass: how long the run was, which peers it had, and what is drawn of it: ``t0`` to ``t1``."""
 
     lasted_s: float = 0.0
     t0: float = 0.0
@@ -135,7 +141,10 @@ class Timeline:
 
 @dataclass(slots=True)
 class Comparisons:
-    """What one peer saw when replicas were compared. alike_since: seconds; ``None``: they differ."""
+    """What one peer saw when replicas were compared.
+
+    alike_since: seconds (``None``: they differ).
+    """
 
     count: int = 0
     units: int = 0

@@ -83,7 +83,10 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A fault on the time axis. style: "kill" (a line), "freeze" (a span) or "band" (a strip at the top)."""
+    """A fault on the time axis.
+
+    style: "kill" (a line), "freeze" (a span) or "band" (a strip at the top).
+    """
 
     number: int
     style: str
@@ -163,7 +166,8 @@ def place_labels(marks: Sequence[Mark], scale: Scale) -> tuple[list[tuple[Mark, 
 def frame(summary: Summary, marks: Sequence[Mark], width: int, height: int, rounds: bool = False) -> Plot:
     """The place of a chart over the whole run: room above for fault labels, below for the time axis.
 
-    height: the plot's, in pixels. rounds: the axis has the rounds' numbers, too.
+    height: the plot's, in pixels.
+    rounds: the axis has the rounds' numbers, too.
     """
     t0, t1 = summary.extent.t0, max(summary.extent.t1, summary.extent.t0 + 1e-6)
     narrow = width < NARROW_BELOW
@@ -246,7 +250,11 @@ def draw_values(place: Plot, scale: Scale, form: Callable[[float], str], most: i
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a chart. style: CSS classes; ends: a short name at its right end."""
+    """One line of a chart.
+
+    style: CSS classes.
+    ends: a short name at its right end.
+    """
 
     name: str
     style: str

@@ -15,7 +15,10 @@ def cell(text: object, style: str = "") -> str:
 
 
 def table(heads: Sequence[tuple[str, str]], rows: Iterable[str], style: str = "") -> str:
-    """A table that scrolls sideways where it is too wide. heads: (text, CSS class)."""
+    """A table that scrolls sideways where it is too wide.
+
+    heads: (text, CSS class).
+    """
     head = "".join(f'<th scope="col" class="{of}">{escape(text)}</th>' for text, of in heads)
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
     inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"

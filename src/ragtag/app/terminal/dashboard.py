@@ -151,7 +151,7 @@ class Dashboard:
     def _table(self, width: int, rows_most: int, console: Console, options: ConsoleOptions) -> RenderableType:
         """The table with the longest heads, and then with the most columns, that fit the width."""
         peers = sorted(self.peers.rows)
-        if len(peers) > rows_most:  # who is in trouble comes first, then the lowest numbers
+        if len(peers) > rows_most:  # peers in trouble come first, then the lowest numbers
             ranked = sorted(peers, key=lambda p: (STATES.index(self.peers.state(p)), p))
             peers = sorted(ranked[: rows_most - 1])
         rows = [self._cells(peer) for peer in peers]
@@ -271,12 +271,14 @@ def watch(
 ) -> Dashboard:
     """Show a run as it goes, by following its trace files; returns the last state.
 
-    until: asked after every look at the files; the view ends once it says True, and in any case once the run
-    is over, or nobody writes its trace any more (its launcher was killed; ``Dashboard.abandoned``). What has
-    been written by then is shown. Without a terminal, a line is printed every ``LINE_EVERY_S`` of the run's
-    time, and one for every event. Of a run whose peers form several crews the newest is shown. begun: the
-    run begins now, so it goes without saying that there is no trace yet. wait: for tests; sleeps
-    ``refresh_s``.
+    until: asked after every look at the files; the view ends once it says True.
+    begun: the run begins now, so it goes without saying that there is no trace yet.
+    wait: for tests; sleeps ``refresh_s``.
+
+    The view ends in any case once the run is over, or nobody writes its trace any more (its launcher was
+    killed; ``Dashboard.abandoned``). What has been written by then is shown. Without a terminal, a line is
+    printed every ``LINE_EVERY_S`` of the run's time, and one for every event. Of a run whose peers form
+    several crews the newest is shown.
 
     Raises:
         FileNotFoundError: there is no such folder.

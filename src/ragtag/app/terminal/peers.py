@@ -260,7 +260,7 @@ class PeerTable:
         self._say(note.t, f"peer {note.peer} {in_words('lost', note.detail)}")
 
     def _moved(self, note: trace.Note, row: PeerRow) -> None:
-        """Who came or went; several say the same, and a seat's next holder may come from elsewhere."""
+        """A peer came or went; several say the same, and a seat's next holder may come from elsewhere."""
         if note.t < row.told_t:
             return
         row.told_t = note.t

@@ -1,4 +1,4 @@
-"""What the person who typed ``ragtag run`` sees: peers' lines with their numbers, errors once, the end."""
+"""What ``ragtag run`` prints: peers' lines with their numbers, errors once, the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _JOIN_S = 10.0
 
 
 class RunView:
-    """Prints a launcher's events as they come. watched: a live table shows joins and faults already."""
+    """Prints a launcher's events as they come.
+
+    watched: a live table shows joins and faults already.
+    """
 
     def __init__(self, out: Console, err: Console, watched: bool, on_error: str) -> None:
         self._out, self._err, self._watched, self._on_error = out, err, watched, on_error
@@ -151,7 +154,9 @@ def _why_lost(end: Ended) -> str:
     """What has ended a peer other than its script, or its launcher."""
     if end.by == "fault":
         return "killed, as --faults says"
-    hint = "; by whom is not known: is the machine out of memory?" if end.status == -signal.SIGKILL else ""
+    hint = (
+        "; what sent it is not known: is the machine out of memory?" if end.status == -signal.SIGKILL else ""
+    )
     return end.how + hint
 
 

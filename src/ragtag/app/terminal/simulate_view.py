@@ -1,4 +1,4 @@
-"""What the person who typed ``ragtag simulate`` sees."""
+"""What ``ragtag simulate`` prints."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ def _in_groups(result: ExperimentResult) -> list[str]:
         return []
     if not result.alone:
         return ["no round was spent alone"]
-    why = "who comes later to a group than nine in ten did is not waited for"
+    why = "a peer that comes later to a group than nine in ten did is not waited for"
     return [f"{result.alone:.1%} of rounds were spent alone, and nothing arrived in them: {why}"]
 
 
 def _at_the_centre(result: ExperimentResult) -> list[str]:
-    """What a central state is asked about: whose updates came in, and how old they were."""
+    """Of a central state: which peers' updates came in, and how old they were."""
     lines = []
     if result.turns is not None:
         lines.append(f"turns by peer {', '.join(map(str, result.turns))}")

@@ -22,8 +22,10 @@ EXAMPLES_MAX = 20
 class TraceDamage:
     """What could not be read, and what a newer version has added.
 
-    lines: damaged lines by file name; examples: the first of them, with line numbers; torn: files whose
-    last line is cut short; dropped: notes of writers that met a full disk.
+    lines: damaged lines by file name.
+    examples: the first of them, with line numbers.
+    torn: files whose last line is cut short.
+    dropped: notes of writers that met a full disk.
     """
 
     lines: Counter[str] = field(default_factory=Counter)
@@ -102,8 +104,8 @@ REORDER = 64
 class RunTrace:
     """The trace of one run; each call of ``records`` reads it again from the files.
 
-    run: the run's record as it was last written, where there is one. damage: what the last full reading
-    found.
+    run: the run's record as it was last written, where there is one.
+    damage: what the last full reading found.
     """
 
     folder: Path

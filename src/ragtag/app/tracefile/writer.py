@@ -44,8 +44,9 @@ class TraceWriter:
     disk is tried again every ``retry_s``; what was dropped is then noted in the trace. As long as a writer is
     open, readers can tell that the file is written (``files``). A file does not grow without end (``thin``).
 
-    on_trouble is called once each time that tracing stops, with a message that says what to do; by
-    default it is logged as a warning. ``clock`` is for tests.
+    on_trouble: called once each time that tracing stops, with a message that says what to do; by default it
+        is logged as a warning.
+    clock: for tests.
 
     Raises:
         OSError: the path is wrong, or may not be written. What may pass (a full disk, too many open files)

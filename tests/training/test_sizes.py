@@ -20,7 +20,7 @@ from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.samples.portion import Portion
 from ragtag.training.samples.sizes import _POST, BatchSizes, Sizer, share
 from tests.protocols.hall import Hall
-from tests.training.fake_transport import FakeCrew, FakeTransport, run_peers
+from tests.training.simulated import SimulatedTransport, TappedCrew, run_peers
 from tests.training.test_split import Crew, Numbers, Seat, Stream, flat
 
 BATCH, GRAIN = 32, 4
@@ -223,7 +223,7 @@ def test_gradients_weighed_by_samples_are_those_of_all_samples_at_once() -> None
         (model(x[at]) - y[at]).square().mean().backward()
         optimizer.step()
 
-    def train(transport: FakeTransport) -> None:
+    def train(transport: SimulatedTransport) -> None:
         me = transport.me
         optimizer = CrewOptimizer(
             torch.optim.SGD(models[me].parameters(), lr=0.1),
@@ -235,7 +235,7 @@ def test_gradients_weighed_by_samples_are_those_of_all_samples_at_once() -> None
         )
         step(models[me], optimizer, parts[me])
 
-    run_peers(FakeCrew(2), train)
+    run_peers(TappedCrew(2), train)
     step(models[2], torch.optim.SGD(models[2].parameters(), lr=0.1), slice(0, 16))
     for me in (0, 1):
         torch.testing.assert_close(models[me].weight, models[2].weight)

@@ -29,7 +29,7 @@ AVERAGERS = "rps", "rps+repair", "allreduce"
 TESTS = [
     *(
         f"tests/protocols/test_{what}.py"
-        for what in ("reunite", "early", "asking", "stragglers", "node", "gather")
+        for what in ("reunite", "early", "asking", "outvoted", "stragglers", "node", "gather")
     ),
     "tests/hooks/test_crew_away.py",
 ]

@@ -1,23 +1,24 @@
 """Whom a round waits for, and when it waits no longer: one ``Progress`` for each peer.
 
 In each of its two stages a round waits for *shares*: messages, named by stage and block, that a peer owes. A
-peer is waited for exactly while it owes one. There are seven ways (``Why``) in which that ends, and ``MEANS``
-says what follows from each:
+peer is waited for exactly while it owes one. There are seven ways (``Why``) in which that ends, each through
+``Waiting._release``, and ``MEANS`` says what follows:
 
 | why | how it is seen | missed | would more time help | owes again in GATHER |
 |---|---|---|---|---|
 | IN | all chunks came, or the end marker shows that the rest will not | no | - | yes |
 | PASSED | it was heard in a later round, or has left | no | - | no |
-| ELSEWHERE | it told what it made of a block of this peer's: its share went there | no | - | yes |
+| ELSEWHERE | it sent its own average of this peer's block: its share went into that | no | - | yes |
 | LATE | the stage's deadline has passed | yes | if anything of it came | if anything came |
-| OUTVOTED | most owners' averages are without it: the middle deadline has passed | yes | as LATE | as LATE |
+| OUTVOTED | the averages of most owners, and of two at least, are without it | yes | as LATE | as LATE |
 | SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
 
-Where only a few are missing they are asked for (``asking``), again and again. A peer that does not answer in
-the time that the second stage usually takes is frozen, dead or cut off; one that does may compute, or wait
-itself, until the deadline. A peer that has ended the round, or deals the blocks otherwise, says so; unless
-the share comes in the time for an answer, it is not waited for, and no deadline grows by it.
+Where only a few shares are missing their peers are asked (``asking``), again and again. A peer that does not
+answer in the time that the second stage usually takes is frozen, dead or cut off. One that answers may
+compute, or wait itself, until the deadline. A peer that has ended the round, or assigns the blocks otherwise,
+says so. Unless its share comes in the time for an answer, it is waited for no longer, and no deadline grows
+by that.
 
 The reason for each rule is in docs/protocols.md. ``benchmarks/waiting_rules.py`` leaves each out in turn.
 """
@@ -37,13 +38,14 @@ from ragtag.protocols.rounds.base import GATHER, SCATTER, Spec
 BEFORE, SCATTERING, GATHERING, DONE = range(4)
 """Where this peer is in the round."""
 WITNESSES = 2
-"""Owners that must have gone on without a peer."""
+"""How many owners, at least, must have gone on without a peer. In a crew of three one owner is most of the
+others, and its line alone may have lost the share that is still on its way here."""
 Share = tuple[int, int]
 """A message that a peer owes: its stage and block."""
 _peer = itemgetter(0)
 _NONE = "", ""
 _TIMERS = _NONE, ("ask scatter", "answer scatter"), ("ask gather", "answer gather"), _NONE
-"""Timers, by the stage in which they mean something: to ask, and to see who has answered."""
+"""Timers, by the stage to which they belong: to ask, and to see which peers have answered."""
 
 
 class Why(Enum):
@@ -62,7 +64,8 @@ class Why(Enum):
 class Meaning:
     """What follows from a ``Why``.
 
-    missed: the outcome names the peer. vain: no more time would have helped.
+    missed: the outcome names the peer.
+    vain: more time would not have helped.
     """
 
     missed: bool = False
@@ -84,14 +87,17 @@ MEANS = {
 class Progress:
     """One peer in one round, as another sees it.
 
-    awaited: its round waits for it, and it was not seen to be past it. Only lost, never won back.
-    owes: what is waited for now.
-    came: something of this round has come of it; gave: one of its copies.
+    awaited: the round waits for it, and it was not seen in a later one. Once false it stays so.
+    owes: the shares that are waited for now.
+    came: something of this round has come from it.
+    gave: one of its copies has come.
     answered: it has said something since it was asked whether it is there.
-    never: of what it owes, what it says comes no more; empty once something of it comes after all.
+    never: of the shares that it owes, those of which it says that they come no more. Empty once something
+        comes from it after all.
     elsewhere: blocks of this peer whose shares it sends to another.
-    contributors: the peers in what it made of its blocks, a bit each; -1: it has told nothing yet.
-    missed, vain: by ``MEANS``.
+    contributors: the peers in its averages, a bit each; -1: none of them has come yet.
+    missed: see ``Meaning``.
+    vain: see ``Meaning``.
     """
 
     awaited: bool = False
@@ -107,7 +113,7 @@ class Progress:
 
 
 class _Peers(dict[PeerId, Progress]):
-    """Each peer's progress; that of a peer of which nothing is known begins when it is asked for."""
+    """Each peer's progress, made when it is first asked for."""
 
     def __missing__(self, peer: PeerId) -> Progress:
         progress = self[peer] = Progress()
@@ -117,9 +123,12 @@ class _Peers(dict[PeerId, Progress]):
 class Waiting:
     """Whom one round waits for, in the stage that it is in.
 
-    of: each peer's progress. until_s: this stage's deadline. lacking: how many shares are waited for.
-    expired: it ended without something.
-    last: whose share ended the first stage; the lowest of those it was ended without.
+    of: each peer's progress.
+    until_s: this stage's deadline.
+    lacking: how many shares are waited for.
+    expired: a stage ended without a share.
+    last: the peer whose share ended the first stage, or the lowest of those without which it ended.
+    waited_for: the peers that the round waited for when it began.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -138,10 +147,10 @@ class Waiting:
     # -- Stages
 
     def begin(self, now_s: float, begin: Begin) -> list[PeerId]:
-        """The round begins; the peers that owe an owner its copies.
+        """The round begins: which peers owe this owner their copies.
 
-        A peer that withheld its copies in the last round takes another for the owner. An owner from which all
-        withheld theirs was away itself, and they know of it now.
+        A peer that withheld its copies in the last round takes another for the owner, and owes none. An owner
+        from which all withheld theirs was away itself. They know of it by now, so all of them owe.
         """
         self.stage, self.begun, self._grace_s = SCATTERING, begin, begin.grace_s
         awaited = begin.waiting & self._spec.members - {self._spec.me}
@@ -152,11 +161,13 @@ class Waiting:
         return [peer for peer in self.waited_for if peer not in begin.withheld] or list(self.waited_for)
 
     def turn_over(self, now_s: float) -> None:
-        """To the second stage: an owner may reduce as late as its scatter deadline, and is in time then."""
+        """The second stage begins. Its budget counts from the first one's deadline, as another owner may
+        reduce as late as that.
+        """
         self.stage, self.until_s = GATHERING, max(now_s, self.until_s) + self.begun.gather_s
 
     def owe(self, peer: PeerId, share: Share) -> None:
-        """From now on a share is waited for, unless it goes elsewhere, or its owner is past the round."""
+        """Wait for a share from now on, unless it goes to another owner, or its peer is past the round."""
         progress = self.of[peer]
         if share[0] == SCATTER:
             if share[1] in progress.elsewhere:
@@ -168,7 +179,7 @@ class Waiting:
 
     @staticmethod
     def _is_silent(progress: Progress) -> bool:
-        """Nothing of it came in the first stage, though it was waited for: nothing will in the second."""
+        """Whether it was waited for in the first stage in vain: nothing will come in the second either."""
         return progress.missed and not progress.came and not progress.vain
 
     # -- Ways in which waiting ends
@@ -177,39 +188,32 @@ class Waiting:
         """``IN``: a share has come, or what has not come of it was lost."""
         progress = self.of[peer]
         if share in progress.owes:
-            self._close(progress, share)
+            self._release(progress, {share}, Why.IN)
             if self.stage == SCATTERING and not self.lacking:
                 self.last = peer
 
     def elsewhere(self, peer: PeerId, block: int) -> None:
-        """``ELSEWHERE``: a peer has given its share of a block to another that it takes for the owner."""
+        """``ELSEWHERE``: a peer's share of a block went to another that it takes for the owner."""
         progress = self.of[peer]
         progress.elsewhere |= {block}
         if (SCATTER, block) in progress.owes:
-            self._close(progress, (SCATTER, block))
-
-    def _close(self, progress: Progress, share: Share) -> None:
-        progress.owes.remove(share)
-        if progress.never:
-            progress.never -= {share}
-        self.lacking -= 1
+            self._release(progress, {(SCATTER, block)}, Why.ELSEWHERE)
 
     def passed(self, peer: PeerId) -> None:
-        """Nothing of this round comes from a peer any more, and what has not come was lost."""
+        """``PASSED``: nothing of this round comes from a peer any more, and what has not come was lost."""
         progress = self.of[peer]
         progress.awaited = False
         self._release(progress, set(progress.owes), Why.PASSED)
 
     def overdue(self) -> None:
-        """The stage's deadline has passed."""
+        """``LATE``: the stage's deadline has passed."""
         self._miss([(peer, set(p.owes), Why.LATE) for peer, p in self._open()])
 
     def outvoted(self, told_by: PeerId, heard: PeerSet) -> None:
-        """An owner has told its average, and who is in it: a peer that most are without is not waited for.
+        """``OUTVOTED``: an owner has sent an average, with its contributors. Wait for no peer that most lack.
 
-        Each peer's deadline comes from its own measurements. By this rule what counts is the middle one of
-        the
-        crew: a peer that would wait much longer does not hold up those that have gone on.
+        Each peer's deadline comes from its own measurements. This rule makes the middle one count: a peer
+        that would wait much longer goes on with those that did.
         """
         teller = self.of[told_by]
         if teller.contributors < 0:
@@ -226,7 +230,9 @@ class Waiting:
                 self.expired, self.last = True, peer
 
     def asked_from_next(self, peer: PeerId) -> bool:
-        """A peer asks in the next round, where it lacks this one: whether it is waited for no longer."""
+        """``NEVER``, the second time: a peer asks this one for a message of the next round. Whether it is
+        waited for no longer.
+        """
         progress = self.of[peer]
         if progress.owes and progress.owes <= progress.never:
             self._miss([(peer, set(progress.owes), Why.NEVER)])
@@ -235,7 +241,7 @@ class Waiting:
         return False
 
     def _release(self, progress: Progress, shares: set[Share], why: Why) -> None:
-        """Wait no longer for these, which have not come."""
+        """Wait for these shares no longer."""
         progress.owes -= shares
         progress.never -= shares
         self.lacking -= len(shares)
@@ -243,7 +249,7 @@ class Waiting:
         progress.vain |= MEANS[why].vain
 
     def _miss(self, lost: list[tuple[PeerId, set[Share], Why]]) -> None:
-        """The stage goes on without these."""
+        """The stage goes on without these shares."""
         self.expired = True
         for _, shares, why in lost:
             assert shares and MEANS[why].missed
@@ -276,21 +282,23 @@ class Waiting:
     # -- Asking
 
     def count(self, now_s: float) -> list[Effect]:
-        """A stage begins: less than half of what is waited for now, or what one peer owes, is little."""
+        """A stage begins: few shares are half of those waited for now, or as many as one peer owes."""
         self._few = max(self.lacking // 2, *(len(progress.owes) for _, progress in self._open()))
         return self.look_around(now_s)
 
     def look_around(self, now_s: float) -> list[Effect]:
-        """Only a few are missing: unless they come soon, they are asked whether they are there."""
+        """Where only few shares are missing: ask their peers whether they are there, unless they come soon."""
         if not 0 < self.lacking <= self._few:
             return []
-        self._few = 0  # from here on, by timers
+        self._few = 0  # from here on timers ask
         return self._arm(now_s, 0, self.begun.gather_s)
 
     def wants_more(self, now_s: float) -> list[Effect] | None:
-        """Most are missing at the first deadline: once, wait as long again. ``None``: the stage is over.
+        """Most peers' shares are missing at the first deadline: wait as long again, once. ``None``: the stage
+        ends.
 
-        From now on, where this peer has slept through its deadline. One or two others are asked meanwhile.
+        The time counts from now on where this peer slept through its deadline. One or two others are asked
+        meanwhile.
         """
         overdue = len(self._open())
         if self.stage != SCATTERING or self._grace_s <= 0 or 2 * overdue <= len(self.waited_for):
@@ -305,14 +313,14 @@ class Waiting:
         return effects + self._arm(now_s, 1, self._answer_s)
 
     def asks(self, now_s: float, name: str) -> list[Effect] | None:
-        """The timer to ask has run out; ``None``: it is another, or of the other stage."""
+        """The timer to ask has run out; ``None``: ``name`` is another timer, or one of the other stage."""
         if name != _TIMERS[self.stage][0]:
             return None
         arm = self._arm(now_s, 1, self._answer_s)
         return [*self._ask(now_s + self._answer_s), *arm] if arm else []
 
     def unanswered(self, name: str) -> bool:
-        """The time for answers is over (else ``False``): a peer that gave none is not there."""
+        """``SILENT``, ``NEVER``: the time for answers is over. ``False``: ``name`` is another timer."""
         if name != _TIMERS[self.stage][1]:
             return False
         silent = [(peer, set(p.owes), Why.SILENT) for peer, p in self._open() if not p.answered]
@@ -326,7 +334,7 @@ class Waiting:
         return True
 
     def ask_again(self, now_s: float) -> list[Effect]:
-        """Those who have answered, and still owe something, are asked once more, a gather's budget later."""
+        """Peers that answered, and still owe a share, are asked once more after a budget of GATHER."""
         return self._arm(now_s, 0, self.begun.gather_s)
 
     @property
@@ -351,7 +359,7 @@ class Waiting:
 
     @property
     def round_until_s(self) -> float:
-        """The deadline of the round, as far as it is known in this stage."""
+        """The deadline of the round, as far as this stage knows it."""
         return self.until_s + self.begun.gather_s if self.stage == SCATTERING else self.until_s
 
     def missed(self) -> tuple[PeerId, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ragtag.core import seed as random
-from ragtag.protocols.groups.grid import Grid, settled
+from ragtag.protocols.groups.grid import Grid, cells_of
 from ragtag.recipes.moshpit.plan import mixed
 from ragtag.recipes.moshpit.run import Case, run
 
@@ -60,8 +60,8 @@ def test_peers_that_miss_rounds_cost_what_the_formula_of_a_fixed_grid_says() -> 
     n, sides, p, seed = 64, (8, 8), 0.05, 3
     found = run(Case("moshpit", n, sides, p=p, rounds=5, until=0.0), seed)
     grid = Grid(sides)
-    at = settled(grid, random.stream_key(seed, "cells", *sides), tuple(range(n)))
-    cells = np.array([grid.place(int(number)) for number in at])
+    at = cells_of(grid, random.stream_key(seed, "cells", *sides), tuple(range(n)))
+    cells = np.array([grid.cell(int(number)) for number in at])
     values = random.generator(seed, "moshpit/values").standard_normal((n, 1, 272), np.float32).astype(float)
     for round_ in range(5):
         there = random.uniforms(random.stream_key(seed, "moshpit/away", round_), n) >= p

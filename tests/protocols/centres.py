@@ -89,10 +89,10 @@ class Centres(World):
             self._take_all(peer, event)
         else:
             super()._step(peer, event, sent)
-        versions = self.node(peer).keeper.copies.versions
+        versions = self.node(peer).server.copies.versions
         assert (versions >= self._known[peer]).all(), "a version went back"
         self._known[peer] = versions.copy()
-        for held in self.node(peer).keeper.copies.blocks:
+        for held in self.node(peer).server.copies.blocks:
             if held.values is not None:
                 most = np.array(self.made, np.float32) + 1e-3
                 assert (held.values[:, : self.n] <= most).all(), "an update was counted twice"

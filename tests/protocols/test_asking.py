@@ -11,7 +11,7 @@ from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.asking import HERE, NEVER, question
-from ragtag.protocols.rounds.base import GATHER, SCATTER, told
+from ragtag.protocols.rounds.base import GATHER, SCATTER, blob_message
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.protocols.rounds.stages import Stages
 from tests.protocols.harness import TINY, World, vectors
@@ -99,7 +99,7 @@ def test_a_round_that_is_skipped_is_over_as_one_that_has_ended() -> None:
     assert asked(node, 0, SCATTER, 1) == [HERE]
     node.resume(0, 4)
     assert [asked(node, number, SCATTER, 1) for number in (3, 4, 5, 6)] == [[NEVER], [NEVER], [HERE], [HERE]]
-    early = told(2, MessageKey(0, 7, SCATTER, 0), b"")
+    early = blob_message(2, MessageKey(0, 7, SCATTER, 0), b"")
     node.step(1.0, Arrived([early]))  # the next round that begins here is 7
     assert [asked(node, number, SCATTER, 1) for number in (5, 6, 7)] == [[NEVER], [NEVER], [HERE]]
     node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
@@ -139,9 +139,11 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     waiting, lacking = machine.waiting, {(SCATTER, mine)}
     assert waiting.of[2].owes == lacking and not waiting.of[1].owes
     waiting._ask(9.0)
-    node.step(0.02, Arrived([told(2, MessageKey(0, 0, NEVER, of_1), b"")]))  # not what it was asked for
+    node.step(
+        0.02, Arrived([blob_message(2, MessageKey(0, 0, NEVER, of_1), b"")])
+    )  # not what it was asked for
     assert waiting.of[2].never == set()
-    node.step(0.02, Arrived([told(2, MessageKey(0, 0, NEVER, mine), b"")]))
+    node.step(0.02, Arrived([blob_message(2, MessageKey(0, 0, NEVER, mine), b"")]))
     assert waiting.of[2].never == lacking == waiting.of[2].owes
     machine.step(0.03, Expired(machine.spec.timer("answer scatter")))
     assert waiting.of[1].owes == {(GATHER, of_1)} and waiting.of[2].owes == {(GATHER, of_2)}

@@ -59,7 +59,7 @@ def test_spare_peers_are_not_waited_for_and_what_they_bring_late_is_dropped() ->
 def test_softsync_steps_after_every_c_updates_and_counts_staleness_by_block() -> None:
     world = Centres(rule=Judged(SoftSync(2, corrected=False)), turns=20).run()
     world.settle()
-    assert {int(v) >> 6 for v in world.node(0).keeper.copies.versions} == {1 + 4 * 20 // 2}
+    assert {int(v) >> 6 for v in world.node(0).server.copies.versions} == {1 + 4 * 20 // 2}
     stale = [s for outcomes in world.outcomes for o in outcomes for s in o.stale or ()]
     assert 0.5 < np.mean(stale) < 4
 
@@ -267,7 +267,7 @@ def test_no_sequence_of_runs_raises(turns: list[list[Run]]) -> None:
     for at, runs in enumerate(turns):
         if node.active is None:
             node.step(float(at), Average(0, zeros, 1.0))
-        before = node.keeper.copies.versions.copy()
+        before = node.server.copies.versions.copy()
         for run in runs:
             node.step(float(at), Arrived((run,)))
-        assert (node.keeper.copies.versions >= before).all()
+        assert (node.server.copies.versions >= before).all()

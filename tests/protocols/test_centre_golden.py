@@ -23,7 +23,7 @@ from ragtag.protocols.central.wire import (
     blob_of,
     block_of,
     decode_ask,
-    decode_told,
+    decode_holdings,
     echoed,
     state_version,
     without_pace,
@@ -58,7 +58,7 @@ def told(run: Run) -> str:
     if stage == ASK:
         return f"which copies of blocks {decode_ask(blob, BLOCKS)} are there?"
     if stage == TELL:
-        answer = decode_told(blob, BLOCKS)
+        answer = decode_holdings(blob, BLOCKS)
         assert answer is not None
         has = ", ".join(f"{b} at {version(v)}" for b, v in answer.versions.items())
         return f"has blocks {has}; owns {sorted(answer.mine)}"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ragtag.core.types import Arm, Arrived, Average, Expired, Left, Run
 from ragtag.protocols.central import wire
 from ragtag.protocols.central.block import Block, Update
-from ragtag.protocols.central.book import PACE_WINDOW, Book
 from ragtag.protocols.central.gate import Step
-from ragtag.protocols.central.grouping import Barriers
+from ragtag.protocols.central.grouping import GroupGate
 from ragtag.protocols.central.owners import Owners
+from ragtag.protocols.central.speeds import PACE_WINDOW, Speeds
 from ragtag.protocols.channel.averager import Channel, Opening
 from ragtag.protocols.channel.presence import Crew
 from ragtag.schedules import ProgressiveGrouping
@@ -28,8 +28,8 @@ from tests.protocols.test_centre import STRAYS
 N, SLOW = 4, 3
 
 
-def book(n: int = N, rule: ProgressiveGrouping | None = None) -> Book:
-    made = Book(Grouped(rule or ProgressiveGrouping()), Owners(0, 1, 2, range(n)))
+def speeds(n: int = N, rule: ProgressiveGrouping | None = None) -> Speeds:
+    made = Speeds(Grouped(rule or ProgressiveGrouping()), Owners(0, 1, 2, range(n)))
     for peer in range(n):
         made.answered(0.0, peer)
     return made
@@ -49,20 +49,20 @@ class Owner:
             block.adopt(np.zeros((3, 2), np.float32), 0)
         opening = Opening(0, Channel(Centre(), TINY, 6, 0.1, 0.01), Crew(0, n, 1))
         grouped = Grouped(rule or ProgressiveGrouping())
-        self.barriers = Barriers(opening, grouped, self.blocks, Owners(0, 1, 2, range(n)))
-        self.book = self.barriers.book
+        self.barriers = GroupGate(opening, grouped, self.blocks, Owners(0, 1, 2, range(n)))
+        self.speeds = self.barriers.speeds
         for peer in range(n):
-            self.book.answered(0.0, peer)
+            self.speeds.answered(0.0, peer)
 
     def push(
         self, peer: int, number: int, *, step_s: float = 1.0, at_s: float = 1.0, block: int = 0,
         clock: int = 0, value: float = 1.0, base: int | None = None,
     ) -> Step:  # fmt: skip
-        self.book.pushed(at_s, peer, number, step_s)
+        self.speeds.pushed(at_s, peer, number, step_s)
         base = self.blocks[block].version if base is None else base
         step = self.barriers.judge(at_s, block, update(peer, number, value, base, clock))
         for _, answer in step.answers:
-            self.book.answered(at_s, answer.peer)
+            self.speeds.answered(at_s, answer.peer)
         return step
 
 
@@ -74,7 +74,7 @@ def who(step: Step) -> list[int]:
 
 
 def test_groups_follow_what_updates_say_and_grow_and_shrink() -> None:
-    one = book()
+    one = speeds()
     for peer in range(N):
         one.pushed(1.0, peer, 0, 1.0)
     one.review()
@@ -92,7 +92,7 @@ def test_groups_follow_what_updates_say_and_grow_and_shrink() -> None:
 
 
 def test_who_missed_a_deadline_is_slow_until_its_own_figures_can_show_it() -> None:
-    one = book()
+    one = speeds()
     for peer in range(N):
         one.pushed(1.0, peer, 0, 1.0)
         one.answered(1.0, peer)
@@ -109,7 +109,7 @@ def test_who_missed_a_deadline_is_slow_until_its_own_figures_can_show_it() -> No
 
 
 def test_absurd_speeds_go_alone() -> None:
-    one = book()
+    one = speeds()
     for peer in range(N):
         one.pushed(1.0, peer, 0, 1e-9 if peer == SLOW else 1.0)
     one.review()
@@ -122,9 +122,11 @@ def test_absurd_speeds_go_alone() -> None:
     assert one.doubted == {}
 
 
-def paced(step_s: dict[int, float], said_s: dict[int, float] | None = None, turns: int = PACE_WINDOW) -> Book:
+def paced(
+    step_s: dict[int, float], said_s: dict[int, float] | None = None, turns: int = PACE_WINDOW
+) -> Speeds:
     """Whose updates have come every so often; they say that their steps take ``said_s``."""
-    one = book(len(step_s))
+    one = speeds(len(step_s))
     for peer, takes_s in step_s.items():
         for turn in range(turns):
             at_s = (turn + 1) * takes_s
@@ -135,7 +137,7 @@ def paced(step_s: dict[int, float], said_s: dict[int, float] | None = None, turn
 
 
 def test_a_group_is_as_large_a_part_as_its_samples_per_second() -> None:
-    one = book()
+    one = speeds()
     assert one.share(0.0, [0, 1, 2]) == 0.75  # nothing is known yet
     one = paced({0: 1.0, 1: 1.0, 2: 1.0, SLOW: 20.0})
     assert one.share(9.0, [0, 1, 2]) == pytest.approx(3 / 3.05)
@@ -159,7 +161,7 @@ def test_of_who_does_not_come_any_more_less_and_less_is_expected() -> None:
 
 
 def test_of_who_has_not_come_yet_less_and_less_is_expected_too() -> None:
-    one = book()
+    one = speeds()
     for turn in range(20):
         for peer in range(3):
             one.pushed(1.0 + turn, peer, turn, 1.0)
@@ -201,7 +203,7 @@ def test_a_groups_step_is_its_mean_times_its_share_of_the_crew() -> None:
         assert who(owner.push(peer, 0, step_s=20.0 if peer == SLOW else 1.0)) == (
             [] if peer < SLOW else [0, 1, 2, SLOW]
         )
-    assert owner.book.groups == ((0, 1, 2, 3),)  # looked at when a step begins
+    assert owner.speeds.groups == ((0, 1, 2, 3),)  # looked at when a step begins
     values = owner.blocks[0].values
     assert values is not None
     np.testing.assert_allclose(values, 1.0)
@@ -252,7 +254,7 @@ def test_a_deadline_splits_the_group_and_who_comes_late_counts_at_once() -> None
     step = owner.barriers.expired(4.5, 0, timer.timer)
     assert who(step) == [0, 1, 2]
     assert {note.what for note in step.notes} <= {"groups"}
-    assert owner.book.groups == ((0, 1, 2), (3,))
+    assert owner.speeds.groups == ((0, 1, 2), (3,))
     late = owner.push(SLOW, 2, at_s=10.0, base=base)
     assert who(late) == [SLOW]
     assert late.answers[0][1].stale == 1

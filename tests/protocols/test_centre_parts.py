@@ -64,15 +64,15 @@ def test_versions_travel_with_a_pace_above_them(versions: list[int], step_s: flo
 @given(st.dictionaries(st.integers(0, wire.BLOCKS_MAX - 1), VERSIONS), st.data())
 def test_small_messages_come_back(versions: dict[int, int], data: st.DataObject) -> None:
     mine = frozenset(data.draw(st.sets(st.sampled_from(sorted(versions))))) if versions else frozenset()
-    told = wire.Told(versions, mine)
-    assert wire.decode_told(wire.encode_told(told), wire.BLOCKS_MAX) == told
+    told = wire.Holdings(versions, mine)
+    assert wire.decode_holdings(wire.encode_holdings(told), wire.BLOCKS_MAX) == told
     assert wire.decode_ask(wire.encode_ask(sorted(versions)), wire.BLOCKS_MAX) == sorted(versions)
 
 
 @given(st.binary(max_size=400), st.integers(1, wire.BLOCKS_MAX))
 def test_no_bytes_raise(blob: bytes, n_blocks: int) -> None:
     assert all(block < n_blocks for block in wire.decode_ask(blob, n_blocks))
-    told = wire.decode_told(blob, n_blocks)
+    told = wire.decode_holdings(blob, n_blocks)
     assert told is None or all(block < n_blocks for block in {*told.versions, *told.mine})
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.groups.grid import Grid, grid_of, places, settled, shuffled, standing
+from ragtag.protocols.groups.grid import Grid, cells_of, grid_of, line_counts, places, shuffled
 
 
 @given(st.integers(1, 20_000), st.integers(2, 64))
@@ -24,15 +24,15 @@ def test_lines_part_the_cells_along_each_axis(sides: list[int], round_: int) -> 
     axis = grid.axis(round_)
     lines: dict[int, list[int]] = {}
     for number in range(grid.cells):
-        cell = grid.place(number)
-        lines.setdefault(grid.line(cell, axis, seed=1), []).append(cell[axis])
+        cell = grid.cell(number)
+        lines.setdefault(grid.line_key(cell, axis, seed=1), []).append(cell[axis])
     assert len(lines) == grid.cells // sides[axis]
     assert all(sorted(indices) == list(range(sides[axis])) for indices in lines.values())
 
 
 def test_lines_of_other_grids_and_axes_have_other_keys() -> None:
     small, large = Grid((4, 4)), Grid((4, 5))
-    keys = {g.line((1, 1), axis, seed) for g in (small, large) for axis in (0, 1) for seed in (0, 1)}
+    keys = {g.line_key((1, 1), axis, seed) for g in (small, large) for axis in (0, 1) for seed in (0, 1)}
     assert len(keys) == 8
 
 
@@ -66,18 +66,20 @@ def test_each_peer_stands_in_a_cell_of_its_own_and_all_count_the_same_on_each_li
     n: int, group: int
 ) -> None:
     grid, peers = grid_of(n, group), tuple(range(0, 3 * n, 3))
-    cells = [grid.place(int(number)) for number in settled(grid, 7, peers)]
+    cells = [grid.cell(int(number)) for number in cells_of(grid, 7, peers)]
     assert len(set(cells)) == n
-    for axis, count in enumerate(standing(grid, 7, peers)):
+    for axis, count in enumerate(line_counts(grid, 7, peers)):
         assert sum(count) == n and len(count) == grid.cells // grid.sides[axis]
-        for number in {grid.number(cell, axis) for cell in cells}:
-            assert count[number] == sum(grid.number(cell, axis) == number for cell in cells)
+        for number in {grid.line_number(cell, axis) for cell in cells}:
+            assert count[number] == sum(grid.line_number(cell, axis) == number for cell in cells)
 
 
 def test_lines_with_one_number_have_one_key() -> None:
     grid = Grid((3, 4, 2))
     for axis in range(3):
-        keys = {(grid.number(c, axis), grid.line(c, axis, 1)) for c in map(grid.place, range(grid.cells))}
+        keys = {
+            (grid.line_number(c, axis), grid.line_key(c, axis, 1)) for c in map(grid.cell, range(grid.cells))
+        }
         assert len(keys) == len({number for number, _ in keys}) == grid.cells // grid.sides[axis]
 
 
@@ -85,11 +87,11 @@ def test_lines_with_one_number_have_one_key() -> None:
 def test_a_death_moves_few_of_the_others(n: int, group: int, most: int) -> None:
     """Views of a large crew nearly always differ. With ranks in a permutation half of all would move."""
     grid, peers = grid_of(n, group), tuple(range(n))
-    before = settled(grid, 7, peers)
+    before = cells_of(grid, 7, peers)
     for dead in range(0, n, max(1, n // 12)):
-        after = settled(grid, 7, peers[:dead] + peers[dead + 1 :])
+        after = cells_of(grid, 7, peers[:dead] + peers[dead + 1 :])
         assert (np.delete(before, dead) != after).sum() <= most
 
 
 def test_more_peers_than_cells_share_them() -> None:
-    assert np.bincount(settled(Grid((2, 2)), 7, tuple(range(9)))).tolist() == [3, 2, 2, 2]
+    assert np.bincount(cells_of(Grid((2, 2)), 7, tuple(range(9)))).tolist() == [3, 2, 2, 2]

@@ -21,13 +21,12 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
-from ragtag.protocols.groups import host as match
 from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.grid import Grid
-from ragtag.protocols.groups.host import ANNOUNCE, WAIT
+from ragtag.protocols.groups.host import ANNOUNCE, WAIT, encode_wait
 from ragtag.protocols.groups.keys import MoshpitKeys, Place, RandomKeys, View
 from ragtag.protocols.rounds.asking import ANSWER, HERE, NEVER, question
-from ragtag.protocols.rounds.base import SCATTER, told
+from ragtag.protocols.rounds.base import SCATTER, blob_message
 from tests.protocols.crowds import RTT_S, Crowds, Make, channel
 
 
@@ -229,18 +228,18 @@ def searching(me: int, n: int = 4) -> tuple[GroupNode, int, Place]:
 
 
 def from_host(node: GroupNode, stage: int, blob: bytes, host: int, now_s: float) -> list[Effect]:
-    return node.step(now_s, Arrived((told(host, MessageKey(0, 0, stage, 0), blob),)))
+    return node.step(now_s, Arrived((blob_message(host, MessageKey(0, 0, stage, 0), blob),)))
 
 
 def test_a_member_that_is_told_again_to_wait_waits() -> None:
     """Its group is held open for one that was sent on, of which it has not heard."""
     node, host, place = searching(next(m for m in range(4) if m != host_of(4)))
-    (first,) = from_host(node, WAIT, match.encode_wait(place.key, 0.05), host, 0.02)
+    (first,) = from_host(node, WAIT, encode_wait(place.key, 0.05), host, 0.02)
     assert isinstance(first, Arm)
     effects = node.step(first.at_s, Expired(first.timer))
     assert [e.run.key.stage for e in effects if isinstance(e, Send)] == [ANNOUNCE]
     (reminded,) = [e for e in effects if isinstance(e, Arm)]
-    (longer,) = from_host(node, WAIT, match.encode_wait(place.key, 0.05), host, first.at_s + 0.01)
+    (longer,) = from_host(node, WAIT, encode_wait(place.key, 0.05), host, first.at_s + 0.01)
     assert isinstance(longer, Arm) and longer.at_s > reminded.at_s
     assert node.step(reminded.at_s, Expired(reminded.timer)) == []
     now_s, timer, said = longer.at_s, longer, []
@@ -249,7 +248,7 @@ def test_a_member_that_is_told_again_to_wait_waits() -> None:
         said += [e.what for e in effects if isinstance(e, Noted)]
         if said:
             break
-        (timer,) = from_host(node, WAIT, match.encode_wait(place.key, 0.05), host, now_s + 0.01)  # type: ignore[assignment]
+        (timer,) = from_host(node, WAIT, encode_wait(place.key, 0.05), host, now_s + 0.01)  # type: ignore[assignment]
         now_s = timer.at_s
     assert said == ["no roster"] and now_s < node.deadline_s()
 
@@ -302,12 +301,14 @@ def test_round_trips_are_measured_from_the_announcement_that_is_answered() -> No
     began = node._answer.budget_s()
     for name in ("answer/1", "answer/2", "answer/3"):  # three more announcements; then the first is answered
         node.step(began, Expired(Timer(0, 0, name)))
-    late = told(host, MessageKey(0, 0, WAIT, 1), match.encode_wait(place.key, 0.05))
+    late = blob_message(host, MessageKey(0, 0, WAIT, 1), encode_wait(place.key, 0.05))
     node.step(1.2 * began, Arrived((late,)))
     assert node._answer.typical_s() == pytest.approx(1.2 * began)
     node.step(2.0 * began, Arrived((late,)))  # once
     assert node._answer.typical_s() == pytest.approx(1.2 * began)
-    node.step(9.0 * began, Arrived((told(host, MessageKey(0, 0, WAIT, 9), b"\0" * 12),)))  # none of its own
+    node.step(
+        9.0 * began, Arrived((blob_message(host, MessageKey(0, 0, WAIT, 9), b"\0" * 12),))
+    )  # none of its own
     assert node._answer.typical_s() == pytest.approx(1.2 * began)
 
 
@@ -339,7 +340,7 @@ def test_a_host_that_waits_longer_than_one_believes_is_believed_in_a_later_round
     at_s, waits = 0.0, []
     for number in range(8):
         node.step(at_s, Average(0, np.zeros((4, 272), np.float32), 1.0))
-        wait = told(host, MessageKey(0, number, WAIT, 1), match.encode_wait(place.key, 60.0))
+        wait = blob_message(host, MessageKey(0, number, WAIT, 1), encode_wait(place.key, 60.0))
         (until,) = node.step(at_s, Arrived((wait,)))
         assert isinstance(until, Arm)
         waits.append(until.at_s - at_s)

@@ -14,11 +14,11 @@ from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, 
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import (
     BLOB_MAX,
-    EXCHANGES_MAX,
     MEET,
+    MEETINGS_MAX,
     PATIENCE,
     TELL,
-    Exchange,
+    Meeting,
     Meetings,
     from_rows,
     to_rows,
@@ -306,11 +306,11 @@ def test_more_than_can_be_told_is_refused() -> None:
 def test_a_meeting_that_was_held_outlives_any_number_that_others_make_up() -> None:
     """A newcomer is answered in it, however many meetings a forger has told of since."""
     meetings = Meetings()
-    held = meetings.of(0, lambda: Exchange(frozenset({1, 2}), 0))
+    held = meetings.of(0, lambda: Meeting(frozenset({1, 2}), 0))
     held.step(0.0, Tell(0, b"mine", 9.0))
     held.step(9.0, Expired(Timer(MEET, 0, "deadline")))
     assert held.over
-    for number in range(1, 4 * EXCHANGES_MAX):
-        meetings.of(number, lambda number=number: Exchange(frozenset({1, 2}), number))  # type: ignore[misc]
-        assert len(meetings._exchanges) <= EXCHANGES_MAX
-    assert meetings.of(0, lambda: Exchange(frozenset({1, 2}), 0)) is held
+    for number in range(1, 4 * MEETINGS_MAX):
+        meetings.of(number, lambda number=number: Meeting(frozenset({1, 2}), number))  # type: ignore[misc]
+        assert len(meetings._meetings) <= MEETINGS_MAX
+    assert meetings.of(0, lambda: Meeting(frozenset({1, 2}), 0)) is held

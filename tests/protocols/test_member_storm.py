@@ -65,7 +65,7 @@ def _raises(patch: pytest.MonkeyPatch) -> None:
 
 def _forgets_the_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("ragtag.protocols.membership.probe.Prober.knock", lambda self: None)
-    patch.setattr("ragtag.protocols.membership.entry.Door.ask_missing", lambda self: None)
+    patch.setattr("ragtag.protocols.membership.entry.Admission.ask_missing", lambda self: None)
 
 
 def _never_judges(patch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.groups.grid import Grid
-from ragtag.protocols.groups.keys import MoshpitKeys, RandomKeys, View, pieces
+from ragtag.protocols.groups.keys import MoshpitKeys, RandomKeys, View, n_groups
 
 
 def groups(keys: list, view: View, round_: int) -> Counter[int]:
@@ -91,11 +91,11 @@ def test_peers_whose_views_differ_in_one_peer_meet_in_the_same_random_groups() -
 
 @given(st.integers(1, 1024), st.integers(2, PEERS_MAX))
 def test_so_many_groups_hold_everybody_and_change_rarely(n: int, group: int) -> None:
-    groups_n = pieces(n, group)
+    groups_n = n_groups(n, group)
     assert 1 <= groups_n <= max(1, n // group, -(-n // PEERS_MAX))  # groups are no smaller than was asked for
     assert -(-n // groups_n) <= PEERS_MAX
     assert groups_n > 0.9 * (n // group)
-    assert len({pieces(m, 8) for m in range(900, 1000)}) <= 5
+    assert len({n_groups(m, 8) for m in range(900, 1000)}) <= 5
 
 
 def test_random_groups_are_of_one_size_and_new_each_round() -> None:

@@ -33,7 +33,7 @@ from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.asking import HERE, QUESTION, question
-from ragtag.protocols.rounds.base import GATHER, SCATTER, Patience, told, whole
+from ragtag.protocols.rounds.base import GATHER, SCATTER, Patience, blob_message, whole_message
 from ragtag.protocols.rounds.gather import gather
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
 from ragtag.protocols.rounds.rps import rps, rps_repair
@@ -661,11 +661,11 @@ def test_who_asks_or_answers_unasked_changes_nothing(stage: int) -> None:
     own = vectors(3, 6)[0]
     for round_ in range(3):
         finish(node, float(round_), own)
-    effects = node.step(5.0, Arrived([told(1, MessageKey(0, 3, stage, 0), b"")]))
+    effects = node.step(5.0, Arrived([blob_message(1, MessageKey(0, 3, stage, 0), b"")]))
     answers = [e.run.key.stage for e in effects if isinstance(e, Send)]
     assert answers == ([HERE] if stage == QUESTION else []) and len(effects) == len(answers)
     assert node.silent_rounds(1) == 3
-    assert node.step(5.0, Arrived([told(7, MessageKey(0, 3, stage, 0), b"")])) == []  # no member
+    assert node.step(5.0, Arrived([blob_message(7, MessageKey(0, 3, stage, 0), b"")])) == []  # no member
 
 
 @SCATTERING
@@ -770,7 +770,7 @@ def test_a_probe_ends_where_the_crew_grows_beyond_64() -> None:
     with pytest.raises(RuntimeError, match="the crew has grown to 65 seats; larger crews average in groups"):
         node.step(1.0, Average(9, own, 1.0))
     late = TINY.encode(own[:1])
-    run = whole(3, MessageKey(9, 1, SCATTER, 0), late, np.ones(1, np.float32), np.ones(1, np.uint64))
+    run = whole_message(3, MessageKey(9, 1, SCATTER, 0), late, np.ones(1, np.float32), np.ones(1, np.uint64))
     assert node.step(1.0, Arrived((run,))) == []
 
 

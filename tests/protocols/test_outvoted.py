@@ -16,7 +16,7 @@ LAST, ODD, LATE_S = 12, 10, 0.02
 
 
 def one_odd_round(n: int) -> list[Outcome]:
-    """Round ``ODD`` of each peer. In it the last peer's copies come late to peer 0, and are lost to the rest."""
+    """Round ``ODD`` of each peer: the last peer's copies come late to peer 0, and not to the others."""
     world, own, last = World(n, rps, 2 * n, floor_s=0.004, probe_s=0.3), vectors(n, 2 * n), n - 1
 
     def carry(source: int, run: Run) -> list[tuple[float, Run]]:

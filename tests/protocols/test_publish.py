@@ -354,7 +354,7 @@ def test_nothing_that_comes_breaks_it_or_its_values(seed: int) -> None:
         for effect in node.step(now_s, Arrived([run])):
             if hasattr(effect, "at_s"):
                 assert now_s <= effect.at_s < math.inf
-        assert len(machine(node)._lines) == 2 and len(machine(node)._coming) <= len(SIZES)
+        assert len(machine(node)._remotes) == 2 and len(machine(node)._coming) <= len(SIZES)
     for tensor in (0, 1):
         found = machine(node).held[tensor]
         assert found is not None and np.array_equal(found.rows, mine[tensor])

@@ -9,8 +9,8 @@ from typing import Literal
 import pytest
 
 from ragtag.recipes.base import Report
+from ragtag.recipes.cache import ResultCache, decode
 from ragtag.recipes.jobs import Job, run_jobs
-from ragtag.recipes.kept import Kept, decode
 
 CALLS: list[int] = []
 
@@ -68,8 +68,8 @@ def test_parts_that_were_done_are_not_done_again_and_come_back_as_they_were(tmp_
 
 
 def test_a_list_of_results_comes_back(tmp_path) -> None:
-    Kept(tmp_path).keep(_several, (3,), _several(3))
-    assert Kept(tmp_path).find(_several, (3,)) == (True, _several(3))
+    ResultCache(tmp_path).store(_several, (3,), _several(3))
+    assert ResultCache(tmp_path).find(_several, (3,)) == (True, _several(3))
 
 
 def test_a_job_that_raises_leaves_the_others_kept(tmp_path) -> None:
@@ -86,34 +86,34 @@ def test_a_path_stands_for_what_lies_there(tmp_path) -> None:
     for folder in (here, there):
         (folder / "inner").mkdir(parents=True)
         (folder / "inner" / "x.npy").write_bytes(b"12")
-    Kept(keep).keep(_made_of, (Data(here / "inner", here),), "found")
-    assert Kept(keep).find(_made_of, (Data(there / "inner", there),)) == (True, "found")
-    assert Kept(keep).find(_made_of, (Data(there / "inner", None),)) == (False, None)
+    ResultCache(keep).store(_made_of, (Data(here / "inner", here),), "found")
+    assert ResultCache(keep).find(_made_of, (Data(there / "inner", there),)) == (True, "found")
+    assert ResultCache(keep).find(_made_of, (Data(there / "inner", None),)) == (False, None)
     (there / "inner" / "x.npy").write_bytes(b"13")
-    assert Kept(keep).find(_made_of, (Data(there / "inner", there),)) == (False, None)
+    assert ResultCache(keep).find(_made_of, (Data(there / "inner", there),)) == (False, None)
     (there / "inner" / "x.npy").write_bytes(b"12")
     (there / "inner" / "x.npy").rename(there / "inner" / "y.npy")
-    assert Kept(keep).find(_made_of, (Data(there / "inner", there),)) == (False, None)
+    assert ResultCache(keep).find(_made_of, (Data(there / "inner", there),)) == (False, None)
     with pytest.raises(FileNotFoundError):
-        Kept(keep).find(_made_of, (Data(tmp_path / "none", None),))
+        ResultCache(keep).find(_made_of, (Data(tmp_path / "none", None),))
 
 
 def test_other_source_finds_nothing(tmp_path, monkeypatch) -> None:
-    kept = Kept(tmp_path)
-    kept.keep(_make, (1,), _make(1))
-    assert kept.find(_make, (1,)) == (True, _make(1)) and kept.find(_make, (2,)) == (False, None)
-    monkeypatch.setattr("ragtag.recipes.kept._source", lambda: "other")
-    assert kept.find(_make, (1,)) == (False, None)
+    cache = ResultCache(tmp_path)
+    cache.store(_make, (1,), _make(1))
+    assert cache.find(_make, (1,)) == (True, _make(1)) and cache.find(_make, (2,)) == (False, None)
+    monkeypatch.setattr("ragtag.recipes.cache._source", lambda: "other")
+    assert cache.find(_make, (1,)) == (False, None)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", json.dumps({"inner": {"name": 1, "pair": [1, 2.0]}})])
 def test_a_file_that_is_no_result_is_said_to_be_none(tmp_path, text) -> None:
-    kept = Kept(tmp_path)
-    kept.keep(_make, (1,), _make(1))
+    cache = ResultCache(tmp_path)
+    cache.store(_make, (1,), _make(1))
     (path,) = tmp_path.iterdir()
     path.write_text(text)
     with pytest.raises(ValueError, match="delete it"):
-        kept.find(_make, (1,))
+        cache.find(_make, (1,))
 
 
 def test_what_is_not_known_is_refused() -> None:
@@ -129,7 +129,7 @@ def _of_a_kind_that_json_does_not_know() -> set[int]:
 
 def test_what_would_not_come_back_is_not_kept(tmp_path) -> None:
     with pytest.raises(TypeError):
-        Kept(tmp_path).keep(_of_a_kind_that_json_does_not_know, (), [1])
+        ResultCache(tmp_path).store(_of_a_kind_that_json_does_not_know, (), [1])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,7 +1,7 @@
 """A node: one peer's part in all rounds of all channels.
 
-It opens channels, each with the machine that its averager brings, and routes runs, timers and what becomes of
-peers to these, to meetings and to the notice board. Who is there all of them know from one ``Crew``.
+It opens channels, each with the machine that its averager brings. Runs, timers and news of peers it routes to
+these, to meetings and to the notice board. All of them know from one ``Crew`` which peers there are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ragtag.protocols.channel.budgets import HEADROOM
 from ragtag.protocols.channel.presence import GONE_AFTER, Crew
 from ragtag.protocols.crew.board import BOARD, Board
 from ragtag.protocols.crew.district import partners
-from ragtag.protocols.crew.meet import MEET, Exchange, Meetings
+from ragtag.protocols.crew.meet import MEET, Meeting, Meetings
 from ragtag.protocols.rounds.asking import QUESTION
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
@@ -42,11 +42,11 @@ __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 class Node:
     """The machine that a driver or a simulated world runs for one peer: it routes, no more.
 
-    n: how many places the crew has, taken or not; it grows when a peer comes for whom there is none.
-    founded: how many there were when the crew began, on all peers the same (``None``: ``n``).
+    n: how many places the crew has, taken or not. It grows when a peer comes to a place beyond the last.
+    founded: how many places the crew had when it began, the same on all peers. ``None``: ``n``.
 
-    With more places than ``PEERS_MAX`` only averagers that work in groups are taken; meetings are with a few
-    others, and the notice board is that of a district (``district``).
+    With more than ``PEERS_MAX`` places only averagers that work in groups are taken. A peer then meets a few
+    others, and its notice board is that of a district (``district``).
     """
 
     def __init__(self, me: PeerId, n: int, seed: int, founded: int | None = None) -> None:
@@ -102,7 +102,9 @@ class Node:
     def configure(self, number: int, channel: Channel, now_s: float = 0.0) -> None:
         """Open a channel, ready from ``now_s`` on. All peers of the crew configure it alike.
 
-        Raises ValueError: the channel's, or the crew has more seats than the averager can average.
+        Raises:
+            ValueError: the channel has no chunks, its averager refuses it, or the crew has more seats than
+                that averager takes.
         """
         if channel.n_chunks < 1:
             raise ValueError("a channel of no values: there is nothing to average")
@@ -115,12 +117,12 @@ class Node:
         self._room[number] = SEATS_MAX if channel.passing else most
 
     def probed(self, number: int, probe_s: float, now_s: float) -> None:
-        """Set how long a channel's first round may take, now that it has been measured."""
+        """A probe has been measured: how long the channel's first round may take."""
         self.channels[number].probed(probe_s, now_s)
 
     @property
     def room(self) -> int:
-        """How many seats the crew may have: as many as all its averagers can average."""
+        """How many seats the crew may have, so that each of its averagers can average them."""
         return min(self._room.values(), default=SEATS_MAX)
 
     def silent_rounds(self, peer: PeerId) -> int:
@@ -132,14 +134,15 @@ class Node:
         return self._presence.heard_lately(peer)
 
     def resume(self, number: int, round_: int) -> None:
-        """A channel's next round comes after ``round_``: the crew has averaged before this peer came.
+        """The crew has averaged before this peer came: a channel's next round comes after ``round_``.
 
-        Its first average (of each fragment) has weight 0: it takes the crew's values, and gives from then on.
+        This peer's first average (of each fragment) has weight 0: it takes the crew's values, and gives from
+        then on.
         """
         self.channels[number].resume(round_)
 
     def heard_of(self, number: int) -> int:
-        """The newest round of a channel that anything has come of; -1: none."""
+        """The newest round of a channel from which anything has come; -1: none."""
         return self.channels[number].highest
 
     def newer(self, number: int) -> bool:
@@ -154,7 +157,7 @@ class Node:
             if event.timer.channel == BOARD:
                 return self.board.step(now_s, event)
             if event.timer.channel == MEET:
-                return self._miss(self._exchange(event.timer.round).step(now_s, event))
+                return self._miss(self._meeting(event.timer.round).step(now_s, event))
             machine = self.channels.get(event.timer.channel)
             return [] if machine is None else machine.step(now_s, event)
         if isinstance(event, Average | Offer | Publish):
@@ -163,10 +166,10 @@ class Node:
                 raise KeyError(f"channel {event.channel} is not configured; call configure() first")
             return machine.step(now_s, event)
         if isinstance(event, Tell):
-            exchange = self._exchange(event.number)
-            # one that met nobody is not waited for again, unless the others know that it comes
-            exchange.without(self.gone if event.silent else self._presence.absent)
-            return exchange.step(now_s, event)
+            meeting = self._meeting(event.number)
+            # a peer that was absent at a meeting is not waited for again, unless it is known to come
+            meeting.without(self.gone if event.silent else self._presence.absent)
+            return meeting.step(now_s, event)
         if isinstance(event, Post):
             return self.board.step(now_s, event)
         if isinstance(event, Measured):
@@ -227,11 +230,11 @@ class Node:
             at = until
         return effects
 
-    def _exchange(self, number: int) -> Exchange:
-        def make() -> Exchange:
+    def _meeting(self, number: int) -> Meeting:
+        def make() -> Meeting:
             others = self._presence.others
             few = None if self.n <= PEERS_MAX else partners(self.me, others - self._presence.absent)
-            return Exchange(others, number, few)
+            return Meeting(others, number, few)
 
         return self._meetings.of(number, make)
 
@@ -240,7 +243,7 @@ class Node:
         if machine is not None:
             return machine.step(now_s, event)
         if channel == MEET:
-            return self._exchange(number).step(now_s, event)
+            return self._meeting(number).step(now_s, event)
         return self.board.step(now_s, event) if channel == BOARD else []
 
     # -- Who is there
@@ -254,11 +257,11 @@ class Node:
         return self._presence.hear(peer) if here else []
 
     def _miss(self, effects: list[Effect]) -> list[Effect]:
-        """After a meeting: who told nothing is absent."""
+        """After a meeting: peers that told nothing are absent."""
         return effects + self._presence.miss(p for e in effects if isinstance(e, Met) for p in e.missing)
 
     def _leave(self, now_s: float, event: Left) -> list[Effect]:
-        self.crew.went(event.peer)  # others may have dealt blocks to one on its way in already
+        self.crew.went(event.peer)  # others may have given blocks to a peer on its way in already
         if event.peer in self.gone:
             return self._tell_channels(now_s, Visits(event.peer))
         self._presence.leave(event.peer)

@@ -2,8 +2,8 @@
 
 In each, ``recipe`` says what is done, ``compare`` holds it against the paper, ``figure`` draws. Shared:
 ``base`` (numbers beside what was expected, tables), ``drawing``, ``tasks`` (what is trained), ``jobs``
-(parts side by side), ``kept`` (finished parts, so that a reproduction that was cut goes on), ``lockstep``
-(rounds begun together).
+(parts side by side), ``cache`` (finished parts, for a reproduction that was interrupted), ``lockstep``
+(rounds that all peers begin at once).
 """
 
 RECIPES: dict[str, str] = {

@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from ragtag.recipes.kept import Kept
+from ragtag.recipes.cache import ResultCache
 
 FORMAT = 1
 """Version of ``results.json``."""
@@ -188,7 +188,7 @@ class Report:
             self.files[-1].write_text(figure.svg, "utf-8")
         (out / "results.json").write_text(json.dumps(self.to_json(), indent=1, allow_nan=False), "utf-8")
         (out / "index.html").write_text(_page(self), "utf-8")
-        Kept.of(out).forget()
+        ResultCache.of(out).forget()
 
 
 def require_counts(seeds: int, jobs: int) -> None:

@@ -16,7 +16,7 @@ import ragtag
 PLAIN = (int, float, str, bool)
 
 
-class Kept:
+class ResultCache:
     """The parts in a folder, by what was called: function, arguments, and every line of ragtag's own source.
 
     Results are JSON, and come back as what the function's annotation says it returns. A path among the
@@ -29,7 +29,7 @@ class Kept:
         self._contents: dict[Path, str] = {}
 
     @classmethod
-    def of(cls, out: Path) -> Kept:
+    def of(cls, out: Path) -> ResultCache:
         """Those of the recipe whose report goes to the folder ``out``."""
         return cls(out / "parts")
 
@@ -43,7 +43,7 @@ class Kept:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no result of {function.__qualname__}: delete it") from error
 
-    def keep(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> None:
+    def store(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> None:
         """Write a result, whole or not at all. Raises TypeError: it would not come back as what it is."""
         path, text = self._path(function, arguments), json.dumps(_plain(result))
         decode(_returned(function), json.loads(text))  # said at the first part rather than when one is wanted

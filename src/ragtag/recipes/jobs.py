@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragtag.recipes.base import Progress
-from ragtag.recipes.kept import Kept
+from ragtag.recipes.cache import ResultCache
 
 STALL_S = 3600.0
 """When no part ends for this long, something hangs."""
@@ -32,17 +32,17 @@ def run_jobs(
 ) -> list[Any]:
     """Run all jobs, in at most ``processes`` processes, and return their results in order.
 
-    out: the recipe's folder: results are kept there as they come, and looked for first (see ``Kept``), until
-    its report is written.
+    out: the recipe's folder. Results are stored there as they come, until its report is written, and results
+        from before are not computed again (``ResultCache``).
 
     Raises:
         TimeoutError: no job ended for ``STALL_S``. Whatever a job raises.
     """
     tell = progress or (lambda done, total, what: None)
-    kept = Kept.of(out) if out is not None else None
+    cache = ResultCache.of(out) if out is not None else None
     results: dict[int, Any] = {}
     for i, job in enumerate(jobs):
-        there, result = kept.find(job.function, job.arguments) if kept else (False, None)
+        there, result = cache.find(job.function, job.arguments) if cache else (False, None)
         if there:
             results[i] = result
     if results:
@@ -51,8 +51,8 @@ def run_jobs(
 
     def done(i: int, result: Any) -> None:
         results[i] = result
-        if kept:
-            kept.keep(jobs[i].function, jobs[i].arguments, result)
+        if cache:
+            cache.store(jobs[i].function, jobs[i].arguments, result)
         tell(len(results), len(jobs), jobs[i].name)
 
     if processes <= 1 or len(left) <= 1:

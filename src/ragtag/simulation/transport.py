@@ -330,7 +330,9 @@ class SimulatedTransport(Posting):
         faults = crew.world.faults
         rtt_s = max(1e-4, timeout_s(faults))
         deadline_s = DEADLINE_S if together_s is None else together_s
-        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, together=together_s is not None)
+        opening = ChannelWay(
+            self.me, channel, schema, chunks, deadline_s, wait_for_silent=together_s is not None
+        )
         shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=schema.fragments)
         node.configure(channel, shape)
         crew.opens(channel, method, codec, schema)

@@ -133,11 +133,11 @@ class Block:
     version: int = 0
     serving: bool = False
     judged: dict[PeerId, int] = field(default_factory=dict)
-    late: dict[PeerId, int] = field(default_factory=dict)
+    missed_steps: dict[PeerId, int] = field(default_factory=dict)
     since_s: float = 0.0
     expired_s: float | None = None
     given: dict[PeerId, tuple[int, Floats]] = field(default_factory=dict)
-    kept: list[PeerId] = field(default_factory=list)
+    accepted: list[PeerId] = field(default_factory=list)
     _waiting: dict[PeerId, Answer] = field(default_factory=dict)
     _total: Floats | None = None
     _mass: Floats | None = None
@@ -149,18 +149,20 @@ class Block:
         stale = max(0, count_of(self.version) - (update.clock if rule.barrier else count_of(update.base)))
         answer = Answer(update.peer, update.number, stale, update.base)
         self.judged[update.peer] = update.number
-        self.late.pop(update.peer, None)
-        if rule.barrier and update.peer in self.kept:  # it did not wait for the step: more of the same update
+        self.missed_steps.pop(update.peer, None)
+        if (
+            rule.barrier and update.peer in self.accepted
+        ):  # it did not wait for the step: more of the same update
             self._add(update, 1.0, mass=False)
             self._waiting[update.peer] = answer
             return []
-        verdict = rule.judge(update.peer, stale, len(self.kept) + 1, n)
+        verdict = rule.judge(update.peer, stale, len(self.accepted) + 1, n)
         if verdict is None:
             return [answer]
-        if not self.kept:
+        if not self.accepted:
             self.since_s = now_s
         self._add(update, verdict.scale)
-        self.kept.append(update.peer)
+        self.accepted.append(update.peer)
         self._waiting[update.peer] = answer
         if verdict.close:
             return self.close()
@@ -199,20 +201,20 @@ class Block:
 
     def over(self, rule: Rule, n: int) -> bool:
         """Whether what is kept makes a step in a crew of (now) ``n``."""
-        if not self.kept:
+        if not self.accepted:
             return False
-        verdict = rule.judge(self.kept[-1], 0, len(self.kept), n)
+        verdict = rule.judge(self.accepted[-1], 0, len(self.accepted), n)
         return verdict is not None and verdict.close
 
     def close(self) -> list[Answer]:
         """Step by the mean of what is kept; who stood by is to be answered."""
         answers, self._waiting = list(self._waiting.values()), {}
-        if self.kept and self.values is not None:
+        if self.accepted and self.values is not None:
             assert self._total is not None and self._mass is not None
             some = self._mass > 0
             self._total[some] /= self._mass[some, None]
-            self._set(self._plus(self._total), count_of(self.version) + 1, self.kept)
-            self.kept, self._total, self._mass = [], None, None
+            self._set(self._plus(self._total), count_of(self.version) + 1, self.accepted)
+            self.accepted, self._total, self._mass = [], None, None
         return answers
 
     def adopt(self, values: Floats, above: int) -> None:
@@ -227,7 +229,7 @@ class Block:
             if count <= base:
                 break
             bits |= who
-        return bits | (1 << answer.peer if answer.peer in self.kept else 0)
+        return bits | (1 << answer.peer if answer.peer in self.accepted else 0)
 
     def payload(self, codec: Codec) -> Bytes:
         """The block as it travels; never changed."""
@@ -239,7 +241,7 @@ class Block:
     def forget(self, peer: PeerId) -> None:
         """A peer is gone, or a new one has its number."""
         self.judged.pop(peer, None)
-        self.late.pop(peer, None)
+        self.missed_steps.pop(peer, None)
         self.given.pop(peer, None)
         self._waiting.pop(peer, None)
 

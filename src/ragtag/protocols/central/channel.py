@@ -56,10 +56,10 @@ from ragtag.core.types import (
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.central import wire
 from ragtag.protocols.central.block import Correction, Rule
-from ragtag.protocols.central.book import PACE_WINDOW, Grouping
-from ragtag.protocols.central.keeper import Keeper
 from ragtag.protocols.central.owners import GONE_AFTER, Owners
-from ragtag.protocols.central.turn import Turn, begun
+from ragtag.protocols.central.server import BlockServer
+from ragtag.protocols.central.speeds import PACE_WINDOW, Grouping
+from ragtag.protocols.central.turn import Turn, new_turn
 from ragtag.protocols.channel.averager import Averager, Opening
 from ragtag.protocols.rounds.base import BLOCK_BITS, NACK
 from ragtag.protocols.rounds.layout import layout_of
@@ -72,7 +72,7 @@ NUMBER_MAX = 0xFFFFFFFF
 
 
 class CentreNode:
-    """One peer's part in the central state: its own turns here, the blocks that it owns in a ``Keeper``."""
+    """One peer's part in the central state: its own turns; a ``BlockServer`` has the blocks that it owns."""
 
     def __init__(
         self,
@@ -99,7 +99,9 @@ class CentreNode:
         self._late: tuple[int, float] = (-1, 0.0)  # the last turn that ran into its deadline, and its start
         self._changes = self.owners.changes
         self._took = Deadline(channel.probe_s, headroom=HEADROOM)
-        self.keeper = Keeper(opening, rule, self.layout, self.owners, self._patience_s, grouping, correction)
+        self.server = BlockServer(
+            opening, rule, self.layout, self.owners, self._patience_s, grouping, correction
+        )
         self._grouped = grouping is not None
         self._clock = 0
         self._computed_s: deque[float] = deque(maxlen=PACE_WINDOW)
@@ -109,7 +111,7 @@ class CentreNode:
     def probed(self, probe_s: float, now_s: float = 0.0) -> None:
         """One exchange of the whole vector takes this long: where deadlines begin."""
         self._took = Deadline(probe_s, headroom=HEADROOM)
-        self.keeper.probed(probe_s)
+        self.server.probed(probe_s)
 
     def resume(self, round_: int) -> None:
         """The next turn comes after ``round_``, and only takes."""
@@ -140,24 +142,24 @@ class CentreNode:
             raise ValueError(f"channel {event.channel} is a central state; rows are gathered by all at once")
         elif isinstance(event, Joined):
             self.owners.joined(event.peer)
-            self.keeper.forget(event.peer)
+            self.server.forget(event.peer)
         elif isinstance(event, Left) and event.peer != self.me:
             self.owners.left(event.peer)
-            self.keeper.forget(event.peer)
-            effects += self.keeper.left(now_s, event.peer)
+            self.server.forget(event.peer)
+            effects += self.server.left(now_s, event.peer)
         if self.owners.changes != self._changes:
             self._changes = self.owners.changes
-            effects += self.keeper.review(now_s)
+            effects += self.server.review(now_s)
             effects += self._land(now_s)
             effects += self._again(now_s)
         return effects + self._land(now_s)
 
     def _land(self, now_s: float) -> list[Effect]:
-        """What the keeper has for this peer itself; a turn of which all blocks are there ends."""
-        effects, turn = self.keeper.turned(now_s), self._turn
-        for block, answer in self.keeper.take_own():
+        """What the server has for this peer itself; a turn of which all blocks are there ends."""
+        effects, turn = self.server.turned(now_s), self._turn
+        for block, answer in self.server.take_own():
             if turn is not None and turn.open.get(block) == self.me and answer.number == turn.number:
-                held = self.keeper.copies.blocks[block]
+                held = self.server.copies.blocks[block]
                 assert held.values is not None
                 turn.land(self.layout.spans[block], held.values, held.version, held.contributors(answer))
                 self._clock = wire.later(self._clock, answer.clock)
@@ -181,12 +183,12 @@ class CentreNode:
             raise RuntimeError(f"channel {self._channel} has had {number} turns, as many as can be numbered")
         self.active = self.highest = number
         computed_s = 0.0 if self._ended_s is None else now_s - self._ended_s
-        self.keeper.begins(given, computed_s)
+        self.server.begins(given, computed_s)
         if self._grouped and computed_s > 0:
             self._computed_s.append(computed_s)
         step_s = median_low(self._computed_s) if self._computed_s else None
-        turn = self._turn = begun(number, ask, now_s, now_s + self._budget_s(ask.deadline_s))
-        known = self.keeper.copies.versions
+        turn = self._turn = new_turn(number, ask, now_s, now_s + self._budget_s(ask.deadline_s))
+        known = self.server.copies.versions
         learned = None if self._anchor is None or ask.weight <= 0 else given - self._anchor
         effects: list[Effect] = []
         lead = self._lead()
@@ -196,7 +198,7 @@ class CentreNode:
             if learned is None or not known[span].all():
                 effects += self._pull(now_s, turn, block, owner)
             elif owner == self.me:
-                effects += self.keeper.push_own(
+                effects += self.server.push_own(
                     now_s, block, number, ask.weight, learned[span], lead[block], step_s
                 )
             else:
@@ -204,7 +206,7 @@ class CentreNode:
         return [*effects, Arm(Timer(self._channel, number, "turn"), turn.until_s)]
 
     def _budget_s(self, at_most_s: float | None) -> float:
-        self._took.floor_s = self.keeper.floor_s()
+        self._took.floor_s = self.server.floor_s()
         budget_s = self._took.budget_s()
         return budget_s if at_most_s is None else min(budget_s, at_most_s)
 
@@ -218,7 +220,7 @@ class CentreNode:
         """
         if self._grouped:
             return [self._clock] * self.layout.n_blocks
-        versions = self.keeper.copies.versions
+        versions = self.server.copies.versions
         counts = [wire.count_of(int(versions[span].min())) for span in self.layout.spans]
         return [min(wire.LEAD_MAX, max(counts) - count) if self._rule.barrier else 0 for count in counts]
 
@@ -233,7 +235,7 @@ class CentreNode:
         span, size = self.layout.spans[block], self.layout.sizes[block]
         key = MessageKey(self._channel, turn.number, wire.PUSH, lead << BLOCK_BITS | block)
         weight = np.full(size, turn.ask.weight, np.float32)
-        bases = wire.with_pace(self.keeper.copies.versions[span].astype(np.uint64), step_s)
+        bases = wire.with_pace(self.server.copies.versions[span].astype(np.uint64), step_s)
         turn.owners.add(owner)
         run = turn.sent[block] = Run(
             owner, key, 0, size, self._codec.encode(learned), weight, bases, ended=True
@@ -242,9 +244,9 @@ class CentreNode:
 
     def _pull(self, now_s: float, turn: Turn, block: int, owner: PeerId) -> list[Effect]:
         turn.pulled.add(block)
-        known = int(self.keeper.copies.versions[self.layout.spans[block]].max())
+        known = int(self.server.copies.versions[self.layout.spans[block]].max())
         if owner == self.me:
-            return self.keeper.pull(now_s, block, self.me, turn.number, known)
+            return self.server.pull(now_s, block, self.me, turn.number, known)
         turn.owners.add(owner)
         key = MessageKey(self._channel, turn.number, wire.PULL, block)
         return [Send(wire.small(owner, key, wire.encode_pull(known)), max(now_s, turn.until_s))]
@@ -287,7 +289,7 @@ class CentreNode:
             fits = run.total == COPIES * -(-size // BITS) and run.payload.shape[1] == CHUNK_BYTES
             if fits and stage == wire.PUSH:
                 return effects + self._resend(now_s, run, block)
-            return effects + (self.keeper.lacks(now_s, run, block, stage) if fits else [])
+            return effects + (self.server.lacks(now_s, run, block, stage) if fits else [])
         if stage in (wire.PUSH, wire.STATE, wire.COPY):
             rows = len(run.payload)
             if (
@@ -298,7 +300,7 @@ class CentreNode:
                 return effects
         if stage == wire.STATE:
             return effects + self._state(now_s, run, block)
-        return effects + self.keeper.take(now_s, run, block, stage)
+        return effects + self.server.take(now_s, run, block, stage)
 
     def _resend(self, now_s: float, run: Run, block: int) -> list[Effect]:
         """An owner lacks chunks of this peer's update."""
@@ -330,7 +332,7 @@ class CentreNode:
         if wire.count_of(wire.state_version(run.key)) > wire.BELIEVED:
             return []
         if len(here) and number == turn.number & 0xFF:
-            turn.store(run, span.start + run.first, self.keeper.copies.versions, self._codec)
+            turn.store(run, span.start + run.first, self.server.copies.versions, self._codec)
             if not turn.left[span].any():
                 turn.close(block, stale)
                 self._clock = wire.later(self._clock, clock)
@@ -347,19 +349,19 @@ class CentreNode:
         )
 
     def _repair_timer(self, now_s: float, turn: Turn) -> Arm:
-        return Arm(Timer(self._channel, turn.number, "repair"), now_s + self.keeper.answer_s())
+        return Arm(Timer(self._channel, turn.number, "repair"), now_s + self.server.answer_s())
 
     # -- Time
 
     def _expired(self, now_s: float, timer: Timer) -> list[Effect]:
         turn = self._turn
         if timer.name not in ("turn", "repair"):
-            return self.keeper.expired(now_s, timer)
+            return self.server.expired(now_s, timer)
         if turn is None or timer.round != turn.number:
             return []
         if timer.name == "turn":
             return self._finish(now_s, expired=True)
-        pause_s = self.keeper.answer_s()
+        pause_s = self.server.answer_s()
         idle = [block for block, at_s in turn.asked_s.items() if at_s + pause_s <= now_s]
         turn.asked_s.update(dict.fromkeys(idle, now_s))
         effects: list[Effect] = [self._lacking(now_s, turn, block) for block in idle]
@@ -387,15 +389,15 @@ class CentreNode:
                     )
         elif turn.owners:
             self._took.completed(now_s - turn.started_s)
-        self.keeper.copies.took(turn.mean, turn.got, turn.versions)
+        self.server.copies.took(turn.mean, turn.got, turn.versions)
         self._anchor, self._turn, self._ended_s = turn.mean, None, now_s
         self.done, self.active = turn.number, None
-        return [*effects, Done(replace(outcome, groups=self.keeper.gate.groups))]
+        return [*effects, Done(replace(outcome, groups=self.server.gate.groups))]
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Makes each peer's part in a central state, under a rule; see ``Keeper`` of what else there is."""
+    """Makes each peer's part in a central state, under a rule; see ``BlockServer`` of what else there is."""
 
     rule: Rule
     grouping: Grouping | None = None

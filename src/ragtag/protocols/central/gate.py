@@ -1,6 +1,6 @@
 """How updates of blocks become steps, at their owner: a gate. Here with one barrier for all peers, or none.
 
-The other gate is ``grouping.Barriers``.
+The other gate is ``grouping.GroupGate``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Gate(Protocol):
         ...
 
 
-class Common:
+class RuleGate:
     """One rule judges all. Where it has a barrier, all blocks count their versions as one clock."""
 
     def __init__(self, opening: Opening, rule: Rule, blocks: list[Block], owners: Owners) -> None:
@@ -109,7 +109,7 @@ class Common:
         """An update of a block has come."""
         held, barrier = self._blocks[block], self._rule.barrier
         answers = held.catch_up(update.clock) if barrier else []
-        fresh, count, since_s = not held.kept, count_of(held.version), held.since_s
+        fresh, count, since_s = not held.accepted, count_of(held.version), held.since_s
         if barrier and held.expired_s is not None and update.clock < count:
             self._barrier.late(now_s - held.expired_s)  # it came after its barrier had ended
             held.expired_s = None
@@ -135,7 +135,7 @@ class Common:
     def rearm(self, now_s: float, block: int) -> list[Arm]:
         """Where there is a barrier, it has an end."""
         held = self._blocks[block]
-        if not self._rule.barrier or not held.kept:
+        if not self._rule.barrier or not held.accepted:
             return []
         count = count_of(held.version) & 0xFFFFFFFF
         return [Arm(Timer(self._channel, count, f"barrier/{block}"), now_s + self._budget_s())]
@@ -143,11 +143,11 @@ class Common:
     def expired(self, now_s: float, block: int, timer: Timer) -> Step:
         """A barrier has stood for long enough: step with what there is."""
         held = self._blocks[block]
-        if not held.serving or not held.kept or count_of(held.version) & 0xFFFFFFFF != timer.round:
+        if not held.serving or not held.accepted or count_of(held.version) & 0xFFFFFFFF != timer.round:
             return Step([], [], [])
-        missing = sorted(self._owners.live - set(held.kept))
+        missing = sorted(self._owners.live - set(held.accepted))
         for peer in missing:
-            held.late[peer] = held.late.get(peer, 0) + 1
+            held.missed_steps[peer] = held.missed_steps.get(peer, 0) + 1
         self._barrier.missed()
         held.expired_s = held.since_s
         answers = [(block, answer) for answer in held.close()]
@@ -165,5 +165,5 @@ class Common:
         return self._barrier.budget_s()
 
     def _expected(self, block: int) -> int:
-        late = self._blocks[block].late
-        return max(1, sum(late.get(peer, 0) < GONE_AFTER for peer in self._owners.live))
+        missed = self._blocks[block].missed_steps
+        return max(1, sum(missed.get(peer, 0) < GONE_AFTER for peer in self._owners.live))

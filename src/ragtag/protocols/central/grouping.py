@@ -27,9 +27,9 @@ import numpy as np
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Floats, Noted, PeerId, Timer
 from ragtag.protocols.central.block import Answer, Block, Update
-from ragtag.protocols.central.book import Book, Grouping, Groups
 from ragtag.protocols.central.gate import HEADROOM, Step
 from ragtag.protocols.central.owners import Owners
+from ragtag.protocols.central.speeds import Grouping, Groups, Speeds
 from ragtag.protocols.central.wire import ahead, clock_in, count_of, later, ticked
 from ragtag.protocols.channel.averager import Opening
 
@@ -43,23 +43,23 @@ class Batch:
     since_s: float
     total: Floats
     mass: Floats
-    kept: dict[PeerId, Answer] = field(default_factory=dict)
+    answers: dict[PeerId, Answer] = field(default_factory=dict)
 
     def add(self, update: Update, answer: Answer) -> None:
         """One more; the same peer's again is more of the same update (or what the first lacked)."""
         weight, got = np.float32(update.weight), update.got
         self.total[got] += update.values[got] * weight
-        self.mass[got if update.peer not in self.kept else got & (self.mass == 0)] += weight
-        self.kept[update.peer] = answer
+        self.mass[got if update.peer not in self.answers else got & (self.mass == 0)] += weight
+        self.answers[update.peer] = answer
         self.clock = later(self.clock, clock_in(update.lead))
 
 
-class Barriers:
+class GroupGate:
     """The barriers of all groups in the blocks that one peer owns. At most one batch per block and peer."""
 
     def __init__(self, opening: Opening, grouping: Grouping, blocks: list[Block], owners: Owners) -> None:
         self._me, self._channel, self._blocks, self._owners = opening.me, opening.number, blocks, owners
-        self.book = Book(grouping, owners)
+        self.speeds = Speeds(grouping, owners)
         self._barrier = Deadline(opening.channel.probe_s, headroom=HEADROOM)
         self._changes = 0
         self._noted = -1
@@ -71,7 +71,7 @@ class Barriers:
     @property
     def groups(self) -> Groups:
         """Who goes with whom, as far as this owner has seen."""
-        return self.book.groups
+        return self.speeds.groups
 
     def probed(self, probe_s: float) -> None:
         """Where deadlines begin."""
@@ -79,31 +79,31 @@ class Barriers:
 
     def stands_s(self, computed_s: float) -> float:
         """How long this peer's group may wait for its slowest."""
-        slowest_s = self.book.slowest_s(self.book.mates(self._me))
+        slowest_s = self.speeds.slowest_s(self.speeds.mates(self._me))
         self._barrier.floor_s = HEADROOM * max(computed_s, slowest_s)
         return self._barrier.budget_s()
 
     def pushed(self, now_s: float, peer: PeerId, number: int, step_s: float | None) -> None:
         """Something of a peer's update has come."""
-        self.book.pushed(now_s, peer, number, step_s)
+        self.speeds.pushed(now_s, peer, number, step_s)
 
     def answered(self, now_s: float, peer: PeerId) -> None:
         """A peer goes on."""
-        self.book.answered(now_s, peer)
+        self.speeds.answered(now_s, peer)
 
     def judge(self, now_s: float, block: int, update: Update) -> Step:
         """An update of a block has come."""
         held, peer, clock = self._blocks[block], update.peer, clock_in(update.lead)
         held.judged[peer] = update.number
-        self.book.gave(peer, update.weight)
+        self.speeds.gave(peer, update.weight)
         answers: list[tuple[int, Answer]] = []
         if not self._open[block]:
-            self.book.look(now_s)
+            self.speeds.look(now_s)
             answers = self._sweep(now_s)
         late_at, since_s = self._late.pop((block, peer), (-1, now_s))
         answer = Answer(peer, update.number, 0, update.base)
         if late_at >= 0 and not ahead(clock, late_at):
-            if len(self.book.mates(peer)) > 1:
+            if len(self.speeds.mates(peer)) > 1:
                 self._barrier.late(now_s - since_s)
             alone = self._batch(now_s, held, late_at)
             alone.add(update, answer)
@@ -119,7 +119,7 @@ class Barriers:
             timers = [self._timer(now_s, block, batch, peer)]
         batch.add(update, answer)
         if not self._missing(block, batch):
-            if len(batch.kept) > 1:
+            if len(batch.answers) > 1:
                 self._barrier.completed(now_s - batch.since_s)
             return self._step(answers + self._close(now_s, block, batch))
         return self._step(answers, timers)
@@ -130,9 +130,9 @@ class Barriers:
         if batch is None or not self._blocks[block].serving:
             return Step([], [], [])
         missing = self._missing(block, batch)
-        self.book.missed(now_s, missing)
-        self.book.review()
-        still = missing & self.book.waited_for(batch.kept)
+        self.speeds.missed(now_s, missing)
+        self.speeds.review()
+        still = missing & self.speeds.waited_for(batch.answers)
         if still:
             self._barrier.missed()
         for peer in missing:
@@ -153,32 +153,32 @@ class Barriers:
 
     def review(self, now_s: float, blocks: list[int]) -> Step:
         """Who is there has changed: nobody waits for who is gone."""
-        self.book.review()
+        self.speeds.review()
         return self._step(self._sweep(now_s))
 
     def rearm(self, now_s: float, block: int) -> list[Arm]:
         """A block is served again: what it holds has an end."""
-        return [self._timer(now_s, block, batch, min(batch.kept)) for batch in self._open[block]]
+        return [self._timer(now_s, block, batch, min(batch.answers)) for batch in self._open[block]]
 
     def forget(self, peer: PeerId) -> None:
         """A peer is gone, or has come: what it gave counts, it is not answered."""
         for block, batches in enumerate(self._open):
             self._late.pop((block, peer), None)
             for batch in batches:
-                if peer in batch.kept:
-                    batch.kept[peer] = batch.kept[peer]._replace(number=-1)
-        self.book.forget(peer)
+                if peer in batch.answers:
+                    batch.answers[peer] = batch.answers[peer]._replace(number=-1)
+        self.speeds.forget(peer)
 
     def _step(self, answers: list[tuple[int, Answer]], timers: Iterable[Arm] = ()) -> Step:
         """With notes of what has changed: groups, by the owner of the first block, and who is in none."""
         notes: list[Noted] = []
-        if self.book.changes != self._changes and self._owners[0] == self._me:
-            self._changes = self.book.changes
-            notes.append(Noted("groups", self._me, self.book.told()))
-        if self.book.doubted.keys() != self._doubted:
-            news = sorted(self.book.doubted.keys() - self._doubted)
+        if self.speeds.changes != self._changes and self._owners[0] == self._me:
+            self._changes = self.speeds.changes
+            notes.append(Noted("groups", self._me, self.speeds.told()))
+        if self.speeds.doubted.keys() != self._doubted:
+            news = sorted(self.speeds.doubted.keys() - self._doubted)
             notes += [self._doubt(peer) for peer in news if self._says_of(peer)]
-            self._doubted = frozenset(self.book.doubted)
+            self._doubted = frozenset(self.speeds.doubted)
         return Step(answers, [*timers], notes)
 
     def _says_of(self, peer: PeerId) -> bool:
@@ -187,7 +187,7 @@ class Barriers:
         return next((owner for owner in owners if owner != peer), self._me) == self._me
 
     def _doubt(self, peer: PeerId) -> Noted:
-        why = f"{self.book.doubted[peer]:g} s a step, far from the others': it goes alone"
+        why = f"{self.speeds.doubted[peer]:g} s a step, far from the others': it goes alone"
         return Noted("speed not believed", peer, why)
 
     def _batch(self, now_s: float, held: Block, clock: int) -> Batch:
@@ -200,17 +200,17 @@ class Barriers:
     def _of(self, block: int, peer: PeerId) -> Batch | None:
         """The batch that a peer's update belongs to: its own, else its mates'."""
         batches = self._open[block]
-        mates = self.book.mates(peer)
-        own = next((batch for batch in batches if peer in batch.kept), None)
-        return own or next((batch for batch in batches if mates & batch.kept.keys()), None)
+        mates = self.speeds.mates(peer)
+        own = next((batch for batch in batches if peer in batch.answers), None)
+        return own or next((batch for batch in batches if mates & batch.answers.keys()), None)
 
     def _missing(self, block: int, batch: Batch) -> frozenset[PeerId]:
         """Who is waited for, and has given to no batch of the block."""
-        here = {peer for one in self._open[block] for peer in one.kept} | batch.kept.keys()
-        return self.book.waited_for(batch.kept) - here
+        here = {peer for one in self._open[block] for peer in one.answers} | batch.answers.keys()
+        return self.speeds.waited_for(batch.answers) - here
 
     def _timer(self, now_s: float, block: int, batch: Batch, peer: PeerId) -> Arm:
-        self._barrier.floor_s = HEADROOM * self.book.slowest_s(self.book.mates(peer))
+        self._barrier.floor_s = HEADROOM * self.speeds.slowest_s(self.speeds.mates(peer))
         return Arm(Timer(self._channel, batch.number, f"barrier/{block}"), now_s + self._barrier.budget_s())
 
     def _sweep(self, now_s: float) -> list[tuple[int, Answer]]:
@@ -227,15 +227,15 @@ class Barriers:
         held = self._blocks[block]
         self._open[block] = [one for one in self._open[block] if one is not batch]
         count = count_of(held.version)
-        stale = {peer: max(0, count - count_of(answer.base)) for peer, answer in batch.kept.items()}
-        share = min(1.0, self.book.share(now_s, batch.kept))
-        scale = np.float32(self.book.grouping.scale(share, max(stale.values())))
+        stale = {peer: max(0, count - count_of(answer.base)) for peer, answer in batch.answers.items()}
+        share = min(1.0, self.speeds.share(now_s, batch.answers))
+        scale = np.float32(self.speeds.grouping.scale(share, max(stale.values())))
         some = batch.mass > 0
         batch.total[some] *= (scale / batch.mass[some])[:, None]
-        held.step_by(batch.total, sorted(batch.kept))
+        held.step_by(batch.total, sorted(batch.answers))
         clock = ticked(batch.clock)
         return [
             (block, answer._replace(stale=stale[peer], clock=clock))
-            for peer, answer in batch.kept.items()
+            for peer, answer in batch.answers.items()
             if answer.number >= 0
         ]

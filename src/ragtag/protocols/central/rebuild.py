@@ -16,7 +16,7 @@ from ragtag.codecs.base import Codec, finite_rows
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Bools, Effect, Floats, MessageKey, Noted, PeerId, Run, Send, Timer
 from ragtag.protocols.central.owners import Owners
-from ragtag.protocols.central.wire import ASK, COPY, FETCH, blob_of, decode_told, encode_ask, small
+from ragtag.protocols.central.wire import ASK, COPY, FETCH, blob_of, decode_holdings, encode_ask, small
 from ragtag.protocols.rounds.base import spans_of
 from ragtag.protocols.rounds.layout import Layout
 from ragtag.protocols.rounds.repair import request
@@ -25,7 +25,7 @@ REPAIRS = 3
 """So often the holes of a copy are asked for."""
 
 
-class Found(NamedTuple):
+class Rebuilt(NamedTuple):
     """What a search has come to: go on from ``values`` where ``got``, with a version above ``above``.
 
     source: whose copy it is (-1: nobody has one); told: how many of ``asked`` peers said what they have.
@@ -56,7 +56,7 @@ class _Search:
     tries: int = 0
 
 
-class Seeker:
+class Rebuilder:
     """The searches of one peer, one per block at most.
 
     own: the version of this peer's own newest copy of a block, and its values.
@@ -80,7 +80,7 @@ class Seeker:
         self._wanted: dict[int, int] = {}
         self._number = -1
         self._last: tuple[int, float] = (-1, 0.0)  # the newest question that is over, and when it was asked
-        self.found: list[Found] = []
+        self.found: list[Rebuilt] = []
         """Searches that are over; whoever reads them clears them."""
 
     def seek(self, block: int, above: int = 0) -> None:
@@ -117,7 +117,7 @@ class Seeker:
     def told(self, now_s: float, run: Run) -> list[Effect]:
         """A peer says what it has."""
         blob = blob_of(run)
-        told = None if blob is None else decode_told(blob, self._layout.n_blocks)
+        told = None if blob is None else decode_holdings(blob, self._layout.n_blocks)
         if told is None:
             return []
         effects: list[Effect] = []
@@ -233,7 +233,9 @@ class Seeker:
             search.values = np.zeros((size, self._codec.elements), np.float32)
             search.got = np.zeros(size, np.bool_)
         self.found.append(
-            Found(search.block, search.values, search.got, search.above, source, search.answers, search.asked)
+            Rebuilt(
+                search.block, search.values, search.got, search.above, source, search.answers, search.asked
+            )
         )
         return []
 
@@ -245,7 +247,7 @@ class Seeker:
         return MessageKey(self._channel, number, stage, block)
 
 
-def said(me: PeerId, rebuilt: Sequence[Found]) -> list[Effect]:
+def rebuilt_notes(me: PeerId, rebuilt: Sequence[Rebuilt]) -> list[Effect]:
     """What a reader of the trace wants to know of blocks that go on."""
     effects: list[Effect] = []
     others = [one for one in rebuilt if one.source >= 0]

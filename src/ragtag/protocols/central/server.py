@@ -11,19 +11,19 @@ from ragtag.core.deadline import Deadline
 from ragtag.core.types import Arm, Effect, Floats, MessageKey, Noted, PeerId, Run, Send, Timer
 from ragtag.protocols.central import wire
 from ragtag.protocols.central.block import Answer, Correction, Rule, Update
-from ragtag.protocols.central.book import Grouping
 from ragtag.protocols.central.copies import Copies
-from ragtag.protocols.central.gate import Common, Gate, Step
-from ragtag.protocols.central.grouping import Barriers
+from ragtag.protocols.central.gate import Gate, RuleGate, Step
+from ragtag.protocols.central.grouping import GroupGate
 from ragtag.protocols.central.owners import Owners
-from ragtag.protocols.central.rebuild import REPAIRS, Found, Seeker, said
+from ragtag.protocols.central.rebuild import REPAIRS, Rebuilder, Rebuilt, rebuilt_notes
+from ragtag.protocols.central.speeds import Grouping
 from ragtag.protocols.channel.averager import Opening
 from ragtag.protocols.rounds.base import BLOCK_BITS
 from ragtag.protocols.rounds.layout import Layout
 from ragtag.protocols.rounds.repair import request, requested
 
 
-class Keeper:
+class BlockServer:
     """One peer as an owner. Its tables are bounded by blocks times peers.
 
     patience_s: how long a block may take on its way. grouping: peers step in groups, in place of the rule's
@@ -50,16 +50,16 @@ class Keeper:
         self._pulls: dict[tuple[int, PeerId], int] = {}
         self._answered: dict[tuple[int, PeerId], Answer] = {}
         self._own: list[tuple[int, Answer]] = []
-        self._unfounded: dict[int, Found] = {}
+        self._unfounded: dict[int, Rebuilt] = {}
         self._told: dict[PeerId, int] = {}  # the newest turn of a peer that was told to stand by
         self._answer = Deadline(opening.channel.rtt_s, floor_s=opening.channel.rtt_s)
         self._correction = correction
         self.gate: Gate = (
-            Common(opening, rule, self._blocks, owners)
+            RuleGate(opening, rule, self._blocks, owners)
             if grouping is None
-            else Barriers(opening, grouping, self._blocks, owners)
+            else GroupGate(opening, grouping, self._blocks, owners)
         )
-        self._seeker = Seeker(
+        self._rebuilder = Rebuilder(
             opening.me, opening.number, opening.channel.codec, layout, owners, self.copies.newest,
             self._answer, patience_s,
         )  # fmt: skip
@@ -123,9 +123,9 @@ class Keeper:
         if stage == wire.PUSH:
             return self._push(now_s, run, block)
         if stage == wire.TELL:
-            return self._seeker.told(now_s, run)
+            return self._rebuilder.told(now_s, run)
         if stage == wire.COPY:
-            return self._seeker.copied(now_s, run, block)
+            return self._rebuilder.copied(now_s, run, block)
         if stage == wire.HOLD:
             return []
         blob = wire.blob_of(run)
@@ -199,8 +199,8 @@ class Keeper:
                 effects += self._yield(now_s, block)
             elif held.serving:
                 mine.append(block)
-        told = wire.Told({block: self.copies.newest(block)[0] for block in blocks}, frozenset(mine))
-        run = wire.small(peer, self._key(number, wire.TELL, 0), wire.encode_told(told))
+        told = wire.Holdings({block: self.copies.newest(block)[0] for block in blocks}, frozenset(mine))
+        run = wire.small(peer, self._key(number, wire.TELL, 0), wire.encode_holdings(told))
         return effects + self._out(now_s, run)
 
     # -- Updates
@@ -276,7 +276,7 @@ class Keeper:
 
     def left(self, now_s: float, peer: PeerId) -> list[Effect]:
         """Nothing more will come from a peer: no search waits for it."""
-        return self._seeker.left(now_s, peer)
+        return self._rebuilder.left(now_s, peer)
 
     def review(self, now_s: float) -> list[Effect]:
         """Who is there has changed: give up what is another's now; nobody stands by for who is gone."""
@@ -286,7 +286,7 @@ class Keeper:
             if self._owners[block] != self.me:
                 if held.serving:
                     effects += self._yield(now_s, block)
-                self._seeker.stop(block)
+                self._rebuilder.stop(block)
                 self._unfounded.pop(block, None)
                 effects += self._turn_away(now_s, block)
             elif held.serving:
@@ -314,13 +314,13 @@ class Keeper:
 
     def _look(self, block: int, above: int = 0) -> None:
         self._blocks[block].serving = False
-        if block not in self._unfounded and all(found.block != block for found in self._seeker.found):
-            self._seeker.seek(block, above)
+        if block not in self._unfounded and all(found.block != block for found in self._rebuilder.found):
+            self._rebuilder.seek(block, above)
 
     def turned(self, now_s: float) -> list[Effect]:
         """At the end of each step: ask for what is looked for, go on with what was found."""
-        effects = self._seeker.ask(now_s)
-        found, self._seeker.found = self._seeker.found, []
+        effects = self._rebuilder.ask(now_s)
+        found, self._rebuilder.found = self._rebuilder.found, []
         if self.copies.values is not None and self._unfounded:
             found += self._unfounded.values()
             self._unfounded = {}
@@ -335,9 +335,9 @@ class Keeper:
                 self._blocks[one.block].adopt(values, one.above)
                 effects += self._serve(now_s, one.block)
                 rebuilt.append(one)
-        return effects + said(self.me, rebuilt) + (self.turned(now_s) if rebuilt else [])
+        return effects + rebuilt_notes(self.me, rebuilt) + (self.turned(now_s) if rebuilt else [])
 
-    def _filled(self, found: Found) -> Floats | None:
+    def _filled(self, found: Rebuilt) -> Floats | None:
         """What was found, and where nothing was, what this peer goes by."""
         own = self.copies.values
         if found.got.all() or own is None:
@@ -365,7 +365,7 @@ class Keeper:
         if kind == "barrier":
             return self._stepped(now_s, self.gate.expired(now_s, int(rest), timer))
         if kind != "hole":
-            return self._seeker.expired(now_s, timer)
+            return self._rebuilder.expired(now_s, timer)
         block, peer = map(int, rest.split("/"))
         update = self._updates.get((block, peer))
         if update is None or update.ready or update.number != timer.round:

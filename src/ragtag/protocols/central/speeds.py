@@ -39,7 +39,7 @@ class Grouping(Protocol):
         ...
 
 
-class Book:
+class Speeds:
     """What one owner knows of speeds, and the groups that follow.
 
     changes: how often their number changed. doubted: whose speed the rule does not believe, and what it is.

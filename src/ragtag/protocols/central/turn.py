@@ -95,7 +95,7 @@ class Turn:
         )
 
 
-def begun(number: int, ask: Average, now_s: float, until_s: float) -> Turn:
+def new_turn(number: int, ask: Average, now_s: float, until_s: float) -> Turn:
     """A turn in which nothing has come."""
     k, shape = len(ask.values), ask.values.shape
     return Turn(

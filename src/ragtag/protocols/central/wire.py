@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from ragtag.core.types import MessageKey, PeerId, Run
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.rounds.base import BLOCK_BITS, whole
+from ragtag.protocols.rounds.base import BLOCK_BITS, whole_message
 
 PUSH, STATE, PULL, ASK, TELL, FETCH, COPY, HOLD = range(8)
 BLOCKS_MAX = 32
@@ -136,7 +136,7 @@ def small(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
     """A message without values, in some copies."""
     row = np.frombuffer(blob.ljust(CHUNK_BYTES, b"\0"), np.uint8)[None, :]
     payload = np.repeat(row, COPIES, axis=0)
-    return whole(peer, key, payload, np.zeros(COPIES, np.float32), np.zeros(COPIES, np.uint64))
+    return whole_message(peer, key, payload, np.zeros(COPIES, np.float32), np.zeros(COPIES, np.uint64))
 
 
 def blob_of(run: Run) -> bytes | None:
@@ -170,20 +170,20 @@ def decode_ask(blob: bytes, n_blocks: int) -> list[int]:
     return _names(_ASKED.unpack_from(blob)[0], n_blocks)
 
 
-class Told(NamedTuple):
+class Holdings(NamedTuple):
     """What a peer has: the version of its copy of each block asked for, and of which it is the owner."""
 
     versions: dict[int, int]
     mine: frozenset[int]
 
 
-def encode_told(told: Told) -> bytes:
+def encode_holdings(told: Holdings) -> bytes:
     """As bytes."""
     versions = [told.versions.get(block, 0) for block in range(BLOCKS_MAX)]
     return _TOLD.pack(_bits(list(told.versions)), _bits(list(told.mine)), *versions)
 
 
-def decode_told(blob: bytes, n_blocks: int) -> Told | None:
+def decode_holdings(blob: bytes, n_blocks: int) -> Holdings | None:
     """From bytes; ``None``: it is none."""
     if len(blob) < _TOLD.size:
         return None
@@ -191,7 +191,9 @@ def decode_told(blob: bytes, n_blocks: int) -> Told | None:
     known = _names(blocks, n_blocks)
     if any(count_of(versions[block]) > BELIEVED for block in known):
         return None
-    return Told({block: versions[block] for block in known}, frozenset(_names(mine, n_blocks)) & set(known))
+    return Holdings(
+        {block: versions[block] for block in known}, frozenset(_names(mine, n_blocks)) & set(known)
+    )
 
 
 def _bits(blocks: list[int]) -> int:

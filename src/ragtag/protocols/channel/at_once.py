@@ -1,5 +1,7 @@
-"""A channel that all average at once: rounds begun, fed with what comes, ended; with peers that are ahead,
-behind, or new. What one round does is a machine of its own (``base.Round``), which an averager brings.
+"""All rounds of a channel that all peers average at once.
+
+It begins rounds, feeds them with what comes and ends them, and it finds the round for a peer that is ahead,
+behind or new. What happens in one round is a machine of its own (``base.Round``), which the averager brings.
 """
 
 from __future__ import annotations
@@ -45,16 +47,15 @@ from ragtag.protocols.rounds.base import (
 )
 
 CATCH_UP = 8
-"""A peer that skipped more rounds than this adds weight 0 to its first average (of each fragment): it takes,
-and gives later."""
+"""A peer that skipped more rounds than this gives weight 0 to its first average (of each fragment)."""
 TARDY_MAX = 4
-"""Rounds in a row that a peer may begin when they are over for others, before it takes itself for behind."""
+"""How many rounds in a row a peer may begin after others ended them; then it takes itself for behind."""
 AHEAD = 2
-"""Rounds that are taken in before this peer has begun them."""
+"""How many rounds are received before this peer has begun them."""
 BEHIND = 2
-"""Rounds that are kept after they are done, to answer requests for repair."""
+"""How many rounds are kept after they are done, to answer requests for repair."""
 JUMP_MAX = 1 << 24
-"""Rounds that a peer can have missed; what is further ahead is not believed."""
+"""How many rounds a peer can have missed. A round further ahead is not believed."""
 ROUND_MAX = (1 << 32) - 1
 """Round numbers travel in 32 bits."""
 
@@ -62,10 +63,12 @@ ROUND_MAX = (1 << 32) - 1
 class Rounds:
     """One peer's part in all rounds of a channel that is averaged by all at once.
 
-    make: the machine of one round.
-
-    done: the last round that is over; active: the one under way; highest: the newest that was heard of.
-    rounds: their machines, ``BEHIND`` that are over (they answer requests for repair) and ``AHEAD`` to come.
+    make: makes the machine of one round.
+    done: the last round that is over.
+    active: the round under way.
+    highest: the newest round that was heard of.
+    rounds: the machines of the round under way, of ``BEHIND`` that are over (they answer requests for repair)
+        and of ``AHEAD`` to come.
     """
 
     def __init__(self, opening: Opening, make: Callable[[Setting], Round]) -> None:
@@ -78,17 +81,17 @@ class Rounds:
         self.rounds: dict[int, Round] = {}
         self._spare: list[Floats] = []
         self._ahead: set[PeerId] = set()
-        """The peers that were seen to be ahead of the round under way."""
+        """Peers that were seen ahead of the round under way."""
         self._behind = False
-        """Whether this peer knows itself to be behind: others were ahead when its last round ended."""
+        """Whether others were ahead when this peer's last round ended."""
         self._tardy = 0
-        """How many rounds in a row were over for others when this peer began them."""
+        """How many rounds in a row others had ended when this peer began them."""
         self._withheld: frozenset[PeerId] = frozenset()
         self._aside: frozenset[PeerId] = frozenset()
-        """The peers that the newest round does not wait for, by what its own peer said."""
+        """Peers that the trainer has set aside: the newest round does not wait for them."""
         self._newcomer = False
         self._taking = 0
-        """To so many rounds to come this peer adds weight 0, one for each fragment."""
+        """How many rounds to come this peer gives weight 0, one for each fragment."""
 
     def probed(self, probe_s: float, now_s: float) -> None:
         """One exchange of the whole vector takes this long; peers begin from now on."""
@@ -96,7 +99,7 @@ class Rounds:
         self.budgets = Budgets(self._channel, now_s)
 
     def resume(self, round_: int) -> None:
-        """The next round comes after ``round_``; in it (for each fragment) this peer gives nothing."""
+        """The next round comes after ``round_``, and this peer gives nothing in it (of each fragment)."""
         self._newcomer = True
         self.done = max(self.done, round_)
 
@@ -105,7 +108,7 @@ class Rounds:
         return self.highest > self.done
 
     def shows(self, peer: PeerId, number: int) -> bool:
-        """What is of rounds long done shows that its sender lives, but is behind."""
+        """Whether a sender takes part: a message of a round long done shows that it lives, but is behind."""
         return number >= self.done
 
     def budgets_s(self) -> tuple[float, float]:
@@ -113,7 +116,7 @@ class Rounds:
         return self.budgets.next_s(self._crew.rtt_s.values())
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Take one event; what arrives is of one round, or a question whether this peer is there."""
+        """Take one event. Runs that arrive belong to one round, or all ask whether this peer is there."""
         if isinstance(event, Arrived):
             return self._arrived(now_s, event)
         if isinstance(event, Expired):
@@ -147,21 +150,19 @@ class Rounds:
     # -- Which round
 
     def _next(self, due: int = -1) -> int:
-        """The round that begins now: the newest that was heard of, or one after the last, and none before
-        the one that is ``due``.
-        """
+        """The round that begins now: the newest heard of, or the one after the last; not before ``due``."""
         return max(self.done + 1, self.highest, due)
 
     def _now(self) -> int:
-        """The round under way, or that begins next: of those before this peer sends nothing new."""
+        """The round under way, or the one that begins next: this peer sends nothing new of earlier ones."""
         return self._next() if self.active is None else self.active
 
     def _to_come(self) -> list[int]:
-        """Rounds that have not begun here, of which something has been taken in already."""
+        """Rounds that have not begun here, and from which something has come already."""
         return sorted(r for r in self.rounds if r > self.done and r != self.active)
 
     def _admits(self, number: int) -> bool:
-        """Whether a message of this round is taken: none that is made up, and few of rounds to come."""
+        """Whether a message of this round is taken: no round that is made up, and few that are to come."""
         if number > max(self.done, 0) + JUMP_MAX:
             return False  # made up, or of a crew that this peer could not catch up with
         self.highest = max(self.highest, number)
@@ -175,7 +176,7 @@ class Rounds:
         return True
 
     def _recut(self, growth: int) -> None:
-        """Rounds to come that were cut for more peers than there are now begin anew."""
+        """Rounds to come whose vector was cut for more peers than there are now begin anew."""
         for number in self._to_come():
             if self.rounds[number].spec.growth > growth:
                 del self.rounds[number]
@@ -229,11 +230,11 @@ class Rounds:
         return self._settle(effects + machine.step(now_s, begin))
 
     def _leaves_it(self, number: int, ask: Average | Offer) -> bool:
-        """Whether the newest round that was heard of is left to those who are in it, and the next one begun.
+        """Whether this peer leaves out the newest round that it heard of, and begins the one after.
 
-        So it is where owners there have told their averages, for a slow peer that gives, and for one that is
-        behind: as long as it is one round behind whenever it begins, nobody hears it in time, though it
-        computes as fast as they do. Who is to take and not to give takes those averages.
+        It does so where an owner has told its average of that round already: a slow peer that gives, and a
+        peer that is behind. A peer that is one round behind whenever it begins is never heard in time, though
+        it computes as fast as the others. A peer that only takes joins the newest round, for its averages.
         """
         if ask.weight <= 0 or not self._tardy:
             return False
@@ -244,7 +245,12 @@ class Rounds:
         )
 
     def _require(self, ask: Average | Offer) -> None:
-        """Raise where the channel cannot be asked for this, or not now."""
+        """Check what the trainer asks for.
+
+        Raises:
+            RuntimeError: the crew has grown too large, or a round is under way.
+            ValueError: the channel takes rows rather than values or the reverse, or their form is wrong.
+        """
         channel, number = self._channel, self._number
         if self._crew.n > PEERS_MAX:
             raise RuntimeError(f"the crew has grown to {self._crew.n} seats; {LARGER_CREWS}")
@@ -308,7 +314,7 @@ class Rounds:
     def _asked(self, now_s: float, run: Run) -> list[Effect]:
         """A peer asks whether this one is there, or answers that it is."""
         number = run.key.round
-        if run.key.stage in QUESTIONS:  # who asks waits in that round; it may be waited for in an earlier one
+        if run.key.stage in QUESTIONS:  # the asker waits in that round; an earlier one may wait for it
             rtt_s = self._crew.rtt_s.get(run.peer, self._channel.rtt_s)
             machine = self.rounds.get(number)
             never = number < self._now() or (machine is not None and machine.goes_elsewhere(run))
@@ -320,7 +326,7 @@ class Rounds:
         return self._route(now_s, number, Arrived([run])) if number == self.active else []
 
     def _asked_from(self, now_s: float, number: int, peer: PeerId) -> list[Effect]:
-        """A peer asks in a round: it has long begun that, and left those before."""
+        """A peer asks in a round: it began that long ago, and has left the rounds before it."""
         if number - 1 != self.active or self._behind:
             return self._see_ahead(now_s, number, [peer])
         return self._settle(self.rounds[self.active].asked_from_next(now_s, peer))
@@ -341,13 +347,13 @@ class Rounds:
         return effects + self._see_ahead(now_s, number, _seen_in(event.runs))
 
     def _deliver_apart(self, now_s: float, number: int, event: Arrived) -> list[Effect]:
-        """Some senders cut the vector otherwise: one of them, or this peer, knows of newcomers already.
+        """Some senders cut the vector otherwise: they, or this peer, already know of newcomers.
 
-        Their chunks mean other values here, so this round goes on without them; whoever knows of fewer
-        newcomers goes by the larger number from its next round on, so that one round is spoilt at most. It
-        has heard that somebody comes to that place, or does not believe it: a number alone can be made up.
-        Whoever knows that the peer in the last place is gone goes by the smaller number, and the others do
-        once they have heard of it, too.
+        Their chunks mean other values here, so this round goes on without them. A peer that knows of fewer
+        newcomers takes over the larger number from its next round on, so that at most one round is spoilt. It
+        does so only if it has heard that a peer comes to that place: a number alone can be made up. A peer
+        that knows that the last place is empty goes by the smaller number, and so do the others once they
+        have heard of it.
         """
         crew = self._crew
         growths = {id(run): run.key.block >> BLOCK_BITS for run in event.runs}
@@ -356,7 +362,7 @@ class Rounds:
         crew.grow(crew.founded + max(news, default=0))
         early = self.rounds.get(number) if number != self.active and number > self.done else None
         if early is not None and early.spec.growth < crew.growth:
-            del self.rounds[number]  # early runs of those that knew of fewer; none of them is waited for more
+            del self.rounds[number]  # early runs of peers that knew of fewer newcomers
         machine = self.rounds.get(number)
         growth = crew.growth if machine is None else machine.spec.growth
         alike = [run for run in event.runs if growths[id(run)] == growth]
@@ -369,17 +375,17 @@ class Rounds:
         return effects + (self._deliver_alike(now_s, number, Arrived(alike)) if alike else [])
 
     def _see_ahead(self, now_s: float, number: int, peers: list[PeerId]) -> list[Effect]:
-        """Peers are in this round: whether that is far enough ahead of the one under way here."""
+        """Peers are in this round: do not wait for those that are far enough ahead of the round here."""
         if self.active is None or number <= self.active + (not self._behind):
             return []
         ahead = [peer for peer in peers if peer not in self._ahead and peer != self.me]
         return self._pass(now_s, ahead)
 
     def _pass(self, now_s: float, peers: list[PeerId]) -> list[Effect]:
-        """Peers are ahead of this one's round and send no more of it: end it soon, and catch up.
+        """These peers are ahead and send nothing of this round any more: end it soon, and catch up.
 
-        They are certainly done with it when they are two rounds ahead. A message of the next round shows it
-        too, but may have overtaken others; only a peer that knows itself to be behind goes by that.
+        A peer that is two rounds ahead is certainly done with this one. A message of the next round may have
+        overtaken others, so only a peer that knows itself to be behind believes it.
         """
         effects: list[Effect] = []
         for peer in peers:
@@ -396,9 +402,10 @@ class Rounds:
 
 
 def _seen_in(runs: Iterable[Run]) -> list[PeerId]:
-    """Who was in the round of these runs: their senders, and whose values are in what owners have averaged.
+    """The peers in the round of these runs: their senders, and the contributors to owners' averages.
 
-    A peer that owns nothing sends to owners only; who takes others for owners hears of it in no other way.
+    A peer that owns nothing sends to owners only. A peer that owns nothing either hears of it in this way
+    alone.
     """
     peers: dict[PeerId, None] = {}
     for run in runs:
@@ -421,7 +428,7 @@ def at_once(
     gathers: bool = False,
     written: str = "",
 ) -> Averager:
-    """An averager by which all average in each round; ``make`` makes a round's machine."""
+    """An averager by which all peers average in each round. make: makes the machine of one round."""
     return Averager(
         name, lambda opening: Rounds(opening, make), "at once", patience, gathers, PEERS_MAX, written
     )

@@ -1,8 +1,8 @@
-"""What an averager is: how the peers of a crew come to a mean on a channel, as a value.
+"""What an averager is: a value that says how the peers of a crew come to a mean on a channel.
 
 A new averager is a file with a machine, and a line in ``averagers``. The machine takes a peer's values and
-gives an outcome for each round; how peers meet for it is its own affair. Most average all at once, in rounds
-with owners of blocks, and share the machine of ``rounds``; these bring only what one round does.
+gives an outcome for each round; it decides itself how peers meet. Most averagers let all peers average at
+once, through owners of blocks. These bring the machine of one round only, and share the rest (``at_once``).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ragtag.protocols.channel.presence import Crew
 from ragtag.protocols.rounds.base import Patience, Round
 
 Kind = Literal["at once", "in groups", "central", "published"]
-"""How peers meet: all in each round, in groups that change, at a state that they share, or not at all: each
-publishes values of its own."""
+"""How peers meet: all in each round, in groups that change, at a state that they share, or not at all, where
+each publishes values of its own."""
 
 
 class Machine(Protocol):
-    """One peer's part in all rounds of a channel: matchmaking, rounds and deadlines are its own.
+    """One peer's part in all rounds of a channel, with matchmaking and deadlines of its own.
 
     done: the last round that is over; -1: none.
-    highest: the newest that was heard of.
-    active: the one under way.
+    highest: the newest round that was heard of.
+    active: the round under way.
     """
 
     @property
@@ -37,8 +37,9 @@ class Machine(Protocol):
     def active(self) -> int | None: ...  # noqa: D102
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Take one event: ``Average`` or ``Offer`` begins its next round, which ``Done`` ends; what comes is
-        of one round; who comes and goes is told.
+        """Take one event: ``Average`` or ``Offer`` begins this peer's next round, which ``Done`` ends.
+
+        Runs that arrive together belong to one round. ``Joined``, ``Visits`` and ``Left`` tell of peers.
         """
         ...
 
@@ -47,30 +48,34 @@ class Machine(Protocol):
         ...
 
     def resume(self, round_: int) -> None:
-        """The next round comes after ``round_``, and is the first of a peer that came late: in it (for each
-        fragment) the peer takes, and gives nothing.
+        """This peer came late: its next round comes after ``round_``, and in it (for each fragment) the peer
+        takes, and gives nothing.
         """
         ...
 
     def newer(self) -> bool:
-        """Whether others are known to be past this peer's last round, so that it can follow. In groups that
-        shows when it looks for one.
+        """Whether others are known to be past this peer's last round, so that it can follow.
+
+        A peer that averages in groups finds out when it looks for one.
         """
         ...
 
     def shows(self, peer: PeerId, number: int) -> bool:
-        """Whether something that came of a round shows that its sender takes part now."""
+        """Whether a message of round ``number`` shows that its sender takes part now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What is averaged on a channel, how, and how long its first round may take (measured by a probe).
+    """What is averaged on a channel, and how.
 
-    floor_s: no stage's deadline is shorter, nor shorter than the measured round trip to the middle peer.
-    reuse: use the memory of an outcome's mean again once the round after the next begins.
-    fragments: values come as a table of so many parts of ``n_chunks`` each, of which a round averages one.
-    passing: it is not used for long (a probe), and does not decide how far the crew may grow.
+    n_chunks: chunks that a round averages.
+    probe_s: how long the first round may take, as measured by a probe.
+    rtt_s: a measured round trip, with its margin.
+    floor_s: no stage's deadline is shorter. Nor is it shorter than the round trip to the middle peer.
+    reuse: the memory of an outcome's mean is used again once the round after the next begins.
+    fragments: values come as a table of so many parts of ``n_chunks`` each, and a round averages one.
+    passing: the channel is not used for long (a probe), and does not decide how far the crew may grow.
     """
 
     averager: Averager
@@ -84,7 +89,9 @@ class Channel:
     passing: bool = False
 
     def part(self, round_: int) -> slice:
-        """The rows of the table that a round averages: so it does not matter who skipped which rounds."""
+        """The rows of the table that a round averages. They follow from its number, so peers that skipped
+        rounds agree.
+        """
         start = round_ % self.fragments * self.n_chunks
         return slice(start, start + self.n_chunks)
 
@@ -93,7 +100,9 @@ class Channel:
 class Opening:
     """What an averager needs to open a channel on one peer.
 
-    number: the channel's. crew: the peers as this one sees them, the same for all its channels. now_s: when.
+    number: the channel's.
+    crew: the peers as this one sees them, shared by all its channels.
+    now_s: when it is opened.
     """
 
     number: int
@@ -108,7 +117,7 @@ class Opening:
 
     @property
     def peers(self) -> frozenset[PeerId]:
-        """Who is there, with this one."""
+        """The peers that have not left, this one among them."""
         return frozenset(range(self.crew.n)) - self.crew.gone
 
 
@@ -116,10 +125,14 @@ class Opening:
 class Setting:
     """What an averager needs to make the machine of one round.
 
-    live: the peers that own blocks, as far as this one knows; present: those that have not left for good.
-    growth: of ``n`` since the crew was founded (``base.Spec``).
+    n: blocks that the vector is cut into.
+    live: the peers that own blocks, as far as this one knows.
+    present: the peers that have not left for good.
+    repair_s: how long to wait before lost chunks are asked for again.
+    growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
-    earlier: the machines of the rounds before that still answer. patience: see ``base.Spec``.
+    earlier: the machines of earlier rounds that still answer.
+    patience: see ``base.Spec``.
     """
 
     me: PeerId

@@ -9,14 +9,14 @@ from ragtag.core.types import Outcome, PeerId
 from ragtag.protocols.channel.averager import Channel
 
 HEADROOM = 1.5
-"""A stage may take this many times what nine in ten recent ones took."""
+"""A stage may take this many times as long as nine in ten recent ones took."""
 LEAP = 2.0
-"""So many times what is typical is learned from one round. A patient averager's deadline is twelve times
-that: two rounds that took all of it would teach one of minutes."""
+"""One round teaches at most this many times what is typical. A patient averager's deadline is twelve times
+that, and two rounds that took all of it would teach one of minutes."""
 
 
 class Budgets:
-    """The deadlines of a channel on one peer. ready_s: from then on others may compute for round 0."""
+    """The deadlines of a channel on one peer. ready_s: when others may have begun to compute for round 0."""
 
     def __init__(self, channel: Channel, ready_s: float) -> None:
         headroom = HEADROOM * channel.averager.patience
@@ -30,7 +30,7 @@ class Budgets:
     def next_s(self, rtts_s: Iterable[float]) -> tuple[float, float]:
         """How long the next round may scatter, and gather.
 
-        A deadline below a round trip, as it is measured now, would cut off what has been sent.
+        Neither is shorter than a round trip as measured now: that would cut off what has been sent.
         """
         ranked = sorted(rtts_s)
         floor_s = max(self._channel.floor_s, ranked[len(ranked) // 2] if ranked else 0.0)
@@ -40,9 +40,11 @@ class Budgets:
     def begin(
         self, number: int, now_s: float, first: bool, deadline_s: float | None, rtts_s: Iterable[float]
     ) -> tuple[float, float]:
-        """A round begins: how long it may scatter, and gather. deadline_s bounds both together.
+        """A round begins: how long it may scatter, and gather.
 
-        In its first round a peer knows how long it computed itself, and others may compute as long still.
+        first: it is the peer's first round. The peer knows how long it computed itself, and others may need
+            as long again.
+        deadline_s: bounds both stages together.
         """
         for late_s in self._late_s.values():
             self.scatter.late(late_s)
@@ -60,27 +62,27 @@ class Budgets:
         return self._now_s
 
     def learn(self, outcome: Outcome, slow: Collection[PeerId]) -> None:
-        """How long a round took teaches how long the next may take.
+        """A round's time teaches how long the next may take.
 
-        slow: the peers that more time would have helped, if they were missed.
+        slow: missed peers whose messages would have come with more time.
         """
         if not outcome.waited_for:
             return
         if outcome.expired:
-            if any(peer in slow for peer in outcome.missed):  # silence alone lengthens nothing
+            if any(peer in slow for peer in outcome.missed):  # a silent peer lengthens no deadline
                 self.scatter.missed()
                 self.gather.missed()
             return
         scatter_s, gather_s = self._now_s
-        # a stage that outlasts its deadline, and yet did not run into it, was slept through
+        # a stage longer than its deadline that did not run into it: the process slept
         for stage, took_s, most_s in (
             (self.scatter, outcome.scatter_s, scatter_s),
             (self.gather, outcome.gather_s, scatter_s + gather_s),
         ):
-            if took_s > 0:  # else there was nothing to wait for, which says nothing about waiting
+            if took_s > 0:  # else there was nothing to wait for
                 stage.completed(min(took_s, most_s, LEAP * stage.typical_s()))
 
     def late(self, now_s: float, number: int) -> None:
-        """A message of the last round came after that was done: remember by how much, once a round."""
+        """A message came after its round was done: remember the latest time at which one did."""
         if number in self._begun_s:
             self._late_s[number] = now_s - self._begun_s[number]

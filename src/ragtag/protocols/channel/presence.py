@@ -1,7 +1,8 @@
-"""The crew as one peer sees it: who was heard, has fallen silent, has left; how many places there are.
+"""The crew as one peer sees it: which peers were heard, have fallen silent or have left, and how many places
+there are.
 
-A round does not wait for a peer that was not heard in the round before; after ``GONE_AFTER`` silent
-rounds its blocks go to others. Anything heard brings it back.
+A round does not wait for a peer that was not heard in the round before. After ``GONE_AFTER`` silent rounds
+its blocks go to other owners. Anything heard from it brings it back.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ from collections.abc import Iterable
 from ragtag.core.types import Effect, Noted, PeerId
 
 GONE_AFTER = 2
-"""Silent rounds after which a peer owns no blocks."""
+"""After so many silent rounds a peer owns no blocks."""
 ALONE_MAX = 2
-"""Rounds in a row in which a peer that hears less than half of the others takes itself for early."""
+"""For so many rounds in a row a peer that hears less than half of the others takes itself for early."""
 
 
 class Presence:
-    """What peer ``me`` of ``n`` knows of the others."""
+    """What peer ``me`` of ``n`` knows of the others: for how many rounds each was silent, and which have
+    left.
+    """
 
     def __init__(self, me: PeerId, n: int) -> None:
         self._me = me
         self._silent = dict.fromkeys((p for p in range(n) if p != me), 0)
         self._left: set[PeerId] = set()
         self.heard: set[PeerId] = set()
-        """Those of whom something came since the last round ended."""
+        """Peers from which something came since the last round ended."""
         self._alone = 0
-        self._changes = 0  # of who is silent or has left; counted after each
+        self._changes = 0  # counts changes of the silent and the left, after each
         self._live: tuple[int, frozenset[PeerId]] = (-1, frozenset())
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -64,13 +67,13 @@ class Presence:
         return frozenset(self._silent)
 
     def grow(self, n: int) -> None:
-        """The crew has ``n`` places: whoever stands in a new one is not waited for before it is heard."""
+        """The crew has ``n`` places. A peer in a new one is not waited for before it is heard."""
         for peer in range(n):
             if peer != self._me:
                 self._silent.setdefault(peer, GONE_AFTER)
 
     def visit(self, peer: PeerId) -> None:
-        """A peer is on its way in: it is answered, and takes no part."""
+        """A peer is on its way in: it is answered, and takes no part in rounds."""
         self._silent.setdefault(peer, GONE_AFTER)
         self.leave(peer)
 
@@ -105,7 +108,7 @@ class Presence:
         return [Noted("heard again", peer, f"after {was} silent round{'s' * (was > 1)}")]
 
     def vouched(self, peers: Iterable[PeerId]) -> list[Effect]:
-        """Owners of blocks have heard these peers, and this one is owed nothing that would tell."""
+        """Owners have heard these peers. This peer owns nothing, so no message of theirs would come to it."""
         effects: list[Effect] = []
         for peer in peers:
             was = self._silent.get(peer, 0)
@@ -118,25 +121,26 @@ class Presence:
         return effects
 
     def miss(self, peers: Iterable[PeerId]) -> list[Effect]:
-        """After a meeting: rounds do not wait for who told nothing in all its time, until it is heard."""
+        """These peers told nothing at a meeting: rounds do not wait for them until they are heard."""
         effects: list[Effect] = []
         for peer in peers:
             if peer in self._left:
                 continue
             if self._silent[peer] == 0:
                 effects.append(Noted("silent", peer, "told nothing when peers met"))
-            # it keeps its blocks for now: who met sooner has begun, and would deal them differently
+            # it keeps its blocks for now: peers that met sooner have begun, with it as their owner
             self._silent[peer] = max(self._silent[peer], 1)
-            self.heard.discard(peer)  # what it said before it fell silent
+            self.heard.discard(peer)  # that was before it fell silent
             self._changes += 1
         return effects
 
     def count_silence(
         self, owed: dict[PeerId, bool], answered: frozenset[PeerId] = frozenset()
     ) -> list[Effect]:
-        """After a round: who owed a message, and was not heard, early or late, in this round or another.
+        """After a round: count the peers that owed a message and were not heard, in this round or another.
 
-        answered: who said that it is there. That counts where there are two others at most.
+        owed: peers that owed one, and whether anything of it came.
+        answered: peers that said that they are there. That counts where there are at most two others.
         """
         effects: list[Effect] = []
         silent = [peer for peer, came in owed.items() if not came and peer not in self.heard | self._left]
@@ -144,7 +148,7 @@ class Presence:
         alone = 2 * sum(self._silent[peer] == 0 for peer in silent) > len(waited)
         self._alone = self._alone + 1 if alone else 0
         if 0 < self._alone <= ALONE_MAX:
-            # more likely this peer is early than most have fallen silent at once
+            # this peer is more likely early than most others silent at once
             early_for = set(waited) if len(waited) > 2 else answered.intersection(waited)
             owed = {peer: came or peer in early_for for peer, came in owed.items()}
         for peer, came in owed.items():
@@ -160,20 +164,24 @@ class Presence:
 
 
 class Crew:
-    """The crew as one peer sees it, the same for all its channels: its places, who is there, how far away.
+    """The crew as one peer sees it: its places, which are taken, and how far away the peers are.
 
-    n: how many places it has, taken or not; founded: had when it began, on all peers the same. rtt_s: round
-    trips as measured, by peer.
+    All channels of a node share it.
+
+    n: how many places the crew has, taken or not.
+    founded: how many it had when it began, the same on all peers.
+    rtt_s: measured round trips, by peer.
     """
 
     def __init__(self, me: PeerId, n: int, seed: int, founded: int | None = None) -> None:
         self.me, self.n, self.seed, self.founded = me, n, seed, n if founded is None else founded
         self.cut = n
-        """A vector is cut into so many blocks: one for each place up to the highest of a living peer."""
+        """A vector is cut into so many blocks: one for each place up to the highest that a living peer
+        has."""
         self.presence = Presence(me, n)
         self.rtt_s: dict[PeerId, float] = {}
-        self._newer_places = set(range(self.founded, n))  # that somebody has, of those beyond the founders'
-        self._departed: set[PeerId] = set()  # had such a place, and is gone
+        self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
+        self._departed: set[PeerId] = set()  # such places whose peer is gone
 
     @property
     def live(self) -> frozenset[PeerId]:
@@ -191,18 +199,18 @@ class Crew:
         return self.cut - self.founded
 
     def comes_or_is(self, peer: PeerId) -> bool:
-        """Whether somebody is known to have a place, or to be on the way to it."""
+        """Whether a peer is known to have this place, or to be on its way to it."""
         return peer not in self._departed and (peer in self.presence or peer < self.n)
 
     def grow(self, n: int) -> None:
-        """The crew has ``n`` places at least, and deals as many blocks."""
+        """The crew has ``n`` places at least, and cuts vectors into as many blocks."""
         self.cut = max(self.cut, n)
         if n > self.n:
             self.n = n
             self.presence.grow(n)
 
     def came(self, peer: PeerId) -> None:
-        """A peer takes part, maybe in a place beyond the founders'."""
+        """A peer takes part, perhaps in a place beyond the founders'."""
         self._departed.discard(peer)
         if peer >= self.founded:
             self._newer_places.add(peer)
@@ -214,7 +222,7 @@ class Crew:
         self._departed.discard(peer)
 
     def went(self, peer: PeerId) -> None:
-        """A peer is gone: of the last places, those that nobody has any more get no blocks."""
+        """A peer is gone. The last places get no blocks while they are empty."""
         self._newer_places.discard(peer)
         if peer >= self.founded:
             self._departed.add(peer)

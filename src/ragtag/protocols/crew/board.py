@@ -97,7 +97,7 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Line:
+class _Path:
     """The way to one peer."""
 
     gone: bool = False
@@ -150,19 +150,19 @@ class Board:
     def __init__(self, me: PeerId, n: int) -> None:
         self._me = me
         self._district = district_of(me)
-        self._lines = {p: _Line() for p in range(n) if p != me and district_of(p) == self._district}
+        self._paths = {p: _Path() for p in range(n) if p != me and district_of(p) == self._district}
         self._posts: dict[int, dict[PeerId, Posted]] = {}
         self._clock: dict[int, int] = {}
 
     def notices(self, topic: int) -> Notices:
         """What is known of a topic now. Any thread may ask."""
-        lines = dict(self._lines)
-        reached = {p: slot.acked for p, line in lines.items() if (slot := line.slots.get(topic)) is not None}
-        silent = frozenset(p for p, line in lines.items() if line.silent)
-        rtos_s = sorted(line.rto_s for p, line in lines.items() if line.rto_s > 0 and p not in silent)
+        paths = dict(self._paths)
+        reached = {p: slot.acked for p, path in paths.items() if (slot := path.slots.get(topic)) is not None}
+        silent = frozenset(p for p, path in paths.items() if path.silent)
+        rtos_s = sorted(path.rto_s for p, path in paths.items() if path.rto_s > 0 and p not in silent)
         rto_s = rtos_s[len(rtos_s) // 2] if rtos_s else _PAUSE_FIRST_S
         # posts last: what an acknowledgement brought was put there before it was counted
-        return Notices(frozenset(lines), dict(self._posts.get(topic, {})), reached, silent, rto_s)
+        return Notices(frozenset(paths), dict(self._posts.get(topic, {})), reached, silent, rto_s)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event and say what to do."""
@@ -171,21 +171,21 @@ class Board:
         if isinstance(event, Arrived):
             return [effect for run in event.runs for effect in self._take(now_s, run)]
         if isinstance(event, Expired):
-            line = self._lines.get(event.timer.round)
-            if line is None or now_s < line.armed_s:
+            path = self._paths.get(event.timer.round)
+            if path is None or now_s < path.armed_s:
                 return []
-            line.armed_s = float("inf")
+            path.armed_s = float("inf")
             return self._flush(now_s, event.timer.round)
         if isinstance(event, Measured):
-            if event.peer in self._lines:
-                self._lines[event.peer].told_s = event.rtt_s
+            if event.peer in self._paths:
+                self._paths[event.peer].told_s = event.rtt_s
         elif isinstance(event, Left):
-            if event.peer in self._lines:
-                self._lines[event.peer].gone = True
+            if event.peer in self._paths:
+                self._paths[event.peer].gone = True
         elif (
             isinstance(event, Joined) and event.peer != self._me and district_of(event.peer) == self._district
         ):
-            self._lines.setdefault(event.peer, _Line())  # the crew may have grown
+            self._paths.setdefault(event.peer, _Path())  # the crew may have grown
             return self._joined(now_s, event.peer)
         return []
 
@@ -201,7 +201,7 @@ class Board:
             raise RuntimeError(f"topic {post.topic} has had {number} posts, as many as can be numbered")
         posted = Posted(self._me, post.topic, number, bytes(post.blob))
         effects = self._keep(posted)
-        for peer in self._lines:
+        for peer in self._paths:
             effects += self._flush(now_s, peer)
         return effects
 
@@ -227,8 +227,8 @@ class Board:
 
     def _joined(self, now_s: float, peer: PeerId) -> list[Effect]:
         """Another process: it has heard nothing, and its numbers start anew."""
-        line = self._lines[peer]
-        line.gone, line.slots = False, {}
+        path = self._paths[peer]
+        path.gone, path.slots = False, {}
         for posts in list(self._posts.values()):
             posts.pop(peer, None)
         return self._flush(now_s, peer)
@@ -237,8 +237,8 @@ class Board:
 
     def _flush(self, now_s: float, peer: PeerId) -> list[Effect]:
         """Send what is due to a peer, and come back when more is."""
-        line = self._lines[peer]
-        if line.gone:
+        path = self._paths[peer]
+        if path.gone:
             return []
         effects: list[Effect] = []
         due_s = float("inf")
@@ -246,70 +246,70 @@ class Board:
             newest = posts.get(self._me)
             if newest is None:
                 continue
-            slot = line.slots.setdefault(topic, _Slot())
+            slot = path.slots.setdefault(topic, _Slot())
             if slot.acked >= newest.number:
                 continue
-            if self._due_s(line, slot, newest.number) <= now_s:
+            if self._due_s(path, slot, newest.number) <= now_s:
                 again = slot.sent == newest.number
                 slot.copies = slot.copies + 1 if again else 1
                 slot.sent, slot.sent_s, slot.tries = newest.number, now_s, slot.tries + 1
-                pause_s = self._due_s(line, slot, newest.number) - now_s
+                pause_s = self._due_s(path, slot, newest.number) - now_s
                 send = Send(_run(peer, POST, newest, newest.number, 0), now_s + pause_s)
                 effects += [send, send] if again and slot.tries <= EVEN else [send]
-            due_s = min(due_s, self._due_s(line, slot, newest.number))
-        if due_s < line.armed_s:
-            line.armed_s = due_s
+            due_s = min(due_s, self._due_s(path, slot, newest.number))
+        if due_s < path.armed_s:
+            path.armed_s = due_s
             effects.append(Arm(Timer(BOARD, peer, "again"), due_s))
         return effects
 
-    def _due_s(self, line: _Line, slot: _Slot, number: int) -> float:
+    def _due_s(self, path: _Path, slot: _Slot, number: int) -> float:
         """When a slot's newest post may be sent: a newer one after a round trip, the same after a timeout."""
         if slot.acked >= slot.sent:
             return slot.sent_s  # nothing is on its way
-        rto_s = line.rto_s or max((other.rto_s for other in self._lines.values()), default=0.0)
+        rto_s = path.rto_s or max((other.rto_s for other in self._paths.values()), default=0.0)
         rto_s = rto_s or _PAUSE_FIRST_S
         if number > slot.sent and slot.tries < 2:
-            return slot.sent_s + (line.srtt_s or rto_s)
-        times = min(1 << max(0, slot.tries - EVEN), 8) if slot.tries <= line.tries_max else 64
+            return slot.sent_s + (path.srtt_s or rto_s)
+        times = min(1 << max(0, slot.tries - EVEN), 8) if slot.tries <= path.tries_max else 64
         return slot.sent_s + min(_PAUSE_MAX_S, times * rto_s)
 
     # -- In
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
-        line, number = self._lines.get(run.peer), run.key.round
+        path, number = self._paths.get(run.peer), run.key.round
         blob = _read(run)
-        if line is None or line.gone or blob is None or number < 1:
+        if path is None or path.gone or blob is None or number < 1:
             return []
         check, other, topic, told = blob
         if topic not in self._posts and len(self._posts) >= TOPICS_MAX:
             return []
         if max(number, other) > self._clock.get(topic, 0) + _AHEAD_MAX:
             return []
-        line.heard()
+        path.heard()
         if run.key.stage == POST and check == _check(told):
             effects = self._keep(Posted(run.peer, topic, number, told))
             newest = self._posts[topic].get(self._me) or Posted(self._me, topic, 0, b"")
             answer = _run(run.peer, TAKEN, newest, number, check)
             return [
                 *effects,
-                Send(answer, now_s + (line.rto_s or _PAUSE_FIRST_S)),
+                Send(answer, now_s + (path.rto_s or _PAUSE_FIRST_S)),
                 *self._flush(now_s, run.peer),
             ]
         if run.key.stage != TAKEN:
             return []
         effects = self._keep(Posted(run.peer, topic, other, told)) if other else []
-        self._acknowledge(now_s, line, topic, number, check)
+        self._acknowledge(now_s, path, topic, number, check)
         return effects + self._flush(now_s, run.peer)
 
-    def _acknowledge(self, now_s: float, line: _Line, topic: int, number: int, check: int) -> None:
+    def _acknowledge(self, now_s: float, path: _Path, topic: int, number: int, check: int) -> None:
         newest = self._posts.get(topic, {}).get(self._me)
-        slot = line.slots.get(topic)
+        slot = path.slots.get(topic)
         if slot is None or newest is None or not slot.acked < number <= slot.sent:
             return  # of another process of this peer's, or known
         if number == newest.number and check != _check(newest.blob):
             return
         if number == slot.sent and slot.copies == 1:  # Karn's rule: RFC 6298, section 3
-            line.measure(max(1e-6, now_s - slot.sent_s))
+            path.measure(max(1e-6, now_s - slot.sent_s))
         slot.acked = number
 
 

@@ -369,11 +369,11 @@ def outvoted_by(mine: Hashable, theirs: Mapping[PeerId, Hashable]) -> list[PeerI
     mine, theirs: what each peer says; equal ones are of one party. Empty: this peer goes on, without those
     that differ. So of a tie both sides end.
     """
-    parties: dict[Hashable, list[PeerId]] = {}
+    sides: dict[Hashable, list[PeerId]] = {}
     for peer, said in theirs.items():
-        parties.setdefault(said, []).append(peer)
-    agreeing = 1 + len(parties.pop(mine, []))
-    largest = max(parties.values(), key=len, default=[])
+        sides.setdefault(said, []).append(peer)
+    agreeing = 1 + len(sides.pop(mine, []))
+    largest = max(sides.values(), key=len, default=[])
     return largest if len(largest) >= agreeing else []
 
 
@@ -728,10 +728,10 @@ class ChannelWay:
         chunks: int,
         deadline_s: float,
         late: bool = False,
-        together: bool = False,
+        wait_for_silent: bool = False,
     ) -> None:
         self._me, self._channel, self._schema, self._chunks = me, channel, schema, chunks
-        self.deadline_s, self._late, self._together = deadline_s, late, together
+        self.deadline_s, self._late, self._wait_for_silent = deadline_s, late, wait_for_silent
         self.probe_chunks = min(chunks, PROBE_CHUNKS)
         self.state = _State.NEW
         self._since_s = 0.0
@@ -796,7 +796,9 @@ class ChannelWay:
         self.state = state
         if first:
             self._since_s = now_s
-        tell = Tell(number, blob, now_s + self.deadline_s, first and self._late, first and self._together)
+        tell = Tell(
+            number, blob, now_s + self.deadline_s, first and self._late, first and self._wait_for_silent
+        )
         return [tell, self._arm(now_s + 2 * self.deadline_s)]  # the node's meeting is over long before
 
     def _compare(self, now_s: float, heard: Heard) -> list[ChannelEffect]:

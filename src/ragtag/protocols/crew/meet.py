@@ -34,13 +34,13 @@ from ragtag.core.types import (
 )
 from ragtag.core.types import Event as AnyEvent
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.rounds.base import Incoming, whole
+from ragtag.protocols.rounds.base import Incoming, whole_message
 
 MEET = 255
-"""The channel of exchanges."""
+"""The channel of meetings."""
 BLOB_MAX = 1 << 20
 TELL, TOLD = 0, 1
-EXCHANGES_MAX = 32
+MEETINGS_MAX = 32
 """Exchanges that are kept, to go on answering."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 1.0
 PATIENCE = 4.0
@@ -74,8 +74,8 @@ class _Blob:
         self.incoming = Incoming(total)
 
 
-class Exchange:
-    """One exchange on one peer. It goes on answering after it is over.
+class Meeting:
+    """One meeting on one peer. It goes on answering after it is over.
 
     others: whose word counts; few: those of them that are told and waited for (``None``: all of them).
     """
@@ -172,7 +172,7 @@ class Exchange:
     def _told(self, peer: PeerId, deadline_s: float) -> Effect:
         k = len(self._rows)
         weight, heard = np.zeros(k, np.float32), np.zeros(k, np.uint64)
-        return Send(whole(peer, self._key(TELL), self._rows, weight, heard), deadline_s)
+        return Send(whole_message(peer, self._key(TELL), self._rows, weight, heard), deadline_s)
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         if run.peer not in self._others:
@@ -191,7 +191,9 @@ class Exchange:
         if blob.incoming.left or not (run.ended or run.first + len(run.payload) == run.total):
             return []
         told = np.zeros((1, CHUNK_BYTES), np.uint8)
-        answer = whole(run.peer, self._key(TOLD), told, np.zeros(1, np.float32), np.zeros(1, np.uint64))
+        answer = whole_message(
+            run.peer, self._key(TOLD), told, np.zeros(1, np.float32), np.zeros(1, np.uint64)
+        )
         effects: list[Effect] = [Send(answer, now_s + _PAUSE_MAX_S)]
         late = self.over or run.peer not in self._expected
         if self._tell is not None and late and run.peer not in self._acked:  # it needs to be told, too
@@ -218,25 +220,25 @@ class Exchange:
 
 
 class Meetings:
-    """All exchanges of a peer, bounded. One that this peer holds goes last: newcomers are answered in it.
+    """All meetings of a peer, bounded. One that this peer holds goes last: newcomers are answered in it.
 
     Of those that only others have told of, the highest number goes first: theirs are counted from 0 on.
     """
 
     def __init__(self) -> None:
-        self._exchanges: dict[int, Exchange] = {}
+        self._meetings: dict[int, Meeting] = {}
 
-    def of(self, number: int, make: Callable[[], Exchange]) -> Exchange:
-        """The exchange with this number; ``make`` it, where it is new."""
-        exchange = self._exchanges.get(number)
-        if exchange is None:
-            if len(self._exchanges) >= EXCHANGES_MAX:
-                heard_of = [other for other, known in self._exchanges.items() if not known.held]
-                idle = [other for other, known in self._exchanges.items() if not known.under_way]
-                del self._exchanges[max(heard_of) if heard_of else min(idle or self._exchanges)]
-            exchange = self._exchanges[number] = make()
-        return exchange
+    def of(self, number: int, make: Callable[[], Meeting]) -> Meeting:
+        """The meeting with this number; ``make`` it, where it is new."""
+        meeting = self._meetings.get(number)
+        if meeting is None:
+            if len(self._meetings) >= MEETINGS_MAX:
+                heard_of = [other for other, known in self._meetings.items() if not known.held]
+                idle = [other for other, known in self._meetings.items() if not known.under_way]
+                del self._meetings[max(heard_of) if heard_of else min(idle or self._meetings)]
+            meeting = self._meetings[number] = make()
+        return meeting
 
     def tell(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
         """Who comes and goes concerns all of them."""
-        return [effect for exchange in self._exchanges.values() for effect in exchange.step(now_s, event)]
+        return [effect for meeting in self._meetings.values() for effect in meeting.step(now_s, event)]

@@ -36,14 +36,27 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols.channel.averager import Averager, Opening
-from ragtag.protocols.groups import host as match
 from ragtag.protocols.groups.grid import grid_of
 from ragtag.protocols.groups.group import BLOCK_BITS, Group
-from ragtag.protocols.groups.host import ANNOUNCE, BEHIND, MET, WAIT, Host, Roster
+from ragtag.protocols.groups.host import (
+    ANNOUNCE,
+    BEHIND,
+    HOSTS,
+    MET,
+    TRIES,
+    WAIT,
+    Announcement,
+    Host,
+    Roster,
+    decode_announce,
+    decode_roster,
+    decode_wait,
+    encode_announce,
+)
 from ragtag.protocols.groups.keys import Keys, MoshpitKeys, Place, RandomKeys, View
 from ragtag.protocols.groups.machine import GroupChannel, PartialMachine
 from ragtag.protocols.rounds.asking import ANSWER, ANSWERS
-from ragtag.protocols.rounds.base import NACK, SCATTER, told
+from ragtag.protocols.rounds.base import NACK, SCATTER, blob_message
 
 WAIT_MAX = 4.0
 """A host that says it waits so many times longer than this peer itself would is not believed. In the next
@@ -138,7 +151,7 @@ class GroupNode(PartialMachine):
         """How long a search may take at most. stages_s: how long others may be averaging meanwhile."""
         answer_s = self._answer.budget_s() * self._answer.backoff_max
         wait_s = self._belief * WAIT_MAX * (self._wait.typical_s() + answer_s + stages_s)
-        return match.HOSTS * match.TRIES * answer_s + wait_s + self._pauses.typical_s() + 2 * answer_s
+        return HOSTS * TRIES * answer_s + wait_s + self._pauses.typical_s() + 2 * answer_s
 
     def _hold_s(self) -> float:
         """How much longer than usual a group should be held open for others: this peer comes early.
@@ -159,18 +172,18 @@ class GroupNode(PartialMachine):
             self._pauses.completed(now_s - self._ended_s)
         self._sent_s = {name: at_s for name, at_s in self._sent_s.items() if name[0] >= self.active - 1}
         place = self.keys.place(self.active, self.view)
-        self._search = _Search(place, self.view.hosts(mix(place.key), match.HOSTS))
+        self._search = _Search(place, self.view.hosts(mix(place.key), HOSTS))
         return self._announce(now_s)
 
     def _announce(self, now_s: float) -> list[Effect]:
         """Ask a host; the next one after so many tries; nobody, when all have been asked."""
         search = self._search
         assert search is not None and self.active is not None
-        if search.tries >= match.TRIES * len(search.hosts):
+        if search.tries >= TRIES * len(search.hosts):
             return self._fail(now_s, "no host")
-        host = search.host = search.hosts[search.tries // match.TRIES]
+        host = search.host = search.hosts[search.tries // TRIES]
         place = search.place
-        ask = match.Ask(place.key, place.index, place.most, self._hold_s())
+        ask = Announcement(place.key, place.index, place.most, self._hold_s())
         if host == self.me:
             search.answered = True
             effects, roster = self._host.announce(now_s, self.me, self.active, ask)
@@ -185,10 +198,10 @@ class GroupNode(PartialMachine):
         until_s = now_s + self._answer.budget_s()
         return [self._announcement(host, ask, until_s), self._arm(f"answer/{search.tries}", until_s)]
 
-    def _announcement(self, host: PeerId, ask: match.Ask, until_s: float) -> Send:
+    def _announcement(self, host: PeerId, ask: Announcement, until_s: float) -> Send:
         assert self.active is not None
         key = self.channel.key(self.active, ANNOUNCE, ask.attempt)
-        return Send(told(host, key, match.encode_announce(ask)), until_s)
+        return Send(blob_message(host, key, encode_announce(ask)), until_s)
 
     def _time(self, now_s: float, key: MessageKey) -> None:
         """A host has answered an announcement, in time or not: that is a round trip."""
@@ -237,7 +250,7 @@ class GroupNode(PartialMachine):
         if search is None or number != self.active:
             return []
         if stage == WAIT:
-            answer = match.decode_wait(blob)
+            answer = decode_wait(blob)
             if answer is None or answer[0] != search.place.key or (search.answered and not search.reminded):
                 return []
             if not search.answered:
@@ -246,19 +259,19 @@ class GroupNode(PartialMachine):
             search.answered, search.reminded = True, False
             until_s = min(now_s + answer[1], search.until_s)
             return [self._await_roster(until_s + self._answer.budget_s())]
-        roster = match.decode_roster(blob)
+        roster = decode_roster(blob)
         if roster is None or roster.key != search.place.key or self.me not in roster.peers:
             return []
         return self._form(now_s, roster)
 
     def _announced(self, now_s: float, run: Run, blob: bytes) -> list[Effect]:
-        number, ask = run.key.round, match.decode_announce(blob)
+        number, ask = run.key.round, decode_announce(blob)
         if ask is None or run.peer not in self.view:
             return []
         ask = ask._replace(attempt=run.key.block)
         if number < self.done or (self.active is not None and number < self.active):
             newest = self.active if self.active is not None else self.done + 1
-            behind = told(run.peer, self.channel.key(newest, BEHIND), b"\0")
+            behind = blob_message(run.peer, self.channel.key(newest, BEHIND), b"\0")
             return [Send(behind, now_s + self._answer.budget_s())]
         effects, roster = self._host.announce(now_s, run.peer, number, ask)
         if roster is not None and number == self.active:
@@ -290,7 +303,7 @@ class GroupNode(PartialMachine):
         """Others are in a later round: give this one up, and look for a group of that one at once."""
         if self._search is None or self._ask is None or self.active is None or self.highest <= self.active:
             return []
-        if now_s - self.started_s > match.HOSTS * match.TRIES * self._answer.budget_s():
+        if now_s - self.started_s > HOSTS * TRIES * self._answer.budget_s():
             return self._fail(now_s, "too far behind")
         return self._skip_to(now_s, self._ask, self.highest)
 
@@ -345,7 +358,7 @@ class GroupNode(PartialMachine):
             return self._fail(now_s, "no roster")
         place, answer_s = search.place, self._answer.budget_s()
         search.reminded = True
-        ask = match.Ask(place.key, place.index, place.most)
+        ask = Announcement(place.key, place.index, place.most)
         return [
             self._announcement(search.host, ask, now_s + answer_s),
             self._await_roster(now_s + answer_s),

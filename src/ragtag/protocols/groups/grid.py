@@ -48,7 +48,7 @@ class Grid:
         """The axis along which a round averages."""
         return round_ % len(self.sides)
 
-    def place(self, number: int) -> Cell:
+    def cell(self, number: int) -> Cell:
         """Cell ``number``, row by row."""
         cell = []
         for side in reversed(self.sides):
@@ -56,7 +56,7 @@ class Grid:
             cell.append(index)
         return tuple(reversed(cell))
 
-    def number(self, cell: Cell, axis: int) -> int:
+    def line_number(self, cell: Cell, axis: int) -> int:
         """The number of the line of a cell along an axis, among those along that axis."""
         number = 0
         for other, side in enumerate(self.sides):
@@ -64,7 +64,7 @@ class Grid:
                 number = number * side + cell[other]
         return number
 
-    def line(self, cell: Cell, axis: int, seed: int) -> int:
+    def line_key(self, cell: Cell, axis: int, seed: int) -> int:
         """The 64-bit key of the group of a cell along an axis; lines of other grids have other keys."""
         return random.stream_key(seed, "line", *self.sides, axis, *cell[:axis], *cell[axis + 1 :])
 
@@ -107,7 +107,7 @@ def grid_of(n: int, group: int) -> Grid:
 
 
 @lru_cache(maxsize=64)
-def settled(grid: Grid, key: int, peers: tuple[PeerId, ...]) -> NDArray[np.int64]:
+def cells_of(grid: Grid, key: int, peers: tuple[PeerId, ...]) -> NDArray[np.int64]:
     """The cell (its number) of each of these peers: int64 ``[n]``, no two in one while there are enough.
 
     Each peer tries cells of its own, one after the other, in step with all others; of several at a free one
@@ -137,9 +137,9 @@ def settled(grid: Grid, key: int, peers: tuple[PeerId, ...]) -> NDArray[np.int64
 
 
 @lru_cache(maxsize=64)
-def standing(grid: Grid, key: int, peers: tuple[PeerId, ...]) -> tuple[list[int], ...]:
-    """How many peers stand on each line along each axis, by the line's number (``Grid.number``)."""
-    at = np.unravel_index(settled(grid, key, peers), grid.sides)
+def line_counts(grid: Grid, key: int, peers: tuple[PeerId, ...]) -> tuple[list[int], ...]:
+    """How many peers stand on each line along each axis, by the line's number (``Grid.line_number``)."""
+    at = np.unravel_index(cells_of(grid, key, peers), grid.sides)
     counts = []
     for axis, length in enumerate(grid.sides):
         number = np.zeros(len(peers), np.int64)

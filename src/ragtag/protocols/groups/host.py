@@ -26,7 +26,7 @@ from typing import NamedTuple
 from ragtag.core.deadline import Deadline
 from ragtag.core.seed import mix
 from ragtag.core.types import PEERS_MAX, Arm, Effect, MessageKey, PeerId, Send, Timer
-from ragtag.protocols.rounds.base import told
+from ragtag.protocols.rounds.base import blob_message
 
 ANNOUNCE, WAIT, ROSTER, BEHIND, MET = 2, 3, 4, 5, 6
 """Stages of a message key, beside those of averaging (``base``). The last two: the host is in this later
@@ -65,7 +65,7 @@ class Roster:
         return value & 0x3FF
 
 
-class Ask(NamedTuple):
+class Announcement(NamedTuple):
     """An announcement: the group's key, the index (seat) wanted in it, and how many to expect.
 
     hold_s: to wait so much longer, because this peer was sent on from a round that others are still in.
@@ -79,17 +79,21 @@ class Ask(NamedTuple):
     attempt: int = 0
 
 
-def encode_announce(ask: Ask) -> bytes:
+def encode_announce(ask: Announcement) -> bytes:
     """An announcement's bytes."""
     return _ANNOUNCE.pack(ask.key, ask.seat, ask.most, min(_US_MAX, int(ask.hold_s * _US)))
 
 
-def decode_announce(blob: bytes) -> Ask | None:
+def decode_announce(blob: bytes) -> Announcement | None:
     """An announcement; ``None`` where it makes no sense."""
     if len(blob) < _ANNOUNCE.size:
         return None
     key, index, most, hold_us = _ANNOUNCE.unpack_from(blob)
-    return Ask(key, index, most, hold_us / _US) if 1 <= most <= PEERS_MAX and index < PEERS_MAX else None
+    return (
+        Announcement(key, index, most, hold_us / _US)
+        if 1 <= most <= PEERS_MAX and index < PEERS_MAX
+        else None
+    )
 
 
 def encode_wait(key: int, wait_s: float) -> bytes:
@@ -174,7 +178,7 @@ class Host:
         return self._wait.typical_s() + self._answers.budget_s()
 
     def announce(
-        self, now_s: float, peer: PeerId, round_: int, ask: Ask
+        self, now_s: float, peer: PeerId, round_: int, ask: Announcement
     ) -> tuple[list[Effect], Roster | None]:
         """A peer (perhaps this one) is there: what to do, and the roster if that closes this peer's own."""
         key, index, most, hold_s, attempt = ask
@@ -192,7 +196,7 @@ class Host:
             # too late, and nobody else is to come, or none that would wait: the next round is this peer's
             if peer == self._me:
                 return [], Roster(key, (peer,), (index,))
-            run = told(peer, MessageKey(self._channel, round_, MET, attempt), b"\0")
+            run = blob_message(peer, MessageKey(self._channel, round_, MET, attempt), b"\0")
             return [Send(run, now_s + self.wait_s())], None
         until_s = now_s + self.wait_s() + hold_s
         if batches and batches[-1].roster is None:
@@ -244,17 +248,19 @@ class Host:
         for p in peers:
             if p != self._me:
                 wire = MessageKey(self._channel, round_, ROSTER, answered.get(p, 0))
-                effects.append(Send(told(p, wire, blob), until_s))
+                effects.append(Send(blob_message(p, wire, blob), until_s))
         return effects, batch.roster if self._me in batch.wanted else None
 
     def _answer(self, now_s: float, peer: PeerId, round_: int, batch: _Batch, attempt: int) -> list[Effect]:
         if peer == self._me:
             return []
         if batch.roster is not None:
-            run = told(peer, MessageKey(self._channel, round_, ROSTER, attempt), encode_roster(batch.roster))
+            run = blob_message(
+                peer, MessageKey(self._channel, round_, ROSTER, attempt), encode_roster(batch.roster)
+            )
         else:
             blob = encode_wait(batch.key, batch.until_s - now_s)
-            run = told(peer, MessageKey(self._channel, round_, WAIT, attempt), blob)
+            run = blob_message(peer, MessageKey(self._channel, round_, WAIT, attempt), blob)
         return [Send(run, now_s + self.wait_s())]
 
     def _forget(self, round_: int) -> None:

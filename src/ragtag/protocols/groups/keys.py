@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ragtag.core import seed as random
 from ragtag.core.types import PEERS_MAX, PeerId
-from ragtag.protocols.groups.grid import Cell, Grid, grid_of, settled, standing
+from ragtag.protocols.groups.grid import Cell, Grid, cells_of, grid_of, line_counts
 
 
 class View:
@@ -28,7 +28,7 @@ class View:
     hashing: Karger et al., STOC 1997), so views that differ in one peer differ in few hosts.
     """
 
-    __slots__ = ("_on", "_ring", "_standing", "peers")
+    __slots__ = ("_cells", "_ring", "_ring_peers", "peers")
 
     def __init__(self, peers: Iterable[PeerId]) -> None:
         self.peers = tuple(sorted(set(peers)))
@@ -36,9 +36,9 @@ class View:
             raise ValueError("a view of no peers: it holds at least the peer itself")
         keys = random.stream_keys(0, "ring", self.peers).tolist()
         order = sorted(zip(keys, self.peers, strict=True))
-        self._on: tuple[int, NDArray[np.int64], tuple[list[int], ...]] | None = None
+        self._cells: tuple[int, NDArray[np.int64], tuple[list[int], ...]] | None = None
         self._ring = [key for key, _ in order]
-        self._standing = [peer for _, peer in order]
+        self._ring_peers = [peer for _, peer in order]
 
     def __len__(self) -> int:
         return len(self.peers)
@@ -54,14 +54,14 @@ class View:
     def hosts(self, key: int, k: int) -> tuple[PeerId, ...]:
         """The first ``k`` hosts of a key (all peers, where there are fewer)."""
         n, at = len(self._ring), bisect_left(self._ring, key)
-        return tuple(self._standing[(at + i) % n] for i in range(min(k, n)))
+        return tuple(self._ring_peers[(at + i) % n] for i in range(min(k, n)))
 
-    def on(self, grid: Grid, seed: int) -> tuple[NDArray[np.int64], tuple[list[int], ...]]:
-        """Each peer's cell on a grid, by rank; how many stand on its lines (``settled``, ``standing``)."""
+    def cells_on(self, grid: Grid, seed: int) -> tuple[NDArray[np.int64], tuple[list[int], ...]]:
+        """Each peer's cell on a grid, by rank, and how many peers stand on each of its lines."""
         key = random.stream_key(seed, "cells", *grid.sides)
-        if self._on is None or self._on[0] != key:
-            self._on = key, settled(grid, key, self.peers), standing(grid, key, self.peers)
-        return self._on[1:]
+        if self._cells is None or self._cells[0] != key:
+            self._cells = key, cells_of(grid, key, self.peers), line_counts(grid, key, self.peers)
+        return self._cells[1:]
 
     def joined(self, peer: PeerId) -> View:
         """The view with one peer more."""
@@ -95,7 +95,7 @@ class Keys(Protocol):
         ...
 
 
-def pieces(n: int, group: int) -> int:
+def n_groups(n: int, group: int) -> int:
     """Into how many groups of about ``group`` so many peers are cut: for crews of nearly ``n`` as many.
 
     Its first five bits count, so that one peer more or less hardly ever moves all the cuts.
@@ -108,7 +108,7 @@ def pieces(n: int, group: int) -> int:
 
 
 @lru_cache(maxsize=32)
-def drawn(key: int, peers: tuple[PeerId, ...]) -> tuple[int, ...]:
+def random_ranks(key: int, peers: tuple[PeerId, ...]) -> tuple[int, ...]:
     """The place of each of these peers in a random order, in which it does not matter who else there is."""
     order = np.argsort(random.stream_keys(key, "drawn", peers), kind="stable")
     places = np.empty(len(peers), np.int64)
@@ -120,9 +120,10 @@ class RandomKeys:
     """Groups of about ``group`` drawn anew each round: a permutation of the live peers, cut in pieces.
 
     Paper, section 4.1: "averaging in random groups as a simpler version". There are about ``n // group``
-    groups (``pieces``), their sizes differ by at most one. In the permutation peers stand by a hash of their
-    own, so that peers whose views differ in one peer differ in one member of their group, and meet all the
-    same: in a large crew somebody comes or goes in most rounds, and not all hear of it before the same one.
+    groups (``n_groups``), their sizes differ by at most one. In the permutation peers stand by a hash of
+    their own, so that peers whose views differ in one peer differ in one member of their group, and meet all
+    the same: in a large crew somebody comes or goes in most rounds, and not all hear of it before the same
+    one.
     """
 
     def __init__(self, me: PeerId, seed: int, group: int) -> None:
@@ -133,8 +134,10 @@ class RandomKeys:
     def place(self, round_: int, view: View) -> Place:
         """The piece of this round's permutation in which the peer stands."""
         n = len(view)
-        groups = pieces(n, self._group)
-        at = drawn(random.stream_key(self._seed, "random groups", round_), view.peers)[view.rank(self._me)]
+        groups = n_groups(n, self._group)
+        at = random_ranks(random.stream_key(self._seed, "random groups", round_), view.peers)[
+            view.rank(self._me)
+        ]
         piece = at * groups // n
         first, until = (-(-i * n // groups) for i in (piece, piece + 1))
         return Place(random.stream_key(self._seed, "random group", round_, piece), at - first, until - first)
@@ -152,7 +155,7 @@ class MoshpitKeys:
         self._grid: Grid | None = None
         self._view: View | None = None
         self._cell: Cell = ()
-        self._standing: tuple[list[int], ...] = ()
+        self._line_counts: tuple[list[int], ...] = ()
         self.thin = False
 
     @property
@@ -175,8 +178,8 @@ class MoshpitKeys:
         if self.thin:
             return self._random.place(round_, view)
         axis, cell = grid.axis(round_), self._cell
-        expected = max(1, self._standing[axis][grid.number(cell, axis)])
-        return Place(grid.line(cell, axis, self._seed), cell[axis], expected)
+        expected = max(1, self._line_counts[axis][grid.line_number(cell, axis)])
+        return Place(grid.line_key(cell, axis, self._seed), cell[axis], expected)
 
     def _settle(self, grid: Grid, view: View) -> None:
         """Take a cell that nobody else takes, as long as views agree (groups part those who share one).
@@ -184,8 +187,8 @@ class MoshpitKeys:
         When peers come or go all settle anew, so that each knows how many to expect on every line.
         """
         self._grid, self._view = grid, view
-        cells, self._standing = view.on(grid, self._seed)
-        self._cell = grid.place(int(cells[view.rank(self._me)]))
+        cells, self._line_counts = view.cells_on(grid, self._seed)
+        self._cell = grid.cell(int(cells[view.rank(self._me)]))
 
     def moved(self, round_: int, index: int | None) -> None:
         """Drop the oldest index, append the new one; whoever met nobody appends the one it drops."""

@@ -35,7 +35,7 @@ from ragtag.core.types import (
 from ragtag.protocols.channel.at_once import JUMP_MAX
 from ragtag.protocols.groups.keys import View
 from ragtag.protocols.rounds.asking import QUESTIONS, here
-from ragtag.protocols.rounds.base import spans_of, whole
+from ragtag.protocols.rounds.base import spans_of, whole_message
 
 EARLY_MAX = 256
 """Runs that are kept for a round, or a group, that this peer does not know yet."""
@@ -219,7 +219,7 @@ class PartialMachine(ABC):
         ones = np.ones(k, np.uint64)
         payload = self.channel.codec.encode(values)
         key = self.channel.key(self.active, stage)
-        return Send(whole(peer, key, payload, np.full(k, weight, np.float32), ones), until_s)
+        return Send(whole_message(peer, key, payload, np.full(k, weight, np.float32), ones), until_s)
 
     def outcome(
         self,

@@ -15,7 +15,7 @@ from ragtag.core.deadline import Deadline
 from ragtag.core.types import Average, Effect, Floats, PeerId, Run, Send, Timer
 from ragtag.protocols.groups.keys import View
 from ragtag.protocols.groups.machine import GroupChannel, PartialMachine
-from ragtag.protocols.rounds.base import Incoming, whole
+from ragtag.protocols.rounds.base import Incoming, whole_message
 
 _UP, _DOWN = 0, 1
 
@@ -111,7 +111,9 @@ class TreeAllReduce(PartialMachine):
         assert self.active is not None
         payload = self.channel.codec.encode(self._sum)
         heard = np.full(self.channel.n_chunks, count, np.uint64)
-        return Send(whole(peer, self.channel.key(self.active, stage), payload, self._weight, heard), until_s)
+        return Send(
+            whole_message(peer, self.channel.key(self.active, stage), payload, self._weight, heard), until_s
+        )
 
     def _down(self, now_s: float, good: bool) -> list[Effect]:
         """Pass on the mean, or word that there is none."""

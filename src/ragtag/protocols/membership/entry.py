@@ -36,7 +36,7 @@ from ragtag.protocols.membership.wire import (
 _COOKIE_USES = 3
 
 
-class Door:
+class Admission:
     """Lets this peer into the crew, and others in to it."""
 
     def __init__(self, core: Core, view: View, prober: Prober) -> None:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping
 
 from ragtag.protocols.membership.core import Core, Due
-from ragtag.protocols.membership.entry import Door
+from ragtag.protocols.membership.entry import Admission
 from ragtag.protocols.membership.invitation import answer
 from ragtag.protocols.membership.pace import Health
 from ragtag.protocols.membership.probe import Prober
@@ -66,7 +66,7 @@ class Membership:
         self._health = Health()
         self._view = View(self._core, self._health)
         self._prober = Prober(self._core, self._view, self._health)
-        self._door = Door(self._core, self._view, self._prober)
+        self._admission = Admission(self._core, self._view, self._prober)
         self._slot = 0
         self._farewells = 0
         self.over = False
@@ -94,12 +94,12 @@ class Membership:
     @property
     def entered(self) -> bool:
         """Whether a member has let this peer in, or it has begun a crew."""
-        return self._door.entered
+        return self._admission.entered
 
     @property
     def whole(self) -> bool:
         """Whether this peer is in, and has the whole list of members that it was let in with."""
-        return self._door.entered and not self._door.pulling
+        return self._admission.entered and not self._admission.pulling
 
     @property
     def period_s(self) -> float:
@@ -115,7 +115,7 @@ class Membership:
 
         ``None``: this peer is in no crew itself, or too many ask.
         """
-        if not self._door.entered or self.over or not self._door.hears_strangers():
+        if not self._admission.entered or self.over or not self._admission.hears_strangers():
             return None
         return answer(self._core.me.key, data, now_unix_s)
 
@@ -140,7 +140,7 @@ class Membership:
         if isinstance(event, Received):
             self._received(event)
         elif isinstance(event, Join):
-            self._door.join(event)
+            self._admission.join(event)
             core.after(core.uniform() * self.period_s / core.limits.fanout, "slot")
         elif isinstance(event, Leave):
             self._leave()
@@ -166,9 +166,9 @@ class Membership:
         elif due.what == "relay":
             self._prober.relay_expired(due.nonce)
         elif due.what == "join":
-            self._door.retry()
+            self._admission.retry()
         elif due.what == "pull":
-            self._door.pull_expired(due.nonce)
+            self._admission.pull_expired(due.nonce)
         elif due.what == "farewell":
             self._farewell()
 
@@ -181,7 +181,7 @@ class Membership:
         if self._slot % self._core.limits.fanout == 0:
             self._prober.measure()
             self._prober.knock()
-            self._door.ask_missing()
+            self._admission.ask_missing()
         self._core.after(period_s / self._core.limits.fanout, "slot")
 
     def _leave(self) -> None:
@@ -213,7 +213,7 @@ class Membership:
     def _received(self, event: Received) -> None:
         opened = self._core.seal.open(event.data)
         if opened is None:
-            self._door.lost(event.source, event.data)
+            self._admission.lost(event.source, event.data)
             return
         entry = self._known(event, opened)
         if entry is None:
@@ -229,13 +229,13 @@ class Membership:
         """The sender's row; a stranger is dealt with at the door."""
         message = opened.message
         name = message.record.name if isinstance(message, Introduce) else getattr(message, "source", None)
-        if isinstance(message, Page) and not self._door.entered:
+        if isinstance(message, Page) and not self._admission.entered:
             for record in message.gossip:
                 if record.name == message.source and record.epoch == opened.source_epoch:
                     self._view.admit(record)
         entry = self._view.find(name, opened.source_epoch) if name is not None else None
         if entry is None:
-            self._door.stranger(event.source, opened)
+            self._admission.stranger(event.source, opened)
         return entry
 
     def _take(self, event: Received, entry: Entry, opened: Opened) -> None:
@@ -253,23 +253,23 @@ class Membership:
         elif isinstance(message, Ask):
             self._prober.asked(name, message)
         elif isinstance(message, Page):
-            self._door.paged(name, message)
+            self._admission.paged(name, message)
         elif isinstance(message, Pull):
-            self._door.page_to(entry, message.after)
+            self._admission.page_to(entry, message.after)
         elif isinstance(message, Introduce):
             if self._core.seal.knows_cookie(message.cookie, self._core.now_s, event.source):
-                self._door.page_to(entry, "")
+                self._admission.page_to(entry, "")
             else:
-                self._door.stranger(event.source, opened)
+                self._admission.stranger(event.source, opened)
         elif isinstance(message, Challenge | Refused):
-            self._door.stranger(event.source, opened)
+            self._admission.stranger(event.source, opened)
         if was is Status.DEAD and entry.member.status is Status.ALIVE:
-            self._door.pull(entry)
+            self._admission.pull(entry)
 
     def _news(self, entry: Entry, message: Message) -> None:
         if isinstance(message, Introduce):
             self._view.hear(message.record)
         elif not isinstance(message, Challenge | Refused):
-            asked_for = isinstance(message, Page) and self._door.asked(entry)
+            asked_for = isinstance(message, Page) and self._admission.asked(entry)
             for record in message.gossip:
                 self._view.hear(record, None if asked_for else entry)

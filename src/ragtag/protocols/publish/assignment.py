@@ -1,16 +1,16 @@
 """Which peer computes which named tensor, and which one stands in for it.
 
-A pure function of what all peers know: names, costs, seats, who lives, a seed. So peers with the same view
-agree without a message. It is made in three steps:
+A pure function of what all peers know: names, costs, seats, living peers, a seed. So peers with the same view
+agree without a message. It has three steps:
 
 1. The founders' seats, dead or alive, share all names: in falling cost each name goes to the least loaded
    seat (longest processing time first, Graham 1969: at most 4/3 of the best that is possible).
 2. A seat that the crew has grown by takes names from the most loaded ones, until it has a fair share.
 3. What a dead peer had goes to the living, in falling cost, each name to the least loaded one.
 
-So a peer that dies moves its own names and no others, and gets the same ones when it comes back. (What that
-stability costs: the peer that takes a dead one's largest name may have that beside a fair share.) The second
-owner of a name is the one that would have it if the first was dead; when the first dies, it does.
+So a peer that dies moves its own names and no others, and gets the same ones when it comes back. The price:
+the peer that takes a dead one's largest name may have it beside a fair share. The second owner of a name is
+the peer that gets it when the first dies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Costs = tuple[tuple[str, float], ...]
 
 
 class OwnerPair(NamedTuple):
-    """Who computes a named tensor, and who does when the first is silent; alone, a peer is both."""
+    """The peer that computes a named tensor, and the one that does when the first is silent."""
 
     first: PeerId
     second: PeerId
@@ -40,10 +40,13 @@ def assigned(
 ) -> dict[str, OwnerPair]:
     """The owners of each name.
 
-    costs: of each name, above 0, in any unit. live: the peers that live, at least one. seats: of the crew,
-    taken or not; founded: how many it had when it began.
+    costs: the cost of each name, above 0, in any unit.
+    live: the peers that live, at least one.
+    seats: how many the crew has, taken or not.
+    founded: how many it had when it began.
 
-    Raises ValueError: a cost is not above 0 and finite, nobody lives, or somebody beyond the last seat does.
+    Raises:
+        ValueError: a cost is not above 0 and finite, no peer lives, or one beyond the last seat does.
     """
     for name, cost in costs.items():
         if not 0 < cost < math.inf:
@@ -70,13 +73,13 @@ def _assigned(
 
 
 def _ranks(costs: Costs, seed: int) -> dict[str, int]:
-    """Names of one cost are in an order that differs between seeds, and so do the seats of equal loads."""
+    """The order among names of equal cost, which differs between seeds."""
     return {name: random.stream_key(seed, "named owner", name_hash(name)) for name, _ in costs}
 
 
 @lru_cache(maxsize=64)
 def _placed(costs: Costs, seats: int, founded: int, seed: int) -> dict[str, PeerId]:
-    """Each name's seat, whoever lives."""
+    """Each name's seat, whichever peers live."""
     cost, rank = dict(costs), _ranks(costs, seed)
     turn = seed % founded
     loads = [(0.0, (seat - turn) % founded, seat) for seat in range(founded)]
@@ -109,7 +112,7 @@ def _take_share(names: list[list[str]], seat: PeerId, cost: Mapping[str, float])
 def _among(
     placed: Mapping[str, PeerId], cost: Mapping[str, float], rank: Mapping[str, int], live: frozenset[PeerId]
 ) -> dict[str, PeerId]:
-    """Each name's owner: its seat's peer, or, where that is dead, the least loaded of the living."""
+    """Each name's owner: its seat's peer, or the least loaded of the living where that one is dead."""
     load = dict.fromkeys(live, 0.0)
     owner = {name: seat for name, seat in placed.items() if seat in live}
     for name in sorted(owner):  # in one order: sums of floats depend on it

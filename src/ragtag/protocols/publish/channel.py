@@ -8,26 +8,28 @@
 | ROWS | back | the question's number | the tensor | those rows; version in ``heard``, age (s) in ``weight`` |
 | GONE | back | the question's number | page | as TOLD: a version that was asked for is not held any more |
 
-A receiver asks; nobody sends values that were not asked for. So loss, duplication and reordering need no
-rule: what does not come is asked for again, of the same peer or of another that has it; a row that comes
-twice is taken once. At most one window is on its way between two peers, so what else goes over that line
-waits for ``WINDOW`` rows at most. A newcomer tells that it has nothing, hears what there is, and asks for it.
+A receiver asks; no peer sends values that were not asked for. So loss, duplication and reordering need no
+rule: rows that do not come are asked for again, of the same peer or of another that has them, and a row that
+comes twice is taken once. At most one window is on its way between two peers, so other messages between them
+wait for ``WINDOW`` rows at most. A newcomer tells that it has nothing, hears what there is, and asks for it.
 
-Rows of one version are collected apart. Once all are there, and their digest is the version's, they take the
-old value's place: nobody ever has a mixture of two versions, and a peer that lacks the newest goes on with
+Rows of one version are collected apart. Once all are there, and their digest is the version's, they replace
+the old value. So no peer ever has a mixture of two versions, and a peer that lacks the newest goes on with
 its last.
 
 Versions are in one order on all peers (``core.types.Version``); a newer one wins. Their clock is Lamport's
 (CACM 1978): above that of each version known to its maker, and not below the trainer's, which counts rounds.
-The difference between clock and version is a value's age in rounds. A training's rounds go on where an
-earlier run of it ended; with which clock a run began, its *base*, peers tell each other: the highest holds.
+The difference between the trainer's clock and a version's is the value's age in rounds. A training's rounds
+go on where an earlier run of it ended. Peers tell each other with which clock the run began, its *base*; the
+highest holds.
 
-A holder keeps the version before the newest as long as it is asked for, so a receiver that is slower than the
-publisher still comes to the end of one.
+A holder keeps the version before the newest as long as it is asked for. So a receiver that is slower than the
+publisher still gets one version whole.
 
 Bytes, where nothing is lost: a peer that publishes sends and gets one TELL and one TOLD per other peer and
-page (``PAGE`` tensors) of which anything is new; a peer sends ``ceil(r / WINDOW)`` ASKs for the r rows that
-it takes from another at once (more where these are of over ``ASKS_MAX`` tensors), and each row travels once.
+page (``PAGE`` tensors) on which anything is new. A peer sends ``ceil(r / WINDOW)`` ASKs for the r rows that
+it takes from another at once (more where they belong to over ``ASKS_MAX`` tensors), and each row travels
+once.
 """
 
 from __future__ import annotations
@@ -65,16 +67,16 @@ from ragtag.core.types import (
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Averager, Opening
 from ragtag.protocols.node import Node
-from ragtag.protocols.rounds.base import told
+from ragtag.protocols.rounds.base import blob_message
 
 TELL, TOLD, ASK, ROWS, GONE = range(5)
 WINDOW = 64
 """Rows on their way between two peers at once: 68 KiB, which a line of 100 Mbit/s carries in 6 ms."""
 TENSORS_MAX = 1024
 AHEAD_MAX = 1 << 24
-"""A clock further ahead of all that is known is not believed: it would use up its numbers."""
+"""A clock further ahead of all known ones is not believed: it would use up the numbers."""
 ELSEWHERE = 2
-"""Questions in a row that a holder leaves unanswered, until others are asked what they have."""
+"""After so many unanswered questions in a row to one holder, the others are asked what they have."""
 _NUMBER_MAX = (1 << 32) - 1
 _GRANULARITY_S = 1e-3
 _DOUBLINGS_MAX = 10
@@ -83,16 +85,18 @@ _VERSION = struct.Struct("<IHxxI")
 _ASKED = struct.Struct("<fH2x")
 _ROWS = struct.Struct("<HxxIIIQ")
 PAGE = (CHUNK_BYTES - _PAGE.size) // _VERSION.size
-"""Tensors whose versions one datagram tells."""
+"""How many tensors' versions one datagram tells."""
 ASKS_MAX = (CHUNK_BYTES - _ASKED.size) // _ROWS.size
-"""Tensors that one question can be about."""
+"""How many tensors one question can be about."""
 NONE = Version(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A whole value. rows: uint8 ``[k, CHUNK_BYTES]``, never changed; made_s: when it was published, on this
-    peer's clock, as far as can be told (what travelling takes is not counted).
+    """A whole value.
+
+    rows: uint8 ``[k, CHUNK_BYTES]``, never changed.
+    made_s: when it was published, on this peer's clock. Time on the way is not counted.
     """
 
     version: Version
@@ -112,7 +116,11 @@ class _Coming:
 
 @dataclass(slots=True)
 class _Question:
-    """What a peer was asked for and has not sent yet: of each tensor, of which version, which rows."""
+    """What a peer was asked for and has not sent yet.
+
+    open: of each tensor, the version and which of its rows, bool ``[k]``.
+    came: whether anything of the answer has come.
+    """
 
     number: int
     sent_s: float
@@ -122,13 +130,20 @@ class _Question:
 
 
 @dataclass(slots=True)
-class _Line:
+class _Remote:
     """What is known of one other peer.
 
-    holds: the versions that it says it has. behind: pages of which it has not acknowledged the newest.
-    tries: since they were new. fails: questions in a row that it has left unanswered; rests_until_s: it is
-    asked nothing before. asked: the number of the newest question; served: of the last one it was answered.
-    armed_s: when a timer looks after it. given_up: the last question that was not answered in time.
+    holds: the versions that it says it has.
+    behind: pages of which it has not acknowledged the newest revision.
+    tries: how often it was told of them.
+    tell_s: when it is told of them again.
+    question: what it is asked for now.
+    fails: questions in a row that it has left unanswered.
+    rests_until_s: it is asked nothing before.
+    asked: the number of the newest question to it.
+    served: the number of the last question of its own that was answered.
+    armed_s: when a timer looks after its question.
+    given_up: the last question that it did not answer in time.
     """
 
     answers: Deadline
@@ -146,15 +161,17 @@ class _Line:
 
 
 def digest_of(clock: int, maker: PeerId, rows: Bytes) -> int:
-    """32 bits of a value and of who published it when."""
+    """32 bits of a value, of the peer that published it and of the version's clock."""
     return zlib.crc32(np.ascontiguousarray(rows).data, zlib.crc32(struct.pack("<IH", clock, maker)))
 
 
 class Publisher:
-    """One peer's part in a channel of named tensors; sizes: how many rows each has.
+    """One peer's part in a channel of named tensors.
 
-    held: the newest whole value of each tensor (``None``: there was none). Any thread may read it.
-    latest: the highest clock of any version that was heard of. base: of the run.
+    sizes: how many rows each tensor has.
+    held: the newest whole value of each tensor; ``None``: there was none. Any thread may read it.
+    latest: the highest clock of any version that was heard of.
+    base: the clock with which the run began.
     heard: whether others have told of values.
     """
 
@@ -174,29 +191,29 @@ class Publisher:
         self._wanted = frozenset(range(len(sizes)))
         self._revision = 0
         others = opening.crew.presence.others - opening.crew.gone
-        self._lines = {peer: self._line() for peer in sorted(others)}
+        self._remotes = {peer: self._new_remote() for peer in sorted(others)}
 
-    def _line(self) -> _Line:
+    def _new_remote(self) -> _Remote:
         window = self._probe_s * min(1.0, WINDOW / sum(self._sizes))
-        return _Line(Deadline(max(_GRANULARITY_S, self._rtt_s + window), headroom=2.0, backoff_max=64.0))
+        return _Remote(Deadline(max(_GRANULARITY_S, self._rtt_s + window), headroom=2.0, backoff_max=64.0))
 
     # -- What a node asks of it
 
     def probed(self, probe_s: float, now_s: float) -> None:
-        """One exchange of all values takes this long: how patient a first question is."""
+        """One exchange of all values takes this long: how long a first question waits follows from it."""
         self._probe_s = probe_s
-        for line in self._lines.values():
-            line.answers = self._line().answers
+        for remote in self._remotes.values():
+            remote.answers = self._new_remote().answers
 
     def resume(self, round_: int) -> None:
-        """There are no rounds."""
+        """Nothing: there are no rounds."""
 
     def newer(self) -> bool:
-        """Nothing is waited for."""
+        """Yes: nothing is waited for."""
         return True
 
     def shows(self, peer: PeerId, number: int) -> bool:
-        """A peer's driver answers here though its trainer may hang: that is no sign that it takes part."""
+        """No: a peer's driver answers here though its trainer may hang."""
         return False
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -218,7 +235,7 @@ class Publisher:
         return range(-(-len(self._sizes) // PAGE))
 
     def version(self, tensor: int) -> Version:
-        """Of the newest whole value."""
+        """The version of a tensor's newest whole value."""
         held = self.held[tensor]
         return NONE if held is None else held.version
 
@@ -236,7 +253,7 @@ class Publisher:
                 self._replace(tensor, Held(version, rows, now_s))
         pages = {tensor // PAGE for tensor in ask.rows} or set(self._pages)
         self._revision = (self._revision + 1) & _NUMBER_MAX
-        return self._announce(now_s, pages, self._lines) + self._ask_all(now_s)
+        return self._announce(now_s, pages, self._remotes) + self._ask_all(now_s)
 
     def _require(self, tensor: int, rows: Bytes) -> None:
         if not 0 <= tensor < len(self._sizes):
@@ -253,7 +270,7 @@ class Publisher:
         return Version(clock, self._crew.me, digest_of(clock, self._crew.me, rows))
 
     def _replace(self, tensor: int, new: Held) -> None:
-        """Take a newer value; the one before stays while it, or one before it, is asked for."""
+        """Take a newer value. The one before is kept, unless a still older one is being asked for."""
         before = self.held[tensor]
         if tensor in self._older_asked:
             self._older_asked.discard(tensor)
@@ -272,8 +289,8 @@ class Publisher:
         for tensor in [tensor for tensor in self._lacking if tensor not in wanted]:
             del self._lacking[tensor]
             self._coming.pop(tensor, None)
-        for line in self._lines.values():
-            for tensor, version in line.holds.items():
+        for remote in self._remotes.values():
+            for tensor, version in remote.holds.items():
                 self._hear_of(tensor, version)
 
     # -- Telling which versions there are
@@ -282,25 +299,26 @@ class Publisher:
         """Tell these peers what this one has on these pages, until they answer."""
         effects: list[Effect] = []
         for peer in peers:
-            line = self._lines[peer]
-            line.behind |= set(pages)
-            line.tries = 0
-            effects += self._tell(now_s, peer, line)
+            remote = self._remotes[peer]
+            remote.behind |= set(pages)
+            remote.tries = 0
+            effects += self._tell(now_s, peer, remote)
         return effects
 
-    def _tell(self, now_s: float, peer: PeerId, line: _Line) -> list[Effect]:
-        pause_s = self._pause_s(peer, line) * 2 ** min(line.tries, _DOUBLINGS_MAX)
-        line.tries += 1
-        line.tell_s = now_s + pause_s
+    def _tell(self, now_s: float, peer: PeerId, remote: _Remote) -> list[Effect]:
+        pause_s = self._pause_s(peer, remote) * 2 ** min(remote.tries, _DOUBLINGS_MAX)
+        remote.tries += 1
+        remote.tell_s = now_s + pause_s
         sends: list[Effect] = [
-            Send(self._page(peer, TELL, self._revision, page), line.tell_s) for page in sorted(line.behind)
+            Send(self._page(peer, TELL, self._revision, page), remote.tell_s)
+            for page in sorted(remote.behind)
         ]
-        return [*sends, Arm(Timer(self._number, peer, "tell"), line.tell_s)]
+        return [*sends, Arm(Timer(self._number, peer, "tell"), remote.tell_s)]
 
-    def _pause_s(self, peer: PeerId, line: _Line) -> float:
+    def _pause_s(self, peer: PeerId, remote: _Remote) -> float:
         """How long an answer may take."""
         rtt_s = self._crew.rtt_s.get(peer, self._rtt_s)
-        return max(_GRANULARITY_S, rtt_s, line.answers.budget_s())
+        return max(_GRANULARITY_S, rtt_s, remote.answers.budget_s())
 
     def _page(self, peer: PeerId, stage: int, number: int, page: int) -> Run:
         tensors = range(page * PAGE, min((page + 1) * PAGE, len(self._sizes)))
@@ -308,8 +326,8 @@ class Publisher:
         blob += b"".join(_VERSION.pack(*self.version(tensor)) for tensor in tensors)
         return _small(peer, MessageKey(self._number, number, stage, page), blob)
 
-    def _learn(self, peer: PeerId, line: _Line, blob: bytes) -> int | None:
-        """What a peer says it has; the page, or ``None``: it is none."""
+    def _learn(self, peer: PeerId, remote: _Remote, blob: bytes) -> int | None:
+        """Take what a peer says it has. Returns the page; ``None``: the message makes no sense."""
         base, page = _PAGE.unpack_from(blob)
         most = max(self.latest, self.base) + AHEAD_MAX
         if page not in self._pages or base > most:
@@ -321,7 +339,7 @@ class Publisher:
             if version.clock > most or version.maker >= PEERS_MAX:
                 continue
             self.latest, self.heard = max(self.latest, version.clock), self.heard or version > NONE
-            line.holds[tensor] = version
+            remote.holds[tensor] = version
             self._hear_of(tensor, version)
         return int(page)
 
@@ -329,27 +347,27 @@ class Publisher:
         if tensor in self._wanted and version > max(self.version(tensor), self._lacking.get(tensor, NONE)):
             self._lacking[tensor] = version
 
-    def _gone(self, line: _Line, number: int, page: int) -> None:
-        """A holder has other versions now than those that it was asked for; go on with the newest."""
-        question = line.question
+    def _gone(self, remote: _Remote, number: int, page: int) -> None:
+        """A holder no longer has the versions that it was asked for: forget the rows of those."""
+        question = remote.question
         if question is None or question.number != number:
             return
         for tensor, (version, _) in list(question.open.items()):
-            if tensor // PAGE == page and line.holds.get(tensor, NONE) != version:
+            if tensor // PAGE == page and remote.holds.get(tensor, NONE) != version:
                 del question.open[tensor]
                 self._coming.pop(tensor, None)
 
-    # -- Asking for what is lacking
+    # -- Asking for what this peer lacks
 
     def _ask_all(self, now_s: float) -> list[Effect]:
-        """Ask each holder for as much as it may have on its way."""
+        """Ask each holder that has no question open, for a window at most."""
         asks: dict[PeerId, list[int]] = {}
         nowhere: set[int] = set()
         for tensor in sorted(self._lacking):
             source = self._source(now_s, tensor)
             if source is None:
                 nowhere |= {tensor} if not self._holders(tensor) else set()
-            elif self._lines[source].question is None:
+            elif self._remotes[source].question is None:
                 asks.setdefault(source, []).append(tensor)
         effects = self._look_around(now_s, nowhere) if nowhere else []
         for source, tensors in asks.items():
@@ -359,34 +377,34 @@ class Publisher:
     def _holders(self, tensor: int) -> list[PeerId]:
         coming = self._coming.get(tensor)
         version = self._lacking[tensor] if coming is None else coming.version
-        return [peer for peer, line in self._lines.items() if line.holds.get(tensor, NONE) >= version]
+        return [peer for peer, remote in self._remotes.items() if remote.holds.get(tensor, NONE) >= version]
 
     def _source(self, now_s: float, tensor: int) -> PeerId | None:
-        """Who is to be asked for a tensor: the one that answers best; at first who has computed it."""
+        """The peer to ask for a tensor: the one that failed least, and of equals the one that computed it."""
         maker = self._lacking[tensor].maker
-        able = [peer for peer in self._holders(tensor) if self._lines[peer].rests_until_s <= now_s]
+        able = [peer for peer in self._holders(tensor) if self._remotes[peer].rests_until_s <= now_s]
         return min(
             able,
-            key=lambda peer: (self._lines[peer].fails, peer != maker, (peer - self._crew.me) % PEERS_MAX),
+            key=lambda peer: (self._remotes[peer].fails, peer != maker, (peer - self._crew.me) % PEERS_MAX),
             default=None,
         )
 
     def _look_around(self, now_s: float, tensors: Iterable[int]) -> list[Effect]:
-        """Nobody here has what was told of: forget it, and ask all what they have."""
+        """No peer has these versions any more: forget them, and ask all what they have."""
         pages = set()
         for tensor in tensors:
             self._lacking.pop(tensor, None)
             self._coming.pop(tensor, None)
             pages.add(tensor // PAGE)
-            for line in self._lines.values():
-                self._hear_of(tensor, line.holds.get(tensor, NONE))
-        return self._announce(now_s, pages, self._lines)
+            for remote in self._remotes.values():
+                self._hear_of(tensor, remote.holds.get(tensor, NONE))
+        return self._announce(now_s, pages, self._remotes)
 
     def _ask(self, now_s: float, peer: PeerId, tensors: list[int]) -> list[Effect]:
-        line = self._lines[peer]
-        line.asked = (line.asked + 1) & _NUMBER_MAX
-        budget_s = self._pause_s(peer, line)
-        question = line.question = _Question(line.asked, now_s, now_s + budget_s, {})
+        remote = self._remotes[peer]
+        remote.asked = (remote.asked + 1) & _NUMBER_MAX
+        budget_s = self._pause_s(peer, remote)
+        question = remote.question = _Question(remote.asked, now_s, now_s + budget_s, {})
         room, parts = WINDOW, []
         for tensor in tensors[:ASKS_MAX]:
             coming = self._coming.get(tensor)
@@ -404,14 +422,14 @@ class Publisher:
             if room == 0:
                 break
         blob = _ASKED.pack(budget_s, len(parts)) + b"".join(parts)
-        run = _small(peer, MessageKey(self._number, line.asked, ASK, 0), blob)
-        return [Send(run, question.due_s), *self._wake(peer, line, question.due_s)]
+        run = _small(peer, MessageKey(self._number, remote.asked, ASK, 0), blob)
+        return [Send(run, question.due_s), *self._wake(peer, remote, question.due_s)]
 
-    def _wake(self, peer: PeerId, line: _Line, at_s: float) -> list[Effect]:
-        """Look after a question then, by one timer at a time."""
-        if at_s >= line.armed_s:
+    def _wake(self, peer: PeerId, remote: _Remote, at_s: float) -> list[Effect]:
+        """Look after a question at ``at_s``, by one timer at a time."""
+        if at_s >= remote.armed_s:
             return []
-        line.armed_s = at_s
+        remote.armed_s = at_s
         return [Arm(Timer(self._number, peer, "ask"), at_s)]
 
     def _collect(self, tensor: int, version: Version) -> _Coming:
@@ -419,88 +437,88 @@ class Publisher:
         return _Coming(version, np.empty((size, CHUNK_BYTES), np.uint8), np.zeros(size, np.bool_), size)
 
     def _expired(self, now_s: float, timer: Timer) -> list[Effect]:
-        line = self._lines.get(timer.round)
-        if line is None:
+        remote = self._remotes.get(timer.round)
+        if remote is None:
             return []
         if timer.name == "tell":
-            due = line.behind and now_s >= line.tell_s
-            return self._tell(now_s, timer.round, line) if due else []
-        if now_s < line.armed_s:
+            due = remote.behind and now_s >= remote.tell_s
+            return self._tell(now_s, timer.round, remote) if due else []
+        if now_s < remote.armed_s:
             return []
-        line.armed_s = math.inf
-        due_s = line.rests_until_s if line.question is None else line.question.due_s
+        remote.armed_s = math.inf
+        due_s = remote.rests_until_s if remote.question is None else remote.question.due_s
         if now_s < due_s:
-            return self._wake(timer.round, line, due_s)
-        if line.question is None:
+            return self._wake(timer.round, remote, due_s)
+        if remote.question is None:
             return self._ask_all(now_s)  # it has rested
-        return self._unanswered(now_s, timer.round, line)
+        return self._unanswered(now_s, timer.round, remote)
 
-    def _unanswered(self, now_s: float, peer: PeerId, line: _Line) -> list[Effect]:
+    def _unanswered(self, now_s: float, peer: PeerId, remote: _Remote) -> list[Effect]:
         """A question brought nothing: it or the answer was lost, or the peer is frozen, dead or cut off."""
-        line.given_up, line.question = line.question, None
-        line.answers.missed()
-        line.fails += 1
-        pause_s = self._pause_s(peer, line) * 2 ** min(line.fails - 1, _DOUBLINGS_MAX)
-        line.rests_until_s = now_s + pause_s
-        effects = self._wake(peer, line, line.rests_until_s)
-        if line.fails == ELSEWHERE and self._lacking:
+        remote.given_up, remote.question = remote.question, None
+        remote.answers.missed()
+        remote.fails += 1
+        pause_s = self._pause_s(peer, remote) * 2 ** min(remote.fails - 1, _DOUBLINGS_MAX)
+        remote.rests_until_s = now_s + pause_s
+        effects = self._wake(peer, remote, remote.rests_until_s)
+        if remote.fails == ELSEWHERE and self._lacking:
             pages = {tensor // PAGE for tensor in self._lacking}
-            effects += self._announce(now_s, pages, [other for other in self._lines if other != peer])
+            effects += self._announce(now_s, pages, [other for other in self._remotes if other != peer])
         return effects + self._ask_all(now_s)
 
     # -- What comes
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
-        line, stage = self._lines.get(run.peer), run.key.stage
-        if line is None:
+        remote, stage = self._remotes.get(run.peer), run.key.stage
+        if remote is None:
             return []
         if stage == ROWS:
-            return self._rows(now_s, run, line)
+            return self._rows(now_s, run, remote)
         blob = _read(run)
         if blob is None:
             return []
         if stage == ASK:
-            return self._answer(now_s, run, line, blob)
+            return self._answer(now_s, run, remote, blob)
         if stage not in (TELL, TOLD, GONE):
             return []
-        page = self._learn(run.peer, line, blob)
+        page = self._learn(run.peer, remote, blob)
         if page is None:
             return []
         effects: list[Effect] = []
         if stage == TELL:
             answer = self._page(run.peer, TOLD, run.key.round, page)
-            effects.append(Send(answer, now_s + self._pause_s(run.peer, line)))
+            effects.append(Send(answer, now_s + self._pause_s(run.peer, remote)))
         elif stage == GONE:
-            self._gone(line, run.key.round, page)
+            self._gone(remote, run.key.round, page)
         elif run.key.round == self._revision:
-            line.behind.discard(page)
-        self._close_if_over(now_s, run.peer, line)
+            remote.behind.discard(page)
+        self._close_if_over(now_s, run.peer, remote)
         return effects + self._ask_all(now_s)
 
-    def _rows(self, now_s: float, run: Run, line: _Line) -> list[Effect]:
+    def _rows(self, now_s: float, run: Run, remote: _Remote) -> list[Effect]:
         tensor, k = run.key.block, len(run.payload)
         if tensor >= len(self._sizes) or run.total != self._sizes[tensor] or run.first + k > run.total:
             return []
         if k and run.payload.shape[1] != CHUNK_BYTES:
             return []
-        question, coming = line.question, self._coming.get(tensor)
-        if line.given_up is not None and run.key.round == line.given_up.number:
-            line.answers.late(now_s - line.given_up.sent_s)
-            line.given_up, line.fails, line.rests_until_s = None, 0, now_s
+        question, coming = remote.question, self._coming.get(tensor)
+        if remote.given_up is not None and run.key.round == remote.given_up.number:
+            remote.answers.late(now_s - remote.given_up.sent_s)
+            remote.given_up, remote.fails, remote.rests_until_s = None, 0, now_s
         fresh = coming is not None and k > 0 and self._store(run, coming)
         if question is None or run.key.round != question.number or tensor not in question.open:
             return self._complete(now_s, run, tensor, coming) if fresh else []
         effects: list[Effect] = []
         if fresh:
-            question.came, question.due_s = True, now_s + self._pause_s(run.peer, line)
+            question.came, question.due_s = True, now_s + self._pause_s(run.peer, remote)
             effects = self._complete(now_s, run, tensor, coming)
         version, asked = question.open[tensor]
         coming = self._coming.get(tensor)
         if run.ended or coming is None or coming.version != version or coming.got[asked].all():
             del question.open[tensor]
         if not question.open and not question.came:
-            return effects + self._unanswered(now_s, run.peer, line)
-        return effects + (self._ask_all(now_s) if self._close_if_over(now_s, run.peer, line) else [])
+            return effects + self._unanswered(now_s, run.peer, remote)
+        return effects + (self._ask_all(now_s) if self._close_if_over(now_s, run.peer, remote) else [])
 
     def _store(self, run: Run, coming: _Coming) -> bool:
         """Take the rows of the version that is collected; whether any was new."""
@@ -519,16 +537,16 @@ class Publisher:
         return k > 0
 
     def _complete(self, now_s: float, run: Run, tensor: int, coming: _Coming | None) -> list[Effect]:
-        """All rows may be there: the value takes the old one's place, unless it is damaged."""
+        """Where all rows are there, the value replaces the old one, unless it is damaged."""
         if coming is None or coming.left:
             return []
         del self._coming[tensor]
         version = coming.version
         if digest_of(version.clock, version.maker, coming.rows) != version.digest:
-            self._lines[run.peer].holds.pop(tensor, None)
+            self._remotes[run.peer].holds.pop(tensor, None)
             self._lacking.pop(tensor, None)
-            for line in self._lines.values():
-                self._hear_of(tensor, line.holds.get(tensor, NONE))
+            for remote in self._remotes.values():
+                self._hear_of(tensor, remote.holds.get(tensor, NONE))
             return [Noted("damaged value", run.peer, f"tensor {tensor}, version {version.clock}")]
         age_s = float(run.weight[0])
         made_s = now_s - (age_s if 0 <= age_s < math.inf else 0.0)
@@ -537,22 +555,22 @@ class Publisher:
             self._replace(tensor, Held(version, coming.rows, made_s))
         return []
 
-    def _close_if_over(self, now_s: float, peer: PeerId, line: _Line) -> bool:
-        question = line.question
+    def _close_if_over(self, now_s: float, peer: PeerId, remote: _Remote) -> bool:
+        question = remote.question
         if question is None or question.open:
             return False
-        line.question, line.fails = None, 0
-        line.answers.completed(now_s - question.sent_s)
+        remote.question, remote.fails = None, 0
+        remote.answers.completed(now_s - question.sent_s)
         return True
 
     # -- Answering
 
-    def _answer(self, now_s: float, run: Run, line: _Line, blob: bytes) -> list[Effect]:
+    def _answer(self, now_s: float, run: Run, remote: _Remote, blob: bytes) -> list[Effect]:
         """Send the rows that a peer asks for, a window at most."""
         patience_s, parts = _ASKED.unpack_from(blob)
-        if run.key.round == line.served or not 0 < patience_s < math.inf:
-            return []  # a copy of a question that was answered
-        line.served, room = run.key.round, WINDOW
+        if run.key.round == remote.served or not 0 < patience_s < math.inf:
+            return []  # a copy of a question that was answered before
+        remote.served, room = run.key.round, WINDOW
         until_s = now_s + patience_s
         effects: list[Effect] = []
         pages: set[int] = set()
@@ -588,14 +606,14 @@ class Publisher:
     # -- Who is there
 
     def _joined(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Another process: it has nothing, and its numbers start anew."""
+        """A peer is there, as a new process: it has nothing, and its numbers start anew."""
         if peer == self._crew.me:
             return []
-        self._lines[peer] = self._line()
+        self._remotes[peer] = self._new_remote()
         return self._announce(now_s, self._pages, [peer]) + self._ask_all(now_s)
 
     def _left(self, now_s: float, peer: PeerId) -> list[Effect]:
-        self._lines.pop(peer, None)
+        self._remotes.pop(peer, None)
         return self._ask_all(now_s)
 
 
@@ -607,14 +625,14 @@ def _rows_of(peer: PeerId, key: MessageKey, held: Held, asked: Bools, now_s: flo
 
 
 def _small(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
-    """A message of one chunk, whose end is marked by nothing: the answer says that it came."""
-    run = told(peer, key, blob)
+    """A message of one chunk without an end mark: the answer says that it came."""
+    run = blob_message(peer, key, blob)
     run.ended = False
     return run
 
 
 def _read(run: Run) -> bytes | None:
-    """What such a message says; ``None``: it is none."""
+    """What such a message says; ``None``: it makes no sense."""
     if run.total != 1 or run.first != 0 or run.payload.shape != (1, CHUNK_BYTES):
         return None
     if run.mask is not None and not run.mask.all():
@@ -631,9 +649,10 @@ def publisher_of(node: Node, channel: int) -> Publisher:
 
 
 def published(sizes: Iterable[int]) -> Averager:
-    """What opens a channel of named tensors; sizes: how many rows each has, at least 1.
+    """An averager that opens a channel of named tensors. sizes: how many rows each has, at least 1.
 
-    Raises ValueError: there are none, too many, or one has no rows.
+    Raises:
+        ValueError: there are no tensors, too many, or one has no rows.
     """
     rows = tuple(sizes)
     if not 1 <= len(rows) <= TENSORS_MAX or min(rows) < 1:

@@ -1,7 +1,7 @@
 """One round among peers that average all at once.
 
 ``layout`` cuts a vector into blocks with owners; ``base`` says what a round is. Values go to owners and
-averages come back (``stages``, ``reduce``); ``rps`` (Yu et al., ICML 2019) leaves out what is lost,
-``allreduce`` repairs it (``repair``), straight or around a ring; ``gather`` moves rows that each peer chose
+averages come back (``stages``, ``reduce``). ``rps`` (Yu et al., ICML 2019) leaves out what is lost;
+``allreduce`` repairs it (``repair``), straight or around a ring. ``gather`` brings rows that each peer chose
 to all. ``progress`` says whom a stage waits for, and why no longer; ``asking`` asks whether a peer is there.
 """

@@ -3,7 +3,7 @@
 Direct: every peer owns one block, reduces it and sends the sum to all. Ring: n-1 steps of
 reduce-scatter, n-1 of all-gather, each to the next peer only (Patarasuk, Yuan, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations", JPDC 2009). Both wait for every member, as an
-all-reduce does; their deadline only bounds how long a dead one holds them.
+all-reduce does. Their deadline only bounds how long a dead member holds them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from ragtag.protocols.rounds.base import (
     scratch_of,
     sound,
     spans_of,
-    whole,
+    whole_message,
     within,
 )
 from ragtag.protocols.rounds.layout import fixed_owners, layout_of
 from ragtag.protocols.rounds.reduce import scatter_gather
 from ragtag.protocols.rounds.repair import Repairer
 
-_PATIENCE = 8.0  # a loss-free baseline stands by: several times as long as a lossy round would
+_PATIENCE = 8.0  # a loss-free baseline waits several times as long as a lossy round would
 
 
 def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: frozenset[PeerId]) -> Spec:
@@ -80,16 +80,16 @@ def _ring(setting: Setting) -> Round:
 
 
 class Ring:
-    """One round of ring all-reduce on one peer; a block goes on as soon as it is whole.
+    """One round of ring all-reduce on one peer. A block goes on as soon as it is whole.
 
-    The ring is of those that have not left; block ``j`` starts at the ``j``-th of them, round and round. So
-    peers that disagree about who left still mean the same values by a block's number.
+    The ring is of the peers that have not left. Block ``j`` starts at the ``j``-th of them, counted round and
+    round. So peers that disagree about which have left still mean the same values by a block's number.
     """
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.outcome: Outcome | None = None
-        self.told = False  # in a ring everybody is waited for
+        self.told = False  # a ring waits for every peer
         order, n = spec.owners, len(spec.owners)
         self._at = order.index(spec.me)
         self._next, self._prev = order[(self._at + 1) % n], order[(self._at - 1) % n]
@@ -100,7 +100,7 @@ class Ring:
         self._heard = np.zeros(layout.n_chunks, np.uint64)
         self._averaged = np.zeros(layout.n_chunks, np.bool_)
         full = [j for j in range(layout.n_blocks) if layout.sizes[j]]
-        at = self._at  # the blocks with this remainder this peer sends first, and does not receive as sums
+        at = self._at  # this peer starts the blocks with this remainder, and receives no sum of them
         self._blocks = full
         self._last = {j for j in full if (j - at - 1) % n == 0}  # their sums end here
         self._end = {j for j in full if (j - at - 2) % n == 0}  # the next peer has had their averages first
@@ -132,19 +132,19 @@ class Ring:
         return []
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Nothing: a ring waits for its neighbour or for its deadline."""
+        """Nothing happens: a ring waits for its neighbour or for its deadline."""
         return []
 
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Nothing, as for ``passed``."""
+        """Nothing happens, as in ``passed``."""
         return []
 
     def goes_elsewhere(self, question: Run) -> bool:
-        """Nothing does: peers agree on the ring, or it does not turn."""
+        """No block does: peers agree on the ring, or it does not turn."""
         return False
 
     def lesson(self) -> Lesson:
-        """The peer before this one sends all that comes."""
+        """All that comes is from the peer before this one."""
         tables = [*self._scattered.values(), *self._gathered.values()]
         came = any(incoming.left < incoming.total for incoming in tables)
         return Lesson({self._prev: came} if tables else {})
@@ -208,9 +208,9 @@ class Ring:
         return effects
 
     def _lack(self, span: slice, rows: Bools) -> None:
-        """There is no average of some rows: what is passed on of them counts for nothing either."""
+        """Some rows have no average: what is passed on of them counts for nothing either."""
         at = np.arange(span.start, span.stop)[rows]
-        at = at[~self._averaged[at]]  # a row that has come whole before stays
+        at = at[~self._averaged[at]]  # a row whose average has come before stays
         self._sum[at], self._weight[at], self._heard[at] = 0.0, 0.0, 0
 
     def _advance(self, now_s: float) -> list[Effect]:
@@ -266,7 +266,7 @@ class Ring:
 
     def _pass(self, stage: int, block: int, payload: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> Send:
         span = self.spec.layout.spans[block]
-        run = whole(
+        run = whole_message(
             self._next,
             self.spec.key(stage, block),
             payload,

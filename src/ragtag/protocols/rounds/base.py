@@ -1,4 +1,4 @@
-"""What the machines of one round share: the reception of messages, and how a round is described."""
+"""What the machines of one round share: how a round is described, and how its messages are received."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.rounds.layout import Layout
 
 SCATTER, GATHER, NACK = 0, 1, 0x80
-"""Stages of a message key; a request for repair carries its stage's number plus NACK."""
+"""Stages of a message key. A request for repair has its stage's number plus NACK."""
 BLOCK_BITS = 6
-"""A key's block is numbered in so many bits; above them stands the layout's ``growth`` (``Spec``)."""
+"""A block's number has so many bits of a key; above them stands the layout's ``growth`` (``Spec``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One round, as the machines of all its peers must agree on it.
 
+    owners: the owner of each block.
+    members: the peers of the round, this one among them.
+    repair_s: how long to wait before lost chunks are asked for again; ``None``: they are not.
+    scratch: memory for the mean (``scratch_of``).
     growth: how many more blocks the vector is cut into than when the crew was founded. It travels in every
-    key, so that nobody takes a block of one cut for a block of another. patience: learns from those that
-    answer a question too late.
+        key, so that no peer takes a block of one cut for a block of another.
+    patience: learns from peers that answer a question too late.
     """
 
     me: PeerId
@@ -58,7 +62,7 @@ class Spec:
         return MessageKey(self.channel, self.round, stage, self.growth << BLOCK_BITS | block)
 
     def block(self, key: MessageKey) -> int:
-        """The block that a key names; below 0, or too high: none of this layout's."""
+        """The block that a key names. Below 0 or too high: the key is of another layout."""
         return key.block - (self.growth << BLOCK_BITS)
 
     def timer(self, name: str) -> Timer:
@@ -67,11 +71,11 @@ class Spec:
 
 
 NO_VALUES: Floats = np.zeros((0, 1), np.float32)
-"""Of a round of rows."""
+"""The values of a round in which rows are gathered."""
 
 
 def require_rows(rows: Bytes, most: int) -> None:
-    """Raises ValueError where rows cannot be offered."""
+    """Check rows that a peer offers. Raises ValueError: their form is wrong, or there are too many."""
     if rows.ndim != 2 or rows.shape[1] != CHUNK_BYTES or rows.dtype != np.uint8:
         raise ValueError(f"rows of {rows.dtype} {rows.shape}; give uint8 [k, {CHUNK_BYTES}]")
     if len(rows) > most:
@@ -79,11 +83,11 @@ def require_rows(rows: Bytes, most: int) -> None:
 
 
 class Patience:
-    """How many times longer than is usual an answer may take here: learned from those given up too early.
+    """How many times longer than usual an answer may take: learned from peers that were given up too early.
 
     On a busy machine a driver may wait for a processor much longer than its round trips tell. An answer that
-    comes after its peer was given up, and before the deadline would have, doubles the patience (as TCP backs
-    off); answers in time take it back little by little.
+    comes after its peer was given up, yet before the deadline, doubles the patience (as TCP backs off).
+    Answers in time take it back little by little.
     """
 
     def __init__(self) -> None:
@@ -91,7 +95,7 @@ class Patience:
         self._given_up: dict[PeerId, tuple[int, float]] = {}
 
     def gave_up(self, number: int, peer: PeerId, until_s: float) -> None:
-        """In this round a peer did not answer; else the round would have waited for it until then."""
+        """In round ``number`` a peer did not answer. The round would have waited for it until ``until_s``."""
         self._given_up[peer] = number, until_s
 
     def answered(self, now_s: float, peer: PeerId, number: int) -> None:
@@ -113,11 +117,10 @@ class Lesson:
     """What a round that is over teaches of its peers.
 
     owed: the peers that had something to send to this one, and whether anything of it has come.
-    in_vain: those for whom to wait longer would have been in vain.
-    answered: those that said something after they were asked whether they are there.
-    withheld: those that were heard and yet sent this owner none of the copies that it waited for. They take
-    another for the owner of its blocks, since they do not hear it: to wait for them again would cost a
-    deadline in each round for as long as that lasts.
+    in_vain: peers whose messages would not have come with more time.
+    answered: peers that said something after they were asked whether they are there.
+    withheld: peers that were heard and yet sent this owner none of the copies that it waited for. They do not
+        hear this owner and take another for it, so waiting again would cost a deadline in each round.
     owns: whether any block was this peer's, so that the others owed it something.
     """
 
@@ -129,9 +132,9 @@ class Lesson:
 
 
 class Round(Protocol):
-    """A machine for one round; a channel routes events to it, messages of its own growth only.
+    """A machine for one round. Its channel routes events to it, and messages of its own growth only.
 
-    told: an owner has told already what it made of a block, so that what is sent to it now is too late.
+    told: an owner has sent its average of a block already, so what it is sent now comes too late.
     """
 
     spec: Spec
@@ -143,19 +146,19 @@ class Round(Protocol):
         ...
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer was heard in a later round: it is done with this one."""
+        """A peer was heard in a later round: it sends nothing of this one any more."""
         ...
 
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer asks in the next round, where it lacks this one: nothing of this round comes any more."""
+        """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
         ...
 
     def goes_elsewhere(self, question: Run) -> bool:
-        """Whether what a peer asks for goes to another, since this peer deals the blocks otherwise."""
+        """Whether what a peer asks for goes to another, since this peer assigns the blocks otherwise."""
         ...
 
     def lesson(self) -> Lesson:
-        """What it teaches, once it is over."""
+        """What the round teaches, once it is over."""
         ...
 
 
@@ -173,7 +176,7 @@ def spans_of(mask: Bools) -> list[tuple[int, int]]:
 
 
 class Incoming:
-    """What has come of one message from one peer: each chunk counts once."""
+    """Which chunks of one message from one peer have come. Each counts once."""
 
     __slots__ = ("_got", "ended", "left", "total")
 
@@ -184,7 +187,7 @@ class Incoming:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is to come: all is there, or the rest was lost."""
+        """Whether nothing more will come: all is there, or the rest was lost."""
         return self.ended or self.left == 0
 
     def fresh(self, run: Run) -> Sequence[tuple[int, int]]:
@@ -218,35 +221,34 @@ class Incoming:
         return spans
 
     def missing(self) -> Bools:
-        """bool ``[total]``: what has not come."""
+        """bool ``[total]``: the chunks that have not come."""
         if self._got is None:
             return np.full(self.total, self.left > 0)
         return ~self._got
 
 
-def whole(peer: PeerId, key: MessageKey, payload: Bytes, weight: Floats, heard: PeerSet) -> Run:
-    """A run that is a whole message."""
+def whole_message(peer: PeerId, key: MessageKey, payload: Bytes, weight: Floats, heard: PeerSet) -> Run:
+    """A run that is a whole message, its end marked."""
     return Run(peer, key, 0, len(payload), payload, weight, heard, ended=True)
 
 
-def told(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
+def blob_message(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
     """A message of one chunk with no values in it."""
     payload = np.frombuffer(blob.ljust(CHUNK_BYTES, b"\0"), np.uint8)[None, :]
-    return whole(peer, key, payload, np.zeros(1, np.float32), np.zeros(1, np.uint64))
+    return whole_message(peer, key, payload, np.zeros(1, np.float32), np.zeros(1, np.uint64))
 
 
 UNSOUND = "not finite"
-"""What is noted of a peer whose values, or their sum, cannot be averaged."""
+"""The note on a peer whose values, or a sum with them, cannot be averaged."""
 _WEIGHT_MOST = np.float32(WEIGHT_MAX).view(np.uint32)
 
 
 def sound(codec: Codec, run: Run) -> Bools | None:
     """Which chunks of an arrived run may count in a mean, bool ``[k]``; ``None``: all.
 
-    Its values are finite (see ``codecs.base.finite_rows``), and its weight lies between 0 and
-    ``WEIGHT_MAX`` (so says one look at its bits: the
-    larger number has the larger ones, and negative numbers, infinity and NaN have larger ones than all). What
-    is not sound has come, and counts for nothing.
+    A sound chunk has finite values (``codecs.base.finite_rows``) and a weight between 0 and ``WEIGHT_MAX``.
+    The weight's bits are compared as an integer: a larger number has larger bits, and negative numbers,
+    infinity and NaN have the largest. A chunk that is not sound has come, and counts for nothing.
     """
     if not len(run.payload):
         return None
@@ -263,7 +265,7 @@ def within(spans: Sequence[tuple[int, int]], good: Bools) -> list[tuple[int, int
 
 
 def scratch_of(spec: Spec) -> Floats:
-    """Memory for a round's mean, float32 ``[n_chunks, elements]``; what is in it means nothing."""
+    """Memory for a round's mean, float32 ``[n_chunks, elements]``, its contents undefined."""
     shape = (spec.layout.n_chunks, spec.codec.elements)
     return np.empty(shape, np.float32) if spec.scratch is None else spec.scratch
 

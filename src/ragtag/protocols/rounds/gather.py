@@ -1,25 +1,26 @@
-"""Rows of all peers to all peers, through owners that decide which are in: for sparse averages.
+"""Rows of all peers to all peers, through owners that decide which rows are in: for sparse averages.
 
-Peers offer rows that each decode alone (``codecs.sparse.wire``); how many differs, and may be none. Row i
-of peer p belongs to block (p + i) mod n. Stage SCATTER: every peer sends each block's owner its rows of the
-block. Stage GATHER: the owner sends everyone the rows that it has, unchanged; what it left out is in
-nobody's sum.
+Peers offer rows, each of which decodes alone (``codecs.sparse.wire``). Their number differs, and may be none.
+Row i of peer p belongs to block (p + i) mod n. Stage SCATTER: every peer sends each block's owner its rows of
+the block. Stage GATHER: the owner sends all peers the rows that it has, unchanged. A row that it left out is
+in no peer's sum.
 
-Why by owners, and not each row straight to everyone: receivers lose different rows, and replicas that add
-different sums drift apart for good. With one owner per row its message is the decision, for receivers (which
-rows to add) and for senders (which fragments to commit, which to roll back) alike, as in RPS (ICML 2019). A
-direct all-gather would need everyone's receipts for that, and of 16 peers, at 10 % loss, all others get a row
-in one case of five. The detour costs one n-th of the bytes: k s (n - 1) (1 + 1/n) for k entries of s bytes.
-Owners do not decode, so no arithmetic runs in a driver's thread; nor do they select again, which would send
-less (2 k s (n - 1)/n; Li, Hoefler, "Near-optimal sparse allreduce", PPoPP 2022) and needs feedback of its
-own: at density .001 and up to 16 peers a round's rows are a hundredth of a dense average.
+Why through owners, and not each row straight to all: receivers lose different rows, and replicas that add
+different sums drift apart for good. With one owner per row, the owner's message is the decision (as in RPS,
+ICML 2019): receivers learn which rows to add, senders which fragments to commit and which to roll back. A
+direct all-gather would need receipts from all: of 16 peers, at 10 % loss, all others get a row in one case of
+five. The detour costs one n-th of the bytes: k s (n - 1) (1 + 1/n) for k entries of s bytes.
 
-A row counts by its sender's weight over the weight of all that the owner heard of or waited for: what was
-lost is restored by its sender's error feedback, and must count as much when it comes.
+Owners do not decode, so no arithmetic runs in a driver's thread. Nor do they select again. That would send
+less (2 k s (n - 1)/n; Li, Hoefler, "Near-optimal sparse allreduce", PPoPP 2022) but needs error feedback of
+its own, and at density .001 with up to 16 peers a round's rows are a hundredth of a dense average.
 
-What a peer lacks of an owner's message at its deadline it goes on asking for, for some rounds' time. Rows
-that come while the machine is kept (``at_once.BEHIND`` rounds) are part of a later outcome
-(``Gathered.late``), so that all replicas add the same rows, some a round later.
+A row counts by its sender's weight, over the weight of all peers that the owner heard or waited for. A lost
+row comes back by its sender's error feedback, and must then count as much.
+
+A peer goes on asking for what it lacks of an owner's message for some rounds after the deadline. Rows that
+come while the machine is kept (``at_once.BEHIND`` rounds) are part of a later outcome (``Gathered.late``). So
+all replicas add the same rows, some of them a round later.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from ragtag.core.types import (
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.at_once import BEHIND, at_once
 from ragtag.protocols.channel.averager import Setting
-from ragtag.protocols.rounds.base import GATHER, NO_VALUES, SCATTER, Incoming, Round, Spec, bit, whole
+from ragtag.protocols.rounds.base import GATHER, NO_VALUES, SCATTER, Incoming, Round, Spec, bit, whole_message
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
 from ragtag.protocols.rounds.progress import SCATTERING
 from ragtag.protocols.rounds.repair import Repairer
@@ -53,7 +54,7 @@ from ragtag.protocols.rounds.stages import Result, Stages
 
 _NO_ROWS: Bytes = np.zeros((1, CHUNK_BYTES), np.uint8)
 _PATIENCE = 4.0  # a sum that all replicas share is worth standing by for
-_LATE = 4.0  # what was decided is sent and asked for so many times as long as a round may take
+_REPAIR_AFTER = 4.0  # rows are sent and asked for so many times as long as a round may take
 
 
 def _counted(heard: PeerSet) -> Floats:
@@ -63,14 +64,14 @@ def _counted(heard: PeerSet) -> Floats:
 
 
 def nothing_gathered(channel: int) -> Outcome:
-    """The outcome of a round that never was: nobody has any rows, and all that was offered goes back."""
+    """The outcome in place of a round: no peer has any rows, and all that was offered goes back."""
     one, gone = np.ones(1, np.bool_), np.zeros(1, np.bool_)
     nothing = Gathered(_NO_ROWS[:0], np.zeros(0, np.float32), np.zeros(0, np.int64), one, gone)
     return nobodys(channel, NO_VALUES, np.zeros(1, np.float32), np.zeros(1, np.uint64), nothing)
 
 
 class _Message:
-    """What has come of one message."""
+    """What has come of one message. came, fresh: bool, rows that are there, and those not handed out yet."""
 
     __slots__ = ("came", "fresh", "heard", "incoming", "rows", "weight")
 
@@ -90,7 +91,7 @@ class _Message:
             self.came[to] = self.fresh[to] = True
 
     def handed(self) -> Bools:
-        """The rows that have come since this was last asked; fillers are none, nor is a share above all."""
+        """The rows that have come since the last call, without fillers and rows of an impossible factor."""
         rows, self.fresh = (
             self.fresh & (self.weight > 0) & (self.weight <= 1.0),
             np.zeros(len(self.fresh), np.bool_),
@@ -101,7 +102,7 @@ class _Message:
 class Rows:
     """What a round of rows exchanges. Runs may come after it is over, too.
 
-    Spec.layout: a block per peer; its chunks are how many rows a peer may offer at most.
+    ``spec.layout`` has a block for each peer, and as many chunks as a peer may offer rows.
     """
 
     def __init__(self, spec: Spec, earlier: tuple[Round, ...] = ()) -> None:
@@ -131,13 +132,13 @@ class Rows:
         return begin.rows[(block - self.spec.me) % len(self.spec.owners) :: len(self.spec.owners)]
 
     def _share(self, owner: PeerId, block: int, begin: Begin) -> Run:
-        """The message to a block's owner; a row by nobody where there is none to send, to say so."""
+        """The message to a block's owner. One row without a contributor says that there is none to send."""
         rows = self._own(block, begin)
         heard = bit(self.spec.me) if len(rows) else np.uint64(0)
         rows = rows if len(rows) else _NO_ROWS
         k, weight = len(rows), begin.weight
         key = self.spec.key(SCATTER, block)
-        return whole(owner, key, rows, np.full(k, weight, np.float32), np.full(k, heard, np.uint64))
+        return whole_message(owner, key, rows, np.full(k, weight, np.float32), np.full(k, heard, np.uint64))
 
     # -- Arrivals
 
@@ -164,7 +165,7 @@ class Rows:
         message.take(run)
         return message.incoming, []
 
-    # -- Decide: what came of this peer's blocks is told to every member
+    # -- Decide: tell every member which rows of this peer's blocks came
 
     def reduce(self, stages: Stages) -> Iterator[Send]:
         """See ``stages.Content``."""
@@ -173,8 +174,10 @@ class Rows:
             decided = self._decided(block, stages)
             self._gathered[spec.me, block] = decided
             for peer in stages.others():
-                run = whole(peer, spec.key(GATHER, block), decided.rows, decided.weight, decided.heard)
-                yield stages.send(run, stages.waiting.until_s + stages.late_s)
+                run = whole_message(
+                    peer, spec.key(GATHER, block), decided.rows, decided.weight, decided.heard
+                )
+                yield stages.send(run, stages.waiting.until_s + stages.repair_after_s)
 
     def awaited(self) -> Iterable[tuple[int, PeerId, Incoming | None]]:
         """See ``stages.Content``."""
@@ -183,7 +186,7 @@ class Rows:
             yield block, owner, None if message is None else message.incoming
 
     def _decided(self, block: int, stages: Stages) -> _Message:
-        """A block's rows with their factors; all name whom this owner heard of."""
+        """A block's rows with their factors. Each row names all the peers that this owner heard."""
         begin = stages.begun
         own = self._own(block, begin)
         parts, weights = [own], [np.full(len(own), begin.weight, np.float32)]
@@ -205,7 +208,7 @@ class Rows:
             rows, factor = _NO_ROWS, np.zeros(1, np.float32)
         roll = np.full(len(rows), sum(1 << peer for peer in of), np.uint64)
         decided = _Message(len(rows))
-        decided.take(whole(self.spec.me, self.spec.key(GATHER, block), rows, factor, roll))
+        decided.take(whole_message(self.spec.me, self.spec.key(GATHER, block), rows, factor, roll))
         return decided
 
     def result(self, stages: Stages) -> Result:
@@ -226,14 +229,14 @@ class Rows:
                 was_whole, number, found = rows._whole, machine.spec.round, rows._fresh()
                 if len(found.rows) or not was_whole:
                     late.append((number, found))
-                if number <= self.spec.round - BEHIND:  # it is forgotten with the end of this round
+                if number <= self.spec.round - BEHIND:  # forgotten when this round ends
                     given_up += [(number, int(block)) for block in np.flatnonzero(~found.whole)]
         self._earlier = ()
         new = self._fresh()
         return Gathered(new.rows, new.factor, new.block, new.whole, new.none, tuple(late), tuple(given_up))
 
     def _fresh(self) -> Gathered:
-        """The rows that came since this was last asked, in the order of blocks."""
+        """The rows that came since the last call, in the order of blocks."""
         n = len(self.spec.owners)
         whole, none = np.ones(n, np.bool_), np.ones(n, np.bool_)
         rows, factor, block = [_NO_ROWS[:0]], [np.zeros(0, np.float32)], [np.zeros(0, np.int64)]
@@ -270,7 +273,7 @@ def _make(setting: Setting) -> Round:
         growth=setting.growth,
         patience=setting.patience,
     )
-    return Stages(spec, Rows(spec, setting.earlier), Repairer(spec), _LATE)
+    return Stages(spec, Rows(spec, setting.earlier), Repairer(spec), _REPAIR_AFTER)
 
 
 gather = at_once("gather", _make, patience=_PATIENCE, gathers=True)

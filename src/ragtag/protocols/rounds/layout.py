@@ -11,10 +11,12 @@ from ragtag.core.types import PeerId
 class Layout:
     """``n_chunks`` chunks in ``n_blocks`` consecutive blocks whose sizes differ by at most one chunk.
 
-    The cut depends on the size of the crew only, never on who is alive, so that peers that disagree
-    about a death still mean the same values by a block's number.
+    The cut depends only on the size of the crew, never on which peers live. So peers that disagree about a
+    death still mean the same values by a block's number.
 
-    starts: the first chunk of each block; sizes: how many chunks each has; spans: both, as slices.
+    starts: the first chunk of each block.
+    sizes: how many chunks each block has.
+    spans: the chunks of each block, as a slice.
     """
 
     __slots__ = ("n_blocks", "n_chunks", "sizes", "spans", "starts")
@@ -46,7 +48,7 @@ def rotating_owners(seed: int, round_: int, n: int, live: frozenset[PeerId]) -> 
 
 
 def fixed_owners(n: int, live: frozenset[PeerId]) -> tuple[PeerId, ...]:
-    """Block ``j`` is peer ``j``'s, as in the usual direct all-reduce."""
+    """Block ``j`` is peer ``j``'s, as in a direct all-reduce."""
     return _alive(tuple(range(n)), live)
 
 

@@ -287,7 +287,7 @@ class Waiting:
         return self.look_around(now_s)
 
     def look_around(self, now_s: float) -> list[Effect]:
-        """Where only few shares are missing: ask their peers whether they are there, unless they come soon."""
+        """Where only few shares are missing: ask their peers whether they are there, after a while."""
         if not 0 < self.lacking <= self._few:
             return []
         self._few = 0  # from here on timers ask

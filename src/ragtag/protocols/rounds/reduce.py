@@ -1,13 +1,12 @@
-"""Reduce-scatter then all-gather through block owners: what RPS and direct all-reduce share.
+"""Reduce-scatter, then all-gather, through block owners: what RPS and direct all-reduce share.
 
-Stage SCATTER: every peer sends its copy of each block to the block's owner, who averages what came.
-Stage GATHER: the owner sends the average to every peer; where none comes, a peer keeps its own values.
+Stage SCATTER: every peer sends its copy of each block to the block's owner, which averages what came.
+Stage GATHER: the owner sends the average to every peer. Where none comes, a peer keeps its own values.
+With ``Spec.repair_s`` holes are asked for again while time remains. Without it, what is lost is lost.
 
-With ``Spec.repair_s`` set, holes are asked for again while time remains; without, what is lost is lost.
-
-What is not sound (``base.sound``: not finite, huge, or of an absurd weight) has come and counts for nothing:
-an owner averages without it, be it its own, and a peer that gets it as an average keeps its own values. Where
-sound values overflow when they are added up, their owner tells no average.
+A chunk that is not sound (``base.sound``: not finite, huge, or of an absurd weight) counts for nothing. An
+owner averages without it, even if it is its own, and a peer that gets it as an average keeps its own values.
+Where sound values overflow when they are added up, their owner tells no average.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ragtag.protocols.rounds.base import (
     scratch_of,
     sound,
     spans_of,
-    whole,
+    whole_message,
     within,
 )
 from ragtag.protocols.rounds.progress import GATHERING, SCATTERING
@@ -45,7 +44,7 @@ def scatter_gather(spec: Spec) -> Stages:
 class Values:
     """What a round of averages exchanges: copies to owners, averages back.
 
-    What comes before the round begins here is added up at once, so that nothing has to be kept.
+    Copies that come before the round begins here are added up at once, so they need not be kept.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -83,7 +82,7 @@ class Values:
                 yield from self._add_own(block, begin)
             elif sizes[block]:
                 k, payload = sizes[block], spec.codec.encode(values[spans[block]])
-                run = whole(owner, spec.key(SCATTER, block), payload, weights[:k], peers[:k])
+                run = whole_message(owner, spec.key(SCATTER, block), payload, weights[:k], peers[:k])
                 yield stages.send(run, stages.waiting.until_s)
 
     def _add_own(self, block: int, begin: Begin) -> list[Effect]:
@@ -169,13 +168,13 @@ class Values:
         return [] if good is None else self._refused(run.peer)
 
     def _refused(self, peer: PeerId, why: str = "it counts for nothing") -> list[Effect]:
-        """Something of a peer was not sound: that is noted once in a round."""
+        """Values of a peer were not sound: note it once in a round."""
         if peer in self._unsound:
             return []
         self._unsound.add(peer)
         return [Noted(UNSOUND, peer, f"in round {self.spec.round}: {why}")]
 
-    # -- Reduce: what came is averaged, and sent to every member
+    # -- Reduce: average what came, and send it to every member
 
     def reduce(self, stages: Stages) -> Iterator[Effect]:
         """See ``stages.Content``."""
@@ -188,7 +187,9 @@ class Values:
                     peer, "what it and others sent has no finite mean, and is no average"
                 )
             for peer in stages.others():
-                run = whole(peer, spec.key(GATHER, block), payload, self._weight[span], self._heard[span])
+                run = whole_message(
+                    peer, spec.key(GATHER, block), payload, self._weight[span], self._heard[span]
+                )
                 yield stages.send(run, stages.waiting.until_s)
 
     def awaited(self) -> Iterable[tuple[int, PeerId, Incoming]]:
@@ -196,7 +197,7 @@ class Values:
         return [(block, self.spec.owners[block], incoming) for block, incoming in self._gathered.items()]
 
     def _average(self, span: slice, begin: Begin) -> tuple[Bytes, list[PeerId]]:
-        """A block's average, as it is sent; and whose values have none that is finite, if any."""
+        """A block's average as it is sent, and the peers whose values have no finite average."""
         weight, mean = self._weight[span], self._mean[span]
         some = weight > 0
         first = weight[0]

@@ -1,7 +1,7 @@
-"""Selective repair: what is missing when a message has ended is asked for again.
+"""Selective repair: chunks that are missing when their message has ended are asked for again.
 
-A request is a message of its own: each of its chunks carries a bitmap of missing chunks (a 1,088-byte
-chunk names 8,704 of them) and decodes alone, so a lost request costs only its part.
+A request is a message of its own. Each of its chunks carries a bitmap of missing chunks (1,088 bytes name
+8,704 of them) and decodes alone, so a lost part of a request costs only that part.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ BITS = CHUNK_BYTES * 8
 COPIES = 3
 _DOUBLINGS_MAX = 3
 _GRANULARITY_S = 1e-3
-"""No pause is shorter (RFC 6298, 2.3: the clock's). Where a round trip takes no time, a pause of none asks
-for ever."""
+"""The shortest pause (RFC 6298, 2.3: the clock's granularity). Without it, a round trip of no time would ask
+without end."""
 
 
 def request(peer: PeerId, key: MessageKey, missing: Bools) -> Run:
     """Ask ``peer`` for the missing chunks (bool ``[total]``) of the message ``key``.
 
-    The bitmap goes COPIES times, one copy after the other: a lost request costs a round trip.
+    The bitmap goes COPIES times in one message, since a lost request costs a round trip.
     """
     k = -(-len(missing) // BITS)
     bits = np.zeros(k * BITS, np.bool_)
@@ -51,10 +51,10 @@ def requested(run: Run, total: int) -> Bools:
 class Repairer:
     """Keeps what was sent, answers requests, and asks for what others' messages lack.
 
-    A message is asked for once it has ended with holes, and again whenever a measured round trip has
-    passed without progress since (the request or all that it asked for was lost); the pause doubles each
-    time, so a peer that dies costs a few datagrams. What has not ended is not asked for: end markers are
-    repeated until they are answered, so it is still under way.
+    A message that ended with holes is asked for at once, and again whenever a measured round trip has passed
+    without progress: then the request or all that it asked for was lost. The pause doubles each time, so a
+    peer that dies costs a few datagrams. A message that has not ended is still under way and not asked for,
+    since end markers are repeated until they are answered.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -91,7 +91,7 @@ class Repairer:
     def ask(
         self, now_s: float, incoming: Incoming, peer: PeerId, key: MessageKey, deadline_s: float
     ) -> list[Effect]:
-        """Ask for the holes of a message that has ended; it may end once more."""
+        """Ask for the holes of a message that has ended. It is open again until its next end marker."""
         incoming.ended = False
         self._asked[peer, key] = _Asked(incoming, incoming.left, now_s)
         effects: list[Effect] = [Send(request(peer, key, incoming.missing()), deadline_s)]
@@ -103,7 +103,7 @@ class Repairer:
         self._asked[peer, key] = _Asked(incoming, incoming.left, -math.inf)
 
     def again(self, now_s: float, deadline_s: float) -> list[Effect]:
-        """The timer has run out, or the round begins: ask again for what has not moved for a pause."""
+        """The timer has run out, or the round begins: ask again where nothing has come for a pause."""
         self._armed = True  # a timer is set below if anything is still asked for
         effects: list[Effect] = []
         for (peer, key), asked in list(self._asked.items()):
@@ -124,7 +124,7 @@ class Repairer:
 
 @dataclass(slots=True)
 class _Asked:
-    """A message that was asked for: how much of it was missing then, and when that was."""
+    """A message that was asked for. left: the chunks that were missing then. at_s: when that was."""
 
     incoming: Incoming
     left: int

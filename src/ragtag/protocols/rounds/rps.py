@@ -1,8 +1,8 @@
 """RPS: averaging over a lossy network.
 
 "Distributed Learning over Unreliable Networks", Yu, Tang, Renggli, Kassing, Singla, Alistarh, Zhang,
-Liu, ICML 2019 (arXiv 1810.07766), algorithm 1. A block's owner divides by what arrived, never by n;
-a peer that does not get an average keeps its own values; nothing is retransmitted, and what is late is
+Liu, ICML 2019 (arXiv 1810.07766), algorithm 1. A block's owner divides by the weight that arrived, never by
+n. A peer that does not get an average keeps its own values. Nothing is retransmitted, and what is late is
 lost. Here the unit of loss is the datagram, not the block, and owners rotate (see ``rotating_owners``).
 """
 
@@ -41,7 +41,7 @@ rps_repair = at_once("rps+repair", lambda setting: _make(setting, repair=True), 
 
 
 def RPS(repair: bool = False) -> Averager:
-    """Average over what arrives: what is lost or late is left out, nobody waits for it (ICML 2019).
+    """Average what arrives: what is lost or late is left out, and nobody waits for it (ICML 2019).
 
     repair: ask again for what is missing while the deadline allows.
     """

@@ -1,13 +1,12 @@
 """Two stages through block owners: what a reduce-scatter with all-gather and a gathering of rows share.
 
 Stage SCATTER: every peer sends each block's owner what it has of the block. Stage GATHER: the owner sends
-every peer what it made of that. A stage is over when nobody is waited for any longer (``progress``). What is
+every peer what it made of that. A stage is over when it waits for no peer any longer (``progress``). What is
 exchanged is a ``Content``: values (``reduce``) or rows (``gather``).
 
-Where most have not come by the first deadline, this peer is early, or was slow to listen, rather than most
-of the crew dead: the first time it waits once more as long. One that went on alone would be early in its next
-round, too, and in the one after that. That one or two others, where there are no more, are dead is not so
-unlikely: they are asked meanwhile whether they are there.
+Where most shares have not come by the first deadline, it is likelier that this peer is early than that most
+of the crew is dead. So it waits as long again, once in a round: a peer that went on alone would be early in
+its next rounds, too. In a crew of two or three the others may well be dead, so they are asked meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from ragtag.protocols.rounds.repair import Repairer
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a content has come to at the end of a round (see ``Outcome``)."""
+    """What a content comes to at the end of a round (see ``Outcome``)."""
 
     mean: Floats
     weight: Floats
@@ -65,47 +64,49 @@ class Content(Protocol):
         ...
 
     def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
-        """What has come so far of a peer's share of one of this peer's blocks."""
+        """What has come of a peer's share of one of this peer's blocks; ``None``: nothing."""
         ...
 
     def take(
         self, stages: Stages, now_s: float, run: Run, block: int
     ) -> tuple[Incoming | None, list[Effect]]:
-        """Chunks came: what has come now of their message; ``None``: they are not taken."""
+        """Chunks came: what has come of their message by now; ``None``: they are not taken."""
         ...
 
     def reduce(self, stages: Stages) -> Iterator[Effect]:
-        """What came of this peer's blocks is in: what becomes of it, to every member."""
+        """All shares of this peer's blocks are in: send every member what it made of them."""
         ...
 
     def awaited(self) -> Iterable[tuple[int, PeerId, Incoming | None]]:
-        """Others' blocks, their owners, and what has come so far."""
+        """Each block of another, its owner, and what has come of it."""
         ...
 
     def result(self, stages: Stages) -> Result:
-        """All that is waited for is in."""
+        """Nothing is waited for any longer: what the round comes to."""
         ...
 
 
 class Stages:
-    """One round on one peer; runs may come before ``Begin`` (faster peers start earlier).
+    """One round on one peer. Runs may come before ``Begin``, from faster peers.
 
-    repair: asks again for what is missing while time remains, and for so many times as long as a round may
-    take once it is over (``late``).
+    repair: asks again for what is missing while time remains.
+    repair_after: for so many times as long as a round may take, it does so after the round's end, too.
     """
 
-    def __init__(self, spec: Spec, content: Content, repair: Repairer | None, late: float = 0.0) -> None:
+    def __init__(
+        self, spec: Spec, content: Content, repair: Repairer | None, repair_after: float = 0.0
+    ) -> None:
         self.spec, self.content = spec, content
         self.outcome: Outcome | None = None
         self.told = False
         self.waiting = Waiting(spec)
-        self._repair, self._late, self._late_until_s = repair, late, 0.0
+        self._repair, self._repair_after, self._repair_after_until_s = repair, repair_after, 0.0
         self._started_s = self._reduced_s = 0.0
 
     # -- What a channel asks
 
     def lesson(self) -> Lesson:
-        """See ``Lesson``. All peers owe an owner their share; others are owed what owners send."""
+        """See ``Lesson``. All peers owe an owner their shares; owners alone owe the other peers."""
         waiting, owns = self.waiting, bool(self.content.mine)
         owing = self.others() if owns else sorted(self.content.owners())
         of = waiting.of
@@ -119,19 +120,19 @@ class Stages:
         )
 
     def goes_elsewhere(self, question: Run) -> bool:
-        """Whether what a peer asks for goes to another, since this peer deals the blocks otherwise."""
+        """Whether what a peer asks for goes to another, since this peer assigns the blocks otherwise."""
         stage, block = question.key.stage ^ QUESTION, self.spec.block(question.key)
         if self.waiting.stage == BEFORE or not 0 <= block < len(self.spec.owners):
             return False
         return self.spec.owners[block] != (question.peer if stage == SCATTER else self.spec.me)
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Wait no more for a peer: what has not come from it was lost."""
+        """Wait for a peer no longer: what has not come from it was lost."""
         self.waiting.passed(peer)
         return self.waiting.look_around(now_s) if self.waiting.lacking else self._advance(now_s)
 
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer asks in the next round, where it lacks this one: nothing of this round comes any more."""
+        """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
         return self._advance(now_s) if self.waiting.asked_from_next(peer) else []
 
     # -- Events
@@ -212,11 +213,11 @@ class Stages:
         return effects
 
     def owns_it_too(self, now_s: float, peer: PeerId, block: int) -> list[Effect]:
-        """A peer tells what it made of one of this peer's blocks, so its own share has gone into that.
+        """A peer sends an average of one of this peer's blocks, so its own share has gone into that.
 
-        The two see each other differently (one may not hear the other). Waiting for the share would take
-        until the deadline; and a peer that owns all blocks, and so sends nothing before, would be heard only
-        when the round is over for others: too late to be taken for one that is there, in later rounds too.
+        The two disagree on the owner (one may not hear the other). Waiting for the share would take until the
+        deadline. A peer that owns all blocks sends nothing before it reduces, so it would be heard only when
+        the round is over for others, in later rounds too, and would not be taken for living.
         """
         self.waiting.of[peer].came = True
         self.waiting.elsewhere(peer, block)
@@ -235,9 +236,9 @@ class Stages:
         return [] if self._repair is None or until_s is None else self._repair.again(now_s, until_s)
 
     def _repair_until_s(self, now_s: float) -> float | None:
-        """Until when it is of use to ask for what is missing (``None``: it is of none)."""
+        """Until when it is of use to ask for missing chunks; ``None``: it is of no use."""
         if self.waiting.stage == DONE:
-            return self._late_until_s if now_s < self._late_until_s else None
+            return self._repair_after_until_s if now_s < self._repair_after_until_s else None
         return None if self.waiting.stage == BEFORE else self.waiting.round_until_s
 
     # -- From stage to stage
@@ -260,9 +261,11 @@ class Stages:
 
     def _finish(self, now_s: float) -> list[Effect]:
         self.waiting.stage = DONE
-        self._late_until_s = now_s + self.late_s
+        self._repair_after_until_s = now_s + self.repair_after_s
         if self._repair is not None:
-            self._repair.forget(SCATTER)  # all owners have reduced, or time is up; the values may change now
+            self._repair.forget(
+                SCATTER
+            )  # all owners have reduced, or time is up: the trainer may change its values
         result = self.content.result(self)
         self.outcome = Outcome(
             channel=self.spec.channel,
@@ -291,16 +294,16 @@ class Stages:
         return self.waiting.begun
 
     @property
-    def late_s(self) -> float:
-        """For how long after a round's end what was decided in it is sent and asked for."""
-        return self._late * (self.begun.scatter_s + self.begun.gather_s)
+    def repair_after_s(self) -> float:
+        """For how long after its end a round's averages or rows are sent and asked for."""
+        return self._repair_after * (self.begun.scatter_s + self.begun.gather_s)
 
     def send(self, run: Run, deadline_s: float) -> Send:
-        """A message, kept for repairs."""
+        """Send a message, and keep it for repairs."""
         return Send(run if self._repair is None else self._repair.remember(run), deadline_s)
 
     def turn(self) -> list[tuple[int, PeerId]]:
-        """Blocks with their owners, starting behind oneself, so that not all send to one peer at first."""
+        """Blocks with their owners, the next peers' first, so that not all send to one peer at once."""
         me, n = self.spec.me, max(self.spec.members) + 1
         return sorted(enumerate(self.spec.owners), key=lambda entry: (entry[1] - me) % n)
 

@@ -14,7 +14,7 @@ SHARE_OF_TIME = 1.0 / 64
 """... and no sooner than this share of all the time that there is: what is dropped must be found again."""
 
 
-class Stand(Enum):
+class DonorState(Enum):
     """Where a newcomer stands with a donor."""
 
     AWAY = auto()  # tried again later
@@ -26,7 +26,7 @@ class Stand(Enum):
     OUT = auto()  # for good
 
 
-PENDING = (Stand.CONNECTING, Stand.TOLD, Stand.ASKED)
+PENDING = (DonorState.CONNECTING, DonorState.TOLD, DonorState.ASKED)
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Donor:
 
     name: str
     share_s: float
-    stand: Stand = Stand.AWAY
+    state: DonorState = DonorState.AWAY
     since_s: float = 0.0
     answer_s: float = 0.0
     round: int = -1
@@ -61,14 +61,14 @@ class Donor:
     def room(self) -> int:
         """How many more chunks it may be asked for: enough that it is never idle for a round trip."""
         typical_s = self.typical_s
-        if self.stand is not Stand.GIVING:
+        if self.state is not DonorState.GIVING:
             return 0
         window = 2 if not typical_s else 1 + -(-self.answer_s // typical_s)
         return int(min(OUTSTANDING_MAX, max(2, window))) - len(self.outstanding)
 
-    def to(self, now_s: float, stand: Stand) -> None:
+    def to(self, now_s: float, stand: DonorState) -> None:
         """It stands differently from now on."""
-        self.stand, self.since_s = stand, now_s
+        self.state, self.since_s = stand, now_s
 
     def asked(self, now_s: float, index: int) -> None:
         """It was asked for a chunk."""

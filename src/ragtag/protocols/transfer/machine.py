@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from ragtag.protocols.transfer.chunks import Chunks
-from ragtag.protocols.transfer.donor import PENDING, SHARE_OF_TIME, Donor, Stand
+from ragtag.protocols.transfer.donor import PENDING, SHARE_OF_TIME, Donor, DonorState
 from ragtag.protocols.transfer.reason import dropped, reason
 from ragtag.protocols.transfer.round import choose, objection, round_to_ask
 from ragtag.protocols.transfer.types import (
@@ -73,7 +73,7 @@ class Transfer:
             self._start(now_s, event.deadline_s)
         elif not isinstance(event, Expired):
             donor = self._donors.get(event.donor)
-            if donor is not None and donor.stand not in (Stand.OUT, Stand.AWAY):
+            if donor is not None and donor.state not in (DonorState.OUT, DonorState.AWAY):
                 self._heard(now_s, donor, event)
         else:
             self._armed_s = math.inf
@@ -105,7 +105,7 @@ class Transfer:
             self._ask_for_chunks(now_s)
         if self._chunks.complete:
             self._end(Finished(self._outcome(now_s)))
-        elif now_s >= self._deadline_s or all(d.stand is Stand.OUT for d in self._donors.values()):
+        elif now_s >= self._deadline_s or all(d.state is DonorState.OUT for d in self._donors.values()):
             outcome = self._outcome(now_s)
             expired = now_s >= self._deadline_s
             self._end(GaveUp(reason(self._donors.values(), outcome, self._asked_round, expired), outcome))
@@ -122,26 +122,26 @@ class Transfer:
             self._connect(now_s, self._donors[name])
 
     def _connect(self, now_s: float, donor: Donor) -> None:
-        donor.to(now_s, Stand.CONNECTING)
+        donor.to(now_s, DonorState.CONNECTING)
         self._effects.append(Connect(donor.name))
 
     def _told(self, now_s: float, donor: Donor, event: Told) -> None:
-        if donor.stand is not Stand.CONNECTING:
+        if donor.state is not DonorState.CONNECTING:
             return
         donor.answer_s = now_s - donor.since_s
         donor.round, donor.round_s = event.round, event.round_s
-        donor.to(now_s, Stand.TOLD)
+        donor.to(now_s, DonorState.TOLD)
         self._first_told_s = min(self._first_told_s, now_s)
         if self._asked_round is not None:
             self._ask(now_s, donor)
 
     def _ask(self, now_s: float, donor: Donor) -> None:
         assert self._asked_round is not None
-        donor.to(now_s, Stand.ASKED)
+        donor.to(now_s, DonorState.ASKED)
         self._effects.append(Ask(donor.name, self._offer.round if self._offer else self._asked_round))
 
     def _offered(self, now_s: float, donor: Donor, offer: Offer) -> None:
-        if donor.stand is not Stand.ASKED:
+        if donor.state is not DonorState.ASKED:
             return
         why = objection(offer, self._need)
         if not why and self._offer is not None and offer.layout != self._offer.layout:
@@ -150,7 +150,7 @@ class Transfer:
             self._out(now_s, donor, why, close=True)
             return
         donor.offer = offer
-        donor.to(now_s, Stand.READY)
+        donor.to(now_s, DonorState.READY)
         self._first_offer_s = min(self._first_offer_s, now_s)
 
     def _chunk(self, now_s: float, donor: Donor, event: Came) -> None:
@@ -163,13 +163,13 @@ class Transfer:
     def _lose(self, now_s: float, donor: Donor, why: str, *, close: bool = False) -> None:
         """Tried again later."""
         self._part(donor, why, close)
-        donor.to(now_s + donor.pause_s(), Stand.AWAY)
+        donor.to(now_s + donor.pause_s(), DonorState.AWAY)
         donor.tries += 1
 
     def _out(self, now_s: float, donor: Donor, why: str, *, close: bool = False) -> None:
         """Never asked again."""
         self._part(donor, why, close)
-        donor.to(now_s, Stand.OUT)
+        donor.to(now_s, DonorState.OUT)
 
     def _part(self, donor: Donor, why: str, close: bool) -> None:
         for index in donor.outstanding:
@@ -184,15 +184,15 @@ class Transfer:
     def _look_at_clocks(self, now_s: float) -> None:
         slowest_s = self._slowest_s()
         for donor in self._donors.values():
-            if donor.stand is Stand.AWAY and now_s >= donor.since_s:
+            if donor.state is DonorState.AWAY and now_s >= donor.since_s:
                 self._connect(now_s, donor)
             elif donor.outstanding and now_s >= donor.stalled_s(slowest_s):
                 took_s = now_s - donor.front_s
                 self._lose(now_s, donor, f"stalled: no chunk came for {took_s:.3g} s", close=True)
 
     def _choose_round(self, now_s: float) -> None:
-        told = [donor for donor in self._donors.values() if donor.stand is Stand.TOLD]
-        if told and (not self._standing(Stand.CONNECTING) or now_s >= self._enough_told_s()):
+        told = [donor for donor in self._donors.values() if donor.state is DonorState.TOLD]
+        if told and (not self._standing(DonorState.CONNECTING) or now_s >= self._enough_told_s()):
             self._asked_round = round_to_ask(now_s, [(donor.since_s, donor) for donor in told])
             self._asked_s = now_s
             for donor in told:
@@ -226,18 +226,18 @@ class Transfer:
         """Donors of the agreed round give; of another round only where those are too few."""
         assert self._offer is not None
         agreed = self._offer.round
-        ready = [donor for donor in self._donors.values() if donor.stand is Stand.READY]
+        ready = [donor for donor in self._donors.values() if donor.state is DonorState.READY]
         for donor in ready:
             if donor.offer is not None and donor.offer.round == agreed:
-                donor.to(now_s, Stand.GIVING)
-        others = [d for d in ready if d.stand is Stand.READY]
+                donor.to(now_s, DonorState.GIVING)
+        others = [d for d in ready if d.state is DonorState.READY]
         others.sort(key=lambda donor: abs(donor.offer.round - agreed) if donor.offer else 0)
-        while others and len(self._standing(Stand.GIVING)) < self._need.agreed_min:
-            others.pop(0).to(now_s, Stand.GIVING)
+        while others and len(self._standing(DonorState.GIVING)) < self._need.agreed_min:
+            others.pop(0).to(now_s, DonorState.GIVING)
 
     def _ask_for_chunks(self, now_s: float) -> None:
         """One chunk each in turn, the fastest first, so that a few chunks are spread over all."""
-        giving = sorted(self._standing(Stand.GIVING), key=lambda donor: donor.typical_s or 0.0)
+        giving = sorted(self._standing(DonorState.GIVING), key=lambda donor: donor.typical_s or 0.0)
         slowest_s = self._slowest_s()
         asked = True
         while asked:
@@ -258,13 +258,13 @@ class Transfer:
         slowest_s = self._slowest_s()
         due_s = [self._deadline_s]
         for donor in self._donors.values():
-            if donor.stand is Stand.AWAY:
+            if donor.state is DonorState.AWAY:
                 due_s.append(donor.since_s)
             elif donor.outstanding:
                 due_s += [donor.overdue_s(slowest_s), donor.stalled_s(slowest_s)]
-        if self._asked_round is None and self._standing(Stand.TOLD):
+        if self._asked_round is None and self._standing(DonorState.TOLD):
             due_s.append(self._enough_told_s())
-        if self._offer is None and self._standing(Stand.READY):
+        if self._offer is None and self._standing(DonorState.READY):
             due_s.append(self._enough_offers_s())
         at_s = min((at_s for at_s in due_s if at_s > now_s), default=self._deadline_s)
         if at_s < self._armed_s:
@@ -278,8 +278,8 @@ class Transfer:
     def _share_s(self) -> float:
         return next(iter(self._donors.values())).share_s
 
-    def _standing(self, *stands: Stand) -> list[Donor]:
-        return [donor for donor in self._donors.values() if donor.stand in stands]
+    def _standing(self, *stands: DonorState) -> list[Donor]:
+        return [donor for donor in self._donors.values() if donor.state in stands]
 
     # -- The end
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ragtag.protocols.transfer.donor import Donor, Stand
+from ragtag.protocols.transfer.donor import Donor, DonorState
 from ragtag.protocols.transfer.types import Outcome
 
 _SILENT = "did not answer; is its port open to this machine?"
@@ -12,8 +12,8 @@ _SILENT = "did not answer; is its port open to this machine?"
 
 def dropped(donors: Iterable[Donor]) -> dict[str, str]:
     """Who was given up, or was lost and has given nothing since, and why."""
-    lost = (Stand.OUT, Stand.AWAY, Stand.CONNECTING)
-    return {d.name: d.why or _SILENT for d in donors if d.stand in lost or d.tries > 0}
+    lost = (DonorState.OUT, DonorState.AWAY, DonorState.CONNECTING)
+    return {d.name: d.why or _SILENT for d in donors if d.state in lost or d.tries > 0}
 
 
 def reason(donors: Iterable[Donor], outcome: Outcome, asked_round: int | None, expired: bool) -> str:
@@ -30,9 +30,9 @@ def reason(donors: Iterable[Donor], outcome: Outcome, asked_round: int | None, e
 
 
 def _complaint(donor: Donor, asked_round: int | None) -> str:
-    if donor.stand is Stand.CONNECTING:
+    if donor.state is DonorState.CONNECTING:
         return donor.why or _SILENT
-    if donor.stand is Stand.ASKED and donor.offer is None:
+    if donor.state is DonorState.ASKED and donor.offer is None:
         return (
             f"had finished round {donor.round}, and gave no snapshot of round {asked_round} or later; is it "
             "still training?"

@@ -124,13 +124,13 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
     command = (
         f'python -c "from ragtag.simulation.trials.rounds import trial; trial({seed}, {method!r}, {rounds})"'
     )
-    crowd = METHODS[method].kind == "in groups"
-    several = crowd and GROUPS[int(method.rpartition("/")[2])]
-    grouped = (_CHANNEL,) if crowd else ()
+    in_groups = METHODS[method].kind == "in groups"
+    several = in_groups and GROUPS[int(method.rpartition("/")[2])]
+    grouped = (_CHANNEL,) if in_groups else ()
     world = World(nodes, faults, seed, check=True, on_done=done, replay=command, grouped=grouped)
     for peer in range(n):
         go(peer, 0.0)
-        for crash in faults.crashes if crowd else ():
+        for crash in faults.crashes if in_groups else ():
             if crash.peer != peer:
                 world.at(crash.at_s + DECLARED * step_s, peer, Left(crash.peer))
     world.run(until_s=100 * rounds * step_s)

@@ -34,14 +34,14 @@ from ragtag.protocols.transfer.types import (
     TransferEvent,
     chunk_bytes_for,
 )
-from ragtag.simulation.worlds.transfer import Giver, TransferWorld
+from ragtag.simulation.worlds.transfer import SimulatedDonor, TransferWorld
 
 NAMES = ("ann", "bob", "cleo")
 CHUNK = 1000
 OFFER = Offer(7, 70, 1, 1, 10 * CHUNK - 1, CHUNK)
 
 
-def world(givers: dict[str, Giver], **options: object) -> TransferWorld:
+def world(givers: dict[str, SimulatedDonor], **options: object) -> TransferWorld:
     return TransferWorld(givers, total_bytes=4_000_000, chunk_bytes=65_536, **options)  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def test_any_interleaving_ends_by_the_deadline(played: list[tuple[float, Transfe
 
 
 givers = st.builds(
-    Giver,
+    SimulatedDonor,
     rate_bytes_per_s=st.sampled_from([1e5, 1e6, 1e7, 1e9]),
     rtt_s=st.sampled_from([1e-4, 0.01, 0.3]),
     round=st.integers(0, 3),
@@ -162,8 +162,10 @@ givers = st.builds(
 
 
 @given(st.lists(givers, min_size=0, max_size=4))
-def test_with_one_good_donor_it_completes(others: list[Giver]) -> None:
-    crew = {"good": Giver(rate_bytes_per_s=1e6)} | {f"other {i}": giver for i, giver in enumerate(others)}
+def test_with_one_good_donor_it_completes(others: list[SimulatedDonor]) -> None:
+    crew = {"good": SimulatedDonor(rate_bytes_per_s=1e6)} | {
+        f"other {i}": giver for i, giver in enumerate(others)
+    }
     outcome = finished(world(crew).run(120.0)).outcome
     assert sum(outcome.given.values()) == 4_000_000
     for i, giver in enumerate(others):
@@ -172,7 +174,7 @@ def test_with_one_good_donor_it_completes(others: list[Giver]) -> None:
 
 
 @given(st.lists(givers, min_size=1, max_size=4))
-def test_whatever_donors_do_it_ends_by_its_deadline(crew: list[Giver]) -> None:
+def test_whatever_donors_do_it_ends_by_its_deadline(crew: list[SimulatedDonor]) -> None:
     ended = world({f"peer {i}": giver for i, giver in enumerate(crew)}).run(20.0)
     assert ended.outcome.took_s <= 20.0
     if isinstance(ended, GaveUp):
@@ -183,28 +185,28 @@ def test_whatever_donors_do_it_ends_by_its_deadline(crew: list[Giver]) -> None:
 
 
 def test_each_donor_gives_according_to_its_speed() -> None:
-    crew = {"fast": Giver(4e6), "slow": Giver(1e6)}
+    crew = {"fast": SimulatedDonor(4e6), "slow": SimulatedDonor(1e6)}
     outcome = finished(world(crew).run(60.0)).outcome
     assert 3.2 < outcome.given["fast"] / outcome.given["slow"] < 4.8
     assert outcome.took_s < 1.25 * (4e6 / 5e6 + 0.3)
 
 
 def test_one_that_becomes_a_hundred_times_slower_does_not_hold_the_end_back() -> None:
-    crew = {"fast": Giver(4e6), "slow": Giver(4e4)}
+    crew = {"fast": SimulatedDonor(4e6), "slow": SimulatedDonor(4e4)}
     outcome = finished(world(crew).run(600.0)).outcome
     assert outcome.took_s < 1.25 * (4e6 / 4e6 + 0.3)
     assert outcome.wasted_bytes <= OUTSTANDING_MAX * 65_536
 
 
 def test_a_donor_that_stalls_is_named() -> None:
-    crew = {"good": Giver(1e6), "bad": Giver(1e6, stalls_s=0.6)}
+    crew = {"good": SimulatedDonor(1e6), "bad": SimulatedDonor(1e6, stalls_s=0.6)}
     outcome = finished(world(crew).run(30.0)).outcome
     assert outcome.dropped["bad"].startswith("stalled: no chunk came for")
     assert outcome.took_s < 8.0
 
 
 def test_one_whose_connection_broke_is_connected_to_again_and_goes_on() -> None:
-    crew = {"only": Giver(1e6, dies_s=1.0, returns_s=1.001)}
+    crew = {"only": SimulatedDonor(1e6, dies_s=1.0, returns_s=1.001)}
     seen = world(crew)
     connections = []
     seen.on_step = lambda now_s, event, effects: connections.extend(
@@ -217,8 +219,8 @@ def test_one_whose_connection_broke_is_connected_to_again_and_goes_on() -> None:
 
 
 def test_donors_of_the_agreed_round_suffice_others_are_not_used() -> None:
-    far = Giver(1e9, rtt_s=0.3, round_s=0.01)
-    crew = {"ann": Giver(1e6, round_s=0.01), "bob": Giver(1e6, round_s=0.01), "far": far}
+    far = SimulatedDonor(1e9, rtt_s=0.3, round_s=0.01)
+    crew = {"ann": SimulatedDonor(1e6, round_s=0.01), "bob": SimulatedDonor(1e6, round_s=0.01), "far": far}
     outcome = finished(world(crew).run(60.0)).outcome
     assert len(outcome.rounds) == 1
     assert "far" not in outcome.given
@@ -228,10 +230,10 @@ def test_donors_of_the_agreed_round_suffice_others_are_not_used() -> None:
 
 
 def test_where_they_are_too_few_others_are_used_and_the_result_says_so() -> None:
-    far = Giver(1e6, rtt_s=0.3, round_s=0.01)
+    far = SimulatedDonor(1e6, rtt_s=0.3, round_s=0.01)
     crew = {
-        "ann": Giver(1e6, round_s=0.01, dies_s=1.0),
-        "bob": Giver(1e6, round_s=0.01, dies_s=1.1),
+        "ann": SimulatedDonor(1e6, round_s=0.01, dies_s=1.0),
+        "bob": SimulatedDonor(1e6, round_s=0.01, dies_s=1.1),
         "far": far,
     }
     outcome = finished(world(crew).run(60.0)).outcome
@@ -241,20 +243,20 @@ def test_where_they_are_too_few_others_are_used_and_the_result_says_so() -> None
 
 
 def test_the_state_of_another_layout_is_not_mixed_in() -> None:
-    crew = {"ann": Giver(1e6), "bob": Giver(1e6), "odd": Giver(1e6, layout_hash=2)}
+    crew = {"ann": SimulatedDonor(1e6), "bob": SimulatedDonor(1e6), "odd": SimulatedDonor(1e6, layout_hash=2)}
     outcome = finished(world(crew).run(60.0)).outcome
     assert set(outcome.given) == {"ann", "bob"}
     assert "another layout" in outcome.dropped["odd"]
 
 
 def test_a_standstill_is_told() -> None:
-    ended = world({"ann": Giver(round_s=1e6)}).run(5.0)
+    ended = world({"ann": SimulatedDonor(round_s=1e6)}).run(5.0)
     assert isinstance(ended, GaveUp)
     assert "is it still training?" in ended.reason
 
 
 def test_a_state_that_is_too_large_is_refused() -> None:
-    ended = world({"ann": Giver()}, need=Need(1, blob_bytes_max=1_000_000)).run(5.0)
+    ended = world({"ann": SimulatedDonor()}, need=Need(1, blob_bytes_max=1_000_000)).run(5.0)
     assert isinstance(ended, GaveUp)
     assert "at most 1000000 are taken" in ended.reason
 

@@ -27,47 +27,55 @@ from ragtag.protocols.transfer.types import (
     TransferEffect,
     TransferEvent,
 )
-from ragtag.simulation.worlds.transfer import Giver, TransferWorld
+from ragtag.simulation.worlds.transfer import SimulatedDonor, TransferWorld
 
 MB = 1e6
 CASES = [
     (
         "three_donors",
-        {"ann": Giver(10 * MB), "bob": Giver(10 * MB), "cleo": Giver(5 * MB)},
+        {"ann": SimulatedDonor(10 * MB), "bob": SimulatedDonor(10 * MB), "cleo": SimulatedDonor(5 * MB)},
         "Three donors; cleo is half as fast as the others, and gives half as much.",
     ),
     (
         "a_death",
-        {"ann": Giver(10 * MB), "bob": Giver(10 * MB, dies_s=0.35), "cleo": Giver(10 * MB)},
+        {
+            "ann": SimulatedDonor(10 * MB),
+            "bob": SimulatedDonor(10 * MB, dies_s=0.35),
+            "cleo": SimulatedDonor(10 * MB),
+        },
         "Bob's process dies in the middle. Others give what it owed; connected to again, nobody is there.",
     ),
     (
         "a_stall",
-        {"ann": Giver(10 * MB), "bob": Giver(10 * MB, stalls_s=0.35)},
+        {"ann": SimulatedDonor(10 * MB), "bob": SimulatedDonor(10 * MB, stalls_s=0.35)},
         "Bob falls silent. In the end ann is asked for what bob still owes.",
     ),
     (
         "a_damaged_chunk",
-        {"ann": Giver(10 * MB), "bob": Giver(10 * MB, damages=1)},
+        {"ann": SimulatedDonor(10 * MB), "bob": SimulatedDonor(10 * MB, damages=1)},
         "Bob's second chunk has not the hash that bob gave: bob is not asked again.",
     ),
     (
         "far_ahead",
-        {"ann": Giver(10 * MB), "bob": Giver(10 * MB), "cleo": Giver(10 * MB, round=40)},
+        {
+            "ann": SimulatedDonor(10 * MB),
+            "bob": SimulatedDonor(10 * MB),
+            "cleo": SimulatedDonor(10 * MB, round=40),
+        },
         "Cleo is 40 rounds ahead of ann and bob: her round is asked for, and the others come too late.",
     ),
     (
         "one_left_of_another_round",
         {
-            "ann": Giver(10 * MB, round_s=0.01, rtt_s=0.01, dies_s=0.22),
-            "bob": Giver(10 * MB, round_s=0.01, rtt_s=0.01, dies_s=0.23),
-            "cleo": Giver(10 * MB, round_s=0.01, rtt_s=0.06),
+            "ann": SimulatedDonor(10 * MB, round_s=0.01, rtt_s=0.01, dies_s=0.22),
+            "bob": SimulatedDonor(10 * MB, round_s=0.01, rtt_s=0.01, dies_s=0.23),
+            "cleo": SimulatedDonor(10 * MB, round_s=0.01, rtt_s=0.06),
         },
         "Cleo is far away, and has passed the agreed round when she is asked. As the others die, she gives.",
     ),
     (
         "another_model",
-        {"ann": Giver(schema=2), "bob": Giver(schema=2)},
+        {"ann": SimulatedDonor(schema=2), "bob": SimulatedDonor(schema=2)},
         "Both train another model.",
     ),
 ]
@@ -75,7 +83,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "givers", "note"), CASES, ids=[case[0] for case in CASES])
 def test_transcript(
-    golden: Callable[[str, str], None], name: str, givers: dict[str, Giver], note: str
+    golden: Callable[[str, str], None], name: str, givers: dict[str, SimulatedDonor], note: str
 ) -> None:
     world = TransferWorld(givers, total_bytes=1_500_000, chunk_bytes=125_000)
     lines = ["12 chunks of 125,000 bytes, to be there within 10 s.", note, ""]

@@ -19,8 +19,10 @@ from ragtag.core.types import PeerId
 class ComputeCost:
     """When a peer's local step ends.
 
-    seconds_per_sample: on a peer of speed 1. speed: each peer's factor (faster above 1); all 1 if empty.
-    sigma: of the jitter's logarithm; 0: none. seed: of the jitter, drawn per peer and step.
+    seconds_per_sample: on a peer of speed 1.
+    speed: each peer's factor, faster above 1; empty: all are 1.
+    sigma: of the jitter's logarithm; 0: no jitter.
+    seed: of the jitter, which is drawn for each peer and step.
     """
 
     seconds_per_sample: float
@@ -37,7 +39,7 @@ class ComputeCost:
             raise ValueError(f"cost: speeds {list(self.speed)}; each must be above 0")
 
     def work_s(self, peer: PeerId, step: int, samples: int) -> float:
-        """Seconds that a step takes where nothing slows it down."""
+        """How long a step takes where no fault slows it down."""
         work_s = samples * self.seconds_per_sample / (self.speed[peer] if self.speed else 1.0)
         if self.sigma == 0:
             return work_s
@@ -54,14 +56,14 @@ class ComputeCost:
         now_s: float,
         faults: Faults = Faults(),  # noqa: B008
     ) -> float:
-        """When a step that begins now ends, stretched as faults have it; ``inf``: the peer crashes before."""
+        """When a step that begins now ends, with the peer's faults; ``inf``: the peer crashes before."""
         ends_s = _stretched(peer, now_s, self.work_s(peer, step, samples), faults)
         gone_s = min((crash.at_s for crash in faults.crashes if crash.peer == peer), default=math.inf)
         return ends_s if ends_s < gone_s else math.inf
 
 
 def _stretched(peer: PeerId, now_s: float, work_s: float, faults: Faults) -> float:
-    """When ``work_s`` of work is done: from one change of the peer's pace to the next."""
+    """When ``work_s`` of work is done. It goes from one change of the peer's pace to the next."""
     frozen = [(f.at_s, f.at_s + f.for_s) for f in faults.freezes if f.peer == peer]
     slow = [(s.window.from_s, s.window.until_s) for s in faults.slow if s.peer == peer]
     if not frozen and not slow:

@@ -1,9 +1,9 @@
 """The line between simulated peers: what of a run arrives, and when.
 
-A run goes onto its sender's uplink chunk by chunk (bandwidth, queue, deadline), then over a line that
-delays, loses, duplicates and reorders. The end marker of a message is a datagram of its own, repeated a
-round trip apart until a copy gets through; where all chunks came, it says nothing new and is not drawn.
-Rates and queues count bytes on the wire, headers included.
+A run goes onto its sender's uplink chunk by chunk (bandwidth, queue, deadline), then over a line that delays,
+loses, duplicates and reorders. A message's end marker is a datagram of its own, repeated a round trip apart
+until a copy gets through. Where all chunks came it says nothing new, and its loss is not drawn. Rates and
+queues count bytes on the wire, headers included.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ragtag.core.wire import HEADER_BYTES
 from ragtag.simulation.loop import Port
 
 OVERHEAD_BYTES = HEADER_BYTES + 48
-"""What a datagram adds to its chunk: our header, and those of IPv6 (40) and UDP (8)."""
+"""Bytes that a datagram adds to its chunk: Ragtag's header, and those of IPv6 (40) and UDP (8)."""
 REPEATS_MAX = 256
-"""Copies of an end marker at most: where a round trip takes no time, no deadline ends them."""
+"""The most copies of an end marker: where a round trip takes no time, no deadline ends them."""
 PIECES_MAX = 16
 PIECE_S_MIN = 1e-3
 """A run that takes longer to send than a round trip, and than this, comes in pieces."""
 
 Post = Callable[[float, PeerId, Event], None]
-_BATCH = 8  # from so many small messages on, drawing their losses at once is faster
+_BATCH = 8  # it is faster to draw the losses of so many small messages at once
 _NOTHING = np.zeros(1, np.bool_)
 _NOTHING.flags.writeable = False
 _STREAMS = ("jitter", "jitter of a copy", "duplicate", "reorder", "reordered part")
@@ -38,7 +38,7 @@ _STREAMS = ("jitter", "jitter of a copy", "duplicate", "reorder", "reordered par
 
 @dataclass(slots=True)
 class Traffic:
-    """Chunks over one peer's line, in bytes on the wire; losses are counted by their sender."""
+    """What went over one peer's line, in bytes on the wire. Losses count at their sender."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -47,10 +47,12 @@ class Traffic:
 
 
 class Link:
-    """All lines of a world; ``post(at_s, dest, event)`` is called for each arrival.
+    """All lines of a world.
 
-    ports: the peers' processes; nothing leaves one that has ended.
     Delays are drawn per run from streams named (fault, sender), losses from a ``LossStream``.
+
+    ports: the peers' processes. Nothing leaves one that has ended.
+    post: ``post(at_s, dest, event)`` is called for each arrival.
     """
 
     def __init__(self, faults: Faults, seed: int, ports: Sequence[Port], post: Post) -> None:
@@ -66,7 +68,7 @@ class Link:
         self.change(faults)
 
     def change(self, faults: Faults) -> None:
-        """From now on these faults hold; what is under way arrives as it would have."""
+        """These faults hold from now on. Runs on their way arrive as they would have."""
         self._faults = self._losses.faults = faults
         self._lossy = faults.loss is not None
         self._rtt_s = 2 * (faults.latency_s + faults.jitter_s)
@@ -76,7 +78,7 @@ class Link:
         self._plain = not (self._paced or self._cuts or self._delays)
 
     def through_s(self, now_s: float, source: PeerId) -> float:
-        """By when what a peer has sent so far has arrived, where nothing reorders it."""
+        """When all that a peer has sent so far will have arrived, where nothing is reordered."""
         return max(now_s, self._free_s[source]) + self._rtt_s
 
     def send(self, now_s: float, source: PeerId, sends: Sequence[Send]) -> None:
@@ -87,7 +89,7 @@ class Link:
         deliver = self._queue if self._paced else self._cross
         traffic, post = self.traffic, self._post
         arrives_s = now_s + self._faults.latency_s
-        datagrams = size = 0  # of whole messages of which nothing is lost, on a plain line: most there are
+        datagrams = size = 0  # of whole messages without a loss on a plain line, the most frequent case
         for i, send in enumerate(sends):
             if now_s > send.deadline_s:
                 continue
@@ -114,7 +116,7 @@ class Link:
         traffic[source].bytes_sent += size
 
     def _lose(self, now_s: float, source: PeerId, send: Send) -> None:
-        """A message of one chunk, lost on such a line: only its end marker arrives."""
+        """A message of one chunk is lost on a plain line: only its end marker arrives."""
         run, traffic = send.run, self.traffic[source]
         traffic.datagrams_sent += 1
         traffic.datagrams_lost += 1
@@ -124,7 +126,7 @@ class Link:
             self._end(marker_s + self._faults.latency_s, source, run)
 
     def _draw_small(self, now_s: float, source: PeerId, sends: Sequence[Send]) -> list[bool] | None:
-        """Losses of many one-chunk messages at once; ``None`` where they are not all such."""
+        """The losses of many one-chunk messages at once; ``None``: some have more chunks."""
         for send in sends:
             if send.run.total != 1 or now_s > send.deadline_s:
                 return None
@@ -167,7 +169,7 @@ class Link:
         traffic.bytes_sent += k * size
         traffic.datagrams_lost += len(rows) - fits
         end_s = self._free_s[source] = start_s + k * each_s
-        leaves_s = end_s if k == fits else max(end_s, send.deadline_s)  # only then is the rest given up
+        leaves_s = end_s if k == fits else max(end_s, send.deadline_s)  # the rest waits until its deadline
         marker_s = self._marker_s(leaves_s, source, send) if run.ended else None
         pieces = max(1, min(PIECES_MAX, k, math.ceil(k * each_s / max(self._rtt_s, PIECE_S_MIN))))
         bounds = [k * piece // pieces for piece in range(pieces + 1)]
@@ -184,7 +186,7 @@ class Link:
             self._end(arrives_s + marker_s - end_s, source, run)
 
     def _marker_s(self, leaves_s: float, source: PeerId, send: Send) -> float | None:
-        """When the first copy of a message's end marker that gets through leaves; ``None``: none does."""
+        """When the first copy of an end marker that gets through leaves; ``None``: none gets through."""
         run, cuts = send.run, self._cuts
         until_s = min(send.deadline_s, self._ports[source].ends_s)
         for repeat in range(REPEATS_MAX):
@@ -210,7 +212,9 @@ class Link:
         sent: int,
         ended: bool,
     ) -> float:
-        """Deliver rows ``[a, b)`` of a run, as ``mask`` (bool ``[b - a]``) has them; return when."""
+        """Deliver rows ``[a, b)`` of a run where ``mask`` (bool ``[b - a]``) is set. Returns when they
+        arrive.
+        """
         at_s = left_s + self._faults.latency_s
         if mask is None:
             come = b - a
@@ -231,7 +235,7 @@ class Link:
     def _scramble(
         self, at_s: float, source: PeerId, run: Run, a: int, b: int, mask: Bools | None, ended: bool
     ) -> float:
-        """Deliver with jitter, perhaps twice, perhaps some of it late."""
+        """Deliver rows with jitter, perhaps twice, perhaps some of them late. Returns when they arrive."""
         faults, dest, post = self._faults, run.peer, self._post
         self._drawn[source] += 1
         at_s += self._jitter_s("jitter", source)
@@ -265,16 +269,16 @@ class Link:
 
 
 def timeout_s(faults: Faults) -> float:
-    """What a driver would measure on such a line: a round trip, and its margin (RFC 6298).
+    """The timeout that a driver would measure on such a line: a round trip and its margin (RFC 6298).
 
-    There and back is twice latency and mean jitter; the margin is four mean deviations of two exponential
-    delays together, 32/e^2 = 4.33 times their mean.
+    A round trip is twice the latency and the mean jitter. The margin is four mean deviations of the sum of
+    two exponential delays, 32/e^2 = 4.33 times their mean.
     """
     return 2 * (faults.latency_s + faults.jitter_s) + 4.33 * faults.jitter_s
 
 
 def _rows(source: PeerId, run: Run, a: int, b: int, mask: Bools | None, ended: bool) -> Run:
-    """Rows ``[a, b)`` of a run that was sent, as its receiver gets them: no copy."""
+    """Rows ``[a, b)`` of a run as its receiver gets them, without a copy."""
     payload, weight, heard = run.payload, run.weight, run.heard
     if b - a == len(payload):
         return Run(source, run.key, run.first, run.total, payload, weight, heard, mask, ended)
@@ -283,7 +287,7 @@ def _rows(source: PeerId, run: Run, a: int, b: int, mask: Bools | None, ended: b
 
 
 def _both(mask: Bools | None, through: Bools | None, first: int, a: int, b: int) -> Bools | None:
-    """Rows ``[a, b)`` that are in a run and get through."""
+    """Which of rows ``[a, b)`` are in a run and get through; ``None``: all."""
     present = None if mask is None else mask[a:b]
     if through is None:
         return present
@@ -292,5 +296,5 @@ def _both(mask: Bools | None, through: Bools | None, first: int, a: int, b: int)
 
 
 def _at_most(count: int, room: float) -> int:
-    """How many of ``count`` fit where there is room for ``room``."""
+    """How many of ``count`` fit into ``room``, which may be infinite."""
     return count if room >= count else max(0, int(room))

@@ -1,8 +1,8 @@
-"""One event loop for all that runs in virtual time: a clock, a heap, and processes that stand still or end.
+"""One event loop for all that runs in virtual time: a clock, a heap, and processes that freeze or end.
 
-What happens is planned for a time, and happens in the order of times; of what has one time, what was planned
-first comes first. A ``Port`` is one machine's process: what comes to it waits while it stands still, and is
-dropped once it has ended. Nothing here waits: a second of virtual time takes as long as its events do.
+Events are planned for a time and happen in the order of their times. Of events at one time the one that was
+planned first comes first. A ``Port`` is one machine's process: an event for it waits while it is frozen, and
+is dropped once it has ended. Nothing here sleeps: a second of virtual time takes as long as its events do.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ Call = Callable[[], object]
 
 
 class Port:
-    """One machine's process on a loop: ``take`` gives the machine an event and carries what it answers.
+    """One machine's process on a loop.
 
-    ends_s: from then on nothing comes to it (``inf``: it does not end). last: events of this class come after
-    all others when it goes on after standing still (timers: a driver reads its socket first). drop: told the
-    order of what would have come after its end.
+    take: gives the machine an event, and carries out its effects.
+    ends_s: from then on nothing comes to it; ``inf``: it does not end.
+    last: when it thaws, events of this class come after all others (timers: a driver reads its socket first).
+    drop: told the order of each event that would have come after its end.
+    halts: how many freezes hold it now.
     """
 
     __slots__ = ("drop", "ends_s", "halts", "held", "last", "take")
@@ -39,11 +41,16 @@ class Port:
         self.take, self.ends_s, self.last, self.drop = take, ends_s, last, drop
         self.halts = 0
         self.held: list[tuple[int, Any]] | None = None
-        """What waits until the process goes on, by order; ``None``: it does not stand still."""
+        """The events that wait until the process thaws, with their order; ``None``: it is not frozen."""
 
 
 class Loop:
-    """Virtual time. now_s: what it is; events: how many things have happened; order: of what happens now."""
+    """Virtual time.
+
+    now_s: the time.
+    events: how many events have happened.
+    order: the place in the order of the event that happens now.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -58,11 +65,14 @@ class Loop:
     # -- Planning
 
     def at(self, at_s: float, call: Call) -> None:
-        """Call something at a time. Raises ValueError: that time is over, or none."""
+        """Call something at a time. Raises ValueError: that time has passed, or is NaN."""
         self.post(at_s, None, call)
 
     def post(self, at_s: float, port: Port | None, event: Any) -> int:
-        """Give a port an event at a time (``None``: call it); its place in the order. Raises as ``at``."""
+        """Give a port an event at a time, or call the event where the port is ``None``.
+
+        Returns its place in the order. Raises ValueError: the time has passed, or is NaN.
+        """
         if not at_s >= self.now_s:
             raise ValueError(f"it is {self.now_s} s already; nothing can be planned for {at_s} s")
         self._planned = order = self._planned + 1
@@ -75,12 +85,12 @@ class Loop:
         self._give(self._planned, port, event)
 
     def freeze(self, port: Port, at_s: float, for_s: float) -> None:
-        """A process will stand still for so long."""
+        """A process will be frozen for so long."""
         self.at(at_s, lambda: self._halt(port))
         self.at(at_s + for_s, lambda: self._go_on(port))
 
     def heal(self) -> None:
-        """No process stands still any more, now and from now on."""
+        """Thaw all processes. None freezes any more."""
         self._healed = True
         for port in list(self._halted):
             self._thaw(port)
@@ -89,11 +99,11 @@ class Loop:
 
     @property
     def due_s(self) -> float:
-        """When the next thing happens; ``inf``: nothing will."""
+        """When the next event happens; ``inf``: there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def next(self) -> bool:
-        """Let the next thing happen; whether there was one."""
+        """Let the next event happen. Returns whether there was one."""
         if not self._heap:
             return False
         at_s, order, port, event = heappop(self._heap)
@@ -109,8 +119,11 @@ class Loop:
         return True
 
     def run(self, until_s: float = math.inf, events_max: int = 100_000_000) -> None:
-        """Go on until nothing is left to happen, or to ``until_s``. Raises RuntimeError: more than
-        ``events_max`` things have happened."""
+        """Go on until no event is left, or to ``until_s``.
+
+        Raises:
+            RuntimeError: more than ``events_max`` events have happened.
+        """
         heap, stop = self._heap, self.events + events_max
         while heap and heap[0][0] <= until_s:
             if self.events >= stop:
@@ -118,7 +131,7 @@ class Loop:
                     f"{events_max} events and not done at {heap[0][0]} s of virtual time: "
                     f"machines that answer each other for ever, or raise events_max"
                 )
-            at_s, order, port, event = heappop(heap)  # as ``next``, but for a call less
+            at_s, order, port, event = heappop(heap)  # as ``next``, without its call
             self.now_s = at_s
             self.events += 1
             if port is not None and port.held is None and at_s < port.ends_s:
@@ -141,7 +154,7 @@ class Loop:
             self.order = order
             port.take(event)
 
-    # -- Processes that stand still
+    # -- Frozen processes
 
     def _halt(self, port: Port) -> None:
         if not self._healed:
@@ -157,7 +170,7 @@ class Loop:
                 self._thaw(port)
 
     def _thaw(self, port: Port) -> None:
-        """Give what waited, in its order."""
+        """Give a process the events that waited, in their order."""
         self._halted.pop(port, None)
         held, port.held, port.halts = port.held or [], None, 0
         last = port.last
@@ -166,16 +179,16 @@ class Loop:
         for order, event in held:
             self._give(order, port, event)
 
-    # -- What has happened
+    # -- The digest
 
     def log(self, what: bytes) -> None:
-        """Add to what ``digest`` is a hash of."""
+        """Add to the bytes that ``digest`` hashes."""
         self._log += what
         if len(self._log) > _LOG_BYTES:
             self._flush()
 
     def digest(self) -> str:
-        """A hash of all that was logged: equal for two runs of one seed."""
+        """A hash of all that was logged, equal for two runs of one seed."""
         self._flush()
         return self._digest.hexdigest()
 

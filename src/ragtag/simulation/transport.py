@@ -1,12 +1,12 @@
 """A crew in virtual time under training code as users write it: ``train(transport)`` for each peer.
 
-Each peer's training function runs in a thread of its own, but only one of them runs at a time, and only while
-virtual time stands still: a function that waits (for a round, a pause, its own computing) hands over to the
-next, and where all wait the world goes on to its next event. So a run is decided by its seed alone, whatever
-the machine, and a second of virtual time takes as long as its events do.
+Each peer's training function runs in a thread of its own, but only one of them at a time, and only while
+virtual time stands still. A function that waits (for a round, a pause, its own computing) hands over to the
+next. Where all wait, the world goes on to its next event. So the seed alone decides a run, on any machine,
+and a second of virtual time takes as long as its events do.
 
-``SimulatedTransport`` is what ``ragtag.training`` asks of a network (``training.transport.Transport``), as
-the live one is: a ``CrewOptimizer`` does not know which it has.
+``SimulatedTransport`` gives ``ragtag.training`` what the live transport does
+(``training.transport.Transport``). A ``CrewOptimizer`` does not know which of the two it has.
 """
 
 from __future__ import annotations
@@ -54,23 +54,24 @@ from ragtag.simulation.worlds.rounds import World
 
 T = TypeVar("T")
 _SWITCH_S = 60.0
-"""A training function that computes for longer than this between two waits is taken to hang."""
+"""A training function that runs for longer than this between two waits counts as hung."""
 
 
 DEADLINE_S = 1.0
-"""How long peers wait for each other to open a channel, unless they are told; and a probe takes at most."""
+"""How long peers wait for each other to open a channel, unless told otherwise, and how long a probe may
+take."""
 
 
 class Crashed(BaseException):
-    """This peer's process has ended, by its world's faults: nothing of the training function may go on."""
+    """This peer's process has crashed, by its world's faults: its training function must not go on."""
 
 
 class Stuck(Error, RuntimeError):
-    """A training function waits for what never comes, or does not come back."""
+    """A training function waits for an event that never comes, or does not return."""
 
 
-class _Meets:
-    """A node that tells of its meetings: a world carries rounds, and knows of none."""
+class _MeetingNode:
+    """A node in a world, which carries rounds. told: called at the end of each of its meetings."""
 
     def __init__(self, node: Node, told: Callable[[PeerId, Met], None]) -> None:
         self._node, self._told = node, told
@@ -85,7 +86,7 @@ class _Meets:
 
 
 class _Trainer(Generic[T]):
-    """One peer's training function, in a thread that runs only while it has the baton."""
+    """One peer's training function, in a thread that runs only between ``resume`` and its next ``wait``."""
 
     def __init__(self, peer: PeerId, body: Callable[[], T]) -> None:
         self.peer = peer
@@ -98,7 +99,7 @@ class _Trainer(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=f"trainer {peer}", daemon=True)
 
     def resume(self) -> None:
-        """Let it run until it waits, or ends. Raises Stuck: it does neither."""
+        """Let it run until it waits or ends. Raises Stuck: it does neither."""
         if not self._thread.is_alive() and not self.done:
             self._thread.start()
         self._go.release()
@@ -106,7 +107,9 @@ class _Trainer(Generic[T]):
             raise Stuck(f"the training function of peer {self.peer} has not come back for {_SWITCH_S:g} s")
 
     def wait(self, what: str) -> None:
-        """Called in the thread: hand the baton over, until ``resume``."""
+        """In the thread: stand still until ``resume``. what: for errors. Raises Crashed: the peer has
+        crashed.
+        """
         self.waits_for = what
         self._back.release()
         self._go.acquire()
@@ -114,7 +117,7 @@ class _Trainer(Generic[T]):
             raise Crashed
 
     def crash(self) -> None:
-        """The process ends where it stands."""
+        """End the process where it stands."""
         if not self.done:
             self.crashed = True
             self.resume()
@@ -135,12 +138,14 @@ class _Trainer(Generic[T]):
 class SimulatedCrew:
     """``n`` peers that train over simulated lines.
 
-    faults: of lines and peers (a crash ends the peer's training function, a freeze halts it). cost: what
-    ``SimulatedTransport.compute`` takes (by default nothing). check: hold the invariants of
-    ``simulation.check``. on_note: told what machines note: peer, virtual time, note.
+    Without ``run``, ``transport`` serves a caller in its own thread: while the caller waits, the world goes
+    on.
 
-    schemas: of the channels that were opened. Without ``run``, ``transport`` serves a caller in its own
-    thread: while that waits, the world goes on.
+    faults: of lines and peers. A crash ends the peer's training function, a freeze halts it.
+    cost: how long ``SimulatedTransport.compute`` takes; by default no time.
+    check: hold the invariants of ``simulation.check``.
+    on_note: told what machines note: peer, virtual time, note.
+    schemas: of the channels that were opened.
     """
 
     def __init__(
@@ -156,7 +161,7 @@ class SimulatedCrew:
         self.n, self.seed, self.cost = n, seed, cost or ComputeCost(0.0)
         nodes = [Node(peer, n, seed) for peer in range(n)]
         self.nodes = nodes
-        machines = [_Meets(node, self._over) for node in nodes]
+        machines = [_MeetingNode(node, self._over) for node in nodes]
         self.world = World(machines, faults, seed, check=check, on_done=self._done, on_note=on_note)
         self._faults = faults
         self.schemas: dict[int, Schema] = {}
@@ -171,9 +176,11 @@ class SimulatedCrew:
         return SimulatedTransport(self, peer)
 
     def run(self, train: Callable[[SimulatedTransport], T]) -> list[T | None]:
-        """Run ``train`` for each peer to its end: what each returns (``None``: it crashed).
+        """Run ``train`` for each peer to its end. Returns what each returned; ``None``: it crashed.
 
-        Raises the first error of a training function; Stuck: one waits for what never comes.
+        Raises:
+            Stuck: a training function waits for an event that never comes.
+            Exception: the first error of a training function.
         """
         if self._trainers:
             raise RuntimeError("a simulated crew runs once; make another")
@@ -185,7 +192,7 @@ class SimulatedCrew:
         try:
             while True:
                 while self._ready:
-                    self._let(self._ready.popleft())
+                    self._resume(self._ready.popleft())
                 if all(trainer.done for trainer in self._trainers):
                     return [trainer.result for trainer in trainers]
                 if not self.world.next():
@@ -200,7 +207,7 @@ class SimulatedCrew:
     def _crashes(self, peer: PeerId) -> Callable[[float], None]:
         return lambda _: self._trainers[peer].crash()
 
-    def _let(self, trainer: _Trainer[object]) -> None:
+    def _resume(self, trainer: _Trainer[object]) -> None:
         if trainer.done:
             return
         trainer.resume()
@@ -219,12 +226,12 @@ class SimulatedCrew:
     # -- What a peer's transport asks
 
     def wake(self, peer: PeerId, at_s: float) -> None:
-        """Sleep until a virtual time, and longer where the peer is frozen then. In the trainer's thread."""
+        """Sleep until a virtual time, or longer where the peer is frozen then. In the trainer's thread."""
         if not self._trainers:
             self.world.run(at_s)
             return
         trainer = self._trainers[peer]
-        if at_s < math.inf:  # else it crashes first
+        if at_s < math.inf:  # else the peer crashes first
             self.world.call(at_s, lambda _: self._ready.append(trainer), peer=peer)
         trainer.wait(f"for {at_s:g} s of virtual time")
 
@@ -247,7 +254,7 @@ class SimulatedCrew:
             self._ready.append(self._trainers[peer])
 
     def opens(self, channel: int, method: Averager, codec: Codec, schema: Schema) -> None:
-        """A channel is opened: say to the checker, if there is one, by which rules it is averaged."""
+        """A channel is opened: tell the checker, if there is one, by which rules it is averaged."""
         self.schemas[channel] = schema
         checker = self.world.checker
         if checker is None:
@@ -258,7 +265,7 @@ class SimulatedCrew:
             checker.averages_in_groups(channel)
 
     def meet(self, peer: PeerId, tell: Tell) -> Met:
-        """Hold a meeting; its node's deadline bounds it. In the trainer's thread."""
+        """Hold a meeting, bounded by its node's deadline. In the trainer's thread."""
         at = (peer, tell.number)
         self._meetings[at] = None
         self.world.give(peer, tell)
@@ -297,7 +304,7 @@ class SimulatedTransport(Posting):
 
     @property
     def live(self) -> frozenset[PeerId]:
-        """The peers believed to take part now."""
+        """The peers that are believed to take part now."""
         return self._node.live
 
     # -- Time
@@ -307,7 +314,7 @@ class SimulatedTransport(Posting):
         return self.crew.world.now_s
 
     def pause(self, for_s: float) -> None:
-        """Do nothing for so long."""
+        """Sleep for so long."""
         self.crew.wake(self.me, self.now_s() + for_s)
 
     def compute(self, samples: int = 1) -> None:
@@ -321,9 +328,10 @@ class SimulatedTransport(Posting):
     def configure(
         self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:
-        """Open a channel as live peers do: compare schemas, then measure by zeros how long averaging takes.
+        """Open a channel as live peers do: compare schemas, then average zeros to measure how long it takes.
 
-        Raises SchemaMismatch, naming the first tensor that differs: the larger party goes on.
+        Raises:
+            SchemaMismatch: a larger or equal side has another schema. It names the first tensor that differs.
         """
         crew, node = self.crew, self._node
         chunks = schema.n_chunks(codec.elements)
@@ -343,7 +351,7 @@ class SimulatedTransport(Posting):
         event: ChannelEvent | None = Start()
         while event is not None:
             effects, event = opening.step(self.now_s(), event), None
-            for effect in effects:  # but for ``Arm``: in virtual time a meeting ends by its own deadline
+            for effect in effects:  # ``Arm`` is left out: in virtual time a meeting ends by its own deadline
                 if isinstance(effect, Tell):
                     met = crew.meet(self.me, effect)
                     event = Heard(met, node.n, node.gone, rtt_s, node.heard_of(channel))
@@ -380,7 +388,7 @@ class SimulatedTransport(Posting):
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
     ) -> SimulatedPending:
-        """Begin the next round of a channel whose method gathers rows."""
+        """Begin the next round of a channel whose averager gathers rows."""
         return self._begin(Offer(channel, rows, weight, deadline_s, aside))
 
     def _begin(self, ask: Average | Offer) -> SimulatedPending:
@@ -390,11 +398,11 @@ class SimulatedTransport(Posting):
     # -- Named tensors
 
     def publish(self, ask: Publish) -> None:
-        """Have the channel's machine take this now."""
+        """Publish named tensors now."""
         self.crew.world.give(self.me, ask)
 
     def published(self, channel: int) -> tuple[Publisher, float]:
-        """What a channel has brought, and virtual time."""
+        """A channel's named tensors, and virtual time."""
         return publisher_of(self._node, channel), self.now_s()
 
 
@@ -405,5 +413,5 @@ class SimulatedPending:
         self._crew, self._me, self._channel = crew, me, channel
 
     def wait(self) -> Outcome:
-        """Wait until the round is done; its machine's deadlines bound it."""
+        """Wait until the round is done. Its machine's deadlines bound it."""
         return self._crew.outcome(self._me, self._channel)

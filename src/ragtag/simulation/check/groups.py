@@ -1,8 +1,9 @@
 """Invariants of averaging in groups, held while a world runs.
 
-A peer's values go into the averages of one group in a round, with its weight, once; a mean is the weighted
-mean of the values of those it names, all of one group; each round that a peer is asked for ends once, and
-rounds only go forward. Groups number their members: ``Outcome.members`` says whom a bit means.
+A peer's values go into the averages of one group in a round, with its weight, once. A mean is the weighted
+mean of the values of the peers that it names, all of one group. Each round that a peer is asked for ends
+once, and rounds only go forward. Groups number their members: ``Outcome.members`` says which peer a bit
+means.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from ragtag.protocols.groups.group import BLOCK_BITS
 from ragtag.protocols.rounds.base import GATHER, SCATTER, peers_in
 
 ROUNDS_KEPT = 64
-"""Rounds of a channel of which values are kept: messages and outcomes come late by fewer."""
+"""For how many rounds of a channel values are kept. Messages and outcomes come late by fewer."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """Who averages in a round: in which group (its tag), what, and with which weight."""
+    """The peers that average in a round: the tag of each one's group, its values and its weight."""
 
     group: dict[PeerId, int] = field(default_factory=dict)
     values: dict[PeerId, Floats] = field(default_factory=dict)
@@ -29,9 +30,9 @@ class _Round:
 
 
 class GroupChecker:
-    """What was averaged in groups on the channels of one world. Answers what is wrong, or nothing.
+    """Checks averages in groups on the channels of one world. Its methods return what is wrong, or nothing.
 
-    tolerance: relative, on weights, and on means relative to the mean of magnitudes.
+    tolerance: relative, of weights, and of means relative to the mean of magnitudes.
     """
 
     def __init__(self, tolerance: float) -> None:
@@ -41,7 +42,7 @@ class GroupChecker:
         self.means = 0
 
     def sends(self, peer: PeerId, run: Run, ask: Average | None) -> str:
-        """A peer sends something of a round while ``ask`` is what it was asked for, if anything."""
+        """A peer sends a run of a round. ask: the average that it was asked for; ``None``: none."""
         if run.key.stage not in (SCATTER, GATHER):
             return ""  # matchmaking, questions, requests for repair: no values
         number, tag = run.key.round, run.key.block >> BLOCK_BITS
@@ -74,7 +75,7 @@ class GroupChecker:
             round_.values[peer], round_.weight[peer] = ask.values.copy(), float(np.float32(ask.weight))
 
     def _keeps(self, peer: PeerId, ask: Average, outcome: Outcome) -> str:
-        """Where no average came, a peer has its own values, bit for bit."""
+        """Where no average came a peer has its own values, bit for bit."""
         kept = ~outcome.averaged
         own = outcome.heard[kept] == np.uint64(1 << outcome.members.index(peer))
         weight = outcome.weight[kept]

@@ -10,7 +10,7 @@ from ragtag.core.types import Average, Outcome, PeerId
 from ragtag.protocols.rounds.base import peers_in
 from ragtag.simulation.worlds.rounds import World
 
-_TRIES = 4  # so many times the rounds demanded, at most, until all hear all
+_TRIES = 4  # until all hear all, at most so many times the demanded rounds
 
 
 def demand_progress(
@@ -21,17 +21,21 @@ def demand_progress(
     within_s: float = 600.0,
     in_groups: bool = False,
 ) -> int:
-    """Heal a world; demand that every live peer does its next rounds, and that they come to hear each other.
+    """Heal a world. Demand that every live peer does its next rounds, and that all come to hear each other.
 
-    ask: makes a peer's next average, all on one channel, at a virtual time; it is delivered ``pause_s`` (of
-    computing) later. ``world.on_done`` is not called meanwhile; to be used once nothing else asks for
-    averages. A round that a peer is still in is not counted. Return the first round in which
-    every chunk of every live peer was averaged over all of them. in_groups: averages are over a few, and
-    each one's values must come to all through others; return the round in which the last one had all.
+    Use it once nothing else asks for averages: ``world.on_done`` is not called meanwhile. A round that a peer
+    is still in does not count.
+
+    Returns the first round in which every chunk of every live peer was averaged over all of them; in groups,
+    the round in which the last peer had the values of all.
+
+    ask: makes a peer's next average at a virtual time, all on one channel.
+    pause_s: the average is delivered so much later, after computing.
+    in_groups: averages are over a few peers, and each one's values must come to all through others.
 
     Raises:
-        InvariantBroken: a live peer did not do ``rounds`` rounds ``within_s`` of virtual time, or in none
-            of four times as many did all hear all (deadlines adapt meanwhile).
+        InvariantBroken: a live peer did not do ``rounds`` rounds in ``within_s`` of virtual time, or all
+            heard all in none of four times as many (deadlines adapt meanwhile).
     """
     demand = (_Reach if in_groups else _Demand)(world, ask, rounds, pause_s)
     before, world.on_done = world.on_done, demand.done
@@ -56,18 +60,18 @@ class _Demand:
         self._asked = dict.fromkeys(sorted(world.live), 0)
         self._done = dict.fromkeys(self._asked, 0)
         self._everyone = sum(1 << peer for peer in self._asked)
-        self._whole: dict[int, set[PeerId]] = {}  # rounds, and who heard all in them
-        self._deaf: dict[PeerId, list[PeerId]] = {}
+        self._whole: dict[int, set[PeerId]] = {}  # rounds, and the peers that heard all in them
+        self._missing: dict[PeerId, list[PeerId]] = {}
 
     def next(self, peer: PeerId, now_s: float) -> None:
-        """Ask a peer for one more round, until there is nothing more to demand."""
+        """Ask a peer for one more round, until nothing more is to be demanded."""
         over = self._met() is not None and min(self._done.values()) >= self._rounds
         if not over and self._asked[peer] < _TRIES * self._rounds:
             self._asked[peer] += 1
             self._world.at(now_s + self._pause_s, peer, self._ask(peer, now_s))
 
     def done(self, peer: PeerId, now_s: float, outcome: Outcome) -> None:
-        """Note whom a round heard in all its chunks."""
+        """Note which peers a round heard in all its chunks."""
         if peer not in self._asked:
             return
         if self._asked[peer]:
@@ -75,7 +79,7 @@ class _Demand:
             missing = self._everyone & ~self._has(peer, outcome)
             if not missing:
                 self._whole.setdefault(outcome.round, set()).add(peer)
-            self._deaf[peer] = [other for other in self._asked if missing >> other & 1]
+            self._missing[peer] = [other for other in self._asked if missing >> other & 1]
         self.next(peer, now_s)
 
     def _has(self, peer: PeerId, outcome: Outcome) -> int:
@@ -93,7 +97,7 @@ class _Demand:
         if met is None:
             raise self._world.broken(
                 f"after healing, {self.never.format(sorted(self._asked))}; missing somewhere in "
-                f"each one's last round: {self._deaf}"
+                f"each one's last round: {self._missing}"
             )
         return met
 
@@ -103,7 +107,7 @@ class _Demand:
 
 
 class _Reach(_Demand):
-    """Values go from one to the next: what a peer had before a round is what it brings to it."""
+    """The same where values go from peer to peer: a peer brings to a round all that it had before."""
 
     never = "the values of all of {} never came to all"
 
@@ -132,6 +136,6 @@ class _Reach(_Demand):
 
 
 def _in_all(outcome: Outcome) -> int:
-    """The peers (bits) whose values are in all chunks; a group numbers its members."""
+    """The peers (bits) whose values are in all chunks. A group numbers its members."""
     common = int(np.bitwise_and.reduce(outcome.heard))
     return sum(1 << outcome.members[i] for i in peers_in(common)) if outcome.members else common

@@ -1,7 +1,7 @@
-"""Tell a fresh machine what another one was told: the same outcomes must come of it, bit for bit.
+"""Give a fresh machine the events that another one was given: it must come to the same outcomes, bit for bit.
 
-What is told may come from a world (``World(record=True).recordings``) or from the driver of a real peer,
-so a failure seen over real datagrams is looked at again here, in any debugger, as often as needed.
+The events may come from a world (``World(record=True).recordings``) or from a real peer's driver. So a
+failure over real datagrams can be seen again here, in any debugger, as often as needed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from ragtag.core.types import Done, Effect, Event, Machine, Outcome
 
 
 def effects(node: Machine, log: Iterable[tuple[float, Event]]) -> list[Effect]:
-    """Give ``node``, fresh and configured as the recorded one was, each ``(now_s, event)``; what it does.
+    """The effects of ``node`` when it is given each ``(now_s, event)`` of a log.
+
+    node: fresh, and configured as the recorded one was.
 
     Raises:
-        ValueError: the log's time goes backwards: it is not what one machine was given.
+        ValueError: the log's time goes backwards, so it is not of one machine.
     """
     answers: list[Effect] = []
     last_s = float("-inf")
@@ -28,5 +30,5 @@ def effects(node: Machine, log: Iterable[tuple[float, Event]]) -> list[Effect]:
 
 
 def replay(node: Machine, log: Iterable[tuple[float, Event]]) -> list[Outcome]:
-    """The outcomes that ``node`` comes to, told what ``log`` says (see ``effects``)."""
+    """The outcomes among these effects."""
     return [effect.outcome for effect in effects(node, log) if isinstance(effect, Done)]

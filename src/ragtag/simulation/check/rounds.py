@@ -1,8 +1,8 @@
 """Invariants of averaging, held while a world runs.
 
-Every weight in an average was sent in that round by a member, once; no message reaches the wrong round;
-nothing changes a payload in flight; a mean is the weighted mean of the values of those it names.
-Each is checked from outside: from what machines were asked, what they sent, and what they answered.
+Every weight in an average was sent in that round by a member, once. No message reaches the wrong round.
+Nothing changes a payload in flight. A mean is the weighted mean of the values of the peers that it names. All
+this is checked from outside: from what machines were asked, sent and answered.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from ragtag.simulation.check.groups import GroupChecker
 from ragtag.simulation.check.rows import RowChecker
 
 TOLERANCE = 1e-5
-"""Relative, on weights and means: float32 sums in any order."""
+"""Relative, of weights and means: float32 sums in any order."""
 VALUES_MAX = 1 << 16
 """Means of longer vectors are not recomputed."""
 VALUES_KEPT = 16
-"""Rounds of a channel whose values are kept: a mean of an older one is not recomputed, but counted."""
+"""For how many rounds of a channel values are kept. Means of older rounds are counted, and not recomputed."""
 ROUNDS_KEPT = 1024
-"""Rounds of a channel whose weights are kept."""
+"""For how many rounds of a channel weights are kept."""
 
 
 class InvariantBroken(AssertionError):
-    """A machine, or the world itself, broke a rule; ``seed`` and ``replay`` say how to see it again."""
+    """A machine, or the world itself, broke a rule. ``seed`` and ``replay`` say how to see it again."""
 
     def __init__(self, what: str, seed: int, replay: str) -> None:
         super().__init__(f"{what}\n  seed {seed}; replay: {replay}")
@@ -58,7 +58,13 @@ class InvariantBroken(AssertionError):
 
 @dataclass(slots=True)
 class _Round:
-    """A round of a channel: who began it (bits), with which weights and values."""
+    """A round of a channel.
+
+    weight: float64 ``[n]``, of each peer.
+    begun: the peers that began it, a bit each.
+    checksums: of the values or rows of each peer.
+    values: of each peer; ``None``: forgotten.
+    """
 
     weight: NDArray[np.float64]
     begun: int = 0
@@ -69,9 +75,10 @@ class _Round:
 class Checker:
     """Watches one world of ``n`` peers.
 
-    grouped: the channels that are averaged in groups, by rules of their own (``check_groups``).
-    tolerance: on means, relative to the mean of magnitudes (wider for a codec that is not exact).
-    outcomes, means: how many outcomes came, and how many of them had their mean recomputed.
+    tolerance: of means, relative to the mean of magnitudes (wider for a codec that is not exact).
+    grouped: the channels that are averaged in groups, by rules of their own (``check.groups``).
+    outcomes: how many outcomes came.
+    means: how many of these had their mean recomputed.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class Checker:
         self.outcomes = self.means = 0
 
     def broken(self, what: str) -> InvariantBroken:
-        """The error that names this world's seed and how to replay it."""
+        """The error for a broken rule, with this world's seed and how to replay it."""
         return InvariantBroken(what, self._seed, self._replay)
 
     def averages_in_groups(self, channel: int) -> None:
@@ -103,18 +110,18 @@ class Checker:
         self._grouped.add(channel)
 
     def leave_out(self, channel: int) -> None:
-        """A channel without rules here: of a central state, of fragments, of a codec that rounds."""
+        """Do not check a channel: one of a central state, of fragments, or of a codec that rounds."""
         self._left_out.add(channel)
 
     # -- What the world calls
 
     def posts(self, order: int, event: Event) -> None:
-        """An event has been planned: note what its payloads hold."""
+        """An event has been planned: note its payloads."""
         if isinstance(event, Arrived):
             self._flying[order] = _checksum(event)
 
     def delivers(self, now_s: float, order: int, peer: PeerId, event: Event) -> None:
-        """An event is about to be given to its machine: its payloads hold what they held when sent."""
+        """An event is about to be given to its machine: its payloads must be as they were sent."""
         if isinstance(event, Arrived):
             if self._flying.pop(order) != _checksum(event):
                 run = event.runs[0]
@@ -128,11 +135,11 @@ class Checker:
             self._pending[peer, event.channel] = event
 
     def drops(self, order: int) -> None:
-        """An event has gone nowhere: its peer has crashed."""
+        """An event was dropped: its peer has crashed."""
         self._flying.pop(order, None)
 
     def stepped(self, now_s: float, peer: PeerId, event: Event, effects: list[Effect]) -> None:
-        """A machine has answered: everything it sends and says must follow from what was asked."""
+        """A machine has answered: all that it sends and says must follow from what it was asked."""
         if isinstance(event, Average | Offer) and event.channel not in self._left_out:
             self._begins(peer, event, effects)
         for effect in effects:
@@ -151,7 +158,7 @@ class Checker:
         if number is None:
             raise self.broken(f"peer {peer} was asked for an average and neither sends, waits nor ends")
         if ask.channel in self._grouped:
-            return  # which round it will be shows when it meets a group
+            return  # a machine in groups knows its round only when it meets a group
         key = (ask.channel, number)
         round_ = self._rounds.get(key)
         if round_ is None:
@@ -185,7 +192,7 @@ class Checker:
             if wrong:
                 raise self.broken(f"{wrong}: {where}")
             return
-        if run.key.stage in ANSWERS:  # the answer of one that may not have begun
+        if run.key.stage in ANSWERS:  # a peer that has not begun answers, too
             return
         round_ = self._rounds.get((run.key.channel, run.key.round))
         if round_ is None or not round_.begun >> peer & 1:
@@ -227,7 +234,9 @@ class Checker:
             self._means(round_.values, round_.weight, outcome, where)
 
     def _adds_up(self, round_: _Round, heard: PeerSet, weight: Floats, where: str) -> None:
-        """Each chunk's weight is the sum of the weights of the peers that it names; all have begun."""
+        """Each chunk's weight is the sum of the weights of the peers that it names, and all of them have
+        begun.
+        """
         strange = heard & np.uint64(~round_.begun & (1 << 64) - 1)
         if strange.any():
             raise self.broken(
@@ -244,7 +253,7 @@ class Checker:
             )
 
     def _keeps(self, peer: PeerId, outcome: Outcome, ask: Average, where: str) -> None:
-        """Where no average came, a peer has its own values, bit for bit."""
+        """Where no average came a peer has its own values, bit for bit."""
         kept = ~outcome.averaged
         if not kept.any():
             return
@@ -257,7 +266,7 @@ class Checker:
     def _means(
         self, values: dict[PeerId, Floats], weight: NDArray[np.float64], outcome: Outcome, where: str
     ) -> None:
-        """Each average is the weighted mean of the values of the peers it names."""
+        """Each average is the weighted mean of the values of the peers that it names."""
         self.means += 1
         for heard in np.unique(outcome.heard[outcome.averaged]).tolist():
             chunks = outcome.averaged & (outcome.heard == np.uint64(heard))
@@ -268,7 +277,7 @@ class Checker:
                 raise self.broken(f"a mean that is not that of {peers}, whom it names: {where}")
 
     def _forget(self, channel: int) -> None:
-        """Keep what is known of a channel's rounds bounded, oldest first."""
+        """Bound what is kept of a channel's rounds: the oldest go first."""
         numbers = sorted(number for other, number in self._rounds if other == channel)
         for number in numbers[:-ROUNDS_KEPT]:
             del self._rounds[channel, number]
@@ -277,7 +286,7 @@ class Checker:
 
 
 def _round_of(channel: int, effects: list[Effect]) -> int | None:
-    """The round that a machine began, from what it answered."""
+    """The round that a machine began, by its effects."""
     for effect in effects:
         if isinstance(effect, Send) and effect.run.key.channel == channel:
             return effect.run.key.round

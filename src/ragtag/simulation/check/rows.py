@@ -1,7 +1,7 @@
 """Invariants of gathering rows, held while a world runs.
 
-A row in an outcome was offered in its round, by a peer with a weight; a peer has it once, and all that have
-it count it alike.
+A row in an outcome was offered in its round by a peer with a weight. A peer has it once, and all peers that
+have it count it alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from ragtag.core.types import Gathered, Offer, Outcome, PeerId
 
 ROUNDS_KEPT = 64
-"""Rounds of which offers are kept: rows come late by fewer."""
+"""For how many rounds offers are kept. Rows come late by fewer."""
 
 
 class _Round:
@@ -24,7 +24,7 @@ class _Round:
 
 
 class RowChecker:
-    """What was offered on the channels of one world, and who has it. Answers what is wrong, or nothing."""
+    """Checks gathered rows on the channels of one world. ``ends`` returns what is wrong, or nothing."""
 
     def __init__(self) -> None:
         self._rounds: dict[tuple[int, int], _Round] = {}

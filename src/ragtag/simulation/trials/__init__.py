@@ -1,4 +1,4 @@
 """Storms: faults drawn from a seed, checked throughout, then healed.
 
-``rounds`` for every averager, ``membership`` for who is there.
+``rounds`` storms every averager, ``membership`` the machine that says which peers there are.
 """

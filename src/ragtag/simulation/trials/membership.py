@@ -1,4 +1,5 @@
-"""Trials of membership: peers join, leave, crash and come back in a storm; then one crew must be left.
+"""Trials of membership: peers join, leave, crash and come back in a storm. Then all that run must be one
+crew.
 
 python -m ragtag.simulation.trials.membership SEED      # one trial, as the message of a failed one says
 """
@@ -16,13 +17,20 @@ from ragtag.simulation.worlds.members import Jump, Life, MemberWorld, changes, r
 
 STORM_S = 40.0
 SETTLE_S = 60.0
-"""How long after the storm all must agree at the latest; and then for ``STEADY_S`` more."""
+"""How long after the storm all must agree at the latest. They must then agree for ``STEADY_S`` more."""
 STEADY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemberTrial:
-    """What came of a trial: processes in all and at its end, when all agreed (after healing), and events."""
+    """The figures of a trial.
+
+    lives: processes in all.
+    running: processes at its end.
+    agreed_after_s: how long after healing all agreed.
+    deaths, healed, refuted: how often a member was declared dead, came back, and refuted an accusation.
+    events: in virtual time.
+    """
 
     lives: int
     running: int
@@ -34,7 +42,7 @@ class MemberTrial:
 
 
 class Watch:
-    """Holds every machine, at every step, to what can be said from outside."""
+    """Checks every step of every machine, from outside: incarnations, beliefs, and departures."""
 
     def __init__(self, world: MemberWorld) -> None:
         self.world = world
@@ -43,10 +51,10 @@ class Watch:
         self._belief: dict[tuple[int, str], tuple[int, Address, int, int]] = {}
 
     def step(self, life: Life, event: MemberEvent, effects: list[MemberEffect]) -> None:
-        """Look at one step.
+        """Check one step.
 
         Raises:
-            InvariantBroken: naming the rule.
+            InvariantBroken: it names the rule.
         """
         machine, broken = life.machine, self.world.broken
         me = machine.me
@@ -74,10 +82,10 @@ class Watch:
 
 
 def member_trial(seed: int, storm_s: float = STORM_S) -> MemberTrial:
-    """Run one seed's storm over a crew of 3 to 10; heal; all that run must agree on who runs, and stay so.
+    """Run one seed's storm over a crew of 3 to 10, and heal. All running processes must then agree which run.
 
     Raises:
-        InvariantBroken: with the one command that does it again.
+        InvariantBroken: it has the command that runs the trial again.
     """
     draw = random.generator(seed, "member trial")
     n = int(draw.integers(3, 11))
@@ -98,7 +106,7 @@ def member_trial(seed: int, storm_s: float = STORM_S) -> MemberTrial:
         others = tuple(other for other in everyone if other != peer)
         begins_s = 0.0 if peer == 0 or draw.random() < 0.6 else float(draw.uniform(0, storm_s))
         world.at(begins_s, starting(peer, () if peer == 0 else others))
-        if draw.random() < 0.4:  # after a crash it is started again, soon or late
+        if draw.random() < 0.4:  # after a crash it is started again, sooner or later
             for crash in faults.crashes:
                 if crash.peer == peer:
                     again_s = min(storm_s, crash.at_s + float(draw.exponential(storm_s / 8)))
@@ -134,7 +142,7 @@ def member_trial(seed: int, storm_s: float = STORM_S) -> MemberTrial:
 
 
 def void(_: object) -> None:
-    """Nothing comes of it."""
+    """Drop a value."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Trials: a small crew under faults drawn from a seed, checked throughout, healed, and made to go on."""
+"""Trials of averaging: a small crew under faults drawn from a seed, checked throughout, then healed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,30 @@ from ragtag.simulation.link import OVERHEAD_BYTES
 from ragtag.simulation.worlds.rounds import World
 
 GROUPS = {8: False, 3: True}
-"""Sizes of groups, and whether a crew, which has up to 8 peers, is more than one of them."""
+"""Sizes of groups, and whether a crew of up to 8 peers may need several."""
 METHODS: dict[str, Averager] = {
     averager.name: averager
     for entry in AVERAGERS.values()
     for averager in ([entry.make(group) for group in GROUPS] if entry.number == "group" else [entry.make()])
 }
-"""All that there are, in storms; those in groups in each size."""
+"""All averagers by name; those in groups in each size."""
 DECLARED = 3
-"""Steps after which members know of a death, where a method goes by who is a member."""
+"""After so many steps members know of a death, for averagers that go by membership."""
 _CHANNEL = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of a trial: who lived, what was done in the storm, and the round in which all heard all."""
+    """The figures of a trial.
+
+    n: peers.
+    live: peers that did not crash.
+    rounds_done: in the storm, by peer.
+    averaged: the share of chunks that were averaged in the storm.
+    healed_round: the round after healing in which all heard all.
+    events: in virtual time.
+    digest: a hash of all that happened.
+    """
 
     n: int
     faults: Faults
@@ -47,10 +56,12 @@ class Trial:
 
 
 def storm(seed: int, n: int, until_s: float, round_bytes: float, scarce: bool = True) -> Faults:
-    """Faults for a crew of ``n`` until ``until_s``: each kind is there or not, as hard as the seed has it.
+    """Faults for a crew of ``n`` until ``until_s``. The seed decides which kinds there are, and how hard.
 
-    At least two peers live. Round trips stay below a hundredth of ``until_s``; with ``scarce`` bandwidth,
-    the ``round_bytes`` that a peer sends in a round take up to a twelfth of it.
+    At least two peers live. Round trips stay below a hundredth of ``until_s``.
+
+    round_bytes: what a peer sends in a round.
+    scarce: bandwidth may be so low that ``round_bytes`` take up to a twelfth of ``until_s``.
     """
     draw = random.generator(seed, "storm")
 
@@ -88,16 +99,18 @@ def storm(seed: int, n: int, until_s: float, round_bytes: float, scarce: bool = 
 
 
 def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
-    """Run one seed's storm over a crew of 3 to 8, checked; heal; demand progress.
+    """Run one seed's storm over a crew of 3 to 8, checked; heal it, and demand progress.
+
+    method: the averager's name in ``METHODS``.
 
     Raises:
-        InvariantBroken: with the one command that does it again.
+        InvariantBroken: it has the command that runs the trial again.
     """
     draw = random.generator(seed, "trial")
     n, n_chunks = int(draw.integers(3, 9)), int(draw.integers(1, 40))
     step_s = 1.0
     round_bytes = 2 * n_chunks * (CHUNK_BYTES + OVERHEAD_BYTES)
-    # A machine that repairs leaves it to its driver to send no faster than the line takes; here is none.
+    # a machine that repairs leaves pacing to its driver, and there is none here
     faults = storm(seed, n, rounds * step_s, round_bytes, scarce=method == "rps")
     nodes = crew(
         n, n_chunks, METHODS[method], seed, probe_s=0.1 * step_s, rtt_s=max(2 * faults.latency_s, 1e-4)

@@ -1,5 +1,5 @@
-"""Worlds: what is simulated, each on a loop (``simulation.loop``).
+"""Worlds: simulations on a loop (``simulation.loop``).
 
-``rounds`` runs nodes that average; ``members`` membership; ``crew`` both, with seats (``process`` is one of
-its peers); ``newcomer`` a peer's whole way in; ``transfer`` a newcomer and its donors.
+``rounds`` runs nodes that average, ``members`` membership, ``crew`` both, with seats (``process`` is one of
+its peers). ``newcomer`` runs a peer's whole way in, ``transfer`` a newcomer's donors.
 """

@@ -1,9 +1,9 @@
 """A whole crew in virtual time: membership, seats, and rounds in groups, peers that come, crash and leave.
 
-A peer comes in by the machine that a live one goes by (``protocols.crew.joining``), until it has a node; then
-it averages its values again and again, at once. Membership's datagrams are carried as bytes (``members``),
-those of rounds as runs (``link``). Each process has an index of its own, as in ``Faults``, which is not its
-seat: that may be another's before, and after. A peer that loses its seat comes again as another process.
+A peer comes in by the machine of a live one (``protocols.crew.joining``) until it has a node. Then it
+averages its values again and again. Membership's datagrams are carried as bytes (``members``), those of
+rounds as runs (``link``). Each process has an index of its own, as in ``Faults``. The index is not its seat,
+which other processes may have before and after it. A peer that loses its seat comes again as another process.
 """
 
 from __future__ import annotations
@@ -65,15 +65,16 @@ from ragtag.simulation.worlds.process import Member, epoch_of, index_of, run_of
 
 CHANNEL = 1
 NAME, RAGTAG = "simulated", "0"
-"""What a crew is called here, and which version of Ragtag its peers have."""
+"""The crew's name, and its peers' version of Ragtag."""
 DEADLINE_S = 60.0
 """How long a peer that comes in waits for others."""
 
 
 class CrewWorld:
-    """``founders`` peers that start together, each with a seat; others ``come``.
+    """A crew whose ``founders`` start at once, each with a seat. Others ``come``.
 
-    step_s: from the end of a round to the beginning of the next. peers_max: processes in all.
+    step_s: from the end of a round to the beginning of the next.
+    peers_max: processes in all.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class CrewWorld:
         self.world.on_step = self._stepped
         self.members: dict[int, Member] = {}
         self._ports = [Port(self._step(index)) for index in range(peers_max)]
-        """Of each process's node: what is given to it is an event, or a call."""
+        """Of each process. It is given events for its node, or calls."""
         for crash in faults.crashes:
             port = self._ports[crash.peer]
             port.ends_s = min(crash.at_s, port.ends_s)
@@ -117,11 +118,11 @@ class CrewWorld:
 
     @property
     def rtt_s(self) -> float:
-        """What a round trip may take, as a live peer would have measured it."""
+        """How long a round trip may take, as a live peer would have measured it."""
         return 4 * (self.world.faults.latency_s + self.world.faults.jitter_s)
 
     def come(self, index: int, entries: tuple[int, ...]) -> None:
-        """A process that looks for a seat starts now; ``index`` is new."""
+        """Start a process that looks for a seat. index: a new one."""
         self._come(index, entries, Joining(NAME, RAGTAG, DEADLINE_S))
 
     def _come(self, index: int, entries: tuple[int, ...], joining: Joining) -> None:
@@ -135,7 +136,7 @@ class CrewWorld:
         self.world.crash(index)
 
     def leave(self, index: int) -> None:
-        """A process says that it goes, and goes."""
+        """A process tells that it goes, and ends."""
         self._ports[index].ends_s = self.now_s
         self.world.leave(index)
 
@@ -144,13 +145,13 @@ class CrewWorld:
         self.world.run(until_s)
 
     def running(self) -> list[Member]:
-        """Those that run and average."""
+        """The processes that run and average."""
         return [
             m for i, m in self.members.items() if self._ports[i].ends_s > self.now_s and m.node is not None
         ]
 
     def agreed(self) -> bool:
-        """Whether all that run see the same peers in the same seats, and average with just these."""
+        """Whether all running processes see the same peers in the same seats, and average with just these."""
         running = self.running()
         seats = {m.seat: m.life.machine.me.name for m in running}
         if len(seats) < len(running):
@@ -190,7 +191,7 @@ class CrewWorld:
             self.world.tell(member.life, Describe(encode_card(card)))
 
     def _admitted(self, member: Member, node: Node) -> None:
-        """It has a seat, and averages at once: here nobody is met, and no state is fetched."""
+        """A process has a seat and averages at once. Here it meets no others, and fetches no state."""
         member.node, member.joining = node, None
         if not member.card.averaging:
             self._describe(member, replace(member.card, averaging=True))
@@ -200,19 +201,19 @@ class CrewWorld:
         self._begin(member)
 
     def _open(self, member: Member, node: Node) -> None:
-        """Configure what is averaged."""
+        """Open the channel."""
         rtt_s = self.rtt_s
         node.configure(CHANNEL, Channel(self.method, fp32, self._n_chunks, 2 * rtt_s, rtt_s), self.now_s)
 
     def _begin(self, member: Member) -> None:
-        """It averages from now on, a little after the others or before them."""
+        """A process averages from now on, after a random part of a step."""
         offset = random.uniform(random.stream_key(self.seed, "offset", member.index), 0)
         self._average_at(self.now_s + offset * self.step_s, member)
 
     def _average_at(self, at_s: float, member: Member) -> None:
         self._at(at_s, member, lambda: self._give(member, Average(CHANNEL, member.values, 1.0)))
 
-    # -- Membership, and what it means to a node
+    # -- Membership, and what a node learns from it
 
     def _stepped(self, life: Life, event: MemberEvent, effects: list[MemberEffect]) -> None:
         member = self.members.get(life.peer)
@@ -225,7 +226,7 @@ class CrewWorld:
         self._look(member)
 
     def _take(self, member: Member, told: RosterEffect) -> None:
-        """What membership tells a peer that has a node."""
+        """Take what follows from a change of membership."""
         if isinstance(told, Reach):
             if member.reach.get(told.peer) != told.epoch:
                 member.inside.discard(told.peer)
@@ -244,7 +245,7 @@ class CrewWorld:
                 self._give(member, told)
 
     def _unseat(self, member: Member) -> None:
-        """It comes again as another process, on the same way in where it was not through with it."""
+        """A process has lost its seat: it comes again as another, on the same way in if that is not over."""
         joining = member.joining
         if joining is not None and not joining.over:
             self._join(member, Unseat(member.unseated))
@@ -259,7 +260,7 @@ class CrewWorld:
     # -- The way in
 
     def _look(self, member: Member) -> None:
-        """Tell its way in how membership stands."""
+        """Tell a process's way in how membership stands."""
         machine, failure = member.life.machine, member.life.failed or ""
         if member.joining is None or not member.joining.looks:
             return
@@ -273,7 +274,7 @@ class CrewWorld:
             self._do(member, effect)
 
     def _do(self, member: Member, effect: JoiningEffect) -> None:
-        """Carry out what the way in wants (``Knock`` is done: as the process started)."""
+        """Carry out an effect of the way in. ``Knock`` was done when the process started."""
         if isinstance(effect, Describes):
             self._describe(member, effect.card)
         elif isinstance(effect, Make):
@@ -305,7 +306,7 @@ class CrewWorld:
     # -- Rounds
 
     def _post(self, at_s: float, dest: int, event: Event) -> None:
-        """A run comes from a process: under its seat, if it is the one that membership told of."""
+        """A run comes from a process. It is taken if membership has told of that process in its seat."""
 
         def arrive() -> None:
             member = self.members[dest]

@@ -1,7 +1,7 @@
 """A crew of membership machines in virtual time, under the faults of ``core.faults`` and some of its own.
 
-Peers here are processes that join, crash, restart under their old name, leave, freeze, and whose clocks jump.
-Each datagram is carried as the bytes that the machine made.
+Peers here join, crash, restart under their old name, leave and freeze, and their clocks jump. Each datagram
+is carried as the bytes that the machine made.
 """
 
 from __future__ import annotations
@@ -49,7 +49,14 @@ class Jump:
 
 @dataclass(slots=True)
 class Life:
-    """One process of a peer, from start to end. Indices of peers are as in ``Faults``."""
+    """One process of a peer, from start to end.
+
+    peer: its index, as in ``Faults``.
+    leaving: it was asked to leave.
+    entered_s: when it was let in.
+    failed: why it gave up.
+    local_s: its own clock.
+    """
 
     peer: int
     machine: Membership
@@ -63,7 +70,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one machine did, when: kept for measurements and transcripts."""
+    """An effect of one machine with its time, kept for measurements and transcripts."""
 
     at_s: float
     peer: int
@@ -72,9 +79,13 @@ class Seen:
 
 
 class MemberWorld:
-    """Peers and their lines on one loop. ``replay`` is told when an invariant breaks.
+    """Peers and their lines on one loop.
 
-    A host is a peer's place on the loop: it stands still as the faults say, and its processes with it.
+    A host is a peer's place on the loop. It freezes as the faults say, and its processes with it.
+
+    replay: the command that runs this world again, for error messages.
+    on_step: called at every step of a machine.
+    tamper: gives the datagrams that are carried in place of one that was sent.
     """
 
     def __init__(
@@ -111,7 +122,7 @@ class MemberWorld:
         return self.loop.now_s
 
     def at(self, at_s: float, call: Callable[[], object]) -> None:
-        """Do something at a time."""
+        """Call something at a time."""
         self.loop.at(at_s, call)
 
     def start(
@@ -168,28 +179,28 @@ class MemberWorld:
         self.loop.run(until_s)
 
     def heal(self) -> None:
-        """From now on nothing goes wrong, and all that stands still goes on."""
+        """End all faults: frozen hosts go on, and no new fault begins."""
         self.faults = self.faults.healed()
         self.loop.heal()
 
     def agreed(self) -> bool:
-        """Whether all running members hold exactly the running members for alive."""
+        """Whether all running members take exactly the running members for alive."""
         running = [life for life in self.running() if not life.leaving]
         names = tuple(sorted(life.machine.me.name for life in running))
         return all(life.machine.live() == names for life in running)
 
     def broken(self, what: str, cause: Exception | None = None) -> None:
-        """An invariant does not hold: say so, with the command that shows it again.
+        """An invariant does not hold.
 
         Raises:
-            InvariantBroken: always.
+            InvariantBroken: always, with the command that shows it again.
         """
         raise InvariantBroken(f"{what}, at {self.now_s:.6f} s", self.seed, self.replay) from cause
 
     # -- Inside
 
     def local_s(self, peer: int, now_s: float) -> float:
-        """What the clock of ``peer`` shows."""
+        """The time on the clock of ``peer``."""
         return now_s + sum(jump.by_s for jump in self.jumps if jump.peer == peer and jump.at_s <= now_s)
 
     def _host(self, peer: int) -> Port:
@@ -198,7 +209,7 @@ class MemberWorld:
         return self._hosts[peer]
 
     def _take(self, given: tuple[Life | Address, MemberEvent]) -> None:
-        """A process, or whichever listens at an address by now, is given an event."""
+        """Give an event to a process, or to the one that listens at an address by now."""
         to, event = given
         life = to if isinstance(to, Life) else self.at_address.get(to)
         if life is None or life.ended_s <= self.now_s:
@@ -236,7 +247,7 @@ class MemberWorld:
             life.ended_s = self.now_s
 
     def _when(self, peer: int, ahead_s: float, local_s: float) -> float:
-        """When the clock of ``peer`` will show ``local_s``: sooner, where it jumps before."""
+        """When the clock of ``peer`` will show ``local_s``: sooner where it jumps before."""
         at_s = self.now_s + max(0.0, ahead_s)
         for jump in sorted(self.jumps, key=lambda jump: jump.at_s):
             if jump.peer == peer and self.now_s < jump.at_s < at_s:
@@ -244,7 +255,7 @@ class MemberWorld:
         return at_s
 
     def carry(self, peer: int, source: Address, dest: Address, data: bytes) -> None:
-        """Put a datagram on the line from ``peer``: it may be lost, late, doubled."""
+        """Put a datagram on the line from ``peer``, where it may be lost, delayed or duplicated."""
         faults, other = self.faults, peer_at(dest)
         self.datagrams += 1
         self.bytes += len(data)
@@ -265,7 +276,7 @@ class MemberWorld:
 
 
 def name_of(peer: int) -> str:
-    """What peer ``peer`` is called."""
+    """The name of peer ``peer``."""
     return f"peer-{peer:02d}"
 
 
@@ -275,17 +286,17 @@ def address_of(peer: int) -> Address:
 
 
 def peer_at(address: Address) -> int:
-    """The peer that listens there."""
+    """The peer that listens at an address."""
     return address[1] - 4000
 
 
 def changes(world: MemberWorld) -> list[tuple[Seen, Changed]]:
-    """All changes of belief, by whom and when."""
+    """All changes of belief, each with its machine and time."""
     return [(seen, seen.effect) for seen in world.seen if isinstance(seen.effect, Changed)]
 
 
 def remarks(world: MemberWorld, what: str) -> list[tuple[Seen, Remarked]]:
-    """All remarks of one kind, by whom and when."""
+    """All remarks of one kind, each with its machine and time."""
     return [
         (seen, seen.effect)
         for seen in world.seen

@@ -1,7 +1,8 @@
-"""A newcomer's whole way in, in virtual time: let in, seated, met, given the state, heard, in an average.
+"""A newcomer's whole way in, in virtual time: it is let in, has a seat, meets the others, fetches the state,
+is heard, and is in an average.
 
-It goes by the machines that a live peer goes by (``protocols.crew.joining``), over ``CrewWorld``'s lines.
-When each part was over stands in ``Member.phases``.
+It uses the machines of a live peer (``protocols.crew.joining``) over ``CrewWorld``'s lines. ``Member.phases``
+says when each phase was over.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ from ragtag.protocols.node import Node
 from ragtag.protocols.transfer.types import Finished, chunk_bytes_for
 from ragtag.simulation.worlds.crew import CHANNEL, DEADLINE_S, RAGTAG, CrewWorld
 from ragtag.simulation.worlds.process import Member, index_of
-from ragtag.simulation.worlds.transfer import Giver, TransferWorld
+from ragtag.simulation.worlds.transfer import SimulatedDonor, TransferWorld
 
 __all__ = ["DEADLINE_S", "PHASES", "NewcomerWorld"]
 DONORS_MAX = 4
-"""Donors that a newcomer asks, as in ``app.state``."""
+"""How many donors a newcomer asks, as in ``app.crew.state``."""
 
 
 class NewcomerWorld(CrewWorld):
-    """A crew that has met and averages; its newcomers do all that live ones do.
+    """A crew that has met and averages. Its newcomers do all that live ones do.
 
-    state_bytes: of the state that a newcomer fetches. state_rate: bytes per second of each donor.
-    late: whether a newcomer knows that it comes late, and goes on without those that answer nothing.
+    late: a newcomer knows that it comes late, and goes on without peers that do not answer.
+    state_bytes: the size of the state that a newcomer fetches.
+    state_rate: bytes per second of each donor.
     """
 
     late = True
@@ -67,7 +69,7 @@ class NewcomerWorld(CrewWorld):
                 self._give(member, Tell(number, blob, self.now_s + DEADLINE_S))
 
     def schema(self, member: Member) -> Schema:
-        """What a process averages."""
+        """The schema of what a process averages."""
         values = TensorSpec("values", (member.values.size,), "float32")
         return Schema((values,), fp32.name, self.method.name)
 
@@ -135,7 +137,7 @@ class NewcomerWorld(CrewWorld):
         def take_and_look(given: Event | Callable[[], object]) -> None:
             take(given)
             member = self.members[index]
-            if callable(given):  # what it gives to the node comes here by itself
+            if callable(given):  # events that the call gives to the node come here themselves
                 return
             if member.node is not None and CHANNEL in member.node.channels and member.node.newer(CHANNEL):
                 self._open_step(member, Newer())
@@ -143,24 +145,26 @@ class NewcomerWorld(CrewWorld):
         return take_and_look
 
     def _fetch_s(self, member: Member) -> float:
-        """How long it takes to fetch the state, from some of those that average; the deadline, if in vain."""
+        """How long a newcomer takes to fetch the state from some peers that average; the deadline, if in
+        vain.
+        """
         assert member.node is not None
         able = [s for s, h in sorted(member.roster.seats.items()) if h.live and h.card.averaging]
         able = [seat for seat in able if member.node.heard_lately(seat)] or able
         key = random.stream_key(self.seed, "donors", member.index)
         asked = [able[i] for i in random.permutation(key, len(able))[:DONORS_MAX]]
-        givers = {f"{seat}": self._giver(index_of(member.reach[seat])) for seat in asked}
+        donors = {f"{seat}": self._donor(index_of(member.reach[seat])) for seat in asked}
         chunk_bytes = chunk_bytes_for(self.state_bytes)
-        world = TransferWorld(givers, total_bytes=self.state_bytes, chunk_bytes=chunk_bytes, seed=self.seed)
+        world = TransferWorld(donors, total_bytes=self.state_bytes, chunk_bytes=chunk_bytes, seed=self.seed)
         return world.now_s if isinstance(world.run(DEADLINE_S), Finished) else DEADLINE_S
 
-    def _giver(self, index: int) -> Giver:
-        """How a process gives its state from now on. One that freezes is not waited for until it thaws."""
+    def _donor(self, index: int) -> SimulatedDonor:
+        """How a process gives its state from now on. One that freezes stalls, and does not go on."""
         freezes = [f for f in self.world.faults.freezes if f.peer == index and f.at_s + f.for_s > self.now_s]
         stalls_s = min((f.at_s - self.now_s for f in freezes), default=math.inf)
         done = self.members[index].outcomes
         round_s = done[-1][0] - done[-2][0] if len(done) > 1 else self.step_s
-        return Giver(
+        return SimulatedDonor(
             rate_bytes_per_s=self.state_rate,
             rtt_s=2 * (self.world.faults.latency_s + self.world.faults.jitter_s),
             round=done[-1][1].round + 1 if done else 0,

@@ -1,4 +1,4 @@
-"""One process of a simulated crew (``crew``), and how processes are told apart there."""
+"""One process of a simulated crew (``crew``), and how its datagrams name it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from ragtag.simulation.worlds.members import Life
 
 @dataclass(slots=True)
 class Member:
-    """One process. node: its part in rounds, once it has a seat; inside: the seats that it counts on.
+    """One process.
 
-    joining, opening: its way in, until it averages (not of founders).
-    reach: the process that it takes for each seat's. notes, outcomes: with their times. phases: when each
-    part of a newcomer's way in was over, by name.
+    values: what it averages.
+    node: its part in rounds, once it has a seat.
+    joining, opening: its way in, until it averages; founders have none.
+    unseated: why it lost its seat.
+    failed: why it did not get in.
+    inside: the seats whose peers take part, as far as it knows.
+    reach: the epoch of the process that it believes to have each seat.
+    notes, outcomes: each with its time.
+    phases: when each phase of its way in was over.
     """
 
     index: int
@@ -39,20 +45,20 @@ class Member:
 
     @property
     def seat(self) -> PeerId:
-        """The number that it averages under."""
+        """The number under which it averages."""
         return self.card.seat
 
 
 def epoch_of(index: int) -> int:
-    """What a process's datagrams carry."""
+    """The epoch that a process's datagrams carry."""
     return index + 1
 
 
 def index_of(epoch: int) -> int:
-    """Whose they are."""
+    """The process whose datagrams carry an epoch."""
     return epoch - 1
 
 
 def run_of(run: Run, peer: PeerId) -> Run:
-    """The run with another name for its other end."""
+    """The run with another peer at its other end."""
     return Run(peer, run.key, run.first, run.total, run.payload, run.weight, run.heard, run.mask, run.ended)

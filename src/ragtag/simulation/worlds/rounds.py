@@ -1,7 +1,7 @@
-"""A simulated world: machines for peers on one loop, faults from seeded streams.
+"""A simulated world: peers' machines on one loop, with faults from seeded streams.
 
-Nothing here waits. An event goes to its machine, and what the machine answers goes back onto the loop; so a
-round that takes a second of virtual time takes milliseconds, and a run of one seed is always the same.
+An event goes to its machine, and the machine's effects go back onto the loop. Nothing sleeps, so a round of a
+second of virtual time takes milliseconds, and a run of one seed is always the same.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Call = Callable[[float], object]
 class World:
     """Machines, one for each peer (``nodes[i]`` is peer ``i``), and the line between them.
 
-    Payloads are neither copied nor changed on their way: what a machine sends must stay as it is until
-    nothing is under way any more, so give every ``Average`` an array of its own.
+    Payloads are neither copied nor changed on their way. A payload must stay as it is until it has arrived,
+    so give every ``Average`` an array of its own.
 
-    check: hold invariants while running (``ragtag.simulation.check.rounds``); costs several times as much.
-    on_done, on_note: called as outcomes and notes come; they may call ``at`` and ``call``.
-    record: keep what each machine was given in ``recordings`` (``ragtag.simulation.check.replay``).
+    check: hold invariants while running (``ragtag.simulation.check.rounds``), at several times the cost.
+    on_done, on_note: called with each outcome and note. They may call ``at`` and ``call``.
+    record: keep each machine's events in ``recordings`` (``ragtag.simulation.check.replay``).
     replay: the command or expression that runs this world again, for error messages.
     tolerance: relative, of means against the checker's own (wider for a codec that is not exact).
     grouped: the channels that are averaged in groups.
@@ -106,12 +106,12 @@ class World:
 
     @property
     def events(self) -> int:
-        """How much has happened."""
+        """How many events have happened."""
         return self._loop.events
 
     @property
     def faults(self) -> Faults:
-        """What goes wrong now."""
+        """The faults that hold now."""
         return self._faults
 
     @property
@@ -121,7 +121,7 @@ class World:
 
     @property
     def checker(self) -> Checker | None:
-        """What holds the invariants, if anything does."""
+        """The checker of invariants; ``None``: there is none."""
         return self._checker
 
     def broken(self, what: str) -> InvariantBroken:
@@ -129,11 +129,11 @@ class World:
         return InvariantBroken(what, self.seed, self._replay)
 
     def busy(self, peer: PeerId) -> bool:
-        """Whether a peer was asked for an average that it has not answered yet."""
+        """Whether a peer was asked for an average that is not done."""
         return self._asked[peer] > 0
 
     def traffic(self, peer: PeerId) -> Traffic:
-        """What went over a peer's line so far."""
+        """The traffic on a peer's line so far."""
         return self._link.traffic[peer]
 
     def at(self, at_s: float, peer: PeerId, event: Event) -> None:
@@ -144,34 +144,38 @@ class World:
             self._asked[peer] += 1
 
     def call(self, at_s: float, function: Call, peer: PeerId | None = None) -> None:
-        """Call ``function(now_s)`` at a virtual time. peer: it is done in this peer's process, so later where
-        that is frozen then, and not at all once it has crashed.
+        """Call ``function(now_s)`` at a virtual time.
+
+        peer: call it in this peer's process, so later where that is frozen, and not at all once it has
+            crashed.
         """
         port = None if peer is None else self._ports[peer]
         self._loop.post(at_s, port, lambda: function(self._loop.now_s))
 
     def give(self, peer: PeerId, event: Event) -> None:
-        """Have a peer's machine take an event now, before anything else happens."""
+        """Give a peer's machine an event now, before all others."""
         self._known(peer)
         self._loop.give(self._ports[peer], event)
 
     def leave(self, peer: PeerId) -> None:
-        """A peer says that it goes: others hear it after what it has sent before. Its machine answers on."""
+        """A peer tells that it goes. Others hear that after all it sent before. Its machine goes on
+        answering.
+        """
         at_s = self._link.through_s(self.now_s, peer)
         for other in range(len(self.nodes)):
             if other != peer:
                 self._post(at_s, other, Left(peer))
 
     def next(self) -> bool:
-        """Go on by one event; whether there was one."""
+        """Go on by one event. Returns whether there was one."""
         return self._loop.next()
 
     def run(self, until_s: float = math.inf, events_max: int = 100_000_000) -> None:
-        """Go on until nothing is left to happen, or to ``until_s``.
+        """Go on until no event is left, or to ``until_s``.
 
         Raises:
             InvariantBroken: a machine broke a rule (only with ``check``).
-            RuntimeError: more than ``events_max`` events.
+            RuntimeError: more than ``events_max`` events have happened.
         """
         try:
             self._loop.run(until_s, events_max)
@@ -180,7 +184,7 @@ class World:
             raise
 
     def heal(self) -> None:
-        """From now on nothing goes wrong: all that is frozen thaws, nobody else crashes, nothing is lost."""
+        """End all faults: frozen peers thaw, no other peer crashes, nothing is lost."""
         self._faults = self._faults.healed()
         self._link.change(self._faults)
         for port in self._ports:
@@ -189,13 +193,13 @@ class World:
         self._loop.heal()
 
     def digest(self) -> str:
-        """A hash of everything that has happened: equal for two runs of one seed."""
+        """A hash of all that has happened, equal for two runs of one seed."""
         return self._loop.digest()
 
     # -- One event
 
     def _take(self, peer: PeerId, event: Event | Callable[[], object]) -> None:
-        """A peer's turn: an event for its machine, or a call in its process."""
+        """Give a peer's machine an event, or make a call in its process."""
         loop = self._loop
         at_s = loop.now_s
         if type(event) is Arrived:

@@ -1,4 +1,5 @@
-"""One newcomer and its donors in virtual time: slow, dying, returning, damaging, stalling, or silent ones."""
+"""One newcomer in virtual time, with donors that are slow, die, return, damage chunks, stall or are
+silent."""
 
 from __future__ import annotations
 
@@ -33,12 +34,15 @@ from ragtag.simulation.loop import Loop
 
 
 @dataclass(frozen=True, slots=True)
-class Giver:
-    """How a donor behaves. Times are absolute, and infinite where it never happens.
+class SimulatedDonor:
+    """How a donor behaves. Times are absolute, and infinite where the event never happens.
 
-    round: which it is in at time 0. dies_s, returns_s: its process ends, and another takes its place.
-    stalls_s: it sends nothing more, and says nothing. damages: so many chunks are intact before the first
-    damaged one. silent: it takes connections and does not answer.
+    round: the one that it is in at time 0.
+    dies_s: its process ends.
+    returns_s: another process takes its place.
+    stalls_s: it sends nothing more, and keeps its connections.
+    damages: so many chunks are intact before the first damaged one.
+    silent: it takes connections and does not answer.
     """
 
     rate_bytes_per_s: float = 1e7
@@ -54,13 +58,13 @@ class Giver:
     layout_hash: int = 1
 
     def alive(self, at_s: float) -> bool:
-        """Whether it runs at that time."""
+        """Whether the donor runs at that time."""
         return not self.dies_s <= at_s < self.returns_s
 
 
 @dataclass(slots=True)
 class _State:
-    giver: Giver
+    donor: SimulatedDonor
     connection: int = 0
     open: bool = False
     free_s: float = 0.0
@@ -70,14 +74,15 @@ class _State:
 
 
 class TransferWorld:
-    """Runs the machine until it ends; ``on_step`` sees every step.
+    """Runs the machine until it ends.
 
-    seed, replay: how the donors were drawn, and how to see it again; told when a rule is broken.
+    on_step: called at every step.
+    seed, replay: how the donors were drawn, and how to see it again, for error messages.
     """
 
     def __init__(
         self,
-        givers: Mapping[str, Giver],
+        donors: Mapping[str, SimulatedDonor],
         *,
         total_bytes: int,
         chunk_bytes: int,
@@ -87,12 +92,12 @@ class TransferWorld:
     ) -> None:
         self.seed, self.replay = seed, replay
         self.total_bytes, self.chunk_bytes = total_bytes, chunk_bytes
-        self.machine = Transfer(list(givers), need if need is not None else Need(1))
+        self.machine = Transfer(list(donors), need if need is not None else Need(1))
         self._loop = Loop()
         self.ended: Finished | GaveUp | None = None
         self.intact: set[int] = set()
         self.on_step: Callable[[float, TransferEvent, list[TransferEffect]], None] = lambda *_: None
-        self._states = {name: _State(giver) for name, giver in givers.items()}
+        self._states = {name: _State(donor) for name, donor in donors.items()}
 
     @property
     def now_s(self) -> float:
@@ -100,10 +105,10 @@ class TransferWorld:
         return self._loop.now_s
 
     def run(self, deadline_s: float) -> Finished | GaveUp:
-        """Fetch, by ``deadline_s``; the machine must have ended by then.
+        """Fetch the state. The machine must end by ``deadline_s``.
 
         Raises:
-            InvariantBroken: it had not, or it did what it must not do.
+            InvariantBroken: it did not, or it broke a rule.
         """
         self._push(0.0, Start(deadline_s), 0)
         while self.ended is None and self._loop.due_s <= deadline_s:
@@ -128,7 +133,7 @@ class TransferWorld:
                 self._apply(effect)
 
     def _happens(self, event: TransferEvent, connection: int) -> bool:
-        """Whether an event still comes: what a closed connection carried does not."""
+        """Whether an event still comes: one of a closed connection does not."""
         if isinstance(event, Start | Expired):
             return True
         state = self._states[event.donor]
@@ -169,47 +174,47 @@ class TransferWorld:
                 self._fetch(state, effect)
 
     def _connect(self, name: str) -> None:
-        state, giver = self._states[name], self._states[name].giver
+        state, donor = self._states[name], self._states[name].donor
         if state.open:
             raise self._broken(f"connected to {name} twice")
         state.connection += 1
         state.open, state.free_s = True, 0.0
-        if not giver.alive(self.now_s):
-            self._push(self.now_s + giver.rtt_s, Refused(name, "nobody listens there"), state.connection)
-        elif not giver.silent:
-            there_s = self.now_s + 2.5 * giver.rtt_s
-            told = Told(name, self._round(giver, there_s), giver.round_s)
-            self._push(there_s + giver.rtt_s / 2, told, state.connection)
-        if self.now_s < giver.dies_s < math.inf:
+        if not donor.alive(self.now_s):
+            self._push(self.now_s + donor.rtt_s, Refused(name, "nobody listens there"), state.connection)
+        elif not donor.silent:
+            there_s = self.now_s + 2.5 * donor.rtt_s
+            told = Told(name, self._round(donor, there_s), donor.round_s)
+            self._push(there_s + donor.rtt_s / 2, told, state.connection)
+        if self.now_s < donor.dies_s < math.inf:
             lost = Lost(name, "the connection broke")
-            self._push(giver.dies_s + giver.rtt_s / 2, lost, state.connection)
+            self._push(donor.dies_s + donor.rtt_s / 2, lost, state.connection)
 
-    def _round(self, giver: Giver, at_s: float) -> int:
-        """The last one finished."""
-        return giver.round - 1 + int(at_s / giver.round_s)
+    def _round(self, donor: SimulatedDonor, at_s: float) -> int:
+        """The last round that a donor has finished."""
+        return donor.round - 1 + int(at_s / donor.round_s)
 
     def _ask(self, state: _State, ask: Ask) -> None:
-        giver, there_s = state.giver, self.now_s + state.giver.rtt_s / 2
+        donor, there_s = state.donor, self.now_s + state.donor.rtt_s / 2
         if state.offer is None or state.offer.round < ask.round:
-            round_ = max(ask.round, self._round(giver, there_s) + 1)
-            there_s = max(there_s, (round_ - giver.round + 1) * giver.round_s)
-            layout = giver.schema, giver.layout_hash
+            round_ = max(ask.round, self._round(donor, there_s) + 1)
+            there_s = max(there_s, (round_ - donor.round + 1) * donor.round_s)
+            layout = donor.schema, donor.layout_hash
             state.offer = Offer(round_, 10 * round_, *layout, self.total_bytes, self.chunk_bytes)
         offered = Offered(ask.donor, state.offer)
-        if there_s < giver.stalls_s and giver.alive(there_s):
-            self._push(there_s + giver.rtt_s / 2, offered, state.connection)
+        if there_s < donor.stalls_s and donor.alive(there_s):
+            self._push(there_s + donor.rtt_s / 2, offered, state.connection)
 
     def _fetch(self, state: _State, fetch: Fetch) -> None:
-        giver = state.giver
+        donor = state.donor
         state.outstanding.add(fetch.index)
         if len(state.outstanding) > OUTSTANDING_MAX:
             raise self._broken(f"{fetch.donor} is asked for more than {OUTSTANDING_MAX} chunks at a time")
         if state.offer is None:
             raise self._broken(f"{fetch}, and nothing was offered")
         first, until = state.offer.span(fetch.index)
-        begins_s = max(state.free_s, self.now_s + giver.rtt_s / 2)
-        state.free_s = begins_s + (until - first) / giver.rate_bytes_per_s
-        if state.free_s < giver.stalls_s:
-            came = Came(fetch.donor, fetch.index, until - first, state.served < giver.damages)
-            self._push(state.free_s + giver.rtt_s / 2, came, state.connection)
+        begins_s = max(state.free_s, self.now_s + donor.rtt_s / 2)
+        state.free_s = begins_s + (until - first) / donor.rate_bytes_per_s
+        if state.free_s < donor.stalls_s:
+            came = Came(fetch.donor, fetch.index, until - first, state.served < donor.damages)
+            self._push(state.free_s + donor.rtt_s / 2, came, state.connection)
             state.served += 1

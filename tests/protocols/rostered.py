@@ -10,8 +10,15 @@ from msgspec.structs import replace
 from ragtag.core.faults import Faults
 from ragtag.core.types import PEERS_MAX, Joined, Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION
-from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, RosterEffect, Unseated, encode_card
-from ragtag.protocols.membership.seating import Seating
+from ragtag.protocols.membership.roster import (
+    NO_SEAT,
+    Card,
+    Roster,
+    RosterEffect,
+    Seating,
+    Unseated,
+    encode_card,
+)
 from ragtag.protocols.membership.types import Changed, Describe, Entered, MemberEffect, MemberEvent
 from ragtag.simulation.worlds.members import Life, MemberWorld, name_of
 

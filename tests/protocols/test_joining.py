@@ -229,7 +229,7 @@ def _() -> None:
     assert kinds(way.enters()) == [Knock]
 
 
-@row("Joining", "asking", "Answered, refused or by nobody")
+@row("Joining", "asking", "Answered, refused or by none")
 def _() -> None:
     assert "'otters' has ended, by the clock of a:1" in ends(asking()(Answered(False, {"a:1": Said.ENDED})))
     way = asking()

@@ -22,11 +22,11 @@ from ragtag.protocols.membership.roster import (
     Card,
     Reach,
     Roster,
+    Seating,
     Unseated,
     decode_card,
     encode_card,
 )
-from ragtag.protocols.membership.seating import Seating
 from ragtag.protocols.membership.types import Limits, Member, Status
 from ragtag.simulation.worlds.members import name_of
 from tests.protocols.rostered import SeatedWorld, card_of

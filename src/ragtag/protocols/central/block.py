@@ -1,4 +1,4 @@
-"""One block of the central state at its owner: what is held, what is judged, and when it steps."""
+"""One block of the central state at its owner: its values, how updates are judged, and when it steps."""
 
 from __future__ import annotations
 
@@ -14,46 +14,55 @@ from ragtag.protocols.central.wire import count_of, version_of
 from ragtag.protocols.rounds.base import spans_of
 
 HISTORY = 256
-"""Versions of which a block remembers whose updates made them."""
+"""For so many versions a block remembers whose updates made them."""
 
 
 class Verdict(NamedTuple):
-    """Keep an update, times ``scale``; ``close``: step now by the mean of all that are kept."""
+    """An update is accepted, times ``scale``. close: step now, by the mean of all that are accepted."""
 
     scale: float
     close: bool
 
 
 class Rule(Protocol):
-    """What becomes of updates: a schedule (``ragtag.schedules.centre``), as this room sees it.
+    """What becomes of updates: a schedule (``ragtag.schedules.centre``), as this package sees it.
 
     barrier: whether a peer is answered only when the block has made its next step.
     """
 
     @property
     def barrier(self) -> bool:
-        """Whether peers stand by."""
+        """Whether peers wait for the block's next step."""
         ...
 
     def judge(self, peer: PeerId, staleness: int, held: int, n: int) -> Verdict | None:
-        """Of peer's update, so many versions old, the ``held``-th that is kept, in a crew of ``n``; ``None``:
-        it is left out. Never raises.
+        """Judge a peer's update that is ``staleness`` versions old; ``None``: it is left out. Never raises.
+
+        held: how many updates the next step would then have.
+        n: peers in the crew.
         """
         ...
 
 
 class Correction(Protocol):
-    """What a stale update comes to when it is applied (``ragtag.optim.compensate``). Never raises."""
+    """Corrects a stale update when it is applied (``ragtag.optim.compensate``). Never raises."""
 
     def __call__(self, update: Floats, values: Floats, stale: Floats) -> Floats:
-        """update: as its peer made it on ``stale``; values: what it will be added to; all of one shape."""
+        """The corrected update.
+
+        update: as its peer made it, from the values ``stale``.
+        values: what it will be added to. All three have one shape.
+        """
         ...
 
 
 class Answer(NamedTuple):
-    """A peer is to be sent the block: for its update ``number``, which was ``stale`` versions old.
+    """A peer is to be sent the block.
 
-    clock: of the peer's group (``grouping``; 0: there are none).
+    number: the update that this answers; -1: none any more.
+    stale: how many versions old the update was.
+    base: the version that it was made from.
+    clock: of the peer's group (``grouping``); 0: there are no groups.
     """
 
     peer: PeerId
@@ -67,9 +76,12 @@ class Answer(NamedTuple):
 class Update:
     """A peer's update of one block as it comes, perhaps with holes.
 
-    base, top: the lowest and the highest version that a chunk of it is to be added to. lead: how many
-    versions further its peer has seen any block (in groups: their clock). tries: how often holes were asked
-    for.
+    got: bool ``[n_chunks]``, the chunks that have come.
+    base, top: the lowest and the highest version that a chunk of it is to be added to.
+    lead: how many versions further its peer has seen any block come; in groups, their clock.
+    tries: how often holes were asked for.
+    asked_s: when they were asked for last.
+    ready: it is judged with what has come.
     """
 
     peer: PeerId
@@ -103,7 +115,7 @@ class Update:
 
     @property
     def clock(self) -> int:
-        """How many versions its peer has seen any block come to."""
+        """The highest count of versions that its peer has seen at any block."""
         return count_of(self.base) + self.lead
 
     @property
@@ -113,7 +125,7 @@ class Update:
 
     @property
     def sound(self) -> bool:
-        """Whether it can be added to anything."""
+        """Whether it can be added: its weight is positive and its values are finite."""
         return 0 < self.weight < np.inf and finite_rows(self.values[self.got]) is None
 
 
@@ -121,11 +133,15 @@ class Update:
 class Block:
     """A block at a peer that owns it, owned it, or may come to own it.
 
-    values: as its owner has them (``None``: it never owned it); a new array for each version. serving: this
-    peer is its owner and has what is newest. judged: the newest update of each peer that was judged.
-    late: for how many steps in a row each peer was missing at a barrier. since_s: when the first of what is
-    kept came; expired_s: the same of the last step whose barrier ran into its deadline. given: where stale
-    updates are corrected, the version that each peer was sent last, and its values (ICML 2017's w_bak).
+    values: the owner's, a new array for each version; ``None``: this peer never owned it.
+    serving: this peer is its owner and has the newest values.
+    judged: the newest update of each peer that was judged.
+    missed_steps: for how many steps in a row each peer was missing at a barrier.
+    since_s: when the first accepted update came.
+    expired_s: the same of the last step whose barrier ran into its deadline.
+    given: where stale updates are corrected, the version that each peer was sent last, and its values (w_bak
+        in Zheng et al., ICML 2017).
+    accepted: the peers whose updates the next step takes.
     """
 
     me: PeerId
@@ -145,14 +161,12 @@ class Block:
     _payload: Bytes | None = None
 
     def judge(self, now_s: float, update: Update, rule: Rule, n: int) -> list[Answer]:
-        """An update has come: who is to be answered now."""
+        """Judge an update that has come: which peers are to be answered now."""
         stale = max(0, count_of(self.version) - (update.clock if rule.barrier else count_of(update.base)))
         answer = Answer(update.peer, update.number, stale, update.base)
         self.judged[update.peer] = update.number
         self.missed_steps.pop(update.peer, None)
-        if (
-            rule.barrier and update.peer in self.accepted
-        ):  # it did not wait for the step: more of the same update
+        if rule.barrier and update.peer in self.accepted:  # it did not wait: more of the same update
             self._add(update, 1.0, mass=False)
             self._waiting[update.peer] = answer
             return []
@@ -169,12 +183,12 @@ class Block:
         return [] if rule.barrier else [self._waiting.pop(update.peer)]
 
     def give(self, peer: PeerId) -> None:
-        """A peer is sent the block as it is: its next update is made from that."""
+        """A peer is sent the block as it is, and will make its next update from that."""
         if self.values is not None:
             self.given[peer] = self.version, self.values
 
     def correct(self, update: Update, correction: Correction) -> None:
-        """Bring an update up to date, where the values that it was made from are known for sure."""
+        """Correct an update where the values that it was made from are known for sure."""
         version, stale = self.given.get(update.peer, (-1, None))
         if stale is None or self.values is None or not update.base == update.top == version != self.version:
             return
@@ -186,12 +200,12 @@ class Block:
             update.values = values
 
     def step_by(self, learned: Floats, made_by: list[PeerId]) -> None:
-        """The next version: what these peers learned is added."""
+        """Make the next version: add what these peers learned."""
         assert self.values is not None
         self._set(self._plus(learned), count_of(self.version) + 1, made_by)
 
     def catch_up(self, clock: int) -> list[Answer]:
-        """Other blocks have had ``clock`` versions: step with what there is, and count from there on."""
+        """Other blocks have had ``clock`` versions: step with what is accepted, and count on from there."""
         if clock <= count_of(self.version) or self.values is None:
             return []
         answers = self.close()
@@ -200,14 +214,14 @@ class Block:
         return answers
 
     def over(self, rule: Rule, n: int) -> bool:
-        """Whether what is kept makes a step in a crew of (now) ``n``."""
+        """Whether the accepted updates make a step in a crew of now ``n``."""
         if not self.accepted:
             return False
         verdict = rule.judge(self.accepted[-1], 0, len(self.accepted), n)
         return verdict is not None and verdict.close
 
     def close(self) -> list[Answer]:
-        """Step by the mean of what is kept; who stood by is to be answered."""
+        """Step by the mean of the accepted updates: the peers that waited are to be answered."""
         answers, self._waiting = list(self._waiting.values()), {}
         if self.accepted and self.values is not None:
             assert self._total is not None and self._mass is not None
@@ -218,12 +232,12 @@ class Block:
         return answers
 
     def adopt(self, values: Floats, above: int) -> None:
-        """Go on from these values, with a version above ``above``; what is kept will be added to them."""
+        """Go on from these values, with a version above ``above``. Accepted updates will be added to them."""
         self._set(values, count_of(max(above, self.version)) + 1, ())
         self.serving = True
 
     def contributors(self, answer: Answer) -> int:
-        """Whose updates (bits) have been taken since the version that an answer's update was made from."""
+        """The peers (a bit each) whose updates came into the block since the version of the answer's."""
         base, bits = count_of(answer.base), 0
         for count, who in reversed(self._history):
             if count <= base:
@@ -232,14 +246,14 @@ class Block:
         return bits | (1 << answer.peer if answer.peer in self.accepted else 0)
 
     def payload(self, codec: Codec) -> Bytes:
-        """The block as it travels; never changed."""
+        """The block as it travels, never changed."""
         if self._payload is None:
             assert self.values is not None
             self._payload = codec.encode(self.values)
         return self._payload
 
     def forget(self, peer: PeerId) -> None:
-        """A peer is gone, or a new one has its number."""
+        """A peer is gone, or a new process has its number."""
         self.judged.pop(peer, None)
         self.missed_steps.pop(peer, None)
         self.given.pop(peer, None)
@@ -256,7 +270,7 @@ class Block:
         self._mass[got if mass else got & (self._mass == 0)] += weight
 
     def _plus(self, learned: Floats) -> Floats:
-        """The values with what was learned; a chunk that would not be finite stays: nobody would take it."""
+        """The values with an update added. A chunk that would not be finite stays as it is."""
         assert self.values is not None
         with np.errstate(over="ignore", invalid="ignore"):
             values = self.values + learned

@@ -1,28 +1,31 @@
 """A central state without a master: peers push updates to it, and any of them can rebuild it.
 
-The state is a vector in blocks (``layout``); each block has an owner among the live peers
-(``owners``). An ``Average`` is one turn of a peer: to each block's owner it pushes what it has
-learned, the difference of its values to those that its last turn ended with, and the version that this was
-learned on. The owner judges it by a rule (``block.Rule``: a schedule), adds what is taken, which makes
-the block's next version, and answers with the block's newest values: those are the outcome's mean, from which
-the peer goes on. Versions differ by block, and so does staleness: the owner's count, less the base's.
+The state is a vector in blocks (``layout``), and each block has an owner among the live peers (``owners``).
+An ``Average`` is one turn of a peer. To each block's owner the peer pushes an update: the difference of its
+values to those that its last turn ended with, and the version that they came from. The owner judges the
+update by a rule (``block.Rule``: a schedule). What it accepts makes the block's next version. It answers with
+the block's newest values, which are the outcome's mean, and the peer goes on from these. Versions differ by
+block, and so does staleness: the owner's count, less the base's.
 
-- A first turn, and one of weight 0, only takes. A block that nobody has is founded on its owner's values.
-- A rule with a barrier answers when a version closes; at a deadline learned from earlier ones it closes with
-  what it has, and who misses it twice in a row is not counted until it comes again. Blocks then count their
-  versions as one clock (Lamport's): an update says how far its peer has seen any block come, and a block
-  that is behind closes at once and goes on from there. Else blocks out of step hold each other up for ever.
-- An owner that may not have the newest (it has just come to own a block, or sees an update of a version newer
-  than its own) asks all what they have, and goes on from the newest copy (``rebuild``): all keep the
-  values that they last took. So the loss of an owner costs what nobody had taken yet, mostly one turn.
-- Each update counts once at most: an owner remembers the newest of each peer, and nothing is sent to a second
-  owner. What a dead owner had passed on of an update nobody can say, so a peer takes the block anew instead.
+- A first turn, and one of weight 0, only takes. A block that no peer has is founded on its owner's values.
+- A rule with a barrier answers when a version closes. At a deadline learned from earlier ones it closes with
+what
+  it has. A peer that misses it twice in a row does not count until it comes again. Blocks then count their
+  versions as one clock (Lamport's): an update says how far its peer has seen any block come, and a block that
+  is behind closes at once and goes on from there. Else blocks out of step would hold each other up.
+- An owner may lack the newest values: it has just come to own the block, or it sees an update of a newer
+version.
+  Then it asks all peers what they have, and goes on from the newest copy (``rebuild``), as each peer keeps
+  the values that it last took. So the loss of an owner costs what no peer had taken yet, mostly one turn.
+- Each update counts at most once: an owner remembers the newest of each peer, and no update goes to a second
+owner.
+  How much of an update a dead owner had passed on is unknown, so its peer takes the block anew instead.
 - A peer never takes an older version of a block than it has: versions (``wire``) are in one order.
-- Where no answer came by the deadline, own values stay, and the next update is measured from them.
+- Where no answer comes by the deadline a peer keeps its own values, and measures its next update from them.
 
-The idea of a server for parameters: "Scaling Distributed Machine Learning with the Parameter Server", Li et
-al., OSDI 2014; here the workers are the servers. Rules name their own sources. It is an owner's machine that
-answers, not its trainer, so a peer that computes for long holds up nobody whose block it owns.
+A server for parameters: "Scaling Distributed Machine Learning with the Parameter Server", Li et al., OSDI
+2014; here the workers are the servers. Rules name their own sources. An owner's machine answers, not its
+trainer, so a peer that computes for long holds up no other.
 """
 
 from __future__ import annotations
@@ -66,13 +69,13 @@ from ragtag.protocols.rounds.layout import layout_of
 from ragtag.protocols.rounds.repair import BITS, COPIES, request, requested
 
 HEADROOM = 3.0
-"""A turn may take this many times what nine in ten recent ones took: cutting one short loses its answers."""
+"""A turn may take this many times as long as nine in ten recent ones: one that is cut short loses answers."""
 NUMBER_MAX = 0xFFFFFFFF
 """Numbers of turns travel in 32 bits."""
 
 
 class CentreNode:
-    """One peer's part in the central state: its own turns; a ``BlockServer`` has the blocks that it owns."""
+    """One peer's part in the central state: its own turns. A ``BlockServer`` has the blocks that it owns."""
 
     def __init__(
         self,
@@ -93,10 +96,10 @@ class CentreNode:
         self.done = self.highest = -1
         self.active: int | None = None
         self._turn: Turn | None = None
-        self._anchor: Floats | None = None  # what the last turn ended with: updates are measured from it
+        self._anchor: Floats | None = None  # the last turn's mean: updates are measured from it
         self._rule = rule
         self._ended_s: float | None = None
-        self._late: tuple[int, float] = (-1, 0.0)  # the last turn that ran into its deadline, and its start
+        self._late: tuple[int, float] = (-1, 0.0)  # the last turn that met its deadline, and its start
         self._changes = self.owners.changes
         self._took = Deadline(channel.probe_s, headroom=HEADROOM)
         self.server = BlockServer(
@@ -109,7 +112,7 @@ class CentreNode:
     # -- What a node asks of it
 
     def probed(self, probe_s: float, now_s: float = 0.0) -> None:
-        """One exchange of the whole vector takes this long: where deadlines begin."""
+        """One exchange of the whole vector takes this long: deadlines begin from that."""
         self._took = Deadline(probe_s, headroom=HEADROOM)
         self.server.probed(probe_s)
 
@@ -119,11 +122,11 @@ class CentreNode:
         self.done = max(self.done, round_)
 
     def newer(self) -> bool:
-        """The state may have gone on: a turn shows."""
+        """Yes: whether the state has gone on shows in a turn."""
         return True
 
     def shows(self, peer: PeerId, number: int) -> bool:
-        """A peer that has left, or is on its way in, only talks."""
+        """Whether the sender takes part: a peer that has left, or is on its way in, does not."""
         return peer in self.owners
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -155,7 +158,7 @@ class CentreNode:
         return effects + self._land(now_s)
 
     def _land(self, now_s: float) -> list[Effect]:
-        """What the server has for this peer itself; a turn of which all blocks are there ends."""
+        """Take the server's answers to this peer itself. A turn ends once all its blocks are answered."""
         effects, turn = self.server.turned(now_s), self._turn
         for block, answer in self.server.take_own():
             if turn is not None and turn.open.get(block) == self.me and answer.number == turn.number:
@@ -211,12 +214,14 @@ class CentreNode:
         return budget_s if at_most_s is None else min(budget_s, at_most_s)
 
     def _patience_s(self) -> float:
-        """How long a block may take on its way."""
+        """How long a block may be on its way."""
         return self._took.budget_s()
 
     def _lead(self) -> list[int]:
-        """How many versions each block is behind the furthest, where a barrier makes them one clock; where
-        peers step in groups, their clock itself.
+        """What an update says above its block's number.
+
+        Where a barrier makes versions one clock: how many the block is behind the furthest. Where peers step
+        in groups: their clock.
         """
         if self._grouped:
             return [self._clock] * self.layout.n_blocks
@@ -225,7 +230,7 @@ class CentreNode:
         return [min(wire.LEAD_MAX, max(counts) - count) if self._rule.barrier else 0 for count in counts]
 
     def _in_turn(self) -> list[int]:
-        """Blocks, starting behind oneself, so that not all send to one owner at first."""
+        """The blocks, those of the next peers first, so that not all send to one owner at once."""
         blocks = self.layout.n_blocks
         return sorted(range(blocks), key=lambda block: ((self.owners[block] - self.me) % 64, block))
 
@@ -252,9 +257,9 @@ class CentreNode:
         return [Send(wire.small(owner, key, wire.encode_pull(known)), max(now_s, turn.until_s))]
 
     def _again(self, now_s: float) -> list[Effect]:
-        """Owners are gone in mid-turn, or this peer owns a block no more: take these from whose they are now.
+        """Owners have changed in mid-turn: take these blocks from their new owners.
 
-        The update is not sent again: whether it is in the copies that the next owner finds, nobody can say.
+        The update is not sent again: it may be in the copies that the next owner finds.
         """
         turn = self._turn
         if turn is None:
@@ -315,7 +320,7 @@ class CentreNode:
         return [Send(again, max(now_s, turn.until_s))] if asked.any() else []  # after a freeze it may be late
 
     def _state(self, now_s: float, run: Run, block: int) -> list[Effect]:
-        """An owner answers."""
+        """An owner's answer has come."""
         turn = self._turn
         here = np.arange(len(run.payload)) if run.mask is None else np.flatnonzero(run.mask)
         number, stale, clock = wire.echoed(float(run.weight[here[0]])) if len(here) else (-1, 0, 0)
@@ -375,7 +380,7 @@ class CentreNode:
         missed = set(outcome.missed)
         if expired:
             self._late = turn.number, turn.started_s
-            if turn.came & missed:  # silence alone lengthens nothing
+            if turn.came & missed:  # a silent owner lengthens no deadline
                 self._took.missed()
             for peer in sorted(missed - turn.came):
                 if self.owners.silent(peer) == 1:
@@ -397,7 +402,7 @@ class CentreNode:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Makes each peer's part in a central state, under a rule; see ``BlockServer`` of what else there is."""
+    """Makes each peer's part in a central state, under a rule. See ``BlockServer`` for the fields."""
 
     rule: Rule
     grouping: Grouping | None = None
@@ -411,9 +416,11 @@ class Sharing:
 def centre(
     name: str, rule: Rule, grouping: Grouping | None = None, correction: Correction | None = None
 ) -> Averager:
-    """An averager whose peers share a central state, under a rule. name: says which, on all peers the same.
+    """An averager whose peers share a central state, under a rule.
 
-    grouping: peers step in groups (``grouping``); the rule has a barrier, and is not asked.
+    name: says which rule; the same on all peers.
+    grouping: peers step in groups (``grouping``). Then the rule has a barrier, and is not asked.
+    correction: of stale updates.
     """
     return Averager(
         f"centre: {name}", Sharing(rule, grouping, correction), "central", written=f"Centre({name})"

@@ -1,4 +1,4 @@
-"""What one peer has of a central state, its copy and the blocks it owns or owned, and how it sends them."""
+"""What one peer has of a central state (its copy, and the blocks it owns or owned), and how it sends them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from ragtag.protocols.rounds.layout import Layout
 
 
 class Copies:
-    """versions: int64 ``[n_chunks]``, of the copy; 0: never had. values: what the peer itself goes by."""
+    """One peer's copy of the state, and its blocks.
+
+    versions: int64 ``[n_chunks]``, the version of each chunk of the copy; 0: none.
+    blocks: the blocks at this peer, whether it owns them or not.
+    values: what the peer itself trains from.
+    """
 
     def __init__(self, me: PeerId, channel: int, codec: Codec, layout: Layout) -> None:
         self._channel, self._codec, self._layout = channel, codec, layout
@@ -23,7 +28,9 @@ class Copies:
         self._copy: Floats | None = None
 
     def took(self, mean: Floats, got: Bools, versions: NDArray[np.int64]) -> None:
-        """A turn has ended with ``mean``, which nobody changes; ``got``: chunks that the state has given."""
+        """A turn has ended with ``mean``, which does not change any more. got: chunks that the state has
+        given.
+        """
         copy = mean
         if self._copy is not None and not got.all():
             copy = mean.copy()
@@ -32,7 +39,7 @@ class Copies:
         self._copy, self.values = copy, mean
 
     def newest(self, block: int) -> tuple[int, Floats | None]:
-        """The version of the newest values of a block that this peer has, and these; (0, None): none."""
+        """The newest values of a block that this peer has, after their version; (0, None): it has none."""
         span, held = self._layout.spans[block], self.blocks[block]
         version = int(self.versions[span].min())
         if held.values is not None and held.version >= version:
@@ -55,7 +62,7 @@ class Copies:
         )
 
     def instead(self, block: int, peer: PeerId, number: int) -> Run | None:
-        """The answer of a peer that is not the owner, as far as it knows: its copy, nobody's update in it."""
+        """The answer of a peer that is not the owner: its copy, without the asker's update."""
         version, values = self.newest(block)
         if values is None:
             return None
@@ -72,7 +79,7 @@ class Copies:
         )
 
     def copy(self, block: int, peer: PeerId, number: int, mask: Bools | None = None) -> Run | None:
-        """What one who rebuilds a block has asked for."""
+        """The copy that a peer which rebuilds a block has asked for; ``None``: this peer has none."""
         version, values = self.newest(block)
         if values is None:
             return None

@@ -1,6 +1,6 @@
-"""How updates of blocks become steps, at their owner: a gate. Here with one barrier for all peers, or none.
+"""How updates of blocks become steps at their owner: a gate.
 
-The other gate is ``grouping.GroupGate``.
+The gate here has one barrier for all peers, or none. ``grouping.GroupGate`` has one for each group.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ragtag.protocols.central.wire import count_of
 from ragtag.protocols.channel.averager import Opening
 
 HEADROOM = 1.5
-"""A barrier stands for this many times what nine in ten took, or what this peer computed in its last turn."""
+"""A barrier waits this many times as long as nine in ten did, or as this peer computed in its last turn."""
 
 
 class Step(NamedTuple):
-    """What comes of an event: whom to answer with which block; timers; what happened."""
+    """What follows from an event: answers with their blocks, timers, and notes of what happened."""
 
     answers: list[tuple[int, Answer]]
     timers: list[Arm]
@@ -27,11 +27,11 @@ class Step(NamedTuple):
 
 
 class Gate(Protocol):
-    """Holds updates, and steps. Blocks that it is asked of are served here, but for ``close``."""
+    """Holds updates until their block steps. The blocks of all calls but ``close`` are served here."""
 
     @property
     def groups(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Who goes with whom, where peers step in groups."""
+        """Which peers step together; empty where there are no groups."""
         ...
 
     def probed(self, probe_s: float) -> None:
@@ -39,11 +39,11 @@ class Gate(Protocol):
         ...
 
     def stands_s(self, computed_s: float) -> float:
-        """How long a barrier may stand for this peer, which has computed so long; 0: there is none."""
+        """How long a barrier may hold this peer, which has computed so long; 0: there is no barrier."""
         ...
 
     def pushed(self, now_s: float, peer: PeerId, number: int, step_s: float | None) -> None:
-        """Something of a peer's update ``number`` has come; its steps take so long."""
+        """Something of a peer's update ``number`` has come. step_s: how long its steps take."""
         ...
 
     def answered(self, now_s: float, peer: PeerId) -> None:
@@ -55,28 +55,28 @@ class Gate(Protocol):
         ...
 
     def review(self, now_s: float, blocks: list[int]) -> Step:
-        """Who is there has changed; ``blocks`` are served here."""
+        """Peers have come or gone. blocks: those served here."""
         ...
 
     def close(self, now_s: float, block: int) -> list[Answer]:
-        """Step by all that is held of a block."""
+        """Step by all updates that are held of a block."""
         ...
 
     def rearm(self, now_s: float, block: int) -> list[Arm]:
-        """A block is served (again): what it holds has an end."""
+        """A block is served (again): set the end of its barriers."""
         ...
 
     def expired(self, now_s: float, block: int, timer: Timer) -> Step:
-        """A barrier of a block has stood for long enough."""
+        """A barrier of a block has run into its deadline."""
         ...
 
     def forget(self, peer: PeerId) -> None:
-        """A peer is gone, or has come."""
+        """A peer is gone, or a new process has its number."""
         ...
 
 
 class RuleGate:
-    """One rule judges all. Where it has a barrier, all blocks count their versions as one clock."""
+    """One rule judges all updates. Where it has a barrier, all blocks count their versions as one clock."""
 
     def __init__(self, opening: Opening, rule: Rule, blocks: list[Block], owners: Owners) -> None:
         self._me, self._channel, self._rule = opening.me, opening.number, rule
@@ -95,15 +95,15 @@ class RuleGate:
         self._barrier = Deadline(probe_s, headroom=HEADROOM)
 
     def stands_s(self, computed_s: float) -> float:
-        """How long a barrier may stand."""
+        """See ``Gate``."""
         self._computed_s = computed_s
         return self._budget_s() if self._rule.barrier else 0.0
 
     def pushed(self, now_s: float, peer: PeerId, number: int, step_s: float | None) -> None:
-        """Speeds are of no meaning here."""
+        """Nothing: speeds do not matter here."""
 
     def answered(self, now_s: float, peer: PeerId) -> None:
-        """Nor is this."""
+        """Nothing, as for ``pushed``."""
 
     def judge(self, now_s: float, block: int, update: Update) -> Step:
         """An update of a block has come."""
@@ -111,7 +111,7 @@ class RuleGate:
         answers = held.catch_up(update.clock) if barrier else []
         fresh, count, since_s = not held.accepted, count_of(held.version), held.since_s
         if barrier and held.expired_s is not None and update.clock < count:
-            self._barrier.late(now_s - held.expired_s)  # it came after its barrier had ended
+            self._barrier.late(now_s - held.expired_s)  # the update came after its barrier had ended
             held.expired_s = None
         answers += held.judge(now_s, update, self._rule, self._expected(block))
         if barrier and count_of(held.version) > count and not fresh:
@@ -120,7 +120,7 @@ class RuleGate:
         return Step([(block, answer) for answer in answers], timers, [])
 
     def review(self, now_s: float, blocks: list[int]) -> Step:
-        """Nobody stands by for who is gone."""
+        """Step where only peers that are gone were missing."""
         over = [
             block
             for block in blocks
@@ -133,7 +133,7 @@ class RuleGate:
         return self._blocks[block].close()
 
     def rearm(self, now_s: float, block: int) -> list[Arm]:
-        """Where there is a barrier, it has an end."""
+        """Set the end of the barrier, where there is one."""
         held = self._blocks[block]
         if not self._rule.barrier or not held.accepted:
             return []
@@ -141,7 +141,7 @@ class RuleGate:
         return [Arm(Timer(self._channel, count, f"barrier/{block}"), now_s + self._budget_s())]
 
     def expired(self, now_s: float, block: int, timer: Timer) -> Step:
-        """A barrier has stood for long enough: step with what there is."""
+        """A barrier has run into its deadline: step with what is accepted."""
         held = self._blocks[block]
         if not held.serving or not held.accepted or count_of(held.version) & 0xFFFFFFFF != timer.round:
             return Step([], [], [])
@@ -158,7 +158,7 @@ class RuleGate:
         return Step(answers, [], [Noted("barrier ended", self._me, detail)])
 
     def forget(self, peer: PeerId) -> None:
-        """Blocks forget by themselves."""
+        """Nothing: blocks forget by themselves."""
 
     def _budget_s(self) -> float:
         self._barrier.floor_s = HEADROOM * self._computed_s

@@ -2,19 +2,19 @@
 
 "Balancing Stragglers Against Staleness in Distributed Deep Learning", Basu, Saxena, Panja, Verma, HiPC
 2018: synchronous inside a group, asynchronous between groups. A group's barrier is at the owner of each
-block: what its members learned is held until all of them have pushed, or a deadline has passed; then their
-mean, times the group's scale (its part of the crew's samples per second), makes the block's next version,
-which they are answered with.
+block. The owner holds the members' updates until all have pushed, or a deadline has passed. Then their mean,
+times the group's scale (its part of the crew's samples per second), makes the block's next version, which
+answers them.
 
-Who goes with whom each owner derives by itself, by one rule from the same figures: every update says what
-its peer's steps take, and whoever misses a deadline takes at least as long as it has been waited for. Owners
-may differ for a step, or where the rule keeps to what it had before (hysteresis). Then a peer waits for the
-larger of its groups; nothing else depends on their agreement.
+Each owner derives the groups by itself, by one rule from the same figures: every update says how long its
+peer's steps take, and a peer that misses a deadline takes at least as long as it was waited for. Owners may
+differ for a step, or where the rule keeps the groups it had (hysteresis). Then a peer waits for the larger of
+its groups; nothing else depends on their agreement.
 
-Blocks whose barriers end differently (a deadline, a lost update) would hold each other up: a peer waits here
-for one that waits there. So a group's steps have a clock (Lamport's, as in ``centre``): an update says how
-far its peer has seen any block come, and what is held for an earlier step is closed at once. Who comes after
-its group has gone on without it is added at once, by itself.
+Blocks whose barriers end differently (by a deadline, or a lost update) would hold each other up: one peer
+waits here for another that waits there. So a group's steps have a clock (Lamport's, as in ``channel``): an
+update says how far its peer has seen any block come, and updates held for an earlier step are closed at once.
+A peer that comes after its group has gone on is added at once, by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ from ragtag.protocols.channel.averager import Opening
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What a group has given of its next step of one block: the sum by weight, and who waits for the step."""
+    """What a group has given for its next step of one block.
+
+    clock: of the group, at this step.
+    since_s: when the first update came.
+    total, mass: the weighted sum of updates, and the weight of each chunk.
+    answers: the peers that wait for the step.
+    """
 
     number: int
     clock: int
@@ -46,7 +52,7 @@ class Batch:
     answers: dict[PeerId, Answer] = field(default_factory=dict)
 
     def add(self, update: Update, answer: Answer) -> None:
-        """One more; the same peer's again is more of the same update (or what the first lacked)."""
+        """Add an update. A second one of the same peer is more of the same, or what the first lacked."""
         weight, got = np.float32(update.weight), update.got
         self.total[got] += update.values[got] * weight
         self.mass[got if update.peer not in self.answers else got & (self.mass == 0)] += weight
@@ -55,7 +61,7 @@ class Batch:
 
 
 class GroupGate:
-    """The barriers of all groups in the blocks that one peer owns. At most one batch per block and peer."""
+    """The barriers of all groups at the blocks that one peer owns: at most one batch per block and peer."""
 
     def __init__(self, opening: Opening, grouping: Grouping, blocks: list[Block], owners: Owners) -> None:
         self._me, self._channel, self._blocks, self._owners = opening.me, opening.number, blocks, owners
@@ -70,25 +76,25 @@ class GroupGate:
 
     @property
     def groups(self) -> Groups:
-        """Who goes with whom, as far as this owner has seen."""
+        """Which peers step together, as far as this owner has seen."""
         return self.speeds.groups
 
     def probed(self, probe_s: float) -> None:
-        """Where deadlines begin."""
+        """See ``gate.Gate``."""
         self._barrier = Deadline(probe_s, headroom=HEADROOM)
 
     def stands_s(self, computed_s: float) -> float:
-        """How long this peer's group may wait for its slowest."""
+        """How long this peer's group may wait for its slowest member."""
         slowest_s = self.speeds.slowest_s(self.speeds.mates(self._me))
         self._barrier.floor_s = HEADROOM * max(computed_s, slowest_s)
         return self._barrier.budget_s()
 
     def pushed(self, now_s: float, peer: PeerId, number: int, step_s: float | None) -> None:
-        """Something of a peer's update has come."""
+        """See ``gate.Gate``."""
         self.speeds.pushed(now_s, peer, number, step_s)
 
     def answered(self, now_s: float, peer: PeerId) -> None:
-        """A peer goes on."""
+        """See ``gate.Gate``."""
         self.speeds.answered(now_s, peer)
 
     def judge(self, now_s: float, block: int, update: Update) -> Step:
@@ -109,7 +115,7 @@ class GroupGate:
             alone.add(update, answer)
             return self._step(answers + self._close(now_s, block, alone))
         batch = self._of(block, peer)
-        if batch is not None and ahead(clock, batch.clock):  # it has been closed in another block
+        if batch is not None and ahead(clock, batch.clock):  # another block has closed this step
             answers += self._close(now_s, block, batch)
             batch = None
         timers: list[Arm] = []
@@ -125,7 +131,7 @@ class GroupGate:
         return self._step(answers, timers)
 
     def expired(self, now_s: float, block: int, timer: Timer) -> Step:
-        """A batch has waited for long enough: step with what there is, and see who goes with whom."""
+        """A batch has run into its deadline: step with what there is, and form groups anew."""
         batch = next((one for one in self._open[block] if one.number == timer.round), None)
         if batch is None or not self._blocks[block].serving:
             return Step([], [], [])
@@ -152,16 +158,16 @@ class GroupGate:
         return answers
 
     def review(self, now_s: float, blocks: list[int]) -> Step:
-        """Who is there has changed: nobody waits for who is gone."""
+        """Peers have come or gone: step where only peers that are gone were missing."""
         self.speeds.review()
         return self._step(self._sweep(now_s))
 
     def rearm(self, now_s: float, block: int) -> list[Arm]:
-        """A block is served again: what it holds has an end."""
+        """A block is served again: set the end of each batch."""
         return [self._timer(now_s, block, batch, min(batch.answers)) for batch in self._open[block]]
 
     def forget(self, peer: PeerId) -> None:
-        """A peer is gone, or has come: what it gave counts, it is not answered."""
+        """A peer is gone, or a new process has its number: what it gave counts, and it is not answered."""
         for block, batches in enumerate(self._open):
             self._late.pop((block, peer), None)
             for batch in batches:
@@ -170,7 +176,9 @@ class GroupGate:
         self.speeds.forget(peer)
 
     def _step(self, answers: list[tuple[int, Answer]], timers: Iterable[Arm] = ()) -> Step:
-        """With notes of what has changed: groups, by the owner of the first block, and who is in none."""
+        """A step with notes of what has changed: the groups (the owner of the first block says so), and peers
+        whose speed is not believed.
+        """
         notes: list[Noted] = []
         if self.speeds.changes != self._changes and self._owners[0] == self._me:
             self._changes = self.speeds.changes
@@ -182,7 +190,7 @@ class GroupGate:
         return Step(answers, [*timers], notes)
 
     def _says_of(self, peer: PeerId) -> bool:
-        """Whether it is this owner that says that a speed is not believed: the first one that is another."""
+        """Whether this owner is the one to say it of a peer: the first owner that is another peer."""
         owners = (self._owners[block] for block in range(len(self._blocks)))
         return next((owner for owner in owners if owner != peer), self._me) == self._me
 
@@ -198,14 +206,14 @@ class GroupGate:
         )
 
     def _of(self, block: int, peer: PeerId) -> Batch | None:
-        """The batch that a peer's update belongs to: its own, else its mates'."""
+        """The batch to which a peer's update belongs: the one it is in, else its mates'."""
         batches = self._open[block]
         mates = self.speeds.mates(peer)
         own = next((batch for batch in batches if peer in batch.answers), None)
         return own or next((batch for batch in batches if mates & batch.answers.keys()), None)
 
     def _missing(self, block: int, batch: Batch) -> frozenset[PeerId]:
-        """Who is waited for, and has given to no batch of the block."""
+        """The peers that a batch waits for, and that have given to no batch of the block."""
         here = {peer for one in self._open[block] for peer in one.answers} | batch.answers.keys()
         return self.speeds.waited_for(batch.answers) - here
 
@@ -214,7 +222,7 @@ class GroupGate:
         return Arm(Timer(self._channel, batch.number, f"barrier/{block}"), now_s + self._barrier.budget_s())
 
     def _sweep(self, now_s: float) -> list[tuple[int, Answer]]:
-        """Close what waits for nobody any more."""
+        """Close the batches that wait for no peer any more."""
         answers: list[tuple[int, Answer]] = []
         for block, batches in enumerate(self._open):
             for batch in list(batches):
@@ -223,7 +231,7 @@ class GroupGate:
         return answers
 
     def _close(self, now_s: float, block: int, batch: Batch) -> list[tuple[int, Answer]]:
-        """Step by the mean of what is held; whose it is goes on."""
+        """Step by the mean of a batch: its peers are answered."""
         held = self._blocks[block]
         self._open[block] = [one for one in self._open[block] if one is not batch]
         count = count_of(held.version)

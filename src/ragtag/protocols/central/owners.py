@@ -1,8 +1,8 @@
 """Which peer owns which block of the central state, as one peer sees it.
 
 Rendezvous hashing ("A Name-Based Mapping Scheme for Rendezvous", Thaler, Ravishankar, 1996): the owner of a
-block is the live peer whose hash with it is the highest. So a peer that goes takes only its own blocks with
-it, and one that comes takes a share from each.
+block is the live peer whose hash with it is the highest. So a peer that goes moves only its own blocks, and
+one that comes takes a share from each.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from ragtag.core import seed as random
 from ragtag.core.types import PeerId
 
 GONE_AFTER = 2
-"""An owner from which nothing came in so many rounds, though it owed an answer, owns nothing."""
+"""An owner that owed an answer and was silent for so many rounds owns nothing."""
 
 
 class Owners:
-    """peers: who has not left, with this one. changes: counts what may have moved blocks."""
+    """The owner of each block.
+
+    peers: those that have not left, this one among them.
+    changes: counts events that may have moved blocks.
+    """
 
     def __init__(self, me: PeerId, seed: int, n_blocks: int, peers: Iterable[PeerId]) -> None:
         self._me, self._seed, self._n_blocks = me, seed, n_blocks
@@ -35,11 +39,11 @@ class Owners:
 
     @property
     def live(self) -> frozenset[PeerId]:
-        """Those that may own blocks: this peer, and those not silent for long."""
+        """The peers that may own blocks: this one, and those not silent for long."""
         return self._live
 
     def outranks(self, peer: PeerId, other: PeerId, block: int) -> bool:
-        """Whether a block is rather ``peer``'s than ``other``'s, if both live."""
+        """Whether ``peer`` owns a block rather than ``other``, where both live."""
         return (self._rank(peer)[block], peer) > (self._rank(other)[block], other)
 
     def joined(self, peer: PeerId) -> None:
@@ -56,14 +60,14 @@ class Owners:
             self._settle()
 
     def heard(self, peer: PeerId) -> int:
-        """Something came from a peer; for how many rounds it had been silent."""
+        """Something came from a peer. Returns for how many rounds it had been silent."""
         was = self._silent.pop(peer, 0)
         if was >= GONE_AFTER:
             self._settle()
         return was
 
     def silent(self, peer: PeerId) -> int:
-        """Nothing came from a peer in a round in which it owed an answer; for how many rounds by now."""
+        """A peer owed an answer in a round and was silent. Returns for how many rounds by now."""
         if peer not in self.peers or peer == self._me:
             return 0
         self._silent[peer] = self._silent.get(peer, 0) + 1

@@ -1,7 +1,7 @@
-"""A block's new owner looks for the newest copy of it: it asks all, and fetches the best from who has it.
+"""A block's new owner looks for the newest copy of it: it asks all peers, and fetches the best copy.
 
-Asking ends when all have told, or at a deadline learned from earlier answers; fetching at one for whole
-blocks, and then the next best copy is fetched. What lacks in the end is filled with what this peer has.
+Asking ends when all have told, or at a deadline learned from earlier answers. Fetching ends at a deadline for
+whole blocks; then the next best copy is fetched. Chunks that lack in the end are this peer's own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from ragtag.protocols.rounds.layout import Layout
 from ragtag.protocols.rounds.repair import request
 
 REPAIRS = 3
-"""So often the holes of a copy are asked for."""
+"""How often the holes of a copy are asked for."""
 
 
 class Rebuilt(NamedTuple):
-    """What a search has come to: go on from ``values`` where ``got``, with a version above ``above``.
+    """What a search has come to.
 
-    source: whose copy it is (-1: nobody has one); told: how many of ``asked`` peers said what they have.
+    values: to go on from, where ``got``.
+    above: the next version is above this one.
+    source: the peer whose copy it is; -1: no peer has one.
+    told: how many peers said what they have, of ``asked``.
     """
 
     block: int
@@ -57,10 +60,11 @@ class _Search:
 
 
 class Rebuilder:
-    """The searches of one peer, one per block at most.
+    """The searches of one peer, at most one per block.
 
-    own: the version of this peer's own newest copy of a block, and its values.
-    answer: how long a small question takes to be answered; patience_s: how long a whole block takes.
+    own: gives the version and the values of this peer's own newest copy of a block.
+    answer: how long the answer to a small question takes.
+    patience_s: how long a whole block takes.
     """
 
     def __init__(
@@ -79,24 +83,24 @@ class Rebuilder:
         self._searches: dict[int, _Search] = {}
         self._wanted: dict[int, int] = {}
         self._number = -1
-        self._last: tuple[int, float] = (-1, 0.0)  # the newest question that is over, and when it was asked
+        self._last: tuple[int, float] = (-1, 0.0)  # the newest question that is over, and its time
         self.found: list[Rebuilt] = []
-        """Searches that are over; whoever reads them clears them."""
+        """Searches that are over. The reader clears them."""
 
     def seek(self, block: int, above: int = 0) -> None:
-        """Look for a block; it goes on above version ``above``. All that begin together ask together."""
+        """Look for a block, to go on above version ``above``. Searches of one step ask in one message."""
         if block in self._searches:
             self._searches[block].above = max(self._searches[block].above, above)
         else:
             self._wanted[block] = max(self._wanted.get(block, 0), above)
 
     def stop(self, block: int) -> None:
-        """Look no more."""
+        """End a search."""
         self._searches.pop(block, None)
         self._wanted.pop(block, None)
 
     def ask(self, now_s: float) -> list[Effect]:
-        """Ask all others about what is newly wanted."""
+        """Ask all others for the blocks that are newly wanted."""
         if not self._wanted:
             return []
         wanted, self._wanted = self._wanted, {}
@@ -127,7 +131,7 @@ class Rebuilder:
             if search is None or search.number != run.key.round or run.peer not in search.waiting:
                 continue
             if block in told.mine and self._owners.outranks(run.peer, self._me, block):
-                self.stop(block)  # its owner lives: it is only this peer that had not heard of it
+                self.stop(block)  # its owner lives, and this peer had not heard of it
                 continue
             search.waiting.discard(run.peer)
             search.told[run.peer] = version
@@ -142,7 +146,7 @@ class Rebuilder:
         return effects
 
     def expired(self, now_s: float, timer: Timer) -> list[Effect]:
-        """One of the seeker's timers has run out."""
+        """One of the searches' timers has run out."""
         if timer.name == "ask":
             late = [
                 search
@@ -162,7 +166,7 @@ class Rebuilder:
         return self._next(now_s, found)
 
     def left(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer is gone: nothing more will come from it."""
+        """A peer is gone: nothing more comes from it."""
         effects: list[Effect] = []
         for search in list(self._searches.values()):
             search.told.pop(peer, None)
@@ -175,7 +179,7 @@ class Rebuilder:
         return effects
 
     def copied(self, now_s: float, run: Run, block: int) -> list[Effect]:
-        """Chunks of a copy that was fetched."""
+        """Take chunks of a copy that was asked for."""
         search = self._searches.get(block)
         if search is None or search.fetching != run.peer or search.number != run.key.round:
             return []
@@ -205,7 +209,7 @@ class Rebuilder:
         return [effect for block in blocks for effect in self._choose(now_s, self._searches[block])]
 
     def _choose(self, now_s: float, search: _Search) -> list[Effect]:
-        """All have told, or time is up: fetch the newest copy, or take one's own where none is newer."""
+        """All have told, or time is up: fetch the newest copy, or take this peer's where none is newer."""
         search.above = max([search.above, self._own(search.block)[0], *search.told.values()])
         return self._next(now_s, search)
 
@@ -222,7 +226,7 @@ class Rebuilder:
             return self._end(search, self._me if values is not None else -1)
         search.fetching, search.got = best, np.zeros(size, np.bool_)
         search.values = np.zeros((size, self._codec.elements), np.float32)
-        search.tries = -(-(search.tries + 1) // (REPAIRS + 1)) * (REPAIRS + 1)  # a number of its own
+        search.tries = -(-(search.tries + 1) // (REPAIRS + 1)) * (REPAIRS + 1)  # unique to this fetch
         ask = small(best, self._key(search.number, FETCH, search.block), b"")
         return [Send(ask, now_s + self._patience_s()), self._fetch_timer(now_s, search)]
 
@@ -248,7 +252,7 @@ class Rebuilder:
 
 
 def rebuilt_notes(me: PeerId, rebuilt: Sequence[Rebuilt]) -> list[Effect]:
-    """What a reader of the trace wants to know of blocks that go on."""
+    """The trace's notes on blocks that were founded or rebuilt."""
     effects: list[Effect] = []
     others = [one for one in rebuilt if one.source >= 0]
     if len(others) < len(rebuilt):

@@ -1,4 +1,4 @@
-"""The blocks of a central state that one peer owns: updates come in, are judged, and are answered."""
+"""The blocks of a central state that one peer owns: it takes updates, judges and answers them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from ragtag.protocols.rounds.repair import request, requested
 class BlockServer:
     """One peer as an owner. Its tables are bounded by blocks times peers.
 
-    patience_s: how long a block may take on its way. grouping: peers step in groups, in place of the rule's
-    barrier. correction: of stale updates; then an owner keeps what it sent each peer last (in all about one
-    model's worth more).
+    patience_s: how long a block may be on its way.
+    grouping: peers step in groups, in place of the rule's barrier.
+    correction: of stale updates. Then an owner keeps what it sent each peer last, in all about one model's
+        worth more.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class BlockServer:
         self._answered: dict[tuple[int, PeerId], Answer] = {}
         self._own: list[tuple[int, Answer]] = []
         self._unfounded: dict[int, Rebuilt] = {}
-        self._told: dict[PeerId, int] = {}  # the newest turn of a peer that was told to stand by
+        self._told: dict[PeerId, int] = {}  # the newest turn in which a peer was told to wait
         self._answer = Deadline(opening.channel.rtt_s, floor_s=opening.channel.rtt_s)
         self._correction = correction
         self.gate: Gate = (
@@ -71,7 +72,7 @@ class BlockServer:
     # -- What the peer itself does
 
     def begins(self, values: Floats, computed_s: float) -> None:
-        """A turn begins with these values, after so long a time of computing."""
+        """A turn of this peer begins with these values, after so long a time of computing."""
         self.copies.values, self._computed_s = values, computed_s
 
     def answer_s(self) -> float:
@@ -79,7 +80,7 @@ class BlockServer:
         return self._answer.budget_s()
 
     def floor_s(self) -> float:
-        """No turn's deadline is shorter: an answer's, and a barrier's."""
+        """The shortest deadline of a turn: an answer's, and a barrier's."""
         return self._answer.budget_s() + self.gate.stands_s(self._computed_s)
 
     def push_own(
@@ -92,7 +93,7 @@ class BlockServer:
         lead: int,
         step_s: float | None = None,
     ) -> list[Effect]:
-        """This peer's own update of a block that it owns. step_s: what its steps take."""
+        """This peer's own update of a block that it owns. step_s: how long its steps take."""
         bases = self.copies.versions[self._layout.spans[block]]
         got = np.ones(self._layout.sizes[block], np.bool_)
         update = Update(self.me, number, learned, got, weight, int(bases.min()), int(bases.max()), lead)
@@ -118,7 +119,7 @@ class BlockServer:
     # -- Messages
 
     def take(self, now_s: float, run: Run, block: int, stage: int) -> list[Effect]:
-        """A message to an owner, or about who has what; its shape has been looked at."""
+        """A message to an owner, or about copies. The caller has checked its shape."""
         peer, number = run.peer, run.key.round
         if stage == wire.PUSH:
             return self._push(now_s, run, block)
@@ -177,7 +178,7 @@ class BlockServer:
         return self._mend(now_s, block, update) if run.ended else []
 
     def _mend(self, now_s: float, block: int, update: Update) -> list[Effect]:
-        """An update has ended with holes: ask for them, a few times; then it counts with what came."""
+        """An update has ended with holes: ask for them a few times, then judge it with what came."""
         if update.tries >= REPAIRS:
             return self._ready(now_s, block, update)
         update.tries += 1
@@ -190,7 +191,7 @@ class BlockServer:
         return Arm(Timer(self._channel, update.number, name), now_s + self.answer_s())
 
     def _tell(self, now_s: float, peer: PeerId, number: int, blocks: list[int]) -> list[Effect]:
-        """Say which versions this peer has. Who is rather their owner gets its own blocks, all taken in."""
+        """Say which versions this peer has. Blocks that the asker rather owns it closes and gives up."""
         effects: list[Effect] = []
         mine = []
         for block in blocks:
@@ -206,7 +207,7 @@ class BlockServer:
     # -- Updates
 
     def _ready(self, now_s: float, block: int, update: Update) -> list[Effect]:
-        """An update is here, as far as it will be."""
+        """All that will come of an update is here: judge it."""
         update.ready = True
         held, peer = self._blocks[block], update.peer
         if self._owners[block] != self.me:
@@ -249,11 +250,13 @@ class BlockServer:
         return self._out(now_s, self.copies.state(block, answer))
 
     def _instead(self, now_s: float, block: int, peer: PeerId, number: int) -> list[Effect]:
-        """Another owns the block, which that peer has not heard of: it gets a copy; its update is lost."""
+        """Another peer owns the block, which the asker has not heard of: it gets a copy, and its update is
+        lost.
+        """
         return [] if peer == self.me else self._out(now_s, self.copies.instead(block, peer, number))
 
     def _hold(self, now_s: float, peer: PeerId, number: int) -> list[Effect]:
-        """A peer is not answered yet: tell it, once a turn, that somebody lives here."""
+        """A peer is not answered yet: tell it, once in a turn, that its owner lives."""
         if peer == self.me or self._told.get(peer) == number:
             return []
         self._told[peer] = number
@@ -265,7 +268,7 @@ class BlockServer:
     # -- Who owns what
 
     def forget(self, peer: PeerId) -> None:
-        """A peer is gone, or has come: perhaps another process than the one that had its number."""
+        """A peer is gone, or a new process has its number."""
         self._told.pop(peer, None)
         self.gate.forget(peer)
         for block, held in enumerate(self._blocks):
@@ -275,11 +278,11 @@ class BlockServer:
             self._answered.pop((block, peer), None)
 
     def left(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Nothing more will come from a peer: no search waits for it."""
+        """Nothing more comes from a peer: no search waits for it."""
         return self._rebuilder.left(now_s, peer)
 
     def review(self, now_s: float) -> list[Effect]:
-        """Who is there has changed: give up what is another's now; nobody stands by for who is gone."""
+        """Peers have come or gone: give up blocks that another owns now, and wait for none that is gone."""
         effects: list[Effect] = []
         served = []
         for block, held in enumerate(self._blocks):
@@ -294,13 +297,13 @@ class BlockServer:
         return effects + self._stepped(now_s, self.gate.review(now_s, served))
 
     def _yield(self, now_s: float, block: int) -> list[Effect]:
-        """Serve a block no more, all that was taken in being in its last version."""
+        """Serve a block no longer. Its last version has all updates that were accepted."""
         effects = self._send_all(now_s, block, self.gate.close(now_s, block))
         self._blocks[block].serving = False
         return effects
 
     def _turn_away(self, now_s: float, block: int) -> list[Effect]:
-        """Another owns the block: who waits for it here gets what there is."""
+        """Another peer owns the block: peers that wait for it here get this one's copy."""
         waiting = {name: n for name, n in self._pulls.items() if name[0] == block}
         waiting |= {name: u.number for name, u in self._updates.items() if name[0] == block and u.ready}
         effects: list[Effect] = []
@@ -318,7 +321,7 @@ class BlockServer:
             self._rebuilder.seek(block, above)
 
     def turned(self, now_s: float) -> list[Effect]:
-        """At the end of each step: ask for what is looked for, go on with what was found."""
+        """At the end of each step: ask for wanted blocks, and serve those that were found."""
         effects = self._rebuilder.ask(now_s)
         found, self._rebuilder.found = self._rebuilder.found, []
         if self.copies.values is not None and self._unfounded:
@@ -329,7 +332,7 @@ class BlockServer:
             values = self._filled(one)
             if self._owners[one.block] != self.me:
                 effects += self._turn_away(now_s, one.block)
-            elif values is None:  # nobody has the block, nor has this peer begun: it waits for that
+            elif values is None:  # no peer has the block: it waits until this one begins its first turn
                 self._unfounded[one.block] = one
             else:
                 self._blocks[one.block].adopt(values, one.above)
@@ -338,7 +341,7 @@ class BlockServer:
         return effects + rebuilt_notes(self.me, rebuilt) + (self.turned(now_s) if rebuilt else [])
 
     def _filled(self, found: Rebuilt) -> Floats | None:
-        """What was found, and where nothing was, what this peer goes by."""
+        """The values that were found, with this peer's own where none were; ``None``: there are none."""
         own = self.copies.values
         if found.got.all() or own is None:
             return found.values if found.got.all() else None
@@ -347,7 +350,7 @@ class BlockServer:
         return values
 
     def _serve(self, now_s: float, block: int) -> list[Effect]:
-        """The block has its newest values again: who waited gets an answer."""
+        """The block has its newest values again: answer the peers that waited."""
         effects: list[Effect] = []
         for name in sorted(name for name in self._pulls if name[0] == block):
             effects += self._send(now_s, block, Answer(name[1], self._pulls.pop(name), 0, 0))
@@ -360,7 +363,7 @@ class BlockServer:
     # -- Time
 
     def expired(self, now_s: float, timer: Timer) -> list[Effect]:
-        """One of the keeper's timers has run out."""
+        """One of the server's timers has run out."""
         kind, _, rest = timer.name.partition("/")
         if kind == "barrier":
             return self._stepped(now_s, self.gate.expired(now_s, int(rest), timer))
@@ -370,7 +373,7 @@ class BlockServer:
         update = self._updates.get((block, peer))
         if update is None or update.ready or update.number != timer.round:
             return []
-        late = update.asked_s + self.answer_s() <= now_s  # else something was asked for since
+        late = update.asked_s + self.answer_s() <= now_s  # else holes were asked for since
         return self._mend(now_s, block, update) if late else [self._hole_timer(now_s, block, update)]
 
     def _key(self, number: int, stage: int, block: int) -> MessageKey:

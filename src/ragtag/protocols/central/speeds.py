@@ -1,4 +1,4 @@
-"""What an owner at a central state knows of its peers' speeds, and who goes with whom by them."""
+"""What an owner at a central state knows of its peers' speeds, and the groups that follow from them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from ragtag.protocols.central.owners import GONE_AFTER, Owners
 
 Groups = tuple[tuple[PeerId, ...], ...]
 PACE_WINDOW = 9
-"""What a peer says its steps take is the median of so many."""
+"""A peer says how long its steps take: the median of so many."""
 PAUSE = 0.5
-"""They are looked at once in so many of the middle peer's steps, and whenever somebody misses a deadline."""
+"""Speeds are looked at once in so many of the middle peer's steps, and whenever a peer misses a deadline."""
 SEEN = 5
-"""How much a group counts follows from so many steps of each peer."""
+"""How much a group counts follows from the last so many steps of each peer."""
 STEP_MIN_S = 1e-9
-"""No step is shorter: a rate is finite."""
+"""The shortest step, so that rates are finite."""
 NEWS = 0.02
-"""Groups are looked at again once a peer's steps take longer or shorter by this share."""
+"""Groups are formed anew once a peer's steps take longer or shorter by this share."""
 
 
 class Grouping(Protocol):
-    """Who goes with whom, and how much a group's update counts (``ragtag.schedules.grouping``)."""
+    """Which peers step together, and how much a group's update counts (``ragtag.schedules.grouping``)."""
 
     def groups(self, step_s: Mapping[PeerId, float], now: Groups) -> Groups:
-        """The groups to go on with; who is in none goes alone. step_s: positive. Never raises."""
+        """The groups from now on. A peer in none steps alone. step_s: positive. Never raises."""
         ...
 
     def share(self, group: Iterable[PeerId], rate: Mapping[PeerId, float]) -> float:
-        """A group's part of the crew, from the samples per second of each peer. Never raises."""
+        """A group's part of the crew's samples per second. rate: each peer's. Never raises."""
         ...
 
     def scale(self, share: float, staleness: int) -> float:
-        """Of a group that is this part of the crew. Never raises."""
+        """What the update of a group with this part of the crew is multiplied by. Never raises."""
         ...
 
 
 class Speeds:
     """What one owner knows of speeds, and the groups that follow.
 
-    changes: how often their number changed. doubted: whose speed the rule does not believe, and what it is.
+    changes: how often the number of groups changed.
+    doubted: peers whose speed the rule does not believe, and what they say a step takes.
     """
 
     def __init__(self, grouping: Grouping, owners: Owners) -> None:
@@ -65,9 +66,10 @@ class Speeds:
         self._mates: dict[PeerId, frozenset[PeerId]] = {}
 
     def pushed(self, now_s: float, peer: PeerId, number: int, step_s: float | None) -> None:
-        """Something of a peer's update ``number`` has come; its steps take so long (the middle of a few).
+        """Something of a peer's update ``number`` has come.
 
-        Who has just missed a deadline is taken to be as slow as it was then, until that middle can show it.
+        step_s: how long its steps take, the median of a few. A peer that has just missed a deadline is taken
+            to be as slow as it was then until that median can show it.
         """
         if self._turns.get(peer) == number:
             return
@@ -86,23 +88,23 @@ class Speeds:
             self._step_s[peer] = max(step_s, took_s)
 
     def answered(self, now_s: float, peer: PeerId) -> None:
-        """A peer goes on."""
+        """A peer has been answered, and computes from now on."""
         self._answered_s[peer] = now_s
         self._computing.add(peer)
 
     def gave(self, peer: PeerId, weight: float) -> None:
-        """An update of a peer weighs so much: its samples."""
+        """A peer's update has this weight: its samples."""
         self._weight[peer] = weight
 
     def missed(self, now_s: float, peers: Iterable[PeerId]) -> None:
-        """A deadline has passed without these: their steps take at least as long as they have by now."""
+        """A deadline has passed without these peers: their steps take at least as long as until now."""
         for peer in peers:
             self._late[peer] = self._late.get(peer, 0) + 1
             if peer in self._answered_s:
                 self._overdue_s[peer] = now_s - self._answered_s[peer]
 
     def forget(self, peer: PeerId) -> None:
-        """A peer is gone, or has come."""
+        """A peer is gone, or a new process has its number."""
         for known in (self._step_s, self._overdue_s, self._answered_s, self._weight):
             known.pop(peer, None)
         self._gaps_s.pop(peer, None)
@@ -112,7 +114,7 @@ class Speeds:
         self._slow.pop(peer, None)
 
     def step_s(self) -> dict[PeerId, float]:
-        """What is known of those who live; who has not said goes as the middle does."""
+        """How long the living peers' steps take. A peer that has not said counts as the middle one."""
         known = {peer: self._step_s[peer] for peer in sorted(self._owners.live) if peer in self._step_s}
         if not known:
             return {}
@@ -121,7 +123,7 @@ class Speeds:
         return {peer: max(known.get(peer, middle_s), self._overdue_s.get(peer, 0.0)) for peer in live}
 
     def share(self, now_s: float, peers: Iterable[PeerId]) -> float:
-        """What part of the crew these are: by samples per second, as their updates have come."""
+        """These peers' part of the crew's samples per second, as their updates have come."""
         peers = set(peers)
         all_ = sorted(self._owners.live | peers)
         seen = {peer: self._seen_s(now_s, peer) for peer in all_}
@@ -138,11 +140,11 @@ class Speeds:
         return self.grouping.share(peers, rate)
 
     def _seen_s(self, now_s: float, peer: PeerId) -> float:
-        """How long a peer has computed in each of its last steps, whatever it says; one under way counts as
-        soon as it takes longer: of who does not come any more, less and less is expected.
+        """How long a peer's last steps have taken on average, as seen here, whatever it says.
 
-        A mean, since it moves by steps: of owners whose own speed and the others' change at one time, each
-        knows its own a moment earlier.
+        A step under way counts as soon as it takes longer, so less and less is expected of a peer that does
+        not come any more. It is a mean since that moves by steps: where an owner's own speed and the others'
+        change at one time, it knows its own a moment earlier.
         """
         gaps_s = list(self._gaps_s.get(peer, ()))
         seen_s = sum(gaps_s) / len(gaps_s) if gaps_s else 0.0
@@ -152,18 +154,18 @@ class Speeds:
         return max(seen_s, STEP_MIN_S)
 
     def slowest_s(self, peers: Iterable[PeerId]) -> float:
-        """What the slowest of these is known to take; 0: nothing is known."""
+        """How long the slowest of these peers takes for a step; 0: nothing is known."""
         return max((self._step_s.get(peer, 0.0) for peer in peers), default=0.0)
 
     def look(self, now_s: float) -> None:
-        """A step begins: look at who goes with whom, if some time has gone by since (it takes a while)."""
+        """A step begins: form groups anew if some time has gone by. It takes a while to form them."""
         if now_s >= self._next_s:
             self.review()
             middle_s = sorted(self._used_s.values())[len(self._used_s) // 2] if self._used_s else 0.0
             self._next_s = now_s + PAUSE * middle_s
 
     def review(self) -> bool:
-        """Look at who goes with whom, if there is news; whether that has changed."""
+        """Form groups anew if speeds have changed. Returns whether the groups have changed."""
         step_s, used = self.step_s(), self._used_s
         if step_s.keys() == used.keys() and all(
             abs(step_s[peer] - used[peer]) <= NEWS * used[peer] for peer in step_s
@@ -184,13 +186,13 @@ class Speeds:
         return changed
 
     def mates(self, peer: PeerId) -> frozenset[PeerId]:
-        """Those a peer steps with, itself among them; before anything is known, all."""
+        """The peers that a peer steps with, itself among them. Before anything is known: all."""
         if not self._mates:
             return self._owners.live | {peer}
         return self._mates.get(peer, frozenset((peer,)))
 
     def waited_for(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
-        """Whose updates complete a step of these: their mates, but not who is away."""
+        """The peers whose updates complete a step of these: their mates that are not away."""
         mates = frozenset[PeerId]().union(*(self.mates(peer) for peer in peers))
         return frozenset(p for p in mates & self._owners.live if self._late.get(p, 0) < GONE_AFTER)
 

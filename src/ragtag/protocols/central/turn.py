@@ -1,4 +1,4 @@
-"""One turn of a peer at a central state: what it has sent, what has come, what it comes to."""
+"""One turn of a peer at a central state: what it sent, what has come, and the outcome."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from ragtag.protocols.rounds.base import spans_of
 class Turn:
     """A turn under way.
 
-    mean: float32 ``[n_chunks, elements]``, what the state has given where ``got``; versions, heard: of that.
-    left: chunks of which nothing was heard yet. open: the owner of each block that has not answered; sent:
-    the updates, for repairs; pulled: the blocks that are only taken. owners, came: who was asked, who was
-    heard. stale: of each update that was answered, how many versions old it was. asked_s: when the holes of a
-    block's answer were asked for.
+    mean: float32 ``[n_chunks, elements]``, the state's values where ``got``.
+    versions, heard: the version and the contributors of each chunk.
+    left: chunks that have not come yet.
+    open: the owner of each block that has not answered.
+    sent: the updates, for repairs.
+    pulled: the blocks that are only taken.
+    owners: peers that were asked.
+    came: peers that were heard.
+    stale: how many versions old each answered update was.
+    asked_s: when the holes of a block's answer were asked for.
     """
 
     number: int
@@ -42,9 +47,9 @@ class Turn:
     asked_s: dict[int, float] = field(default_factory=dict)
 
     def store(self, run: Run, at: int, known: NDArray[np.int64], codec: Codec) -> None:
-        """Take an answer's chunks, the first of them being chunk ``at`` of the vector.
+        """Take an answer's chunks. The first is chunk ``at`` of the vector.
 
-        known: the versions that this peer has, which none of them may take it back behind.
+        known: the versions that this peer has. A chunk of an older version is not taken.
         """
         k, version = len(run.payload), state_version(run.key)
         new = self.left[at : at + k].copy()
@@ -60,7 +65,7 @@ class Turn:
             self.got[rows], self.versions[rows], self.heard[rows] = good, version, run.heard[a:b]
 
     def land(self, span: slice, values: Floats, version: int, heard: int) -> None:
-        """The same of a block that this peer owns itself."""
+        """Take a block that this peer owns itself."""
         self.mean[span], self.versions[span], self.heard[span] = values, version, heard
         self.got[span], self.left[span] = True, False
 
@@ -73,7 +78,7 @@ class Turn:
             self.stale.append(stale)
 
     def outcome(self, me: PeerId, channel: int, now_s: float, expired: bool) -> Outcome:
-        """What it comes to; where nothing came, own values stay."""
+        """The turn's outcome. Where nothing came, own values stay."""
         kept, took_s = ~self.got, now_s - self.started_s
         self.mean[kept], self.heard[kept] = self.ask.values[kept], 1 << me
         sizes = np.unpackbits(self.heard.view(np.uint8).reshape(-1, 8), axis=1).sum(axis=1)

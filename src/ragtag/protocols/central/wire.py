@@ -1,8 +1,8 @@
 """What the peers of a central state say to each other: versions, keys, and small messages.
 
-A *version* of a block is ``count << 6 | owner``: two owners never make the same one, and the higher is the
-newer (as Lamport's timestamps, CACM 1978). 0: none. It has 42 bits; in a key its low 32 stand for the round,
-the others above the block's number.
+A *version* of a block is ``count << 6 | owner``. So two owners never make the same one, and the higher is the
+newer (as Lamport's timestamps, CACM 1978). 0: none. It has 42 bits. In a key its low 32 take the round's
+place, and the others stand above the block's number.
 
 | stage | from, to | round | heard | weight |
 |---|---|---|---|---|
@@ -13,11 +13,11 @@ the others above the block's number.
 | FETCH, COPY | owner, holder; back | number | version of each chunk | - |
 | HOLD | owner, peer | the update's number | - | - |
 
-PUSH, STATE and COPY with ``NACK`` ask for chunks again, as ``repair`` has it. HOLD: the answer will
-take a while (a barrier), but the owner lives.
+PUSH, STATE and COPY with ``NACK`` ask for chunks again (``rounds.repair``). HOLD: the answer takes a while (a
+barrier), but the owner lives.
 
-Where peers step in groups (``grouping``), an update says what its peer's steps take (its *pace*), and
-the group's *clock* as its peer knows it: 1 to 63, round and round, so that either of two is ahead; 0: none.
+Where peers step in groups (``grouping``), an update says how long its peer's steps take (its *pace*), and the
+group's *clock* as its peer knows it: 1 to 63, round and round, so that either of two is ahead; 0: none.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ragtag.protocols.rounds.base import BLOCK_BITS, whole_message
 
 PUSH, STATE, PULL, ASK, TELL, FETCH, COPY, HOLD = range(8)
 BLOCKS_MAX = 32
-"""So many blocks at most, however large the crew: enough to share among its peers, few enough to send."""
+"""The most blocks, however large the crew: enough to share among its peers, few enough to send."""
 COUNT_MAX = (1 << 36) - 1
 BELIEVED = COUNT_MAX >> 1
-"""Nobody counts as far as this: a higher version is made up."""
+"""No block comes as far as this: a higher count is made up."""
 LEAD_MAX = (1 << 16 - BLOCK_BITS) - 1
-"""How far a PUSH can say that other blocks are ahead of its own; it stands above the block's number."""
+"""The largest lead that a PUSH can tell. It stands above the block's number."""
 COPIES = 3
-"""A small message goes so many times in one: losing it costs a deadline."""
+"""A small message has so many copies of its row, since losing it costs a deadline."""
 
 _OWNER_BITS = 6
 _U32 = 0xFFFFFFFF
@@ -65,7 +65,7 @@ def version_of(count: int, owner: PeerId) -> int:
 
 
 def count_of(version: int) -> int:
-    """How many versions there were up to this one."""
+    """How many versions of the block there were up to this one."""
     return version >> _OWNER_BITS
 
 
@@ -85,12 +85,12 @@ def state_version(key: MessageKey) -> int:
 
 
 def echo(number: int, stale: int, clock: int = 0) -> float:
-    """Which update an answer is for, how stale that was, and the clock: a float32 that holds it exactly."""
+    """The update's number, its staleness and the clock, in a float32 that holds them exactly."""
     return float(((number & 0xFF) << _CLOCK_BITS | clock) << 10 | min(stale, _STALE_MAX))
 
 
 def echoed(weight: float) -> tuple[int, int, int]:
-    """The low bits of the number, the staleness, the clock; (-1, 0, 0): it is none of these."""
+    """The low bits of the number, the staleness, the clock; (-1, 0, 0): it makes no sense."""
     if not 0 <= weight < 1 << 24 or weight != int(weight):
         return -1, 0, 0
     bits = int(weight)
@@ -98,12 +98,12 @@ def echoed(weight: float) -> tuple[int, int, int]:
 
 
 def ahead(clock: int, other: int) -> bool:
-    """Whether a group's clock is further than the other; never, where one of them is none."""
+    """Whether a group's clock is ahead of the other. Never, where one of them is 0."""
     return bool(clock and other and 1 <= (clock - other) % _CLOCKS <= _CLOCKS // 2)
 
 
 def later(clock: int, other: int) -> int:
-    """The further of two."""
+    """The clock that is ahead."""
     return other if not clock or ahead(other, clock) else clock
 
 
@@ -113,12 +113,12 @@ def ticked(clock: int) -> int:
 
 
 def clock_in(lead: int) -> int:
-    """The clock that an update's key says, above its block's number."""
+    """The clock that an update's key carries above its block's number."""
     return min(lead, _CLOCKS)
 
 
 def with_pace(versions: NDArray[np.uint64], step_s: float | None) -> NDArray[np.uint64]:
-    """Versions, and above them what a peer's steps take (to a 1,024th of an octave)."""
+    """Versions, and above them how long a peer's steps take (to a 1,024th of an octave)."""
     if step_s is None or not 0 < step_s < math.inf:
         return versions
     code = min(_PACES, max(1, round((math.log2(step_s) + 32) * _OCTAVE)))
@@ -126,21 +126,21 @@ def with_pace(versions: NDArray[np.uint64], step_s: float | None) -> NDArray[np.
 
 
 def without_pace(given: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], float | None]:
-    """The versions, and what the peer's steps take (``None``: it has not said)."""
+    """The versions, and how long the peer's steps take (``None``: it has not said)."""
     code = int(given[0] >> np.uint64(_VERSION_BITS)) if len(given) else 0
     step_s = 2.0 ** (code / _OCTAVE - 32) if code else None
     return given & np.uint64(_VERSION_MASK), step_s
 
 
 def small(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
-    """A message without values, in some copies."""
+    """A message without values, in ``COPIES`` rows."""
     row = np.frombuffer(blob.ljust(CHUNK_BYTES, b"\0"), np.uint8)[None, :]
     payload = np.repeat(row, COPIES, axis=0)
     return whole_message(peer, key, payload, np.zeros(COPIES, np.float32), np.zeros(COPIES, np.uint64))
 
 
 def blob_of(run: Run) -> bytes | None:
-    """What such a message says; ``None``: nothing of it came."""
+    """What such a message says; ``None``: none of its rows came."""
     for i, row in enumerate(run.payload):
         if run.mask is None or run.mask[i]:
             return bytes(row.tobytes())
@@ -148,43 +148,43 @@ def blob_of(run: Run) -> bytes | None:
 
 
 def encode_pull(version: int) -> bytes:
-    """Send me the block; this is the version that I have."""
+    """A request for a block, with the version that the asker has."""
     return _ASKED.pack(version)
 
 
 def decode_pull(blob: bytes) -> int:
-    """The version that an asker has; 0: none, or none that can be."""
+    """The version that an asker has; 0: none, or one that cannot be."""
     version = int(_ASKED.unpack_from(blob)[0]) if len(blob) >= _ASKED.size else 0
     return version if count_of(version) <= BELIEVED else 0
 
 
 def encode_ask(blocks: list[int]) -> bytes:
-    """Which copies have you of these blocks?"""
+    """A question to all: which versions they have of these blocks."""
     return _ASKED.pack(_bits(blocks))
 
 
 def decode_ask(blob: bytes, n_blocks: int) -> list[int]:
-    """The blocks that are asked for."""
+    """The blocks that a question names."""
     if len(blob) < _ASKED.size:
         return []
     return _names(_ASKED.unpack_from(blob)[0], n_blocks)
 
 
 class Holdings(NamedTuple):
-    """What a peer has: the version of its copy of each block asked for, and of which it is the owner."""
+    """What a peer has: the version of its copy of each block asked for, and the blocks that it owns."""
 
     versions: dict[int, int]
     mine: frozenset[int]
 
 
 def encode_holdings(told: Holdings) -> bytes:
-    """As bytes."""
+    """A peer's holdings as bytes."""
     versions = [told.versions.get(block, 0) for block in range(BLOCKS_MAX)]
     return _TOLD.pack(_bits(list(told.versions)), _bits(list(told.mine)), *versions)
 
 
 def decode_holdings(blob: bytes, n_blocks: int) -> Holdings | None:
-    """From bytes; ``None``: it is none."""
+    """A peer's holdings from bytes; ``None``: they make no sense."""
     if len(blob) < _TOLD.size:
         return None
     blocks, mine, *versions = _TOLD.unpack_from(blob)

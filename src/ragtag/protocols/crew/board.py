@@ -1,13 +1,15 @@
 """A notice board: each peer's latest small value per topic reaches all live peers.
 
-A post goes to everybody at once, and again to who has not acknowledged it, after the measured timeout (RFC
-6298, sections 2 and 3): a few times at that pace and two at a time, since somebody may be waiting and a post
-is one datagram; then after pauses that back off (section 5.5). There is one slot per topic and peer: a newer
-post takes an older one's place, acknowledged or not, and goes out at most once in a round trip; so what is on
-its way is bounded, however often a peer posts. An acknowledgement carries the newest post of its sender on
-the topic (a datagram has one size, full or not). Hence: whom a peer has acknowledged knows all that this peer
-had posted by then, and what it posts later has a higher number (Lamport, "Time, clocks, and the ordering
-of events in a distributed system", CACM 1978).
+A post goes to all peers at once. It goes again to a peer that has not acknowledged it, after the measured
+timeout (RFC 6298, sections 2 and 3): a few times at that pace and in two copies, since a post is one datagram
+and a peer may be waiting for it, then after pauses that back off (section 5.5).
+
+There is one slot per topic and peer. A newer post takes an older one's place, acknowledged or not, and goes
+out at most once in a round trip. So what is on its way is bounded, however often a peer posts.
+
+An acknowledgement carries its sender's newest post on the topic (a datagram has one size, full or not). So a
+peer whose post was acknowledged knows all that the other had posted by then, and later posts of the other
+have higher numbers (Lamport, "Time, clocks, and the ordering of events in a distributed system", CACM 1978).
 
 In a crew of more than 64 seats each district (``district``) has a board of its own.
 """
@@ -46,32 +48,33 @@ from ragtag.protocols.crew.district import district_of
 BOARD = 253
 """The channel of posts."""
 TOPICS_MAX = 128
-"""Topics that a board keeps; others' posts on further ones are not taken."""
+"""How many topics a board keeps. Others' posts on further topics are not taken."""
 _TOPICS = 1 << 32
 _HEAD = struct.Struct("<HHII")
 BLOB_MAX = CHUNK_BYTES - _HEAD.size
 POST, TAKEN = 0, 1
 EVEN = 4
-"""Sends at the pace of the timeout, before pauses back off; repeated ones are of two copies."""
+"""So many sends go at the pace of the timeout, before pauses back off. Repeated ones go in two copies."""
 SILENT_AFTER, SILENT_AFTER_MAX = 11, 23
-"""Unanswered sends, the later ones eight timeouts apart, after which a peer counts as silent."""
+"""After so many unanswered sends, the later ones eight timeouts apart, a peer counts as silent."""
 _SILENT_BY_CHANCE = 1e-4
-"""On a path that loses much, so many that they are all lost by chance no more often than this."""
+"""On a path that loses much the number is such that chance alone loses them all no more often than this."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 8.0
 _GRANULARITY_S = 1e-3
 _NUMBER_MAX = (1 << 32) - 1
 _AHEAD_MAX = 1 << 24
-"""A number further ahead of all that is known is not believed: it would use up the numbers."""
+"""A number further ahead of all known ones is not believed: it would use up the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notices:
     """What one peer's board knows of a topic at one moment.
 
-    peers: everybody who ever had a place, but oneself. posts: every peer's newest post, one's own included;
-    reached: the newest of one's own posts that each peer has acknowledged; silent: the peers that have left,
-    or leave post after post unanswered. rto_s: how long an answer may take, of the peers that are not silent
-    the middle one's (RFC 6298).
+    peers: all that ever had a place, except this peer.
+    posts: every peer's newest post, this peer's included.
+    reached: the number of this peer's newest post that each peer has acknowledged.
+    silent: peers that have left, or leave post after post unanswered.
+    rto_s: how long an answer may take (RFC 6298), at the middle one of the peers that are not silent.
     """
 
     peers: frozenset[PeerId]
@@ -81,13 +84,20 @@ class Notices:
     rto_s: float = _PAUSE_FIRST_S
 
     def blobs(self) -> dict[PeerId, bytes]:
-        """Every peer's newest value, one's own included."""
+        """Every peer's newest value, this peer's included."""
         return {peer: posted.blob for peer, posted in self.posts.items()}
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One topic on its way to one peer. tries: sends since anything was heard of the peer."""
+    """One topic on its way to one peer.
+
+    sent: the number of the newest post sent; 0: none.
+    sent_s: when it was sent last.
+    copies: how often it was sent.
+    tries: sends since anything was heard from the peer.
+    acked: the number of the newest post that the peer has acknowledged.
+    """
 
     sent: int = 0
     sent_s: float = 0.0
@@ -98,7 +108,14 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Path:
-    """The way to one peer."""
+    """The path to one peer.
+
+    gone: the peer has left.
+    srtt_s, var_s: the smoothed round trip and its variation; 0: not measured.
+    told_s: a timeout that the driver has measured.
+    lost: the share of sends without an answer, smoothed.
+    armed_s: when the timer is due.
+    """
 
     gone: bool = False
     srtt_s: float = 0.0
@@ -110,24 +127,26 @@ class _Path:
 
     @property
     def silent(self) -> bool:
-        """Whether it has left, or post after post stays unanswered. Any thread may ask."""
+        """Whether the peer has left, or leaves post after post unanswered. Any thread may ask."""
         return self.gone or any(slot.tries > self.tries_max for slot in list(self.slots.values()))
 
     @property
     def tries_max(self) -> int:
-        """Unanswered sends after which the peer counts as silent, by how much the path has lost so far."""
+        """After how many unanswered sends the peer counts as silent: more on a path that loses more."""
         tries = math.ceil(math.log(_SILENT_BY_CHANCE) / math.log(min(self.lost, 0.9)))
         return min(SILENT_AFTER_MAX, max(SILENT_AFTER, tries))
 
     def heard(self) -> None:
-        """It is there: what it left unanswered was lost, one way or the other."""
+        """Something came from the peer: what it left unanswered was lost on one of the two ways."""
         for slot in self.slots.values():
             for unanswered in [1.0] * (slot.tries - 1) + [0.0] * (slot.tries > 0):
                 self.lost += (unanswered - self.lost) / 32
             slot.tries = 0
 
     def measure(self, took_s: float) -> None:
-        """RFC 6298, 2.2 and 2.3; one answer teaches at most twice the timeout (``network.pace`` says why)."""
+        """Take a round trip (RFC 6298, 2.2 and 2.3). One teaches at most twice the timeout: a peer may have
+        slept.
+        """
         took_s = min(took_s, 2.0 * self.rto_s) if self.rto_s else took_s
         if self.srtt_s == 0.0:
             self.srtt_s, self.var_s = took_s, took_s / 2
@@ -137,12 +156,12 @@ class _Path:
 
     @property
     def rto_s(self) -> float:
-        """The retransmission timeout; 0: nothing has been measured."""
+        """The retransmission timeout; 0: not measured."""
         return self.srtt_s + max(_GRANULARITY_S, 4 * self.var_s) if self.srtt_s else self.told_s
 
 
 class Board:
-    """The machine of peer ``me`` of ``n``; ``Posted`` comes once per post that is new to it.
+    """The machine of peer ``me`` of ``n``. ``Posted`` comes once for each post that is new to it.
 
     Peers of other districts have no place on it.
     """
@@ -161,7 +180,7 @@ class Board:
         silent = frozenset(p for p, path in paths.items() if path.silent)
         rtos_s = sorted(path.rto_s for p, path in paths.items() if path.rto_s > 0 and p not in silent)
         rto_s = rtos_s[len(rtos_s) // 2] if rtos_s else _PAUSE_FIRST_S
-        # posts last: what an acknowledgement brought was put there before it was counted
+        # posts last: an acknowledgement's post is stored before the acknowledgement is counted
         return Notices(frozenset(paths), dict(self._posts.get(topic, {})), reached, silent, rto_s)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -206,7 +225,7 @@ class Board:
         return effects
 
     def _room(self) -> bool:
-        """Whether there is room for a topic of one's own; one of which only others post makes room."""
+        """Whether there is room for a topic of this peer's. A topic with posts of others alone makes room."""
         if len(self._posts) < TOPICS_MAX:
             return True
         others = next((topic for topic, posts in self._posts.items() if self._me not in posts), None)
@@ -216,7 +235,7 @@ class Board:
         return True
 
     def _keep(self, posted: Posted) -> list[Effect]:
-        """Take a post to be its peer's newest, if it is."""
+        """Store a post if it is its peer's newest."""
         posts = self._posts.setdefault(posted.topic, {})
         self._clock[posted.topic] = max(self._clock.get(posted.topic, 0), posted.number)
         known = posts.get(posted.peer)
@@ -226,7 +245,7 @@ class Board:
         return [posted]
 
     def _joined(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Another process: it has heard nothing, and its numbers start anew."""
+        """A peer is there, as a new process: it has heard nothing, and its numbers start anew."""
         path = self._paths[peer]
         path.gone, path.slots = False, {}
         for posts in list(self._posts.values()):
@@ -236,7 +255,7 @@ class Board:
     # -- Out
 
     def _flush(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Send what is due to a peer, and come back when more is."""
+        """Send a peer what is due, and set a timer for what will be."""
         path = self._paths[peer]
         if path.gone:
             return []
@@ -263,7 +282,7 @@ class Board:
         return effects
 
     def _due_s(self, path: _Path, slot: _Slot, number: int) -> float:
-        """When a slot's newest post may be sent: a newer one after a round trip, the same after a timeout."""
+        """When a slot may be sent again: a newer post after a round trip, the same one after a timeout."""
         if slot.acked >= slot.sent:
             return slot.sent_s  # nothing is on its way
         rto_s = path.rto_s or max((other.rto_s for other in self._paths.values()), default=0.0)
@@ -305,7 +324,7 @@ class Board:
         newest = self._posts.get(topic, {}).get(self._me)
         slot = path.slots.get(topic)
         if slot is None or newest is None or not slot.acked < number <= slot.sent:
-            return  # of another process of this peer's, or known
+            return  # it answers an earlier process of this peer, or is known
         if number == newest.number and check != _check(newest.blob):
             return
         if number == slot.sent and slot.copies == 1:  # Karn's rule: RFC 6298, section 3
@@ -314,12 +333,12 @@ class Board:
 
 
 def _check(blob: bytes) -> int:
-    """16 bits of a post, which its acknowledgement repeats: a process that is gone posted something else."""
+    """16 bits of a post, which its acknowledgement repeats: an earlier process posted something else."""
     return int.from_bytes(hashlib.blake2b(blob, digest_size=2).digest(), "little")
 
 
 def _run(peer: PeerId, stage: int, post: Posted, number: int, check: int) -> Run:
-    """A message of one chunk; an acknowledgement has the number of what it answers, and carries a post."""
+    """A message of one chunk. An acknowledgement has the number of the post it answers, and a post."""
     check, other = (_check(post.blob), 0) if stage == POST else (check, post.number)
     data = _HEAD.pack(len(post.blob), check, other, post.topic) + post.blob
     row: Bytes = np.frombuffer(data + bytes(CHUNK_BYTES - len(data)), np.uint8).reshape(1, CHUNK_BYTES)
@@ -328,7 +347,7 @@ def _run(peer: PeerId, stage: int, post: Posted, number: int, check: int) -> Run
 
 
 def _read(run: Run) -> tuple[int, int, int, bytes] | None:
-    """A message's check, number of the post it carries, topic, and the post; None: it cannot be read."""
+    """A message's check, the number of the post it carries, topic and post; ``None``: it cannot be read."""
     if run.total != 1 or run.first != 0 or run.payload.shape != (1, CHUNK_BYTES):
         return None
     if run.mask is not None and not run.mask.all():

@@ -1,7 +1,7 @@
-"""What stays among few, where a crew has more seats than can average directly.
+"""Whom a peer talks to in a crew with more seats than can average directly.
 
-All to all costs n^2 messages. Up to 64 seats that is little; beyond, peers meet a few others each, and the
-notice board is one for every 64 seats: a *district*. What a peer sends then does not grow with the crew.
+All to all costs n^2 messages, which is little up to 64 seats. In larger crews each peer meets a few others,
+and every 64 seats, a *district*, have a notice board. So what a peer sends does not grow with the crew.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def districts(n: int) -> int:
 
 
 def partners(me: PeerId, others: Collection[PeerId]) -> frozenset[PeerId]:
-    """Whom a peer meets in a large crew: on the ring of all, those at distances 1, 2, 4, ... both ways.
+    """The peers that a peer of a large crew meets: those at distances 1, 2, 4, ... both ways on the ring of
+    all.
 
-    Where peers see the same others, they are each other's partners, at most ``2 log2(n)``, and what one of
-    them says first is never further than ``log2(n)`` meetings from anybody (as in Chord: Stoica et al.,
-    SIGCOMM 2001, section 4.3).
+    Peers that see the same others are each other's partners. Each has at most ``2 log2(n)``, and news reach
+    every peer in ``log2(n)`` meetings (as in Chord: Stoica et al., SIGCOMM 2001, section 4.3).
     """
     ring = sorted({*others, me})
     n, at = len(ring), ring.index(me)

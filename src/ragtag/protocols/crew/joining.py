@@ -1,16 +1,16 @@
 """The way into a crew, live and simulated: ``Joining`` until it has met the others, then ``ChannelWay``s.
 
-Whoever drives these carries out their effects and tells them what came of it: ``app.crew`` with sockets,
-``simulation`` in virtual time. Each state that waits has a timer (``Arm``), so an answer always comes: ``In``
-or ``Ends``, ``IsOpen`` or ``Differs``. Phases are told as they end, in the order of ``PHASES``.
+A driver carries out their effects and tells them what came of it: ``app.crew`` with sockets, ``simulation``
+in virtual time. Each state that waits has a timer (``Arm``), so an answer always comes: ``In`` or ``Ends``,
+``IsOpen`` or ``Differs``. ``PhaseOver`` tells the end of each phase, in the order of ``PHASES``.
 
     Joining    what comes                        becomes    and does
     --------------------------------------------------------------------------------------------------
     new        Invited                           asking     AskKey
     asking     Answered, welcome                 new
-    asking     Answered, refused or by nobody    over       Ends
+    asking     Answered, refused or by none      over       Ends
     asking     timer unanswered                  asking     Say: nobody answers yet
-    asking     timer asking                      as Answered by nobody
+    asking     timer asking                      as Answered by none
     new        Sits (a launcher gave the seat)   greeting   Tell hello
     new        Enters, somebody to ask           let in     Knock
     new        Enters, nobody to ask             listening  Listen
@@ -29,7 +29,7 @@ or ``Ends``, ``IsOpen`` or ``Differs``. Phases are told as they end, in the orde
     seat       timer deadline                    over       Ends
     awaiting   Looked, somebody averages         greeting   Make, Tell hello, late
     awaiting   Looked, over; timer deadline      over       Ends
-    greeting   Heard, it goes on                 in         Left (who is refused), PhaseOver greeting, In
+    greeting   Heard, it goes on                 in         Left (the refused), PhaseOver greeting, In
     greeting   Heard, others are more or equal   over       Ends
     greeting   Heard, nobody                     over       Ends
     greeting   timer greeting                    as Heard, nobody
@@ -40,7 +40,7 @@ or ``Ends``, ``IsOpen`` or ``Differs``. Phases are told as they end, in the orde
     --------------------------------------------------------------------------------------------------
     new        Start                             schema     Tell schema
     schema     Heard, others are more or equal   over       Differs
-    schema     Heard, some differ, not late      agreeing   Left (who is refused), Tell: it is agreed
+    schema     Heard, some differ, not late      agreeing   Left (the refused), Tell: it is agreed
     schema     Heard, nobody averages yet        probing    Left, PhaseOver schema, ProbeRound
     schema     Heard, it or the channel is late  open       Left, PhaseOver schema, IsOpen
     schema     timer schema                      as Heard, nobody
@@ -53,7 +53,7 @@ or ``Ends``, ``IsOpen`` or ``Differs``. Phases are told as they end, in the orde
     average    Done, with others                 in         PhaseOver average
     average    StateHere                         heard      TakesPart, anew
 
-What comes in any other state is ignored. Times are of the caller's clock, which never goes back.
+Events in any other state are ignored. Times are of the caller's clock, which never goes back.
 """
 
 from __future__ import annotations
@@ -70,18 +70,17 @@ from ragtag.core.types import Arm, Done, Expired, Left, Met, PeerId, Start, Tell
 from ragtag.core.wire import VERSION, name_hash
 from ragtag.protocols.membership.invitation import Said
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
-from ragtag.protocols.membership.roster import Card, Roster
-from ragtag.protocols.membership.seating import Seating
+from ragtag.protocols.membership.roster import Card, Roster, Seating
 from ragtag.protocols.membership.types import Address
 from ragtag.protocols.node import Node
 
 PHASES = ("let in", "seat", "greeting", "schema", "state", "heard", "average")
-"""What a newcomer does one after the other, and how it is called in a trace."""
+"""The phases of a newcomer's way in, by the names that a trace has for them."""
 GREETING = 0
 """The number of the first meeting."""
 LISTEN_S = 3 * INITIAL_RTO_S
-"""How long the first peer of a token listens whether there is a crew. Members of one knock a few times in
-each period; no round trip is known yet, so this follows from RFC 6298's first guess."""
+"""How long the peer that a token names listens whether there is a crew. A crew's members send it something a
+few times in each period. No round trip is known yet, so this follows from RFC 6298's first guess."""
 SEATS_TRIED_MAX = 16
 PROBE_CHUNKS = 1024
 """About a megabyte: long against a round trip, short against a model."""
@@ -99,7 +98,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 def read_hello(blob: bytes) -> Hello:
-    """What a peer said first. Raises ValueError where that is no hello."""
+    """A peer's hello. Raises ValueError: the bytes are none."""
     try:
         return msgspec.json.decode(blob, type=Hello)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -111,12 +110,12 @@ def read_hello(blob: bytes) -> Hello:
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """It has an invitation that lets in by a member's answer."""
+    """The peer has an invitation: a member's answer brings the crew's key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What members said to an invitation. refused: what each that refused has said, by its address."""
+    """What members said to an invitation. refused: the words of each that refused, by its address."""
 
     welcome: bool
     refused: Mapping[str, Said]
@@ -124,10 +123,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Enters:
-    """It goes to a crew's membership.
+    """The peer goes to a crew's membership.
 
-    roster, card: its own. entries: whom it asks to be let in; none: it listens where others ask, and
-    may begin the crew. at: where that is.
+    roster, card: its own.
+    entries: members that it asks to be let in. None: it listens where others ask, and may begin the crew.
+    at: where it listens.
     """
 
     roster: Roster
@@ -138,17 +138,21 @@ class Enters:
 
 @dataclass(frozen=True, slots=True)
 class Overheard:
-    """Who of the crew sends something to the place where it listens."""
+    """The members of the crew that send something to the place where the peer listens."""
 
     entries: tuple[Address, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """How its membership stands; to be told whenever that has changed, and at timers.
+    """How the peer's membership stands: told whenever that has changed, and at timers.
 
-    inside: a member has let it in. over, failure: it is no member any more, and why.
-    period_s: the protocol's. n: how many members live. whole: the list of members has come to its end.
+    inside: a member has let it in.
+    over: it is no member any more.
+    failure: why.
+    period_s: the protocol's period.
+    n: how many members live.
+    whole: the list of members has come to its end.
     """
 
     inside: bool
@@ -161,7 +165,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Sits:
-    """A launcher has given it a seat: ``me`` of ``n``, in a crew of this seed."""
+    """A launcher has given the peer a seat: ``me`` of ``n``, in a crew of this seed."""
 
     me: PeerId
     n: int
@@ -170,11 +174,13 @@ class Sits:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A meeting is over, and what its node knows by now.
+    """A meeting is over, with what the node knows by now.
 
-    n: places of the crew. gone: peers that have left.
-    rtt_s: the longest time to a peer's answer. heard_of: the newest round that anything came of (-1: none).
-    other_versions: datagrams of the crew that speak another wire format.
+    n: places of the crew.
+    gone: peers that have left.
+    rtt_s: the longest time that a peer took to answer.
+    heard_of: the newest round from which anything came; -1: none.
+    other_versions: datagrams of the crew in another wire format.
     """
 
     met: Met
@@ -187,14 +193,14 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Unseat:
-    """Another peer has its seat."""
+    """Another peer has this one's seat."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A probe's longer stage (``None``: a peer died meanwhile). rtt_s: as in ``Heard``."""
+    """How long a probe's longer stage took (``None``: a peer died meanwhile). rtt_s: as in ``Heard``."""
 
     took_s: float | None
     rtt_s: float
@@ -202,24 +208,24 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """The crew's state is being asked for."""
+    """The peer has begun to fetch the crew's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateHere:
-    """The state is here, of a round (-1: none came, or none is needed)."""
+    """The state of a round is here; -1: none came, or none is needed."""
 
     round: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """Something of a newer round was heard: the others know of it."""
+    """Something of a newer round was heard: the others know that this peer averages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nobody:
-    """Nobody is there that could begin a newer round."""
+    """No other peer is there to begin a newer round."""
 
 
 # -- What is to be done
@@ -227,21 +233,21 @@ class Nobody:
 
 @dataclass(frozen=True, slots=True)
 class AskKey:
-    """Ask the members that the invitation names for the crew's key; answer with ``Answered``."""
+    """Ask the members that the invitation names for the crew's key. ``Answered`` follows."""
 
     for_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Listen whether anybody of the crew sends something here; answer with ``Overheard``."""
+    """Listen whether a member of the crew sends something here. ``Overheard`` follows."""
 
     for_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Knock:
-    """Have membership ask these to be let in (none: the crew begins here)."""
+    """Have membership ask these members to let the peer in (none: the crew begins here)."""
 
     entries: tuple[Address, ...]
     for_s: float
@@ -249,14 +255,14 @@ class Knock:
 
 @dataclass(frozen=True, slots=True)
 class Describes:
-    """Tell the crew this of oneself."""
+    """Tell the crew this card of the peer."""
 
     card: Card
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the node, with ``node_of``. card: its seat. late: others average already."""
+    """Make the node, with ``node_of``. card: says which seat. late: others average already."""
 
     card: Card
     n: int
@@ -265,7 +271,7 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """For the log."""
+    """A line for the log."""
 
     text: str
     warning: bool = True
@@ -281,21 +287,21 @@ class PhaseOver:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """It has met the others: so many."""
+    """The peer is in, and has met so many others."""
 
     met: int
 
 
 @dataclass(frozen=True, slots=True)
 class Anew:
-    """Give all up and enter again (``Enters``). tried: how many seats were lost by now."""
+    """Give up everything and enter again (``Enters``). tried: how many seats were lost by now."""
 
     tried: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """It does not get in. seat: since the seat that a launcher gave it is another's."""
+    """The peer does not get in. seat: since another has the seat that a launcher gave it."""
 
     why: str
     seat: bool = False
@@ -303,14 +309,14 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """It averages something else than the others, and cannot go on."""
+    """The peer averages something else than the others, and cannot go on."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRound:
-    """Average so many chunks of zeros once, within ``for_s``; answer with ``Timed``."""
+    """Average so many chunks of zeros once, within ``for_s``. ``Timed`` follows."""
 
     chunks: int
     for_s: float
@@ -318,7 +324,7 @@ class ProbeRound:
 
 @dataclass(frozen=True, slots=True)
 class IsOpen:
-    """The channel is ready; its first round may take ``probe_s``. late: take the state over first."""
+    """The channel is ready, and its first round may take ``probe_s``. late: fetch the crew's state first."""
 
     probe_s: float
     late: bool
@@ -326,7 +332,7 @@ class IsOpen:
 
 @dataclass(frozen=True, slots=True)
 class TakesPart:
-    """Tell the crew that it averages from now on, after ``round``; answer with ``Newer`` or ``Nobody``."""
+    """Tell the crew that the peer averages from now on, after ``round``. ``Newer`` or ``Nobody`` follows."""
 
     round: int
 
@@ -343,13 +349,13 @@ ChannelEffect = Tell | Left | Say | PhaseOver | Differs | ProbeRound | IsOpen | 
 
 
 def waiting(crew: str, asked: str, left_s: float | None) -> str:
-    """What is said while nobody has answered yet. left_s: how long they are waited for, where it is known."""
+    """The line to log while no member has answered. left_s: how much longer the peer waits, if known."""
     more = "" if left_s is None else f", {left_s:.0f} s more"
     return f"nobody of crew {crew!r} answers yet at {asked}; waiting for them{more}"
 
 
 def refusal(crew: str, refused: Mapping[str, Said]) -> str:
-    """Why those that an invitation names do not let its holder in."""
+    """Why the members that an invitation names do not let its holder in."""
     where = ", ".join(list(refused)[:4])
     if Said.ENDED in refused.values():
         return f"the invitation to crew {crew!r} has ended, by the clock of {where}; make a new one"
@@ -364,10 +370,10 @@ def _names(peers: Iterable[PeerId]) -> str:
 
 
 def outvoted_by(mine: Hashable, theirs: Mapping[PeerId, Hashable]) -> list[PeerId]:
-    """The largest party that differs from this peer, if that is no smaller than this peer's own.
+    """The largest side that differs from this peer, if it is no smaller than this peer's own side.
 
-    mine, theirs: what each peer says; equal ones are of one party. Empty: this peer goes on, without those
-    that differ. So of a tie both sides end.
+    mine, theirs: what each peer says; peers that say the same are one side. Empty: this peer goes on,
+    without those that differ. In a tie both sides end.
     """
     sides: dict[Hashable, list[PeerId]] = {}
     for peer, said in theirs.items():
@@ -378,7 +384,7 @@ def outvoted_by(mine: Hashable, theirs: Mapping[PeerId, Hashable]) -> list[PeerI
 
 
 def node_of(card: Card, n: int, roster: Roster) -> Node:
-    """The node of a peer that has its seat: it knows who averages, who visits and who is gone."""
+    """The node of a peer with a seat. It knows which peers average, are on their way in, or are gone."""
     node = Node(card.seat, n, card.seed, card.founded)
     held = roster.seats
     for peer in set(range(n)) - {card.seat}:
@@ -412,8 +418,10 @@ class _State(StrEnum):
 class Joining:
     """One process's way to a seat, and to the others that it averages with.
 
-    crew: its name. version: of Ragtag. deadline_s: how long others are waited for. asked: the addresses that
-    its token names, as text.
+    crew: the crew's name.
+    version: of Ragtag.
+    deadline_s: how long it waits for others.
+    asked: the addresses that its token names, as text.
     """
 
     def __init__(self, crew: str, version: str, deadline_s: float, asked: str = "") -> None:
@@ -429,12 +437,12 @@ class Joining:
 
     @property
     def over(self) -> bool:
-        """Whether it is in, or will not be."""
+        """Whether the peer is in, or never will be."""
         return self.state in (_State.IN, _State.OVER)
 
     @property
     def looks(self) -> bool:
-        """Whether it wants to be told how membership stands."""
+        """Whether it is to be told how membership stands (``Looked``)."""
         return self.state in (_State.LET_IN, _State.SEAT, _State.AWAITING)
 
     def step(self, now_s: float, event: JoiningEvent) -> list[JoiningEffect]:
@@ -490,7 +498,7 @@ class Joining:
         return []
 
     def _too_late(self, failure: str = "") -> list[JoiningEffect]:
-        """Membership was not entered in time, or not for good."""
+        """The peer did not come in in time, or is no member any more."""
         if self.state is _State.LET_IN:
             return self._end(failure or f"no member let this peer in within {self.deadline_s:g} s")
         if self.state is _State.SEAT:
@@ -539,7 +547,7 @@ class Joining:
         ]
 
     def _begin_crew(self, now_s: float) -> list[JoiningEffect]:
-        """Nobody is there: the crew begins here."""
+        """No member is there: the crew begins here."""
         assert self._entry is not None
         where = f"this peer begins crew {self.crew!r} at {self._entry.at}"
         begins: list[JoiningEffect] = [Knock((), self.deadline_s), Say(f"nobody is there yet: {where}")]
@@ -580,7 +588,7 @@ class Joining:
         if not seating.settled:
             return []
         passed, others, card = self._passed(now_s), self._others_average(), seating.card
-        # the first one to have a seat has told all that it begins (``seating``): they wait for it by now
+        # the first peer with a seat has told all that it begins (``Seating``): they wait for it by now
         if card.averaging or (not entry.entries and not others):
             return [passed, *self._make(now_s, card, first=True)]
         if others:
@@ -593,7 +601,7 @@ class Joining:
         return any(holder.live and holder.card.averaging for holder in self._entry.roster.seats.values())
 
     def _make(self, now_s: float, card: Card, first: bool) -> list[JoiningEffect]:
-        """It has its seat. Where it is the first one, whoever is in besides has come to take part later."""
+        """The peer has its seat. first: it averages before all others, which take part later."""
         assert self._entry is not None
         effects: list[JoiningEffect] = []
         self.late = not first
@@ -606,7 +614,7 @@ class Joining:
         return [*effects, Make(card, n, self.late), *self._greet(now_s, card.founded, card.seed)]
 
     def _passed(self, now_s: float) -> PhaseOver:
-        """The phase that is under way ends, and the next one begins."""
+        """The phase under way ends, and the next one begins."""
         phase, since_s, self._since_s = self.state.value, self._since_s, now_s
         return PhaseOver(phase, now_s - since_s)
 
@@ -638,11 +646,11 @@ class Joining:
                 f"peer {_names(absent)} of crew {self.crew!r} speaks another wire format than version "
                 f"{VERSION}; install the same version of Ragtag ({self.version} here) on every peer"
             )
-            if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller party ends, as above
+            if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller side ends, as above
                 return effects + self._end(message)
             effects.append(Say(message))
         begins = heard.n == 1 or (self._entry is not None and not self.late)
-        if begins and others <= heard.gone:  # there is nobody yet, or only those that take part later
+        if begins and others <= heard.gone:  # no other is there yet, or only peers that take part later
             return effects + self._enter(now_s, 0)
         if not met.blobs:
             return effects + self._end(self._nobody(heard.n))
@@ -683,7 +691,7 @@ class Joining:
 
 
 def _differing(mine: Hello, blobs: Mapping[PeerId, bytes]) -> tuple[dict[PeerId, str], list[PeerId]]:
-    """Peers that say another hello, and what is other in it; and the party that this peer gives way to."""
+    """Why each peer with another hello is refused, and the side that this peer gives way to."""
     hellos: dict[PeerId, Hello | None] = {}
     refused: dict[PeerId, str] = {}
     for peer, blob in blobs.items():
@@ -713,11 +721,13 @@ def _difference(peer: PeerId, mine: Hello, theirs: Hello) -> str:
 
 
 class ChannelWay:
-    """How one channel is opened, and how a peer that comes late comes to its first average on it.
+    """How one channel is opened, and how a late peer comes to its first average on it.
 
-    me: this peer. channel: also the number of the meeting in which schemas are compared. chunks: of a round.
-    late: the crew averaged on it before this peer came. deadline_s: how long others are waited for. together:
-    all open it now, also those that are silent in rounds.
+    channel: also the number of the meeting in which schemas are compared.
+    chunks: of a round.
+    deadline_s: how long it waits for others.
+    late: the crew averaged on the channel before this peer came.
+    wait_for_silent: all open the channel now, also peers that are silent in rounds.
     """
 
     def __init__(
@@ -802,7 +812,7 @@ class ChannelWay:
         return [tell, self._arm(now_s + 2 * self.deadline_s)]  # the node's meeting is over long before
 
     def _compare(self, now_s: float, heard: Heard) -> list[ChannelEffect]:
-        """The larger party goes on, the others end."""
+        """Schemas are known: the larger side goes on, the others end."""
         mine, self._rtt_s, self._heard_of = self._schema, heard.rtt_s, heard.heard_of
         theirs: dict[PeerId, Schema | str] = {}
         for peer, blob in heard.met.blobs.items():
@@ -826,8 +836,8 @@ class ChannelWay:
         for peer, other in differing.items():
             what = f"peer {peer} is refused, it averages something else: {self._difference(other)}"
             effects += [Say(what), Left(peer)]
-        if differing and not self._late:  # of a crew that averages nobody holds such a meeting any more
-            # nobody averages before everybody has taken them for gone, or blocks would be dealt differently
+        if differing and not self._late:  # a crew that averages holds no such meeting any more
+            # no peer averages before all take them for gone, or peers would differ in the blocks' owners
             agreed = name_hash(f"agreed/{self._channel}")
             return effects + self._meet(now_s, _State.AGREEING, agreed, b"")
         return effects + self._agreed(now_s)
@@ -836,7 +846,7 @@ class ChannelWay:
         return other if isinstance(other, str) else self._schema.difference(other) or ""
 
     def _agreed(self, now_s: float) -> list[ChannelEffect]:
-        """Where others average already nobody is left to probe with."""
+        """Probe, unless others average already: then no peer is left to probe with."""
         self.state = _State.SCHEMA
         passed = self._passed(now_s, _State.PROBING)
         if not self._late and self._heard_of < 0:
@@ -850,7 +860,7 @@ class ChannelWay:
         return [passed, Say(by_rtt, warning=False), opened]
 
     def _timed(self, event: Timed) -> list[ChannelEffect]:
-        """A probe that lasted as long as its deadline tells nothing but that a peer has died meanwhile."""
+        """The probe is over. Where a peer died in it, it lasted until its deadline and measured nothing."""
         took_s = 2.0 * event.rtt_s if event.took_s is None else event.took_s
         self.state = _State.OPEN
         return [IsOpen(max(took_s, _TOOK_MIN_S) * self._chunks / self.probe_chunks, self._late)]

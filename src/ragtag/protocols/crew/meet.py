@@ -1,12 +1,12 @@
 """Peers meet: each tells the others a few bytes, and knows that they were heard.
 
-Used to find each other, and to compare what will be averaged before any work is lost. Until there is an
-answer there is no measured round trip, so the first pause is a fixed one that doubles (RFC 6298 section 5
-starts the same way); it costs a few datagrams and decides no deadline.
+Peers find each other so, and compare what they will average before any work is lost. There is no measured
+round trip before the first answer, so the first pause is fixed and doubles (as RFC 6298 begins, section 5).
+It costs a few datagrams and decides no deadline.
 
-Who comes late meets peers that answer at once, and has measured how long that takes as soon as some have:
-once half of them have met it, it goes on without those of whom nothing comes for ``PATIENCE`` times as long.
-They are frozen, dead or cut off; they are answered when they come back.
+A late peer meets peers that answer at once, so it measures how long an answer takes. Once half of them have
+met it, it goes on without peers from which nothing comes for ``PATIENCE`` times as long. These are frozen,
+dead or cut off, and are answered when they come back.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ MEET = 255
 BLOB_MAX = 1 << 20
 TELL, TOLD = 0, 1
 MEETINGS_MAX = 32
-"""Exchanges that are kept, to go on answering."""
+"""How many meetings are kept, to go on answering."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 1.0
 PATIENCE = 4.0
-"""A late peer waits so many times longer than the slowest answer (or the first pause) took; till then it has
-told whom it waits for at least three times."""
+"""A late peer waits so many times as long as the slowest answer (or the first pause) took. By then it has
+told the peers that it waits for at least three times."""
 
 
 def to_rows(blob: bytes) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
@@ -77,7 +77,8 @@ class _Blob:
 class Meeting:
     """One meeting on one peer. It goes on answering after it is over.
 
-    others: whose word counts; few: those of them that are told and waited for (``None``: all of them).
+    others: the peers whose blobs count.
+    few: those of them that are told and waited for; ``None``: all.
     """
 
     def __init__(self, others: frozenset[PeerId], number: int, few: frozenset[PeerId] | None = None) -> None:
@@ -87,7 +88,7 @@ class Meeting:
         self._blobs: dict[PeerId, _Blob] = {}
         self._acked: set[PeerId] = set()
         self._tell: Tell | None = None
-        self._told_s: dict[PeerId, float] = {}  # when each was told first
+        self._told_s: dict[PeerId, float] = {}  # when each peer was told first
         self._slowest_s = self._pause_s = _PAUSE_FIRST_S
         self._patient_until_s = -math.inf
         self.over = False
@@ -99,11 +100,11 @@ class Meeting:
 
     @property
     def held(self) -> bool:
-        """Whether this peer has told its own in it."""
+        """Whether this peer has told its blob in it."""
         return self._tell is not None
 
     def without(self, absent: frozenset[PeerId]) -> None:
-        """Wait for none of these; what they tell all the same, in time, counts."""
+        """Do not wait for these peers. What they tell in time counts all the same."""
         self._expected -= absent
 
     def step(self, now_s: float, event: AnyEvent) -> list[Effect]:
@@ -138,7 +139,7 @@ class Meeting:
     def _say(self, now_s: float) -> list[Effect]:
         assert self._tell is not None
         pause_s, self._pause_s = self._pause_s, min(_PAUSE_MAX_S, 2 * self._pause_s)
-        # who has met already tells its own only when it is asked, and not again by itself
+        # a peer whose meeting is over tells its blob only when it is asked, and does not repeat it
         done = self._met() if self._tell.late else self._acked
         effects: list[Effect] = []
         for peer in sorted(self._expected - done):
@@ -147,7 +148,7 @@ class Meeting:
         return [*effects, Arm(self._timer("again"), now_s + pause_s)]
 
     def _lose_patience(self, now_s: float) -> list[Effect]:
-        """A late peer: wait no longer for those of whom nothing has come, where most have answered."""
+        """At a late peer: where most have answered, wait no longer for those from which nothing came."""
         if self._tell is None or self.over or not self._tell.late:
             return []
         met = self._met()
@@ -166,7 +167,7 @@ class Meeting:
         return [Arm(self._timer("patience"), next_s)]
 
     def _met(self) -> set[PeerId]:
-        """Who has told all, and knows that it was heard."""
+        """The peers whose blob is here, and that have acknowledged this peer's."""
         return {peer for peer in self._acked if peer in self._blobs and not self._blobs[peer].incoming.left}
 
     def _told(self, peer: PeerId, deadline_s: float) -> Effect:
@@ -220,9 +221,10 @@ class Meeting:
 
 
 class Meetings:
-    """All meetings of a peer, bounded. One that this peer holds goes last: newcomers are answered in it.
+    """All meetings of a peer, bounded.
 
-    Of those that only others have told of, the highest number goes first: theirs are counted from 0 on.
+    The first to be forgotten are meetings that only others have told of, the highest number first, as they
+    are counted from 0 on. Meetings that this peer holds stay longest: newcomers are answered in them.
     """
 
     def __init__(self) -> None:
@@ -240,5 +242,5 @@ class Meetings:
         return meeting
 
     def tell(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
-        """Who comes and goes concerns all of them."""
+        """Tell all meetings of a peer that comes or goes."""
         return [effect for meeting in self._meetings.values() for effect in meeting.step(now_s, event)]

@@ -1,15 +1,13 @@
 """Averaging in groups: a peer looks for its group, then reduce-scatter and all-gather inside it.
 
-Moshpit All-Reduce (source: ``grid``) with ``MoshpitKeys``, random groups with ``RandomKeys``. One
-``Average`` is one round. Whatever fails, it ends by deadlines that are measured, and the key moves on. What
-hosts do stands in ``host``. Inside a group ``rounds.reduce`` does the work, its members numbered from 0; so
-a death in mid-round costs what the outcome says chunk by chunk (``heard``, ``averaged``), and nothing waits
-for the dead but one deadline.
+Moshpit All-Reduce (source: ``grid``) uses ``MoshpitKeys``, random groups use ``RandomKeys``. One ``Average``
+is one round. Whatever fails, the round ends by measured deadlines, and the key moves on. ``host`` says what
+hosts do. Inside a group ``rounds.reduce`` does the work, with members numbered from 0. So a death in
+mid-round costs what the outcome says chunk by chunk (``heard``, ``averaged``), and at most one deadline.
 
-A peer that is out of step with all others would stay so: late for a group by most of a step, it is as late
-for the next one, and where it is early it has gone on when others come. So a peer that has met nobody for a
-while gives what it has to the next round at once, or waits in it, for as long as it computes itself between
-two.
+A peer that is out of step with all others would stay so. Late for a group by most of a step, it is as late
+for the next one; early, it has gone on when the others come. So a peer that has met no other for a while
+gives its values to the next round at once, or waits in it, for as long as it computes between two rounds.
 """
 
 from __future__ import annotations
@@ -59,19 +57,23 @@ from ragtag.protocols.rounds.asking import ANSWER, ANSWERS
 from ragtag.protocols.rounds.base import NACK, SCATTER, blob_message
 
 WAIT_MAX = 4.0
-"""A host that says it waits so many times longer than this peer itself would is not believed. In the next
-round twice as long is, and so on: it may have learned that others come so far apart."""
+"""A host is believed that it waits at most so many times as long as this peer itself would. In the next round
+twice as much is believed, and so on: the host may have learned that members come so far apart."""
 BELIEF_MAX, BELIEF_DECAY = 64.0, 0.9
 LONELY_MAX, LONELY_DECAY = 2.0, 0.9
-"""After so many rounds in which it met nobody a peer waits for others; each with a group forgets a tenth."""
+"""After so many rounds alone a peer waits for others. Each round with a group takes a tenth off the count."""
 
 
 @dataclass(slots=True)
 class _Search:
     """Matchmaking under way.
 
-    tries: announcements so far; host: whom the last one went to. answered: it will send the roster, or say
-    again how long the group is held open; so often (waits) was that waited for. until_s: by then, or never.
+    tries: announcements so far.
+    host: the host that got the last one.
+    answered: that host has answered, and will send the roster.
+    reminded: it was asked again where the roster stays.
+    waits: how often this peer has set a time for the roster.
+    until_s: the roster is not waited for after this.
     """
 
     place: Place
@@ -85,7 +87,7 @@ class _Search:
 
 
 class GroupNode(PartialMachine):
-    """One peer that averages in groups, whoever else there is.
+    """One peer that averages in groups.
 
     repair: what is lost inside a group is asked for again while its deadline allows.
     """
@@ -96,15 +98,15 @@ class GroupNode(PartialMachine):
         super().__init__(me, view, seed, channel)
         self.keys = keys
         self._answer = Deadline(channel.rtt_s)
-        # Peers come as far apart as they compute: a probe has room for that, a round trip has not. It counts
-        # as a measurement: one or two groups of a few, who meet the sooner the fewer they are, do not tell
-        # how far others are apart, and who is not waited for is never measured.
+        # Members come as far apart as they compute. A probe has room for that, a round trip has not. The
+        # probe counts as a measurement: one or two small groups, which meet the sooner the fewer they are, do
+        # not tell how far apart others come, and a peer that is not waited for is never measured.
         self._wait = Deadline(channel.probe_s)
         self._wait.completed(channel.probe_s)
         self._host = Host(me, channel.number, self._wait, self._answer)
         self._search: _Search | None = None
         self._sent_s: dict[tuple[int, int], float] = {}
-        """When this peer announced itself, by round and attempt; until it is answered."""
+        """When this peer announced itself, by round and attempt, until that is answered."""
         self._alone = False
         self._lonely, self._ahead, self._ended_s = 0.0, False, math.inf
         self._pauses = Deadline(channel.probe_s, quantile=0.5)
@@ -116,13 +118,14 @@ class GroupNode(PartialMachine):
         self._last: Group | None = None  # answers requests for repair after its round
         self._budgets_s = (0.0, 0.0)
         self._met_s = self._late_s = math.inf
-        """When the newest group met, and how much later its last message came, if after its round."""
+        """When the newest group met, and how much later its last message came, if that was after its
+        round."""
 
     def _restart(self) -> None:
         self._scatter, self._gather = Deadline(self.channel.probe_s), Deadline(self.channel.probe_s)
 
     def deadline_s(self) -> float:
-        """By when a round that begins now ends at the latest, counted from its beginning."""
+        """How long a round that begins now takes at most."""
         answer_s = self._answer.budget_s() * self._answer.backoff_max
         stages_s = max(self._scatter.budget_s(), answer_s) + max(self._gather.budget_s(), answer_s)
         return self._search_max_s(stages_s) + stages_s
@@ -135,7 +138,7 @@ class GroupNode(PartialMachine):
         if self.channel.reuse and old is not None:
             self._spare = old.mean
         self._last, self._group = self._group, None
-        # members hear of their group, and so begin, up to a round trip apart
+        # members hear of their group, and begin, up to a round trip apart
         self._scatter.floor_s = self._gather.floor_s = self._answer.budget_s()
         return self._look(now_s)
 
@@ -148,15 +151,16 @@ class GroupNode(PartialMachine):
         return self._host.wait_s()
 
     def _search_max_s(self, stages_s: float) -> float:
-        """How long a search may take at most. stages_s: how long others may be averaging meanwhile."""
+        """How long a search may take. stages_s: how long others may average meanwhile."""
         answer_s = self._answer.budget_s() * self._answer.backoff_max
         wait_s = self._belief * WAIT_MAX * (self._wait.typical_s() + answer_s + stages_s)
         return HOSTS * TRIES * answer_s + wait_s + self._pauses.typical_s() + 2 * answer_s
 
     def _hold_s(self) -> float:
-        """How much longer than usual a group should be held open for others: this peer comes early.
+        """How much longer than usual the host should hold the group open, where this peer comes early.
 
-        They may still average, or, where it has met nobody for a while, compute as long as it does itself.
+        The others may still average. Where this peer has met no other for a while, they may compute for as
+        long as it does itself.
         """
         if not self._alone:
             return 0.0
@@ -176,7 +180,7 @@ class GroupNode(PartialMachine):
         return self._announce(now_s)
 
     def _announce(self, now_s: float) -> list[Effect]:
-        """Ask a host; the next one after so many tries; nobody, when all have been asked."""
+        """Announce this peer to its host; to the next host after ``TRIES``. Fail once all have been asked."""
         search = self._search
         assert search is not None and self.active is not None
         if search.tries >= TRIES * len(search.hosts):
@@ -191,7 +195,7 @@ class GroupNode(PartialMachine):
                 met = len(roster.peers) < 2 <= place.most
                 return self._late(now_s) if met else effects + self._form(now_s, roster)
             until_s = now_s + self._host.wait_s() + ask.hold_s + self._answer.budget_s()
-            return [*effects, self._await_roster(until_s)]  # in case it is forgotten among too many
+            return [*effects, self._await_roster(until_s)]  # a host with too many groups forgets some
         search.tries += 1
         self._sent_s[self.active, search.tries] = now_s
         ask = ask._replace(attempt=search.tries)
@@ -204,7 +208,7 @@ class GroupNode(PartialMachine):
         return Send(blob_message(host, key, encode_announce(ask)), until_s)
 
     def _time(self, now_s: float, key: MessageKey) -> None:
-        """A host has answered an announcement, in time or not: that is a round trip."""
+        """A host has answered an announcement, in time or late: take the round trip."""
         sent_s = self._sent_s.pop((key.round, key.block), None)
         if sent_s is None:
             return
@@ -215,14 +219,14 @@ class GroupNode(PartialMachine):
             self._answer.late(took_s)
 
     def _await_roster(self, until_s: float) -> Arm:
-        """The roster should be here by then."""
+        """A timer for the roster, which should be here by ``until_s``."""
         search = self._search
         assert search is not None
         search.waits += 1
         return self._arm(f"roster/{search.waits}", until_s)
 
     def _wait_max_s(self) -> float:
-        """For how long a host is believed that it waits."""
+        """The longest wait of a host that this peer believes."""
         return self._belief * WAIT_MAX * (self._host.wait_s() + self._busy_s())
 
     def _fail(self, now_s: float, why: str) -> list[Effect]:
@@ -255,7 +259,7 @@ class GroupNode(PartialMachine):
                 return []
             if not search.answered:
                 search.until_s = now_s + self._wait_max_s() + self._hold_s()
-            # who is reminded and says this again holds the group open for another one
+            # a host that is reminded and says this again holds the group open for another peer
             search.answered, search.reminded = True, False
             until_s = min(now_s + answer[1], search.until_s)
             return [self._await_roster(until_s + self._answer.budget_s())]
@@ -279,10 +283,11 @@ class GroupNode(PartialMachine):
         return effects + self._catch_up(now_s)
 
     def _late(self, now_s: float) -> list[Effect]:
-        """The group has met without this peer: better in time for the next round than waiting for nobody.
+        """The group has met without this peer: the round fails, so that the peer is in time for the next one.
 
-        Who is late by most of a step is late for that, too, where others' steps are no longer than its own.
-        After ``LONELY_MAX`` rounds it gives what it has to the next one at once, and waits there for them.
+        A peer that is late by most of a step is late for the next one, too, where others' steps are as long
+        as its own. After ``LONELY_MAX`` rounds alone it gives its values to the next round at once, and waits
+        there.
         """
         if self._search is None or self._ask is None or self.active is None:
             return []
@@ -293,14 +298,14 @@ class GroupNode(PartialMachine):
         return self._skip_to(now_s, self._ask, max(self.active + 1, self.highest))
 
     def _skip_to(self, now_s: float, ask: Average, number: int) -> list[Effect]:
-        """Give the round under way up, and look for a group of a later one at once."""
+        """Give up the round under way, and look for a group of a later one at once."""
         assert self.active is not None
         self.keys.moved(self.active, None)
         self.active = self.highest = number
         return [Noted("skipped", self.me, f"to round {number}"), *self._begin(now_s, ask)]
 
     def _catch_up(self, now_s: float) -> list[Effect]:
-        """Others are in a later round: give this one up, and look for a group of that one at once."""
+        """Others are in a later round: give up this one, and look for a group of that round at once."""
         if self._search is None or self._ask is None or self.active is None or self.highest <= self.active:
             return []
         if now_s - self.started_s > HOSTS * TRIES * self._answer.budget_s():
@@ -308,7 +313,7 @@ class GroupNode(PartialMachine):
         return self._skip_to(now_s, self._ask, self.highest)
 
     def _form(self, now_s: float, roster: Roster) -> list[Effect]:
-        """The group is known."""
+        """The roster is here: average in the group."""
         assert self.active is not None
         if self._search is None:
             return []
@@ -325,14 +330,14 @@ class GroupNode(PartialMachine):
         self._ahead, self._ended_s = False, now_s
         if len(outcome.members) > 1:
             self._lonely *= LONELY_DECAY
-        else:  # also where it has waited for as long as others may compute
+        else:  # at LONELY_MAX it has waited for as long as others may compute: count anew
             self._lonely = self._lonely + 1 if self._lonely < LONELY_MAX else 0.0
         return super()._finish(now_s, outcome)
 
     # -- Looking for a group: timers
 
     def _searching(self, now_s: float, timer: Timer) -> list[Effect] | None:
-        """A timer of matchmaking; ``None``: it is another one."""
+        """A timer of matchmaking has run out; ``None``: it is another timer."""
         kind, search = timer.name.partition("/")[0], self._search
         if kind == "host":
             effects, roster = self._host.expire(now_s, timer)
@@ -349,7 +354,7 @@ class GroupNode(PartialMachine):
         return self._announce(now_s)
 
     def _remind(self, now_s: float) -> list[Effect]:
-        """The roster should be here: ask its host once more; it may have been lost, or be still to come."""
+        """The roster should be here: ask its host once more, in case it was lost or is still to come."""
         search = self._search
         assert search is not None and self.active is not None
         if search.reminded or search.host == self.me or now_s >= search.until_s:
@@ -411,7 +416,7 @@ class GroupNode(PartialMachine):
         return effects
 
     def _learn(self, outcome: Outcome) -> None:
-        """How long a round took teaches how long the next may take; silence alone lengthens nothing."""
+        """A round's time teaches how long the next may take. A silent member lengthens no deadline."""
         assert self._group is not None
         if outcome.expired:
             if self._group.owed_something(outcome.missed):
@@ -439,7 +444,7 @@ class GroupNode(PartialMachine):
 
 
 def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool, written: str) -> Averager:
-    """An averager in groups; ``keys(me, seed)`` says how a peer chooses its own."""
+    """An averager in groups. keys: makes a peer's ``Keys`` from its number and the crew's seed."""
 
     def open_(opening: Opening) -> GroupNode:
         channel, crew = opening.channel, opening.crew
@@ -460,12 +465,15 @@ def in_groups(name: str, keys: Callable[[PeerId, int], Keys], repair: bool, writ
 
 
 def Moshpit(group: int = 8, repair: bool = True) -> Averager:
-    """Average in groups that change each round, on a grid that follows who is there (NeurIPS 2021).
+    """Average in groups that change each round, on a grid that follows the live peers (NeurIPS 2021).
 
-    For crews of up to 1,024 peers; the averagers that meet all at once take 64.
-    group: peers in a group at most, 2 to 64; a crew of M^d peers in groups of M is as one after d rounds.
+    For crews of up to 1,024 peers. Averagers that let all average at once take 64.
+
+    group: peers in a group at most, 2 to 64. A crew of M^d peers in groups of M has one mean after d rounds.
     repair: ask again for what is missing in a group while its deadline allows.
-    Raises ValueError for groups not of 2 to 64.
+
+    Raises:
+        ValueError: ``group`` is not between 2 and 64.
     """
     grid_of(1, group)
     written = _written("Moshpit", group, repair)
@@ -473,9 +481,10 @@ def Moshpit(group: int = 8, repair: bool = True) -> Averager:
 
 
 def RandomGroups(group: int = 8, repair: bool = True) -> Averager:
-    """Average in groups of about ``group`` peers, 2 to 64, drawn anew each round; of up to 1,024 peers.
+    """Average in groups of about ``group`` peers, 2 to 64, drawn anew each round; for up to 1,024 peers.
 
-    Raises ValueError for groups not of 2 to 64.
+    Raises:
+        ValueError: ``group`` is not between 2 and 64.
     """
     grid_of(1, group)
     written = _written("RandomGroups", group, repair)

@@ -2,7 +2,7 @@
 
 "Randomized gossip algorithms", Boyd, Ghosh, Prabhakar, Shah, IEEE Transactions on Information Theory 52 (6),
 2006, section II, in its synchronous form: a matching is drawn each round. On a ring the matchings are its
-even and its odd edges, which takes the order of n^2 rounds; random matchings halve the variance each round.
+even and its odd edges, which take the order of n^2 rounds. Random matchings halve the variance each round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VALUES = 0
 
 
 class Gossip(PartialMachine):
-    """One peer of pairwise gossip; ``ring``: only neighbours on a ring meet."""
+    """One peer of pairwise gossip. ring: only neighbours on a ring meet."""
 
     def __init__(
         self, me: PeerId, view: View, seed: int, channel: GroupChannel, *, ring: bool = False
@@ -32,7 +32,7 @@ class Gossip(PartialMachine):
         self._theirs: Vector | None = None
 
     def partner(self, round_: int) -> PeerId | None:
-        """Whom this peer meets; ``None`` where the number of peers is odd and it is left over."""
+        """The peer that this one meets; ``None``: the number of peers is odd, and this one is left over."""
         n, rank = len(self.view), self.view.rank(self.me)
         if self._ring:
             other = rank ^ 1 if round_ % 2 == 0 else ((rank - 1) ^ 1) + 1
@@ -95,7 +95,7 @@ class Gossip(PartialMachine):
 
 
 def weighted(values: Floats, weight: float, theirs: Vector) -> tuple[Floats, Floats]:
-    """The weighted mean of own values and another's, and its weight; where nothing came, one's own."""
+    """The weighted mean of this peer's values and another's, and its weight. Where nothing came: its own."""
     total = np.where(theirs.got, theirs.weight, 0).astype(np.float32) + np.float32(weight)
     share = np.divide(
         np.where(theirs.got, theirs.weight, 0), total, where=total > 0, out=np.zeros_like(total)

@@ -1,8 +1,8 @@
 """Moshpit's grid: which peers average together in which round.
 
 "Moshpit SGD", Ryabinin, Gorbunov, Plokhotnyuk, Pekhimenko, NeurIPS 2021 (arXiv 2103.03239), section 3.1 and
-algorithm 1. Peers stand in the cells of a grid of d dimensions; in round t those average that differ only in
-their index on axis t mod d. With a full grid and no failure the mean is exact after d rounds.
+algorithm 1. Peers stand in the cells of a grid of d dimensions. In round t peers that differ only in their
+index on axis t mod d average. With a full grid and no failure the mean is exact after d rounds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from ragtag.core.types import PEERS_MAX, PeerId
 Cell = tuple[int, ...]
 CELLS_MAX = 1 << 20
 PROBES = 64
-"""Cells of its own that a peer tries; where all cells are wanted, two in a hundred find none of them free."""
+"""A peer tries so many cells of its own. In a full grid two in a hundred peers find none of theirs free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """A grid with ``sides[a]`` cells along axis ``a``.
 
-    The paper's key is the queue of the last d-1 indices. All peers append in the same round, so the queue is
-    the cell's indices without that of the axis whose turn it is, in cyclic order: the same groups.
+    The paper's key is the queue of the last d-1 indices. All peers append in the same round, so the queue
+    holds the cell's indices except that of the axis whose turn it is, in cyclic order. The groups are the
+    same.
     """
 
     sides: tuple[int, ...]
@@ -41,7 +42,7 @@ class Grid:
 
     @property
     def cells(self) -> int:
-        """How many peers it holds, one in each cell."""
+        """How many peers the grid holds, one in each cell."""
         return math.prod(self.sides)
 
     def axis(self, round_: int) -> int:
@@ -49,7 +50,7 @@ class Grid:
         return round_ % len(self.sides)
 
     def cell(self, number: int) -> Cell:
-        """Cell ``number``, row by row."""
+        """The indices of cell ``number``, counted row by row."""
         cell = []
         for side in reversed(self.sides):
             number, index = divmod(number, side)
@@ -57,7 +58,7 @@ class Grid:
         return tuple(reversed(cell))
 
     def line_number(self, cell: Cell, axis: int) -> int:
-        """The number of the line of a cell along an axis, among those along that axis."""
+        """The number of a cell's line along an axis, among the lines along that axis."""
         number = 0
         for other, side in enumerate(self.sides):
             if other != axis:
@@ -65,15 +66,15 @@ class Grid:
         return number
 
     def line_key(self, cell: Cell, axis: int, seed: int) -> int:
-        """The 64-bit key of the group of a cell along an axis; lines of other grids have other keys."""
+        """The 64-bit key of the group on a cell's line along an axis; other grids' lines have other keys."""
         return random.stream_key(seed, "line", *self.sides, axis, *cell[:axis], *cell[axis + 1 :])
 
     def thin(self, n: int) -> bool:
         """Whether ``n`` peers on this grid mix worse than in random groups of the same size.
 
-        After d rounds on a grid that is filled to a share f, the groups' means differ by about
-        ``(1 - f) (f M)^-d`` of the variance (a sample of f M of M lines); random groups of M leave ``M^-d``.
-        So a grid is thin where ``1 - f > f^d``: below 62 % in two dimensions, 68 % in three.
+        After d rounds on a grid filled to a share f, the groups' means differ by about ``(1 - f) (f M)^-d``
+        of the variance (a sample of f M of M lines). Random groups of M leave ``M^-d``. So a grid is thin
+        where ``1 - f > f^d``: below 62 % in two dimensions, 68 % in three.
         """
         d, full = len(self.sides), n / self.cells
         return d > 1 and 1.0 - full > full**d
@@ -83,8 +84,8 @@ class Grid:
 def grid_of(n: int, group: int) -> Grid:
     """The grid for ``n`` live peers in groups of at most ``group``.
 
-    As few axes as hold them, and sides that differ by at most one: then more than ``1 - 1/M`` of the cells
-    are filled, so a grid that follows the live number is thin only where sides are of 2 or 3 cells.
+    It has as few axes as hold the peers, and sides that differ by at most one. So more than ``1 - 1/M`` of
+    the cells are filled, and a grid that follows the live number is thin only where sides have 2 or 3 cells.
 
     Raises:
         ValueError: ``group`` is not between 2 and 64, or ``n`` is below 1 or needs too many cells.
@@ -108,12 +109,12 @@ def grid_of(n: int, group: int) -> Grid:
 
 @lru_cache(maxsize=64)
 def cells_of(grid: Grid, key: int, peers: tuple[PeerId, ...]) -> NDArray[np.int64]:
-    """The cell (its number) of each of these peers: int64 ``[n]``, no two in one while there are enough.
+    """The number of each peer's cell: int64 ``[n]``, no two the same while there are enough cells.
 
-    Each peer tries cells of its own, one after the other, in step with all others; of several at a free one
+    Each peer tries cells of its own, one after the other, in step with all others. Of several at a free cell
     the first by a hash gets it. So views that differ in one peer differ in one to three cells more (of a
-    thousand, nine in ten of them taken), where a permutation of ranks would move half of all peers. Who finds
-    none in ``PROBES`` takes what is left.
+    thousand, nine in ten of them taken), where a permutation of ranks would move half of all peers. A peer
+    that finds none in ``PROBES`` tries takes one that is left.
     """
     n, cells = len(peers), grid.cells
     if n > cells:

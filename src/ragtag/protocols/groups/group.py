@@ -1,4 +1,4 @@
-"""One round inside a group: reduce-scatter and all-gather among members with local numbers."""
+"""One round inside a group: reduce-scatter and all-gather among its members, numbered from 0."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ragtag.protocols.rounds.layout import layout_of
 from ragtag.protocols.rounds.reduce import scatter_gather
 
 BLOCK_BITS = 6
-"""A block's number inside a group takes so many bits of a key; the group's tag has the rest."""
+"""A block's number inside a group has so many bits of a key; the group's tag has the rest."""
 _BLOCKS = 1 << BLOCK_BITS
 
 
 class Group:
-    """One round inside a group: ``rounds.reduce`` among members with local numbers."""
+    """The machine of ``rounds.reduce`` among a group's members, with keys and peers renamed on the way."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class Group:
     def begin(
         self, now_s: float, ask: Average, scatter_s: float, gather_s: float, answer_s: float
     ) -> list[Effect]:
-        """Scatter one's values, and wait for all other members."""
+        """Scatter this peer's values, and wait for all other members."""
         everyone = frozenset(range(len(self.roster.peers)))
         begin = Begin(ask.values, ask.weight, everyone, scatter_s, gather_s, answer_s=answer_s)
         return self._out(self.machine.step(now_s, begin))
 
     def take(self, now_s: float, run: Run) -> list[Effect]:
-        """A run of this group's (its tag has been compared)."""
+        """Take a run of this group (the caller has compared its tag)."""
         local = self._local.get(run.peer)
         if local is None:
             return []
@@ -83,7 +83,7 @@ class Group:
         return self._out(self.machine.step(now_s, Arrived((moved,))))
 
     def expire(self, now_s: float, timer: Timer) -> list[Effect]:
-        """One of the group's timers."""
+        """One of the group's timers has run out."""
         return self._out(self.machine.step(now_s, Expired(timer)))
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
@@ -92,7 +92,7 @@ class Group:
         return [] if local is None else self._out(self.machine.passed(now_s, local))
 
     def owed_something(self, missed: tuple[PeerId, ...]) -> bool:
-        """Whether anything came of those that were missed (else they are dead, not slow), and more might."""
+        """Whether a missed member is slow rather than dead: something came from it, and more might."""
         lesson = self.machine.lesson()
         missed_here = (self._local[peer] for peer in missed)
         return any(lesson.owed.get(at) and at not in lesson.in_vain for at in missed_here)

@@ -1,19 +1,23 @@
 """Matchmaking: peers with the same key find each other, without a master, by a deadline.
 
-A key's *host* is a peer that everyone computes (``moshpit.View.hosts``). A peer announces itself there; the
-host answers at once by when it will close the group, and closes it when it is full or its wait is over. A
-host that does not answer within a measured round trip is asked once more, then the next one is. Each
-announcement of a round has a number (its key's block), which the answer to it carries: so round trips are
-measured however late an answer is, and none is taken for one to a later announcement (Karn and Partridge,
-SIGCOMM 1987). A round of matchmaking takes at most ``HOSTS * TRIES`` answers' deadlines, the host's wait, and
-one deadline more. How long hosts wait is learned from how far apart announcements came, and rosters carry
-that to all members; to it one answer's deadline is added, not a factor: who waited for the dead in one group
-comes that much later to the next one, which waits for all of them, and a factor would grow without bound.
-Whoever comes when its group has met is sent on to the next round at once, and asks its host there to hold the
-group open for as long as the others may still be busy: so a crew that has fallen apart in time comes together
-again. Being early it teaches nothing about how long to wait; that is counted from the first that comes as
-members usually do, and also where that one was left alone before the next came. A member that asks where its
-roster stays, and hears that the group is still open, waits on.
+A key's *host* is a peer that every peer can compute (``keys.View.hosts``). A peer announces itself to the
+host. The host answers at once by when it will close the group, and closes it when it is full or the wait is
+over. A host that does not answer within a measured round trip is asked once more, then the next host is.
+
+Each announcement of a round has a number (its key's block), which its answer carries. So round trips are
+measured however late an answer is, and no answer passes for one to a later announcement (Karn and Partridge,
+SIGCOMM 1987). Matchmaking takes at most ``HOSTS * TRIES`` deadlines of an answer, the host's wait, and one
+deadline more.
+
+Hosts learn how long to wait from how far apart announcements come, and rosters carry that to all members. One
+answer's deadline is added to it, and no factor: a peer that waited for the dead in one group comes that much
+later to the next one, which waits for all its members, and a factor would grow without bound.
+
+A peer that comes when its group has met is sent on to the next round at once. There it asks the host to hold
+the group open for as long as the others may still be busy. So a crew that has fallen apart in time comes
+together again. A peer that was sent on is early, and teaches nothing about how long to wait: that is counted
+from the first member that was in a group before, also where the group was closed with that one alone. A
+member whose roster does not come asks its host, and waits on if the group is still open.
 """
 
 from __future__ import annotations
@@ -29,12 +33,12 @@ from ragtag.core.types import PEERS_MAX, Arm, Effect, MessageKey, PeerId, Send, 
 from ragtag.protocols.rounds.base import blob_message
 
 ANNOUNCE, WAIT, ROSTER, BEHIND, MET = 2, 3, 4, 5, 6
-"""Stages of a message key, beside those of averaging (``base``). The last two: the host is in this later
-round already; the group of this round has met."""
+"""Stages of a message key, beside those of averaging (``base``). BEHIND: the host is in this later round
+already. MET: the group of this round has met."""
 HOSTS, TRIES = 3, 2
-"""So many hosts are asked, each so often."""
+"""How many hosts are asked, and how often each."""
 BATCHES_MAX = 256
-"""Groups that one host gathers at once, or remembers to answer again."""
+"""How many groups a host gathers at once, or remembers to answer again."""
 
 _ANNOUNCE = struct.Struct("<QHHI")  # key, index, most, microseconds to hold the group open
 _WAIT = struct.Struct("<QI")  # key, microseconds until the group is closed
@@ -48,7 +52,7 @@ _US_MAX = (1 << 32) - 1
 class Roster:
     """A closed group: its members with their indices, in the order of the indices.
 
-    spread_s: how far apart the first and the last of them announced themselves.
+    spread_s: how far apart the first and the last member announced themselves.
     """
 
     key: int
@@ -66,9 +70,12 @@ class Roster:
 
 
 class Announcement(NamedTuple):
-    """An announcement: the group's key, the index (seat) wanted in it, and how many to expect.
+    """What a peer tells a host.
 
-    hold_s: to wait so much longer, because this peer was sent on from a round that others are still in.
+    key: the group's.
+    seat: the index that the peer wants in the group.
+    most: how many members to expect.
+    hold_s: how much longer to wait, as the peer was sent on from a round that others are still in.
     attempt: the announcement's number, which goes in its key; 0: no answer to it is timed.
     """
 
@@ -85,7 +92,7 @@ def encode_announce(ask: Announcement) -> bytes:
 
 
 def decode_announce(blob: bytes) -> Announcement | None:
-    """An announcement; ``None`` where it makes no sense."""
+    """An announcement; ``None``: it makes no sense."""
     if len(blob) < _ANNOUNCE.size:
         return None
     key, index, most, hold_us = _ANNOUNCE.unpack_from(blob)
@@ -102,7 +109,7 @@ def encode_wait(key: int, wait_s: float) -> bytes:
 
 
 def decode_wait(blob: bytes) -> tuple[int, float] | None:
-    """Key, and in how many seconds the group is closed."""
+    """The key, and in how many seconds the group is closed; ``None``: it makes no sense."""
     if len(blob) < _WAIT.size:
         return None
     key, wait_us = _WAIT.unpack_from(blob)
@@ -117,7 +124,7 @@ def encode_roster(roster: Roster) -> bytes:
 
 
 def decode_roster(blob: bytes) -> Roster | None:
-    """A roster; ``None`` where it makes no sense (peers or indices named twice, too many, cut short)."""
+    """A roster; ``None``: it makes no sense (peers or indices named twice, too many, cut short)."""
     if len(blob) < _ROSTER.size:
         return None
     key, spread_us, count = _ROSTER.unpack_from(blob)
@@ -131,7 +138,7 @@ def decode_roster(blob: bytes) -> Roster | None:
 
 
 def seats(wanted: dict[PeerId, int], most: int) -> list[tuple[int, PeerId]]:
-    """An index for each member: the one it wants, or, where two want the same, the lowest that is free."""
+    """An index for each member: the one that it wants, or the lowest free one where two want the same."""
     taken: dict[int, PeerId] = {}
     homeless = [peer for peer in sorted(wanted) if taken.setdefault(wanted[peer], peer) != peer]
     free = iter([i for i in range(max(most, len(wanted))) if i not in taken])
@@ -144,9 +151,14 @@ def seats(wanted: dict[PeerId, int], most: int) -> list[tuple[int, PeerId]]:
 class _Batch:
     """A group that a host gathers.
 
-    first_s, last_s: when members came first and last (infinite: none has) that were in a group in the round
-    before. Those that were sent on are early, and say nothing about how far apart members come.
-    late: whether others have come since it met. roster: who is in it, once it is closed.
+    number: counts the host's groups.
+    until_s: when it is closed.
+    most: how many members to expect.
+    wanted: the index that each member wants.
+    first_s, last_s: when the first and the last member came; infinite: none has. Members that were sent on do
+        not count: they are early, and do not tell how far apart members come.
+    late: whether others have come since it met.
+    roster: its members, once it is closed.
     """
 
     number: int
@@ -161,12 +173,12 @@ class _Batch:
 
     @property
     def spread_s(self) -> float:
-        """How far apart its members came."""
+        """How far apart its members came, as far as they count."""
         return max(0.0, self.last_s - self.first_s)
 
 
 class Host:
-    """One peer's part as a host: it gathers announcements and closes groups."""
+    """One peer as a host: it gathers announcements and closes groups."""
 
     def __init__(self, me: PeerId, channel: int, wait: Deadline, answer: Deadline) -> None:
         self._me, self._channel, self._wait, self._answers = me, channel, wait, answer
@@ -180,7 +192,9 @@ class Host:
     def announce(
         self, now_s: float, peer: PeerId, round_: int, ask: Announcement
     ) -> tuple[list[Effect], Roster | None]:
-        """A peer (perhaps this one) is there: what to do, and the roster if that closes this peer's own."""
+        """A peer (perhaps this one) announces itself: what to do, and the roster if that closes this peer's
+        group.
+        """
         key, index, most, hold_s, attempt = ask
         effects: list[Effect] = []
         batches = self._batches.setdefault((round_, key), [])
@@ -189,11 +203,11 @@ class Host:
                 return self._answer(now_s, peer, round_, batch, attempt), None
         over = [batch for batch in batches if batch.roster is not None]
         if over and not over[-1].late and hold_s == 0:
-            over[-1].late = True  # several that come together are one reason to wait longer, not several
+            over[-1].late = True  # several that come at once are one reason to wait longer, not several
             self._learn(now_s - over[-1].first_s)
         came = sum(len(batch.wanted) for batch in over) + 1
         if over and (came >= most or any(len(batch.wanted) > 1 for batch in over)):
-            # too late, and nobody else is to come, or none that would wait: the next round is this peer's
+            # too late, and no other is to come, or none that would wait: send it on to the next round
             if peer == self._me:
                 return [], Roster(key, (peer,), (index,))
             run = blob_message(peer, MessageKey(self._channel, round_, MET, attempt), b"\0")
@@ -202,14 +216,16 @@ class Host:
         if batches and batches[-1].roster is None:
             batch = batches[-1]
             if hold_s == 0 and batch.first_s == math.inf:
-                batch.until_s = until_s  # those that were waited for begin to come: now they are, as ever
+                batch.until_s = (
+                    until_s  # the members that the early one waits for begin to come: wait as usual
+                )
                 effects.append(Arm(self._timer(round_, key, batch.number), until_s))
         else:
             self._count += 1
             batch = _Batch(self._count, key, until_s, most)
             batches.append(batch)
         batch.wanted[peer] = index
-        batch.most = max(batch.most, most)  # who knows of more is right, or waits a little
+        batch.most = max(batch.most, most)  # the peer that knows of more is right, or waits a little
         if hold_s == 0:
             batch.first_s, batch.last_s = min(batch.first_s, now_s), now_s
         if len(batch.wanted) == 1:
@@ -229,7 +245,7 @@ class Host:
         return [], None
 
     def _learn(self, apart_s: float) -> None:
-        """A member came so long after the first: at most twice what is waited now is learned from one."""
+        """A member came so long after the first. One teaches at most twice the wait of now."""
         if 0 < apart_s < math.inf:
             self._wait.completed(min(apart_s, 2 * self.wait_s()))
 
@@ -264,7 +280,7 @@ class Host:
         return [Send(run, now_s + self.wait_s())]
 
     def _forget(self, round_: int) -> None:
-        """Keep what is known bounded: closed groups of rounds before the last go, then the oldest."""
+        """Bound the table: forget closed groups of rounds before the last, then the oldest."""
         for entry in [entry for entry in self._batches if entry[0] < round_ - 1]:
             if all(batch.roster is not None for batch in self._batches[entry]):
                 del self._batches[entry]

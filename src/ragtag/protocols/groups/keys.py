@@ -1,8 +1,8 @@
 """Which group a peer averages in: Moshpit's keys, and random groups to compare with.
 
-The source is that of ``grid``. Beyond the paper: sides of the grid follow from the live number of peers; an
-index stays with its peer while nobody else in the group holds it, so that peers that miss a round find their
-cell free; a grid that is too empty is left for random groups until enough peers are there.
+The source is that of ``grid``. Beyond the paper: the grid's sides follow from the number of live peers. An
+index stays with its peer while no other in the group holds it, so peers that miss a round find their cell
+free. Peers leave a grid that is too empty for random groups until it fills again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ragtag.protocols.groups.grid import Cell, Grid, cells_of, grid_of, line_cou
 
 
 class View:
-    """The live peers, as one peer sees them; immutable, so that many peers may share one.
+    """The live peers, as one peer sees them. Immutable, so that many peers may share one.
 
     Each key has *hosts* where its peers meet: the peers that follow it on a ring of hashes (consistent
-    hashing: Karger et al., STOC 1997), so views that differ in one peer differ in few hosts.
+    hashing: Karger et al., STOC 1997). So views that differ in one peer differ in few hosts.
     """
 
     __slots__ = ("_cells", "_ring", "_ring_peers", "peers")
@@ -52,7 +52,7 @@ class View:
         return bisect_left(self.peers, peer)
 
     def hosts(self, key: int, k: int) -> tuple[PeerId, ...]:
-        """The first ``k`` hosts of a key (all peers, where there are fewer)."""
+        """The first ``k`` hosts of a key, or all peers where there are fewer."""
         n, at = len(self._ring), bisect_left(self._ring, key)
         return tuple(self._ring_peers[(at + i) % n] for i in range(min(k, n)))
 
@@ -68,7 +68,7 @@ class View:
         return self if peer in self else View((*self.peers, peer))
 
     def left(self, peer: PeerId) -> View:
-        """The view without a peer; the last one stays."""
+        """The view without a peer. The last peer stays."""
         if peer not in self or len(self.peers) == 1:
             return self
         return View(other for other in self.peers if other != peer)
@@ -76,7 +76,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a peer averages in a round: its group's key, the index it would have, and how many to expect."""
+    """Where a peer averages in a round: its group's key, the index it wants there, how many members to
+    expect.
+    """
 
     key: int
     index: int
@@ -96,9 +98,10 @@ class Keys(Protocol):
 
 
 def n_groups(n: int, group: int) -> int:
-    """Into how many groups of about ``group`` so many peers are cut: for crews of nearly ``n`` as many.
+    """Into how many groups of about ``group`` peers ``n`` peers are cut.
 
-    Its first five bits count, so that one peer more or less hardly ever moves all the cuts.
+    The number is rounded to its first five bits, so that one peer more or less hardly ever moves all the
+    cuts.
     """
     least = -(-n // PEERS_MAX)
     exact = max(1, n // group, least)
@@ -109,7 +112,7 @@ def n_groups(n: int, group: int) -> int:
 
 @lru_cache(maxsize=32)
 def random_ranks(key: int, peers: tuple[PeerId, ...]) -> tuple[int, ...]:
-    """The place of each of these peers in a random order, in which it does not matter who else there is."""
+    """Each peer's rank in a random order. Which of two peers comes first does not depend on the others."""
     order = np.argsort(random.stream_keys(key, "drawn", peers), kind="stable")
     places = np.empty(len(peers), np.int64)
     places[order] = np.arange(len(peers))
@@ -120,10 +123,10 @@ class RandomKeys:
     """Groups of about ``group`` drawn anew each round: a permutation of the live peers, cut in pieces.
 
     Paper, section 4.1: "averaging in random groups as a simpler version". There are about ``n // group``
-    groups (``n_groups``), their sizes differ by at most one. In the permutation peers stand by a hash of
-    their own, so that peers whose views differ in one peer differ in one member of their group, and meet all
-    the same: in a large crew somebody comes or goes in most rounds, and not all hear of it before the same
-    one.
+    groups (``n_groups``), whose sizes differ by at most one. Each peer's place follows from a hash of its
+    own. So peers whose views differ in one peer differ in one member of their group, and meet all the same.
+    That matters in a large crew, where a peer comes or goes in most rounds and not all hear of it before the
+    same one.
     """
 
     def __init__(self, me: PeerId, seed: int, group: int) -> None:
@@ -143,11 +146,11 @@ class RandomKeys:
         return Place(random.stream_key(self._seed, "random group", round_, piece), at - first, until - first)
 
     def moved(self, round_: int, index: int | None) -> None:
-        """Nothing of a round is remembered."""
+        """Nothing: no round is remembered."""
 
 
 class MoshpitKeys:
-    """Moshpit's keys on a grid that follows the live number of peers, or on one that is given."""
+    """Moshpit's keys, on a grid that follows the number of live peers or on a given one."""
 
     def __init__(self, me: PeerId, seed: int, group: int, grid: Grid | None = None) -> None:
         self._me, self._seed, self._group, self._fixed = me, seed, group, grid
@@ -182,16 +185,17 @@ class MoshpitKeys:
         return Place(grid.line_key(cell, axis, self._seed), cell[axis], expected)
 
     def _settle(self, grid: Grid, view: View) -> None:
-        """Take a cell that nobody else takes, as long as views agree (groups part those who share one).
+        """Take a cell that no other peer takes, as long as views agree; a group gives peers of one cell two
+        indices.
 
-        When peers come or go all settle anew, so that each knows how many to expect on every line.
+        When peers come or go all take cells anew, so that each knows how many to expect on every line.
         """
         self._grid, self._view = grid, view
         cells, self._line_counts = view.cells_on(grid, self._seed)
         self._cell = grid.cell(int(cells[view.rank(self._me)]))
 
     def moved(self, round_: int, index: int | None) -> None:
-        """Drop the oldest index, append the new one; whoever met nobody appends the one it drops."""
+        """Drop the oldest index and append the new one. A peer that met no other appends the one it drops."""
         if index is None or self.thin or self._grid is None:
             return
         axis = self._grid.axis(round_)

@@ -1,7 +1,7 @@
-"""What machines of large crews share: the number of the round, what came too early, and outcomes.
+"""What machines of large crews share: the round's number, runs that came too early, and outcomes.
 
-A peer of such a machine exchanges with a few others in a round, so ``Outcome.members`` says whom the bits of
-``heard`` mean, and the crew may have far more than 64 peers.
+In a round of such a machine a peer exchanges with a few others. ``Outcome.members`` says which peers the bits
+of ``heard`` mean, so the crew may have far more than 64 peers.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from ragtag.protocols.rounds.asking import QUESTIONS, here
 from ragtag.protocols.rounds.base import spans_of, whole_message
 
 EARLY_MAX = 256
-"""Runs that are kept for a round, or a group, that this peer does not know yet."""
+"""How many runs are kept for a round or a group that this peer does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChannel:
-    """What a crowd's machine averages, and how long things may take at first.
+    """What such a machine averages, and how long things may take at first.
 
-    probe_s: measured time of one exchange of the whole vector; rtt_s: measured round trip, with its margin.
-    reuse: use the memory of an outcome's mean again once the round after the next begins.
+    probe_s: the measured time of one exchange of the whole vector.
+    rtt_s: a measured round trip, with its margin.
+    reuse: the memory of an outcome's mean is used again once the round after the next begins.
     """
 
     number: int
@@ -66,7 +67,7 @@ class GroupChannel:
 
 
 class PartialMachine(ABC):
-    """One peer of a crew of any size; ``Average`` begins its next round, ``Done`` ends it."""
+    """One peer of a crew of any size. ``Average`` begins its next round, ``Done`` ends it."""
 
     def __init__(self, me: PeerId, view: View, seed: int, channel: GroupChannel) -> None:
         if me not in view:
@@ -104,27 +105,27 @@ class PartialMachine(ABC):
         return []
 
     def probed(self, probe_s: float, now_s: float = 0.0) -> None:
-        """One exchange of the whole vector takes this long: where deadlines begin."""
+        """One exchange of the whole vector takes this long: deadlines begin from that."""
         self.channel = replace(self.channel, probe_s=probe_s)
         self._restart()
 
     def resume(self, round_: int) -> None:
-        """The next round comes after ``round_``, and in it this peer takes, and gives nothing."""
+        """The next round comes after ``round_``, and this peer gives nothing in it."""
         self._newcomer = True
         self.done = max(self.done, round_)
 
     def newer(self) -> bool:
-        """Whether others are past this peer's last round shows when it looks for them."""
+        """Yes: whether others are past this peer's last round shows when it looks for them."""
         return True
 
     def shows(self, peer: PeerId, number: int) -> bool:
-        """A peer that has left, or is on its way in, only talks."""
+        """Whether the sender takes part: a peer that has left, or is on its way in, does not."""
         return peer in self.view
 
     def skip(self) -> None:
-        """This peer misses a round: the one under way is given up, or the next one is not begun.
+        """This peer misses a round: it gives up the one under way, or does not begin the next.
 
-        There is no ``Done`` for it. Whatever decides about the next round goes on as if it had failed.
+        There is no ``Done`` for it. Keys go on as if it had failed.
         """
         number = self.active if self.active is not None else self._next()
         self.active, self._ask, self.done = None, None, number
@@ -182,7 +183,7 @@ class PartialMachine(ABC):
         return self._take(now_s, run)
 
     def _keep(self, run: Run) -> None:
-        """Keep a run that came too early; what it holds is copied, as a receiver uses its buffer again."""
+        """Keep a copy of a run that came too early; the receiver uses its buffer again."""
         if len(self._early) >= EARLY_MAX:
             self._early.pop(0)
         mask = None if run.mask is None else run.mask.copy()
@@ -192,7 +193,7 @@ class PartialMachine(ABC):
         self._early.append(kept)
 
     def _again(self, now_s: float) -> list[Effect]:
-        """Take what came too early, now that more is known; older rounds are forgotten."""
+        """Take the runs that came too early, now that more is known. Those of older rounds are dropped."""
         if not self._early or self.active is None:
             return []
         early, self._early = self._early, []
@@ -206,7 +207,7 @@ class PartialMachine(ABC):
         self.done, self.active, self._ask = outcome.round, None, None
         return [Done(outcome)]
 
-    # -- Small change
+    # -- Helpers
 
     def _arm(self, name: str, at_s: float) -> Arm:
         assert self.active is not None
@@ -231,7 +232,7 @@ class PartialMachine(ABC):
         missed: tuple[PeerId, ...] = (),
         expired: bool = False,
     ) -> Outcome:
-        """An outcome of the active round; what nobody else contributed to counts as not averaged."""
+        """An outcome of the active round. A chunk without another contributor counts as not averaged."""
         assert self.active is not None
         bits = np.fromiter(heard, np.uint64, len(weight))
         took_s = now_s - self.started_s

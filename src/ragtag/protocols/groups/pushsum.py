@@ -1,12 +1,12 @@
-"""Push-sum: each peer keeps half of what it has and sends half to another, weights included.
+"""Push-sum: each peer keeps half of its sum and weight, and sends half to another.
 
 "Gossip-based computation of aggregate information", Kempe, Dobra, Gehrke, FOCS 2003, section 2: targets are
 drawn uniformly. ``exponential``: the peer ``2^(t mod log2 n)`` places on, as in "Stochastic gradient push for
 distributed deep learning", Assran, Loizou, Ballas, Rabbat, ICML 2019, section 4.
 
-A peer's estimate is its sum over its weight. The weights matter: without them what spreads is no mean, as
-peers receive unequally often. A message that comes late counts in the next round; one that is lost takes
-its share of sum and weight along, so estimates stay means, of what is left.
+A peer's estimate is its sum over its weight. Without weights it would be no mean, as peers receive unequally
+often. A message that comes late counts in the next round. One that is lost takes its share of sum and weight
+along, so estimates stay means of what is left.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _sources(seed: int, round_: int, n: int, exponential: bool) -> dict[int, tup
 
 
 class PushSum(PartialMachine):
-    """One peer of push-sum. ``Average.weight`` is its weight now: 1 at first, then what the outcome said."""
+    """One peer of push-sum. ``Average.weight`` is its weight: 1 at first, then that of its last outcome."""
 
     def __init__(
         self, me: PeerId, view: View, seed: int, channel: GroupChannel, *, exponential: bool = False
@@ -79,13 +79,13 @@ class PushSum(PartialMachine):
                 self._open.discard(peer)
         until_s = now_s + self._wait.budget_s()
         send = self._vector(target, _MASS, ask.values, ask.weight / 2, until_s)
-        if not sources:  # whom nobody sends to keeps pace with the others
+        if not sources:  # a peer to which none sends keeps pace with the others
             return [send, self._arm("push", now_s + self._wait.typical_s())]
         return [send, self._arm("push", until_s), *self._end_if_whole(now_s)]
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         if run.key.stage != _MASS or run.key.round < self.done - _ROUNDS_SEEN:
-            return []  # so old that it could not be told from a copy
+            return []  # so old that a copy could not be recognised
         if run.total != self.channel.n_chunks or run.first + len(run.payload) > run.total:
             return []
         entry = (run.key.round, run.peer)

@@ -1,10 +1,10 @@
-"""All-reduce of any number of peers, all or nothing: whoever calls it restarts it when it failed.
+"""All-reduce of any number of peers, all or nothing: the caller restarts it when it failed.
 
 A binary tree reduces to its root and broadcasts from there: 2 (n - 1) messages ("Optimization of collective
 communication operations in MPICH", Thakur, Rabenseifner, Gropp, IJHPCA 19 (1), 2005, section 4). Unlike a
-ring or ``rounds.reduce`` it scales to thousands of peers in one step; like every plain all-reduce it
-needs all of them. The root sends the mean only where all peers' values are in it, else word that it failed.
-The tree turns each round, so that not always the same peers stand in its way.
+ring or ``rounds.reduce`` it scales to thousands of peers in one step; like every plain all-reduce it needs
+all of them. The root sends the mean only where all peers' values are in it, else it tells that the round
+failed. The tree turns each round, so that other peers hold the places that matter most.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _UP, _DOWN = 0, 1
 
 
 class TreeAllReduce(PartialMachine):
-    """One peer of it. ``heard`` names the peer and its neighbours in the tree, ``weight`` tells of all."""
+    """One peer of the tree. An outcome's ``heard`` names it and its neighbours; ``weight`` is that of all
+    peers.
+    """
 
     def __init__(self, me: PeerId, view: View, seed: int, channel: GroupChannel) -> None:
         super().__init__(me, view, seed, channel)
@@ -36,7 +38,7 @@ class TreeAllReduce(PartialMachine):
         self._sent_up = False
 
     def _stand(self, round_: int) -> int:
-        """Find one's neighbours; return how many levels are below."""
+        """Find this peer's neighbours in the tree. Returns how many levels are below it."""
         peers, n = self.view.peers, len(self.view)
         at = (self.view.rank(self.me) + round_) % n
         standing = [2 * at + 1, 2 * at + 2]
@@ -76,7 +78,7 @@ class TreeAllReduce(PartialMachine):
         if run.total != self.channel.n_chunks or run.first + len(run.payload) > run.total:
             return []
         if key.stage == _DOWN and not self._sent_up:
-            return []  # it failed further up, or its sender knows what cannot be: this peer's part is missing
+            return []  # this peer's part is missing: the round failed further up, or the message is made up
         for a, b in incoming.fresh(run):
             rows = slice(run.first + a, run.first + b)
             if key.stage == _UP:
@@ -107,7 +109,7 @@ class TreeAllReduce(PartialMachine):
         return [send]
 
     def _whole(self, peer: PeerId, stage: int, count: int, until_s: float) -> Send:
-        """Sum or mean; ``heard`` carries how many peers are in it, as there are more than it has bits."""
+        """A sum or mean. Its ``heard`` counts the peers in it, which may be more than it has bits."""
         assert self.active is not None
         payload = self.channel.codec.encode(self._sum)
         heard = np.full(self.channel.n_chunks, count, np.uint64)
@@ -116,7 +118,7 @@ class TreeAllReduce(PartialMachine):
         )
 
     def _down(self, now_s: float, good: bool) -> list[Effect]:
-        """Pass on the mean, or word that there is none."""
+        """Pass on the mean, or that there is none."""
         until_s = now_s + self._hop.budget_s()
         count = len(self.view) if good else 0
         effects: list[Effect] = [self._whole(child, _DOWN, count, until_s) for child in self._children]

@@ -1,4 +1,4 @@
-"""What the parts of the membership machine share: time, timers, random choices, and the way out."""
+"""What the parts of the membership machine share: time, timers, random choices, and effects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ragtag.protocols.membership.wire import Seal
 T = TypeVar("T")
 _NOTES_MAX = 64
 _INSTANT_S = 1e-9
-"""Times that differ by less are the same: a driver may round them."""
+"""Times that differ by less count as equal, since a driver may round them."""
 
 
 class Due(NamedTuple):
-    """A timer of one of the parts: what is due, and for which probe."""
+    """A timer of one of the parts. what: names what is due. nonce: says for which probe or pull."""
 
     at_s: float
     order: int
@@ -30,8 +30,8 @@ class Core:
     """One peer's clock, timers, random stream and effects.
 
     The clock counts time awake. A timer that is served late shows that this process (or its machine) stood
-    still; what it slept through is taken out, so that nobody is accused for the time in which nobody was
-    listened to (Lifeguard's local awareness, measured here rather than inferred).
+    still. The time it slept is taken out, so that no member is accused for a time in which this peer listened
+    to none (Lifeguard's local awareness, measured here rather than inferred).
     """
 
     def __init__(self, me: Identity, limits: Limits) -> None:
@@ -51,7 +51,7 @@ class Core:
     # -- Time
 
     def advance(self, real_s: float, slack_s: float) -> None:
-        """It is ``real_s``; being more than ``slack_s`` late means having slept."""
+        """The time is ``real_s``. If the next timer is more than ``slack_s`` late, this process has slept."""
         self._real_s = max(self._real_s, real_s)
         if self._timers:
             late_s = self._real_s - self.slept_s - self._timers[0].at_s
@@ -66,13 +66,13 @@ class Core:
         heapq.heappush(self._timers, Due(self.now_s + delay_s, self._order, what, nonce))
 
     def due(self) -> Due | None:
-        """The next timer that has run out."""
+        """The next timer that has run out; ``None``: none has."""
         if self._timers and self._timers[0].at_s <= self.now_s + _INSTANT_S:
             return heapq.heappop(self._timers)
         return None
 
     def finish(self) -> list[MemberEffect]:
-        """What this step came to, with a wake for the next timer."""
+        """The effects of this step, with a wake for the next timer."""
         if self._timers:
             at_s = max(self._timers[0].at_s + self.slept_s, self._real_s)
             if at_s < self._armed_s or self._armed_s <= self._real_s + _INSTANT_S:
@@ -82,7 +82,7 @@ class Core:
         return effects
 
     def halt(self) -> None:
-        """Nothing is due any more."""
+        """Drop all timers."""
         self._timers.clear()
 
     # -- Chance
@@ -114,7 +114,7 @@ class Core:
         self.effects.append(Transmit(dest, data))
 
     def remark(self, what: str, name: str, detail: str = "") -> None:
-        """A line for the trace; of each kind the first few, then every power of two."""
+        """A line for the trace: of each kind the first few, then one at each power of two."""
         self.counts[what] += 1
         count = self.counts[what]
         if count <= _NOTES_MAX or count & (count - 1) == 0:

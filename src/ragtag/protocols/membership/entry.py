@@ -1,4 +1,4 @@
-"""Getting in: any living member is an entry point, and a stranger is believed only after a round trip.
+"""Admission: any living member is an entry point, and a stranger is believed only after a round trip.
 
     newcomer                         member
     Introduce(record)          ->
@@ -7,8 +7,8 @@
                                <-    Page(view, more)
     Pull(after)                ->    until there is no more
 
-The same happens wherever one peer hears another that it does not know: it challenges, the other introduces
-itself. Everyone is first a crew of one, so peers that start together may enter through each other.
+The same happens wherever a peer hears another that it does not know: it challenges, and the other introduces
+itself. Every peer is first a crew of one, so peers that start together may enter through each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COOKIE_USES = 3
 
 
 class Admission:
-    """Lets this peer into the crew, and others in to it."""
+    """Brings this peer into the crew, and lets others in."""
 
     def __init__(self, core: Core, view: View, prober: Prober) -> None:
         self.core, self.view, self.prober = core, view, prober
@@ -51,7 +51,7 @@ class Admission:
         self._refused: Refused | None = None
         self._refused_until_s = math.inf
         self._refused_for_s = 0.0
-        self._refusals: set[tuple[int, int]] = set()  # as many as were asked for
+        self._refusals: set[tuple[int, int]] = set()  # no more than this peer asked for
         self._pulling = ""
         self._pulled_from = ""
         self._pulls = 0
@@ -60,7 +60,7 @@ class Admission:
     # -- As a newcomer
 
     def join(self, event: Join) -> None:
-        """Begin to knock at the entries, each in turn; with none, the crew begins here."""
+        """Ask the entries in turn to be let in. Without entries the crew begins here."""
         self._entries = tuple(a for a in event.entries if a != self.core.me.address)
         self._deadline_s = event.deadline_s - self.core.slept_s
         if not self._entries:
@@ -69,15 +69,15 @@ class Admission:
             self.retry()
 
     def retry(self) -> None:
-        """Nobody has let this peer in yet: ask the next entry.
+        """No member has let this peer in yet: ask the next entry.
 
-        The pause grows until anybody was heard, as a round trip is not known before; then it is measured.
+        The pause grows until a member was heard, since no round trip is known before. Then it is measured.
         """
         if self.entered:
             return
         if self.core.now_s >= self._deadline_s:
             if self.view.live:
-                self._enter()  # none of the entries answered, but others came in here
+                self._enter()  # no entry answered, but others came in here
             else:
                 self._fail(self._why())
             return
@@ -89,7 +89,7 @@ class Admission:
         else:
             rounds = self._attempt // len(self._entries)
             pause_s = INITIAL_RTO_S / 8 * 2.0 ** min(rounds, 4)
-        pause_s /= len(self._entries)  # others may be quicker than the one just asked
+        pause_s /= len(self._entries)  # other entries may be quicker than the one just asked
         self.core.after(min(pause_s, max(0.0, self._deadline_s - self.core.now_s)), "join")
 
     def ask_next(self) -> None:
@@ -103,7 +103,7 @@ class Admission:
         self._introduce(address, epoch, cookie)
 
     def ask_missing(self) -> None:
-        """Rarely, ask at an entry where no member is known: two crews that never met become one."""
+        """Rarely ask at an entry where no member is known, so that two crews that never met become one."""
         if not self._entries or not self.entered or self.core.uniform() * (1 + len(self.view.live)) >= 4:
             return
         known = {self.view.entries[name].member.address for name in self.view.live}
@@ -113,7 +113,7 @@ class Admission:
             self.ask_next()
 
     def challenged(self, source: Address, epoch: int, message: Challenge) -> None:
-        """Somebody does not know this peer yet: introduce it."""
+        """A member does not know this peer yet: introduce it."""
         tried_s = self._tried_s.pop(source, None)
         if tried_s is not None and not self.entered:
             self._heard = True
@@ -122,7 +122,7 @@ class Admission:
         self._introduce(source, epoch, message.cookie)
 
     def refused(self, opened: Opened, message: Refused) -> None:
-        """The name is another's. If that one is dead, waiting helps; if not, nothing does."""
+        """Another member has the name. If it is dead, waiting helps; if not, nothing does."""
         said = (opened.source_epoch, opened.number)
         if message.name != self.core.me.name or said in self._refusals:
             return
@@ -139,12 +139,12 @@ class Admission:
             )
         elif self.core.now_s > self._refused_until_s:
             self._fail(self._why())
-        else:  # who has just begun knows no round trip, and asks for too much patience at first
+        else:  # a member that has just begun knows no round trip, and asks for too long a wait at first
             self._refused_for_s = max(0.0, min(message.within_s, self._refused_for_s))
             self._refused_until_s = min(self._refused_until_s, self.core.now_s + self._refused_for_s)
 
     def paged(self, source: str, message: Page) -> None:
-        """Part of the crew's view came; its records are merged already."""
+        """A page of a member's view came. Its records are merged already."""
         if not self.entered:
             self._enter()
         if message.more and message.gossip:
@@ -158,7 +158,7 @@ class Admission:
 
     @property
     def pulling(self) -> bool:
-        """Whether there is more of a list of members to come."""
+        """Whether more of a member's view is to come."""
         return bool(self._pulled_from)
 
     def asked(self, entry: Entry) -> bool:
@@ -171,7 +171,7 @@ class Admission:
         self._pull(entry)
 
     def pull_expired(self, number: int) -> None:
-        """No page came: go on from another member. Gossip tells the rest in any case, only later."""
+        """No page came: go on from another member. Without that, gossip would tell the rest later."""
         if number == self._pulls and self._pulled_from and self.view.live:
             self._pull(self.view.entries[self.core.some(self.view.live, 1)[0]])
 
@@ -213,11 +213,11 @@ class Admission:
     # -- As a member
 
     def hears_strangers(self) -> bool:
-        """Whether one more datagram of a stranger is looked at now."""
+        """Whether one more datagram of a stranger may be taken now."""
         return self._strangers.take(self.core.now_s)
 
     def stranger(self, source: Address, opened: Opened) -> None:
-        """A datagram of a process that is not known: only what gets to know it is looked at."""
+        """A datagram of an unknown process: take only messages that make it known."""
         epoch, message = opened.source_epoch, opened.message
         if not self._strangers.take(self.core.now_s):
             self.core.remark("flooding", "", "too many strangers; some are not answered")
@@ -233,7 +233,9 @@ class Admission:
             self._to(source, epoch, Challenge(self.core.seal.cookie(self.core.now_s, source)))
 
     def lost(self, source: Address, data: bytes) -> None:
-        """Who knocks with another crew's token gets an answer: it cannot read it, but sees whose it is."""
+        """Answer a peer that comes with another crew's token: it cannot read the answer, but sees whose it
+        is.
+        """
         epoch = self.core.seal.stray(data)
         if epoch is not None and self._strangers.take(self.core.now_s):
             self._to(source, epoch, Challenge(self.core.seal.cookie(self.core.now_s, source)))
@@ -259,7 +261,7 @@ class Admission:
             self.page_to(admitted, "")
 
     def page_to(self, entry: Entry, after: str) -> None:
-        """Send a member the part of this peer's view that comes after a name, itself first."""
+        """Send a member a page of this peer's view, from the first name above ``after``."""
         records, more = self.view.page(after)
         self.prober.tell(entry, Page(self.view.mine.name, more, gossip_of(records)))
 

@@ -1,4 +1,4 @@
-"""Rumours: what rides on each datagram, so that news reach all in a time like the logarithm of the crew."""
+"""Rumours: records on each datagram, so that news reach all in a time like the logarithm of the crew."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from msgspec import Raw
 from ragtag.protocols.membership.core import Core
 
 _COLD = 2
-"""Records that are no news, in each datagram, in turn: what a lost rumour missed is told again
-(anti-entropy)."""
+"""So many records that are no news go on each datagram, in turn, in case a rumour was lost (anti-entropy)."""
 _HOT_MAX = 16
 PAGE_BYTES = 960
 
 
 class Rumours:
-    """How often each name's news were told; the records themselves are the view's (``record`` of a name)."""
+    """How often each name's news were told. record: gives a name's record, which the view has."""
 
     def __init__(self, core: Core, names: Collection[str], record: Callable[[str], Raw]) -> None:
         self.core, self.names, self._record = core, names, record
@@ -30,13 +29,13 @@ class Rumours:
         self._told[name] = 0
 
     def forget(self, name: str) -> None:
-        """Nobody is told of a name any more."""
+        """Tell no member of a name any more."""
         self._told.pop(name, None)
 
     def gossip(self, first: str | None, n: int) -> list[Raw]:
-        """What rides on a datagram in a crew of ``n``: of ``first`` first, then news, then what is cold.
+        """The records on a datagram in a crew of ``n``: that of ``first``, then news, then others.
 
-        News that were told least come first (SWIM, section 4.1); each is told 3 log2(n + 1) times.
+        News that were told least come first (SWIM, section 4.1). Each is told 3 log2(n + 1) times.
         """
         room = self.core.limits.gossip_bytes
         chosen: dict[str, Raw] = {}
@@ -69,7 +68,7 @@ class Rumours:
 
 
 def page(names: Sequence[str], record: Callable[[str], Raw]) -> tuple[list[Raw], bool]:
-    """The records of the first names, as many as fit into a datagram; whether there are more."""
+    """The records of the first names, as many as fit into a datagram, and whether there are more."""
     records: list[Raw] = []
     room = PAGE_BYTES
     for name in names:

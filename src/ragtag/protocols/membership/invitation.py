@@ -1,8 +1,8 @@
-"""Invitations that end: how a newcomer that has one comes by the crew's key, from any member.
+"""Invitations that end: how a newcomer with an invitation gets the crew's key from any member.
 
-The crew's key makes an invitation's key, from the invitation's number and end. A token carries number, end
-and that key, not the crew's. Every member can compute it again, so none need keep a list of invitations; with
-another end another key comes out, so who changes a token's end has a token that nobody knows.
+An invitation's key is computed from the crew's key, the invitation's number and its end. A token carries
+number, end and that key, not the crew's. Every member can compute it again, so none keeps a list of
+invitations. Another end gives another key, so a token whose end was changed is known to no member.
 
     newcomer                                        member
     asks: number, end, nonce, tag              ->   computes the invitation's key; looks at its clock
@@ -10,9 +10,9 @@ another end another key comes out, so who changes a token's end has a token that
                                                     or: it has ended; or: it is not known here
 
 Tags and masks are keyed BLAKE2b (RFC 7693) under the invitation's key. Only its holder can ask, and an answer
-is worth nothing to anybody else. A question is as long as its answer, so that a forged sender is sent no more
-than was spent on it, and a member keeps nothing of those that ask. Who has an invitation and has recorded an
-answer to it from before its end can read the key out of that: an end binds those that come later.
+is worth nothing to others. A question is as long as its answer, so a forged sender is sent no more than was
+spent on it, and a member keeps nothing of those that ask. A holder that has recorded an answer from before
+the end can read the crew's key out of it: an end binds only those that come later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PADDING = bytes(ANSWER_BYTES - _ASK.size - _TAG_BYTES)
 
 
 class Said(IntEnum):
-    """What a datagram says."""
+    """What a datagram says: a newcomer's question, or one of a member's three answers."""
 
     ASK = 0
     WELCOME = 1
@@ -44,13 +44,13 @@ class Said(IntEnum):
 
 
 def invitation_key(crew_key: bytes, number: bytes, ends_unix_s: int) -> bytes:
-    """The key of an invitation. ends_unix_s: 0: never."""
+    """The key of an invitation. ends_unix_s: its end; 0: never."""
     what = number + ends_unix_s.to_bytes(8, "little")
     return _hash(crew_key, b"ragtag-invited", what, KEY_BYTES)
 
 
 def ask(key: bytes, number: bytes, ends_unix_s: int, nonce: bytes) -> bytes:
-    """A newcomer's datagram. key: the invitation's; nonce: random, for this question alone."""
+    """A newcomer's question. key: the invitation's. nonce: random, for this question alone."""
     body = _ASK.pack(_MAGIC, _VERSION, Said.ASK, number, ends_unix_s, nonce)
     return body + _tag(key, body) + _PADDING
 
@@ -75,7 +75,7 @@ def answer(crew_key: bytes, data: bytes, now_unix_s: float) -> bytes:
 def read_answer(key: bytes, nonce: bytes, data: bytes) -> tuple[Said, bytes] | None:
     """What a member answered, and with ``WELCOME`` the crew's key; ``None``: it is no answer to this nonce.
 
-    key: the invitation's. ``UNKNOWN`` comes from whoever does not have that key, so nothing vouches for it.
+    key: the invitation's. An ``UNKNOWN`` comes from a peer without that key, so nothing vouches for it.
     """
     if len(data) != ANSWER_BYTES:
         return None

@@ -1,18 +1,18 @@
-"""Membership without a master: who is in the crew, as a machine.
+"""Membership without a master: which peers are in the crew, as a machine.
 
 SWIM (Das, Gupta, Motivala, "SWIM: Scalable Weakly-consistent Infection-style Process Group Membership
 Protocol", DSN 2002) with suspicion and incarnation numbers, and from Lifeguard (Dadgar, Phillips, Currey,
-"Lifeguard: Local Health Awareness for More Accurate Failure Detection", DSN-W 2018) the suspicion that
-shortens as others agree, the accusation that is told to the accused first, and doubt in oneself. Added to
-them: a partition heals (the dead are knocked at, rarely), all times follow from measured round trips, and
-every datagram is authenticated, bound to two processes, and taken once.
+"Lifeguard: Local Health Awareness for More Accurate Failure Detection", DSN-W 2018) a suspicion that shortens
+as others agree, an accusation that is told to the accused first, and doubt in oneself. Beyond both: a
+partition heals (the dead are pinged, rarely), all times follow from measured round trips, and every datagram
+is authenticated, bound to two processes, and taken once.
 
-    types       what goes in and comes out          view       who is believed to be there
-    wire        datagrams                           probe      who answers
-    pace        round trips, allowances, health     entry      who is let in
+    types       events and effects                  view       what this peer believes of members
+    wire        datagrams                           probe      failure detection
+    pace        round trips, allowances, health     entry      admission
     core        time, timers, chance                suspicion  how long a suspect has
-    gossip      what is told to whom                row        what is kept of each
-    invitation  who is told the key
+    gossip      which news go on a datagram         row        the table's rows
+    invitation  the way to the crew's key
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _FAREWELLS = 3
 
 
 class Membership:
-    """One peer's part: told ``(now_s, event)``, it says what to do. Nothing it is sent makes it raise."""
+    """One peer's part: it takes events and says what to do. No datagram makes it raise."""
 
     def __init__(self, me: Identity, limits: Limits | None = None) -> None:
         self._core = Core(me, limits or Limits())
@@ -79,16 +79,16 @@ class Membership:
 
     @property
     def me(self) -> Member:
-        """This peer, as it tells others."""
+        """This peer, as it tells others of itself."""
         return self._view.mine
 
     def members(self) -> dict[str, Member]:
-        """All members known, by name: the living (this peer, too), the suspected, the dead and the gone."""
+        """All known members by name: the living (this peer, too), the suspected, the dead and the gone."""
         others = {member.name: member for member in self._view.members()}
         return {self.me.name: self.me, **others}
 
     def live(self) -> tuple[str, ...]:
-        """The names of all that are alive or only suspected, this peer's among them, sorted."""
+        """The sorted names of all members that are alive or only suspected, this peer among them."""
         return tuple(sorted([self.me.name, *self._view.live]))
 
     @property
@@ -98,29 +98,29 @@ class Membership:
 
     @property
     def whole(self) -> bool:
-        """Whether this peer is in, and has the whole list of members that it was let in with."""
+        """Whether this peer is in, and has the whole view of the member that let it in."""
         return self._admission.entered and not self._admission.pulling
 
     @property
     def period_s(self) -> float:
-        """The protocol period now: a few members are probed in each."""
+        """The protocol period now. A few members are probed in each."""
         return self._prober.period_s
 
     def ours(self, data: bytes) -> bool:
-        """Whether a datagram comes from somebody who has the crew's key."""
+        """Whether a datagram was made with the crew's key."""
         return self._core.seal.ours(data)
 
     def invite(self, data: bytes, now_unix_s: float) -> bytes | None:
         """The answer to a newcomer's question for the crew's key (``invitation.is_ask``).
 
-        ``None``: this peer is in no crew itself, or too many ask.
+        ``None``: this peer is in no crew, or too many ask.
         """
         if not self._admission.entered or self.over or not self._admission.hears_strangers():
             return None
         return answer(self._core.me.key, data, now_unix_s)
 
     def rtt_s(self, name: str) -> float | None:
-        """The smoothed round trip to a member, if it was measured."""
+        """The smoothed round trip to a member; ``None``: it was not measured."""
         entry = self._view.entries.get(name)
         return entry.rtt.srtt_s if entry is not None and entry.rtt.measured else None
 
@@ -173,7 +173,7 @@ class Membership:
             self._farewell()
 
     def _turn(self) -> None:
-        """A few times in each period: probe the next member, and see whose time to refute is over."""
+        """A few times in each period: declare dead suspects whose time is over, and probe the next member."""
         period_s = self.period_s * self._health.factor
         self._view.judge(period_s)
         self._prober.turn()
@@ -190,7 +190,7 @@ class Membership:
             self._farewell()
 
     def _farewell(self) -> None:
-        """Tell some members, thrice a round trip apart; they tell the others."""
+        """Tell some members that this peer goes, three times, a round trip apart. They tell the others."""
         if self._farewells == _FAREWELLS or not self._view.live:
             self._core.effects.append(Stopped())
             self._core.halt()
@@ -200,7 +200,7 @@ class Membership:
         self._core.after(self._prober.default_rto_s, "farewell")
 
     def _describe(self, metadata: bytes) -> None:
-        """Raises ValueError where that is too much."""
+        """Tell new metadata. Raises ValueError: they are too long."""
         if len(metadata) > self._core.limits.metadata_bytes:
             raise ValueError(
                 f"member: {len(metadata)} bytes of metadata; at most {self._core.limits.metadata_bytes}"
@@ -226,7 +226,7 @@ class Membership:
             self._take(event, entry, opened)
 
     def _known(self, event: Received, opened: Opened) -> Entry | None:
-        """The sender's row; a stranger is dealt with at the door."""
+        """The sender's row; ``None``: it is a stranger, and its datagram has been dealt with."""
         message = opened.message
         name = message.record.name if isinstance(message, Introduce) else getattr(message, "source", None)
         if isinstance(message, Page) and not self._admission.entered:
@@ -239,7 +239,7 @@ class Membership:
         return entry
 
     def _take(self, event: Received, entry: Entry, opened: Opened) -> None:
-        """A message of a member: first its news, for the answer is to tell what comes of them."""
+        """A message of a member. Its news come first, as the answer is to tell what follows from them."""
         message, name = opened.message, entry.member.name
         was = entry.member.status
         self._news(entry, message)

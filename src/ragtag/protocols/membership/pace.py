@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 
 _RECENT = 8
 INITIAL_RTO_S = 1.0
-"""Before anything was measured (RFC 6298, section 2.1)."""
+"""The timeout before anything was measured (RFC 6298, section 2.1)."""
 _WINDOW = 4096
-"""A sender counts all its datagrams, whomever they go to: a hundred protocol periods' worth."""
+"""Numbers that a replay window spans. A sender numbers its datagrams to all members: a hundred periods'
+worth."""
 
 
 @dataclass(slots=True)
 class RoundTrip:
     """Smoothed round trip and retransmission timeout of one path (RFC 6298, section 2).
 
-    Each attempt has its own number, and late answers are known, too: no sample is ambiguous (Karn's problem
-    does not arise), and a path that has become slower shows it, so that nothing need be backed off.
+    Each attempt has its own number, and late answers count, too. So no sample is ambiguous (Karn's problem
+    does not arise), and a path that has become slower shows it without a back-off.
     """
 
     srtt_s: float = 0.0
@@ -26,15 +27,15 @@ class RoundTrip:
 
     @property
     def measured(self) -> bool:
-        """Whether there was a sample."""
+        """Whether there has been a sample."""
         return self.srtt_s > 0
 
     @property
     def rto_s(self) -> float:
-        """How long an answer may take; at least half as long again as it typically does.
+        """How long an answer may take: at least half as long again as it typically does.
 
-        But at most a few times the quickest of the last answers: one that its sender slept on is no round
-        trip, and a mean would remember it for long.
+        At most a few times the quickest of the last answers: one that its sender slept on is no round trip,
+        and a mean would remember it for long.
         """
         if not self.recent_s:
             return 0.0
@@ -77,7 +78,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class ReplayWindow:
-    """Which of a sender's numbers were seen: a sliding window (RFC 4303, section 3.4.3)."""
+    """Which of a sender's numbers were seen, in a sliding window (RFC 4303, section 3.4.3)."""
 
     highest: int = 0
     seen: int = 0
@@ -97,10 +98,10 @@ class ReplayWindow:
 
 @dataclass(slots=True)
 class Health:
-    """How far this peer trusts its own eyes (Lifeguard, section IV-A: local health multiplier).
+    """How much this peer doubts itself (Lifeguard, section IV-A: local health multiplier).
 
-    Worse when nobody answers it, not even those asked to help, and when it is itself accused; better with
-    each answer. It then waits ``1 + score`` times as long before it accuses others.
+    The score grows when no member answers, not even those asked to help, and when this peer is accused. It
+    falls with each answer. The peer waits ``1 + score`` times as long before it accuses others.
     """
 
     score: int = 0

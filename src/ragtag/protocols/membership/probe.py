@@ -5,10 +5,10 @@ SWIM, sections 3.1 and 4.3. One probe of a member whose answers take at most ``r
     0     ping
     r     ping again, and ask three others to ping it
     2r    ping again, and ask three more
-    4r    nobody had an answer: accuse it
+    4r    no answer came to anyone: accuse it
 
-so that lost datagrams alone rarely accuse anybody, while the verdict on a dead member is as fast as an answer
-through others can be.
+So lost datagrams alone rarely accuse a member, and the verdict on a dead one is as fast as an answer through
+others can be.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ from ragtag.protocols.membership.wire import Ack, Ask, Gossip, Message, Ping, Re
 
 VERDICT_RTOS = 4.0
 PERIOD_RTOS = 5.0
-"""A protocol period: a whole probe, and some time in hand (SWIM asks for at least three round trips)."""
+"""A protocol period holds a whole probe and some more time (SWIM asks for at least three round trips)."""
 ANNOUNCED_MAX = 64
-"""Members that are told at once what a member says anew of itself; the others hear it from them."""
+"""How many members a peer tells at once what is new of itself. The others hear it from them."""
 NONCES_MAX = 4096
 
 
 @dataclass(slots=True)
 class Probe:
-    """One member that is being probed."""
+    """A probe of one member.
+
+    epoch, incarnation: of the member when the probe began.
+    rto_s: how long an answer may take.
+    slept_s: how long this peer had slept by then.
+    step: pings so far.
+    asked: members that were asked to ping it.
+    helpers: how many of these were heard.
+    """
 
     subject: str
     epoch: int
@@ -48,7 +56,7 @@ class Probe:
 
 @dataclass(slots=True)
 class Relay:
-    """A ping in another's place."""
+    """A ping in another member's place. nonce: the number in that member's question."""
 
     subject: str
     epoch: int
@@ -60,7 +68,11 @@ class Relay:
 
 @dataclass(slots=True)
 class Sent:
-    """What a number that may come back in an answer stands for; ``probe`` None: a knock at a grave."""
+    """What a number that may come back in an answer stands for.
+
+    probe: what the ping was for; ``None``: to tell news, or to see whether a dead member lives.
+    direct: the ping went to the subject itself.
+    """
 
     probe: Probe | Relay | None
     at_s: float
@@ -84,18 +96,18 @@ class Prober:
     # -- Time, as measured
 
     def rto_s(self, entry: Entry) -> float:
-        """How long an answer of this member may take."""
+        """How long an answer from this member may take."""
         return entry.rtt.rto_s if entry.rtt.measured else self.default_rto_s
 
     def measure(self) -> None:
-        """Once in a period: what is typical among the members, for those that were not measured yet."""
+        """Once in a period: take the members' middle timeout for members that were not measured yet."""
         names = self.core.some(self.view.live, 64)
         known = sorted(e.rtt.rto_s for e in map(self.view.entries.__getitem__, names) if e.rtt.measured)
         if known:
             self.default_rto_s = known[len(known) // 2]  # a few that are far away have their own, longer
 
     def learn_first(self, took_s: float) -> None:
-        """The first round trip of all, from being let in: RFC 6298's timeout after one sample."""
+        """Take the first round trip of all, of being let in: RFC 6298's timeout after one sample."""
         self.default_rto_s = min(self.default_rto_s, 3 * max(took_s, 1e-4))
 
     @property
@@ -107,7 +119,7 @@ class Prober:
     # -- Probing
 
     def turn(self) -> None:
-        """Probe the next member: suspects that others accuse first, then round robin in random order."""
+        """Probe the next member: first suspects that others accuse, then all in turn, in random order."""
         self._newcomers()
         for _ in range(2 * len(self.view.live) + 1):
             name = self._next()
@@ -119,12 +131,12 @@ class Prober:
                 return
 
     def _newcomers(self) -> None:
-        """A newcomer stands at a random place of the ring (SWIM, section 4.3)."""
+        """Put newcomers at random places of the ring (SWIM, section 4.3), and some suspects first."""
         for name in self.view.arrived:
             self._ring.insert(int(self.core.uniform() * (len(self._ring) + 1)), name)
         self.view.arrived.clear()
-        # Of those that hear of a suspicion, about six probe the suspect at once: to agree, or to let it
-        # speak.
+        # about six of the members that hear of a suspicion probe the suspect at once: to agree, or to let it
+        # refute
         for name in self.view.accused:
             if self.core.uniform() * len(self.view.live) < 6 and len(self._first) < 64:
                 self._first.append(name)
@@ -177,17 +189,17 @@ class Prober:
             self.tell(helper, Ask(self.view.mine.name, nonce, probe.subject, self._news(helper)))
 
     def _accuse(self, entry: Entry, probe: Probe) -> None:
-        spoke = entry.member.incarnation > probe.incarnation  # it was heard of, through others
-        if spoke or probe.slept_s != self.core.slept_s:  # and who slept meanwhile is no witness
+        spoke = entry.member.incarnation > probe.incarnation  # news of it came through others
+        if spoke or probe.slept_s != self.core.slept_s:  # a peer that slept meanwhile is no witness
             self._begin(entry)
             return
         if probe.asked and not probe.helpers:
-            self.health.worse()  # not even those asked to help were heard: the trouble may be here
+            self.health.worse()  # not even a helper was heard: the trouble may be here
         self.view.accuse(entry)
         self._again(entry)
 
     def _again(self, entry: Entry) -> None:
-        """Go on probing whom one accuses: it may only have been out of luck."""
+        """Go on probing a member that this peer accuses: only its answers may have been lost."""
         if len(self._first) < 64:
             self._first.append(entry.member.name)
 
@@ -231,17 +243,17 @@ class Prober:
 
     def _sample(self, entry: Entry, sent: Sent) -> None:
         took_s = self.core.now_s - sent.at_s
-        if sent.probe is None or sent.probe.over:  # one straggler, or one that stood still, teaches a little
+        if sent.probe is None or sent.probe.over:  # one late answer teaches a little
             took_s = min(took_s, 2 * self.rto_s(entry))
         first = not entry.rtt.measured
         entry.rtt.sample(took_s)
         if first:
             self.measure()
 
-    # -- In another's place
+    # -- For other members
 
     def asked(self, requester: str, ask: Ask) -> None:
-        """Another had no answer from a member: ping it in its place."""
+        """Another member had no answer from ``ask.subject``: ping it in that member's place."""
         subject = self.view.entries.get(ask.subject)
         if subject is None or self._relays >= self.core.limits.relays_max:
             self.core.counts["relays refused"] += 1
@@ -255,7 +267,7 @@ class Prober:
         self.core.after(self.rto_s(subject), "relay", self._nonce)
 
     def relay_expired(self, nonce: int) -> None:
-        """A ping in another's place was not answered in time: say so, and try once more."""
+        """A ping for another member was not answered in time: say so, and try once more."""
         sent = self._sent.get(nonce)
         if sent is None or not isinstance(sent.probe, Relay) or sent.probe.over:
             return
@@ -280,13 +292,13 @@ class Prober:
         self.core.send(entry.member.address, self.core.seal.seal(message, entry.member.epoch))
 
     def spread(self, k: int) -> None:
-        """Tell the news to ``k`` members, now."""
+        """Tell the news to ``k`` members now."""
         for name in self.core.some(self.view.live, k):
             entry = self.view.entries[name]
             self.tell(entry, Gossip(self.view.mine.name, self._news(entry)))
 
     def announce(self) -> None:
-        """Tell what is new of this peer, now, and hear by the answers what the others know of it."""
+        """Tell what is new of this peer now. The answers tell what others know of it."""
         for name in self.core.some(self.view.live, ANNOUNCED_MAX):
             entry = self.view.entries[name]
             news = gossip_of(self.view.gossip(name, about_me=True))

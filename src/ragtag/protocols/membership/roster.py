@@ -1,15 +1,15 @@
-"""Seats: under which number each member averages.
+"""Seats: the number under which each member averages, and a newcomer's way to one.
 
 Membership knows members by name; averaging knows peers by small numbers, a bit each in a chunk's
-contributors. A member tells its seat in its metadata, as a card. There is nobody who gives out seats: a
-newcomer takes one that is free in its view. Where two claim one seat all decide alike: who averages already
-stays before who only comes, then the later term, then the process (``Holder.claim``); the other one takes
-another seat, or, if it averaged, ends. A seat is given away only once its holder is declared dead or has
-left, in a higher term.
+contributors. A member tells its seat in its metadata, as a card. No peer gives out seats: a newcomer claims
+one that is free in its view. Where two claim one seat all decide alike: a peer that averages goes before one
+that comes, then the later term, then the process (``Holder.claim``). The other takes another seat, or ends if
+it averaged. A seat is given away only once its holder is declared dead or has left, in a higher term.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,21 +20,29 @@ from msgspec import Meta
 from ragtag.core.address import family_of, unusable
 from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION
+from ragtag.protocols.membership.probe import ANNOUNCED_MAX
 from ragtag.protocols.membership.types import HOST_BYTES_MAX, Address, Member, Status
 
 NO_SEAT = -1
 CARD_BYTES_MAX = 256
+_OBJECT_PERIODS = 2.0
+"""For so many periods others may object. All hear of a claim at once and answer; gossip brings what was
+lost."""
 _Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class Card(msgspec.Struct, array_like=True, frozen=True):
     """What a member tells of itself in its metadata.
 
-    wire: version of the data's format. seat, term: under which number it averages, and the how manieth holder
-    it is. epoch: in its datagrams, so that another process's are not taken for its own. averaging: whether it
-    takes part; else it is on its way in. host, port: where it takes data; state_port: where it gives its
-    training state to newcomers (0: nowhere). founded, seed: the crew's. seats: how many seats the crew may
-    have for all that it averages.
+    wire: version of the data's format.
+    seat: the number under which it averages.
+    term: counts the holders of the seat.
+    epoch: in its datagrams, so that another process's are not taken for its own.
+    averaging: whether it takes part; else it is on its way in.
+    host, port: where it takes data.
+    state_port: where it gives its training state to newcomers; 0: nowhere.
+    founded, seed: the crew's.
+    seats: how many seats the crew may have, by all that it averages.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
@@ -54,7 +62,7 @@ _decoder = msgspec.msgpack.Decoder(Card)
 
 
 def encode_card(card: Card) -> bytes:
-    """A card as metadata. Raises ValueError where it is too long (a host's name of 200 letters)."""
+    """A card as metadata. Raises ValueError: it is too long, by a host's name of 200 letters."""
     data = msgspec.msgpack.encode(card)
     if len(data) > CARD_BYTES_MAX:
         raise ValueError(f"the host {card.host[:40]!r}... is too long to be told; give its address")
@@ -62,7 +70,7 @@ def encode_card(card: Card) -> bytes:
 
 
 def decode_card(data: bytes) -> Card | None:
-    """A card; ``None`` where it is none."""
+    """A card; ``None``: the data are none."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -71,7 +79,7 @@ def decode_card(data: bytes) -> Card | None:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Data for ``peer`` goes to ``address`` from now on, to a process whose datagrams carry ``epoch``."""
+    """From now on data for ``peer`` goes to ``address``, to a process whose datagrams carry ``epoch``."""
 
     peer: PeerId
     address: Address
@@ -80,7 +88,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Unseated:
-    """This peer's own seat is another's; the reason says whose and why."""
+    """Another peer has this one's seat. The reason says which and why."""
 
     reason: str
 
@@ -90,7 +98,7 @@ RosterEffect = Reach | Visits | Joined | Left | Noted | Unseated
 
 @dataclass(slots=True)
 class Holder:
-    """Who has a seat, or had it last."""
+    """The member that has a seat, or had it last."""
 
     name: str
     epoch: int
@@ -101,19 +109,19 @@ class Holder:
     def claim(self) -> tuple[bool, int, int, str]:
         """Of two claims to a seat the greater one holds.
 
-        Of two that average in one term it is the later process: nobody averages before it has the seat, and
-        a seat is given away only to those who come. (Newcomers hear nothing of the dead, so terms repeat.) Of
-        two that come it is the older, so that who has settled already stays.
+        Of two that average in one term it is the later process: no peer averages before it has the seat, and
+        a seat is given away only to newcomers. Terms repeat, since newcomers hear nothing of the dead. Of two
+        that come it is the older process, so that one that has settled already stays.
         """
         averaging = self.card.averaging
         return averaging, self.card.term, self.epoch if averaging else -self.epoch, self.name
 
 
 class Roster:
-    """The seats, as one peer sees them; told of each change of membership.
+    """The seats, as one peer sees them. It is told of each change of membership.
 
-    A seat is its greatest living claim's, in whatever order claims and deaths are heard of: peers that
-    believe the same of all members see the same seats. Bounded by what membership knows of.
+    A seat belongs to its greatest living claim, in whatever order claims and deaths are heard of. So peers
+    that believe the same of all members see the same seats. Its tables are bounded by membership's.
     """
 
     def __init__(self, name: str, epoch: int) -> None:
@@ -126,12 +134,12 @@ class Roster:
 
     @property
     def mine(self) -> Card | None:
-        """What this peer says of itself."""
+        """This peer's own card."""
         return self._mine
 
     @property
     def seats(self) -> Mapping[PeerId, Holder]:
-        """The others' seats, the dead's too."""
+        """The others' seats, those of the dead too."""
         return self._seats
 
     def seat_of(self, name: str) -> PeerId:
@@ -144,14 +152,14 @@ class Roster:
         return next((peer for peer, holder in self._seats.items() if holder.name == name), NO_SEAT)
 
     def claim(self, card: Card) -> None:
-        """This peer says this of itself."""
+        """This peer tells this card of itself."""
         before, self._mine = self._mine, card
         for peer in {card.seat, before.seat if before is not None else NO_SEAT} - {NO_SEAT}:
             self._terms[peer] = max(self._terms.get(peer, 0), card.term if peer == card.seat else 0)
             self._settle(peer, None)
 
     def contested(self) -> str:
-        """Why this peer's claim does not hold, if it does not."""
+        """Why this peer's claim does not hold; empty: it does."""
         mine = self._mine
         holder = self._seats.get(mine.seat) if mine is not None else None
         if mine is None or holder is None or not holder.live:
@@ -160,25 +168,26 @@ class Roster:
 
     @property
     def room(self) -> int:
-        """How many seats the crew may have: more than ``PEERS_MAX`` where all that average work in groups."""
+        """How many seats the crew may have: more than ``PEERS_MAX`` where all averaging is in groups."""
         cards = [holder.card for holder in self._claims.values()]
         if any(card.founded > PEERS_MAX or card.seat >= PEERS_MAX for card in cards):
             return SEATS_MAX
         return min((card.seats for card in cards if card.averaging), default=PEERS_MAX)
 
     def rivals(self, card: Card) -> int:
-        """How many have a better claim to a card's seat than this peer would have by that card."""
+        """How many members have a better claim to a card's seat than this peer would have by that card."""
         mine = Holder(self._name, self._epoch, card).claim
         return sum(holder.claim > mine for holder in self._claimed.get(card.seat, {}).values())
 
     def free(self, after: int = 0) -> tuple[PeerId, int]:
-        """A seat to take, and the term to take it for: of the dead first, so that the crew need not grow.
+        """A seat to take, and the term to take it for. Seats of the dead go first, so that the crew need not
+        grow.
 
-        after: so many free seats are left to others that look for one, too. In a large crew many come at
-        once, and would claim one after the other; a smaller one should rather not grow.
+        after: how many free seats to leave to others that look for one, too. In a large crew many come at
+            once, and would all claim the same ones. A smaller crew should rather not grow.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: no seat is free.
         """
         room = self.room
         after = after if room > PEERS_MAX else 0
@@ -195,8 +204,8 @@ class Roster:
     # -- Changes
 
     def changed(self, member: Member, was: Status | None) -> list[RosterEffect]:
-        """Membership believes something new of a member: what that means to averaging."""
-        if member.status is Status.SUSPECT:  # under load this is often; what comes of it is told
+        """Membership believes something new of a member: what follows for averaging."""
+        if member.status is Status.SUSPECT:  # frequent under load; death or refutation is told
             return []
         before = self._claims.get(member.name)
         if member.status in (Status.DEAD, Status.LEFT):
@@ -226,7 +235,7 @@ class Roster:
         return holder
 
     def _unfit(self, card: Card) -> str:
-        """Why this peer cannot average with who tells this card; empty: it can."""
+        """Why this peer cannot average with a member that tells this card; empty: it can."""
         if card.wire != VERSION:
             return f"wire format {card.wire}, {VERSION} here; install the same Ragtag everywhere"
         family = 0 if self._mine is None else family_of(self._mine.host)
@@ -234,14 +243,14 @@ class Roster:
         return f"takes data where nothing can be sent: {why}" if why else ""
 
     def _refuse(self, member: Member, why: str) -> list[RosterEffect]:
-        """Who speaks otherwise, or cannot be reached, has no seat."""
+        """A member that has another wire format, or cannot be reached, has no seat."""
         before = self._withdraw(member.name)
         seat = NO_SEAT if before is None else before.card.seat
         left = [] if before is None else self._settle(seat, member)
         return [Noted("refused", seat, f"{member.name}: {why}"), *left]
 
     def _settle(self, peer: PeerId, told: Member | None, was: Holder | None = None) -> list[RosterEffect]:
-        """Who holds a seat, now that ``told`` is known; was: what ``told`` claimed before."""
+        """Find a seat's holder, now that news of ``told`` came. was: what ``told`` claimed before."""
         claims = self._claimed.get(peer, {})
         best = max(claims.values(), key=lambda holder: holder.claim, default=None)
         before = self._seats.get(peer)
@@ -265,7 +274,7 @@ class Roster:
         return effects + self._seat(peer, best, told)
 
     def _defend(self, peer: PeerId, best: Holder | None, mine: Card) -> list[RosterEffect]:
-        """This peer's own seat."""
+        """See whether this peer's own seat is still its own. best: the best other claim."""
         before = self._seats.get(peer)
         if best is None or best.claim < Holder(self._name, self._epoch, mine).claim:
             self._seats.pop(peer, None)
@@ -275,7 +284,7 @@ class Roster:
         return [] if known else [Unseated(self.contested())]
 
     def _seat(self, peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:
-        """``holder`` has the seat: whether that is new, and what of it."""
+        """``holder`` has the seat: what follows if that is new."""
         before = self._seats.get(peer)
         if before is holder:
             return []
@@ -298,8 +307,61 @@ class Roster:
 
 
 def _gone(peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:
-    """What became of one that held a seat, if it is what was just told of it."""
+    """The note on a seat's last holder, if the news ``told`` are of it."""
     if told is None or (told.name, told.epoch) != (holder.name, holder.epoch):
         return []
     what = {Status.LEFT: "has left", Status.DEAD: "declared dead"}.get(told.status)
     return [] if what is None else [Noted(what, peer, holder.name)]
+
+
+class Seating:
+    """A newcomer's way to a seat: hear which members there are, claim a free seat, and wait for objections.
+
+    Call ``look`` whenever something has changed, and at ``until_s``.
+
+    card: what the newcomer tells of itself.
+    settled: its claim holds.
+    """
+
+    def __init__(self, roster: Roster, card: Card, now_s: float, period_s: float) -> None:
+        self._roster, self.card = roster, card
+        self.until_s = now_s + 2 * period_s  # by then the rest of a long list of members is here
+        self.settled = False
+
+    @property
+    def claimed(self) -> bool:
+        """Whether it has claimed a seat, which may be contested."""
+        return self.card.seat >= 0
+
+    def look(self, now_s: float, period_s: float, n: int, whole: bool = False) -> Card | None:
+        """Look at the roster. A card that this returns is to be told to the crew, of ``n`` members, at once.
+
+        whole: the list of members has come to its end.
+
+        Raises:
+            RuntimeError: no seat is free.
+        """
+        if self.settled:
+            return None
+        if self.claimed and not self._roster.contested():
+            self.settled = now_s >= self.until_s
+            return None
+        if not self.claimed and not whole and now_s < self.until_s:
+            return None
+        self.card = self._next()
+        spread = math.log2(n / ANNOUNCED_MAX) if n > ANNOUNCED_MAX else 0.0  # periods until all have heard
+        self.until_s = now_s + (_OBJECT_PERIODS + spread) * period_s
+        return self.card
+
+    def _next(self) -> Card:
+        """The next claim. Where no member has a seat yet, the first to have one begins the crew."""
+        holders = [holder for holder in self._roster.seats.values() if holder.live]
+        founded, seed = self.card.founded, self.card.seed
+        if holders:
+            first = min(holders, key=lambda holder: holder.epoch).card
+            founded, seed = first.founded, first.seed
+        lost = self._roster.rivals(self.card) if self.claimed else 0
+        seat, term = self._roster.free(max(0, lost - 1))
+        return msgspec.structs.replace(
+            self.card, seat=seat, term=term, averaging=not holders, founded=founded, seed=seed
+        )

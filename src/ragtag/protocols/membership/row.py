@@ -1,4 +1,4 @@
-"""A row of the membership table, and which records may become one."""
+"""A row of the membership table, and which records may become rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from ragtag.protocols.membership.wire import Record, packed
 
 @dataclass(slots=True)
 class Entry:
-    """A name's row: what is believed of it, and what this peer measured of it."""
+    """A name's row: what this peer believes of it, and what it measured.
+
+    raw: the record as it is told to others.
+    since_s: when the belief began.
+    allowance: datagrams that are taken from it.
+    updates: news of it that are taken.
+    newcomers: unknown names that are taken from it.
+    """
 
     member: Member
     raw: Raw
@@ -42,7 +49,7 @@ def fresh_entry(record: Record, limits: Limits, now_s: float) -> Entry:
 
 
 def is_sound(record: Record, metadata_bytes: int) -> bool:
-    """Whether a record of a living member has what others need of it."""
+    """Whether a record of a living member has all that others need, within bounds."""
     return (
         record.port > 0
         and record.host != ""
@@ -53,7 +60,7 @@ def is_sound(record: Record, metadata_bytes: int) -> bool:
 
 
 def member_of(record: Record) -> Member:
-    """What a record says."""
+    """The member that a record describes."""
     return Member(
         record.name,
         (record.host, record.port),

@@ -1,4 +1,4 @@
-"""How long a suspect has to speak up."""
+"""How long a suspect has to refute."""
 
 from __future__ import annotations
 
@@ -9,29 +9,35 @@ from dataclasses import dataclass
 from ragtag.protocols.membership.wire import ACCUSERS_MAX
 
 _UNCONFIRMED = 2.5
-"""How many times as long a suspicion lasts that nobody else shares."""
+"""A suspicion that no other member shares lasts so many times as long."""
 
 
 def confirmations_wanted(n: int) -> int:
-    """After how many further accusers a suspicion in a crew of ``n`` is as good as certain."""
+    """After how many further accusers a suspicion in a crew of ``n`` lasts its shortest time."""
     return max(0, min(3, n - 3))
 
 
 def shortest_periods(n: int) -> float:
-    """The least time to refute, in protocol periods: in it, a rumour must reach the suspect and come back.
+    """The least time to refute, in protocol periods: a rumour must reach the suspect and come back.
 
-    It grows with the logarithm of the crew, as the time that a rumour takes to reach all does (SWIM,
-    section 4.2; there a constant times log n).
+    It grows with the logarithm of the crew, as a rumour's time to reach all members does (SWIM, section 4.2;
+    there a constant times log n).
     """
     return 2.0 + math.log(max(n, 2)) / math.log(4.0)
 
 
 @dataclass(slots=True)
 class Suspicion:
-    """Who accuses a member, and since when this peer knows.
+    """An accusation of a member.
 
     The time to refute falls with each independent accuser from its longest to its shortest, as the logarithm
     of their number (Lifeguard, section IV-B, equation for SuspicionTimeout).
+
+    since_s: since when this peer knows.
+    accusers: hashes of the accusers' names.
+    wanted: further accusers after which the time is shortest.
+    periods: the shortest time, in protocol periods.
+    certain: another member has declared it dead: the time is shortest.
     """
 
     since_s: float
@@ -41,7 +47,7 @@ class Suspicion:
     certain: bool = False
 
     def add(self, accusers: Sequence[int]) -> bool:
-        """Whether any of these is a new accuser, and counts."""
+        """Add accusers. Returns whether any of them is new and counts."""
         before = len(self.accusers)
         for accuser in accusers:
             if len(self.accusers) < min(ACCUSERS_MAX, self.wanted + 1):
@@ -49,7 +55,7 @@ class Suspicion:
         return len(self.accusers) > before
 
     def until_s(self, period_s: float, rto_s: float) -> float:
-        """When it ends in death; the suspect's own round trip is added, as it may be far away."""
+        """When the suspect is declared dead. Its own round trip is added, as it may be far away."""
         shortest_s = self.periods * period_s
         share = 0.0
         if not self.certain and self.wanted:

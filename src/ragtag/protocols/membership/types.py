@@ -1,6 +1,6 @@
-"""What the membership machine is told, what it answers, and what it says of a member.
+"""The membership machine's events and effects, and what it says of a member.
 
-Addresses are whatever the driver sends datagrams to: a host and a port, never looked at here.
+Addresses are where the driver sends datagrams: a host and a port, which the machine does not interpret.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KEY_BYTES = 32
 
 
 class Status(IntEnum):
-    """What is believed of a member; of one incarnation, the higher belief overrides the lower."""
+    """What is believed of a member. Of one incarnation, the higher belief overrides the lower."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -28,8 +28,9 @@ class Status(IntEnum):
 class Member:
     """One process of the crew.
 
-    epoch: names the process, and grows with each restart (its start in time, and random bits).
-    incarnation: raised by the member alone, to refute an accusation or to tell new ``metadata`` (opaque).
+    epoch: names the process, and grows with each restart (its time of start, and random bits).
+    incarnation: raised by the member alone, to refute an accusation or to tell new ``metadata``.
+    metadata: opaque here.
     """
 
     name: str
@@ -41,15 +42,16 @@ class Member:
 
     @property
     def version(self) -> tuple[int, Address, int, int]:
-        """Beliefs about one name are totally ordered; every member keeps the greatest that it has heard."""
+        """The order of beliefs about one name. Every member keeps the greatest that it has heard."""
         return self.epoch, self.address, self.incarnation, self.status
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this peer is.
+    """This peer's identity.
 
-    key: the crew's, 32 bytes. seed: of this peer's random choices (with its name and epoch).
+    key: the crew's, 32 bytes.
+    seed: of this peer's random choices, with its name and epoch.
 
     Raises:
         ValueError: a field is out of its range; the message says which.
@@ -78,13 +80,17 @@ class Identity:
 class Limits:
     """What one peer spends at most, on itself and on any other.
 
-    members_max: table of the living; graves_max: of the dead and gone, oldest forgotten first.
-    gossip_bytes: piggybacked on one datagram. fanout: members probed in one protocol period.
+    members_max: rows of the living.
+    graves_max: rows of the dead and gone, the oldest forgotten first.
+    gossip_bytes: news on one datagram.
+    fanout: members probed in one protocol period.
+    asks: members asked to ping in this peer's place, each time a ping goes unanswered.
     probes_per_s_max: bounds the protocol period from below where round trips are tiny.
     datagrams_per_s_max: accepted from one member, and from all strangers together.
-    updates_per_s_max: news accepted about one member that nobody accuses.
-    newcomers_per_s_max: unknown names accepted from one member (in a view that was asked for: all).
-    asks: members asked to probe in one's place, each time a probe goes unanswered.
+    updates_per_s_max: news accepted of one member that no other accuses.
+    newcomers_per_s_max: unknown names accepted from one member. A view that was asked for is taken whole.
+    relays_max: pings under way for other members.
+    probes_max: probes under way.
     """
 
     members_max: int = 4096
@@ -106,7 +112,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Begin, through any of ``entries`` (none: found a crew); give up at ``deadline_s`` (absolute)."""
+    """Join through any of ``entries`` (none: found a crew). Give up at ``deadline_s`` (absolute)."""
 
     entries: tuple[Address, ...]
     deadline_s: float
@@ -127,7 +133,7 @@ class Woke:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Announce that this peer goes; ``Stopped`` follows within a few round trips."""
+    """Announce that this peer goes. ``Stopped`` follows within a few round trips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ MemberEvent = Join | Received | Woke | Leave | Describe
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """Send one datagram (at most 1,152 bytes); it may be lost."""
+    """Send one datagram of at most 1,152 bytes, which may be lost."""
 
     dest: Address
     data: bytes
@@ -153,7 +159,7 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Deliver ``Woke`` at ``at_s`` (absolute). The newest is in force; one too many does no harm."""
+    """Deliver ``Woke`` at ``at_s`` (absolute). The newest one counts; a needless ``Woke`` does no harm."""
 
     at_s: float
 
@@ -167,7 +173,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A member is there, or is believed something else (``was``: before; ``None``: it was unknown)."""
+    """The belief about a member has changed. was: the status before; ``None``: it was unknown."""
 
     member: Member
     was: Status | None
@@ -175,7 +181,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Remarked:
-    """Something worth a line in the trace: what, about which member."""
+    """A line for the trace: what happened, to which member."""
 
     what: str
     name: str
@@ -184,7 +190,7 @@ class Remarked:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """This peer cannot be (or stay) in the crew; the reason says why and what to do. Nothing follows."""
+    """This peer cannot be in the crew. The reason says why and what to do. Nothing follows."""
 
     reason: str
 

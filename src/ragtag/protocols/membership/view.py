@@ -1,7 +1,7 @@
-"""Who is in the crew, as one peer believes: merging what it hears, and what it tells others.
+"""The members of the crew as one peer believes: it merges what it hears, and says what to tell others.
 
-Beliefs about one name are totally ordered (epoch, incarnation, status) and merging takes the greatest, so
-members that exchange what they believe come to agree, in whatever order they hear it. SWIM, section 4.2.
+Beliefs about one name are in one order (epoch, incarnation, status) and merging takes the greatest. So
+members that exchange what they believe come to agree, in whatever order they hear it (SWIM, section 4.2).
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ from ragtag.protocols.membership.types import Address, Changed, Failed, Member, 
 from ragtag.protocols.membership.wire import Challenge, Record, packed, record_of
 
 LEAP_MAX = 1 << 32
-"""No incarnation is believed that lies so far above the one that is known: a member raises its own, once for
-each refutation or news, which takes it more than a century. Who accuses it of a made-up one leaves it numbers
-to refute with: in an accusation of the last number there is (2**62 - 1) nobody could speak for itself."""
+"""No incarnation is believed that lies so far above the known one: a member raises its own once for each
+refutation or news, so that takes more than a century. An accusation with a made-up incarnation thus leaves
+numbers to refute it with. The last number there is (2**62 - 1) could not be refuted."""
 
 
 class View:
-    """The table of members, bounded; and the rumours that are still hot."""
+    """The bounded table of members, and the rumours to be told.
+
+    mine: this peer.
+    entries: a row for each other member, by name.
+    suspects, graves: the names of the suspected, and of the dead and gone, oldest first.
+    """
 
     def __init__(self, core: Core, health: Health) -> None:
         me = core.me
@@ -40,7 +45,7 @@ class View:
         self.suspects: dict[str, None] = {}
         self.graves: dict[str, None] = {}
         self.live: list[str] = []
-        """The names of the others that are alive or suspected, in order of arrival."""
+        """The names of other members that are alive or suspected, in order of arrival."""
         self._names: dict[str, None] = {me.name: None}
         self._rumours = Rumours(core, self._names, self._record)
         self._rumours.news(me.name)
@@ -48,26 +53,28 @@ class View:
         self._speak_up = False
         self._asking = Allowance(core.limits.datagrams_per_s_max)
         self.arrived: list[str] = []
-        """Names that have become live since they were last looked at."""
+        """Names that have become live since the reader last cleared this."""
         self.accused: list[str] = []
-        """Names that have come under suspicion since they were last looked at."""
+        """Names that have come under suspicion since the reader last cleared this."""
         self.me_hash = name_hash(me.name)
 
     # -- Looking
 
     def find(self, name: str, epoch: int) -> Entry | None:
-        """The row of one process; ``None``: unknown, or another process has the name."""
+        """The row of one process; ``None``: it is unknown, or another process has the name."""
         entry = self.entries.get(name)
         return entry if entry is not None and entry.member.epoch == epoch else None
 
     def members(self) -> Iterator[Member]:
-        """All that are known, with the dead and gone, in order of arrival; not this peer itself."""
+        """All other members that are known, the dead and gone among them, in order of arrival."""
         return (entry.member for entry in self.entries.values())
 
     # -- Hearing
 
     def hear(self, record: Record, teller: Entry | None = None) -> None:
-        """Merge what somebody believes; of a ``teller``, unknown names are taken no faster than is usual."""
+        """Merge a belief. teller: the member that told it, whose newcomers are rationed; ``None``: they are
+        not.
+        """
         if record.name == self.mine.name:
             if self._believable(record, self.mine):
                 self._about_me(record)
@@ -99,7 +106,7 @@ class View:
             self._become(entry, replace(member, incarnation=record.incarnation, status=Status.LEFT))
 
     def _believable(self, record: Record, known: Member | None) -> bool:
-        """Whether a member can have come so far; of a process that is new it is counted from 0."""
+        """Whether a member's incarnation can be so high. That of a new process counts from 0."""
         same = known is not None and known.epoch == record.epoch
         if record.incarnation <= LEAP_MAX + (known.incarnation if known is not None and same else 0):
             return True
@@ -107,7 +114,7 @@ class View:
         return False
 
     def admit(self, record: Record) -> Entry | None:
-        """Take in a process that has introduced itself; ``None``: there is no room for it."""
+        """Take in a process that has introduced itself. Returns its row; ``None``: there is no room."""
         entry = self.entries.get(record.name)
         if entry is not None:
             self.hear(record)
@@ -116,7 +123,7 @@ class View:
         return self.find(record.name, record.epoch)
 
     def _hear_of_stranger(self, record: Record, teller: Entry | None) -> None:
-        """Who is older than somebody forgotten may be that one: ask before believing."""
+        """An unknown process that is older than a forgotten one may be that one: challenge it first."""
         if not self._sound(record):
             return
         if teller is not None and not teller.newcomers.take(self.core.now_s):
@@ -129,7 +136,7 @@ class View:
             self.core.send(address, self.core.seal.seal(Challenge(cookie), record.epoch))
 
     def _sound(self, record: Record) -> bool:
-        """Whether a record of a living member has what others need of it, and can be reached from here."""
+        """Whether a record of a living member is complete, and its address can be reached from here."""
         if not is_sound(record, self.core.limits.metadata_bytes):
             self.core.counts["unsound"] += 1
             return False
@@ -151,7 +158,7 @@ class View:
         self._enter(entry.member, None)
 
     def _replace(self, entry: Entry, record: Record) -> None:
-        """A later process has the name: its machine was restarted."""
+        """A later process has the name: the member was restarted."""
         if not self._sound(record):
             return
         if not entry.updates.take(self.core.now_s):
@@ -175,10 +182,10 @@ class View:
         self._become(entry, member_of(record))
 
     def _hear_of_death(self, entry: Entry, record: Record) -> None:
-        """Nobody dies of hearsay: there is the shortest time to refute, from when it was suspected here.
+        """A death that others tell becomes a suspicion here, with the shortest time to refute.
 
-        Who is dead was suspected before, here too, so it costs next to nothing. And when a partition heals,
-        and each side holds the other's members for dead, nobody dies a second time.
+        A member that is dead was suspected before, here too, so this costs almost no time. And where a
+        partition heals, and each side takes the other's members for dead, none dies a second time.
         """
         member = entry.member
         if entry.suspicion is not None and member.incarnation == record.incarnation:
@@ -196,14 +203,14 @@ class View:
             self.outlived(record.epoch, (record.host, record.port))
             mine_own = record.epoch == mine.epoch and mine.status is Status.ALIVE
             if mine_own and record.incarnation > mine.incarnation:
-                self.renew(incarnation=record.incarnation + 1)  # this peer has not said that
+                self.renew(incarnation=record.incarnation + 1)  # this peer did not say that
         elif self._speak_up and mine.status is Status.ALIVE and record.incarnation >= mine.incarnation:
             self.health.worse()
             self.core.remark("refuted", mine.name, f"believed {Status(record.status).name.lower()}")
             self.renew(incarnation=record.incarnation + 1)
 
     def outlived(self, epoch: int, address: Address) -> None:
-        """There is a process of this peer's name: if it started later, this one is no member any more."""
+        """Another process has this peer's name. If it started later, this peer is no member any more."""
         if (epoch, address) > (self.mine.epoch, self.mine.address):
             self.core.effects.append(
                 Failed(
@@ -216,7 +223,7 @@ class View:
     def renew(
         self, *, incarnation: int | None = None, metadata: bytes | None = None, status: Status = Status.ALIVE
     ) -> None:
-        """Speak of oneself anew, in a higher incarnation."""
+        """Tell this peer's record anew, in a higher incarnation."""
         self.mine = replace(
             self.mine,
             incarnation=self.mine.incarnation + 1 if incarnation is None else incarnation,
@@ -231,7 +238,7 @@ class View:
     def suspect(
         self, entry: Entry, incarnation: int, accusers: tuple[int, ...], certain: bool = False
     ) -> None:
-        """Somebody (this peer, too) had no answer from a member of that incarnation."""
+        """A member (perhaps this peer) had no answer from ``entry`` in that incarnation."""
         n = 1 + len(self.live)
         entry.suspicion = Suspicion(
             self.core.now_s, dict.fromkeys(accusers), confirmations_wanted(n), shortest_periods(n), certain
@@ -239,7 +246,7 @@ class View:
         self._become(entry, replace(entry.member, incarnation=incarnation, status=Status.SUSPECT))
 
     def accuse(self, entry: Entry) -> None:
-        """This peer had no answer itself."""
+        """This peer itself had no answer from ``entry``."""
         mine = record_of(replace(entry.member, status=Status.SUSPECT), (self.me_hash,))
         if entry.member.status is Status.ALIVE:
             self.suspect(entry, entry.member.incarnation, mine.accusers)
@@ -247,12 +254,12 @@ class View:
             self._confirm(entry, mine)
 
     def _confirm(self, entry: Entry, record: Record) -> None:
-        """Others suspect it, too: each of the first few is news (Lifeguard, section IV-B)."""
+        """Other members suspect it, too. Each of the first few is news (Lifeguard, section IV-B)."""
         if entry.suspicion is not None and entry.suspicion.add(record.accusers):
             self._publish(entry)
 
     def judge(self, period_s: float) -> None:
-        """Declare dead whom nobody refuted in time."""
+        """Declare dead the suspects that did not refute in time."""
         for name in list(self.suspects):
             entry = self.entries[name]
             if entry.suspicion is not None and self.core.now_s >= entry.suspicion.until_s(
@@ -261,16 +268,18 @@ class View:
                 self.bury(entry)
 
     def bury(self, entry: Entry) -> None:
-        """The member is dead, as far as anybody here knows."""
+        """Declare a member dead."""
         self._become(entry, replace(entry.member, status=Status.DEAD))
 
     # -- Telling
 
     def gossip(self, to: str | None, about_me: bool = False) -> list[Raw]:
-        """What rides on a datagram to ``to``; about_me: with this peer's own record in any case.
+        """The records on a datagram to ``to``.
 
-        Its own accusation comes first (Lifeguard's buddy system, section IV-C), or this peer's word against
-        one that it has just read.
+        First comes an accusation of ``to`` (Lifeguard's buddy system, section IV-C), or this peer's
+        refutation of one that it has just read.
+
+        about_me: this peer's own record comes first.
         """
         subject = self.entries.get(to) if to is not None else None
         first = to if subject is not None and subject.member.status is not Status.ALIVE else None
@@ -279,12 +288,14 @@ class View:
         return self._rumours.gossip(first, 1 + len(self.live))
 
     def page(self, after: str) -> tuple[list[Raw], bool]:
-        """The records of the living with names above ``after``, as many as fit; whether there are more."""
+        """The records of living members with names above ``after``, as many as fit, and whether there are
+        more.
+        """
         names = sorted(name for name in [self.mine.name, *self.live] if name > after)
         return page(names, self._paged)
 
     def _paged(self, name: str) -> Raw:
-        """A newcomer needs a suspect's address; of the suspicion it hears soon enough."""
+        """A record for a newcomer, which needs a suspect's address and hears of the suspicion soon."""
         if name == self.mine.name:
             return self._my_raw
         return packed(record_of(replace(self.entries[name].member, status=Status.ALIVE)))
@@ -293,7 +304,7 @@ class View:
         return self._my_raw if name == self.mine.name else self.entries[name].raw
 
     def tell_of_graves(self) -> None:
-        """Who is back may know of others that are not dead either: tell it who is thought so."""
+        """A member is back and may know that others live, too: tell which ones are taken for dead."""
         for name in self.graves:
             if self.entries[name].member.status is Status.DEAD:
                 self._rumours.news(name)

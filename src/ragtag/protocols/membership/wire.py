@@ -13,8 +13,8 @@ All integers of the header are little-endian. At most 1,152 bytes, as for every 
 | 24 | u64 | number | counts the sender's datagrams; none is taken twice |
 | 32 | 16 bytes | tag | keyed BLAKE2b (RFC 7693) over header and message |
 
-A datagram is bound to one sending and one receiving process, so what was recorded cannot be sent to another
-member, nor to the same one after a restart; within one process its number stops it. Who is not known must
+A datagram is bound to one sending and one receiving process. So a recorded one cannot be sent to another
+member, nor to the same one after a restart; within one process its number stops it. An unknown process must
 first return a cookie (as in RFC 9293's SYN cookies or RFC 6347, section 4.2.1), so a recorded introduction is
 worth nothing either. The contents are authenticated, not secret.
 """
@@ -49,7 +49,7 @@ _Blob = Annotated[bytes, Meta(max_length=DATAGRAM_BYTES_MAX)]
 
 
 class Record(Struct, array_like=True, frozen=True):
-    """What is believed of one member. Address and metadata only when it is ALIVE, accusers when SUSPECT."""
+    """A belief about one member. It has address and metadata only when ALIVE, accusers only when SUSPECT."""
 
     name: _Name
     epoch: _Count
@@ -73,7 +73,7 @@ class Ping(Struct, array_like=True, tag=1, frozen=True):
 
 
 class Ack(Struct, array_like=True, tag=2, frozen=True):
-    """Answers ``nonce``. From a helper: the subject answered (``there``), or not so far."""
+    """The answer to ``nonce``. there: from a helper, whether the subject has answered it."""
 
     source: _Name
     nonce: _Count
@@ -120,7 +120,7 @@ class Pull(Struct, array_like=True, tag=7, frozen=True):
 
 
 class Refused(Struct, array_like=True, tag=8, frozen=True):
-    """``name`` is another's, at ``host:port``; were that one dead, it would be known in ``within_s``."""
+    """Another process, at ``host:port``, has this name. If it were dead, that would show in ``within_s``."""
 
     name: _Name
     epoch: _Count
@@ -142,7 +142,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Opened(NamedTuple):
-    """A datagram that is the crew's and for this process."""
+    """The contents of a datagram that is the crew's and for this process."""
 
     source_epoch: int
     dest_epoch: int
@@ -151,7 +151,7 @@ class Opened(NamedTuple):
 
 
 class Seal:
-    """Makes and opens datagrams under one crew's key; what cannot be opened is counted, never raised."""
+    """Makes and opens datagrams under one crew's key. What cannot be opened is counted, never raised."""
 
     def __init__(self, key: bytes, epoch: int) -> None:
         self._key, self._epoch = key, epoch
@@ -168,7 +168,7 @@ class Seal:
         return b"".join((header, self._tag(header, body), body))
 
     def open(self, data: bytes) -> Opened | None:
-        """What is in a datagram, if it is the crew's, undamaged, and meant for this process."""
+        """The contents of a datagram; ``None``: it is not the crew's, damaged, or not for this process."""
         opened = self._opened(data)
         if isinstance(opened, str):
             self.refused[opened] += 1
@@ -176,7 +176,7 @@ class Seal:
         return opened
 
     def ours(self, data: bytes) -> bool:
-        """Whether a datagram was made with the crew's key, for whichever process."""
+        """Whether a datagram was made with the crew's key, for any process."""
         if not HEADER_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
             return False
         header, tag, body = data[: _HEADER.size], data[_HEADER.size : HEADER_BYTES], data[HEADER_BYTES:]
@@ -191,7 +191,7 @@ class Seal:
         return int(source) if other and dest == 0 and source else None
 
     def _opened(self, data: bytes) -> Opened | str:
-        """What is in it, or why it is not taken."""
+        """The contents of a datagram, or why it is not taken."""
         if not HEADER_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
             return "malformed"
         magic, version, _, crew, source, dest, number = _HEADER.unpack_from(data)
@@ -215,7 +215,7 @@ class Seal:
         return Opened(source, dest, number, message)
 
     def cookie(self, now_s: float, address: Address, age: int = 0) -> bytes:
-        """What only this process can make, for whoever listens at one address, for half a minute."""
+        """A value that only this process can make, for one address, good for half a minute."""
         what = repr((self._epoch, int(now_s / _COOKIE_LIFE_S) - age, address)).encode()
         return hashlib.blake2b(
             what, key=self._key, digest_size=COOKIE_BYTES, person=b"ragtag-cookie"
@@ -232,7 +232,7 @@ class Seal:
 
 
 def crew_id(key: bytes) -> int:
-    """32 bits by which a crew knows its own datagrams from another's."""
+    """32 bits that tell a crew's datagrams from another's."""
     digest = hashlib.blake2b(key, digest_size=4, person=b"ragtag-crew").digest()
     return int.from_bytes(digest, "little")
 
@@ -251,5 +251,5 @@ def packed(record: Record) -> Raw:
 
 
 def gossip_of(records: Sequence[Raw]) -> list[Record]:
-    """Packed records, as a message's field: they are written as they are."""
+    """Packed records as a message's field, written as they are."""
     return cast("list[Record]", list(records))

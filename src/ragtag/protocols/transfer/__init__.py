@@ -1,5 +1,5 @@
 """A newcomer's way to the state: hashed chunks from several donors at once.
 
-``machine`` asks donors in rounds (``round``) and takes what is whole (``chunks``); ``donor`` answers;
-``frame`` seals, ``wire`` encodes; ``reason`` says why nothing came.
+``machine`` asks donors for one round's snapshot, gathers ``chunks``, and says why none came. ``donor`` is
+what it knows of each donor. ``frame`` seals what goes over a connection, ``wire`` encodes it.
 """

@@ -1,4 +1,4 @@
-"""Which chunks are there, which are under way from whom, and which is to be asked of whom next."""
+"""Which chunks are there, which are on their way from which donor, and which to ask for next."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from ragtag.protocols.transfer.donor import Donor
 from ragtag.protocols.transfer.types import Came, Offer
 
 HOLDERS_MAX = 2
-"""A chunk is asked of so many donors at a time, at most."""
+"""A chunk is asked of at most so many donors at a time."""
 
 
 class Chunks:
     """The chunks of one state.
 
-    rounds: those that are there, by the round of their snapshot. wasted_bytes: came twice, or damaged.
+    rounds: how many are there, by the round of their snapshot.
+    came: how many are there.
+    wasted_bytes: bytes that came twice or damaged.
     """
 
     def __init__(self) -> None:
@@ -27,7 +29,7 @@ class Chunks:
         self._holders: dict[int, list[str]] = {}
 
     def expect(self, offer: Offer) -> None:
-        """This is what is to come."""
+        """Expect the chunks of this offer."""
         self._todo = deque(range(offer.n_chunks))
         self._have = bytearray(offer.n_chunks)
 
@@ -51,7 +53,7 @@ class Chunks:
             self._holders.pop(event.index, None)
 
     def release(self, name: str, index: int) -> None:
-        """A chunk will not come from this donor: someone else must be asked, unless that is done already."""
+        """A chunk will not come from this donor: ask another for it, unless that is done already."""
         holders = self._holders.get(index, [])
         if name in holders:
             holders.remove(name)
@@ -62,7 +64,7 @@ class Chunks:
     def next_for(
         self, now_s: float, donor: Donor, donors: Mapping[str, Donor], slowest_s: float
     ) -> int | None:
-        """The chunk to ask of ``donor``; it is noted as asked. ``None``: nothing, for now."""
+        """The chunk to ask ``donor`` for, noted as asked; ``None``: none for now."""
         index = self._todo.popleft() if self._todo else self._steal(now_s, donor, donors, slowest_s)
         if index is not None:
             self._holders.setdefault(index, []).append(donor.name)

@@ -1,4 +1,4 @@
-"""What a newcomer knows of one donor: where it stands with it, and how fast its chunks come."""
+"""What a newcomer knows of one donor: its state, and how fast its chunks come."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ragtag.core.deadline import Deadline
 from ragtag.protocols.transfer.types import OUTSTANDING_MAX, Offer
 
 PATIENCE = 4.0
-"""A donor is given up when a chunk takes so many times as long as is allowed for one."""
+"""A donor is given up when a chunk takes so many times as long as it may."""
 SHARE_OF_TIME = 1.0 / 64
-"""... and no sooner than this share of all the time that there is: what is dropped must be found again."""
+"""A donor is given up no sooner than after this share of all the time, since it must be found again."""
 
 
 class DonorState(Enum):
-    """Where a newcomer stands with a donor."""
+    """A donor's state, as a newcomer sees it."""
 
     AWAY = auto()  # tried again later
     CONNECTING = auto()
-    TOLD = auto()  # it said how far it is
-    ASKED = auto()  # for a snapshot
-    READY = auto()  # its snapshot is not, or not yet, used
+    TOLD = auto()  # has said how far it is
+    ASKED = auto()  # asked for a snapshot
+    READY = auto()  # has a snapshot that is not used, or not yet
     GIVING = auto()
-    OUT = auto()  # for good
+    OUT = auto()  # given up for good
 
 
 PENDING = (DonorState.CONNECTING, DonorState.TOLD, DonorState.ASKED)
@@ -33,8 +33,16 @@ PENDING = (DonorState.CONNECTING, DonorState.TOLD, DonorState.ASKED)
 class Donor:
     """One donor.
 
-    answer_s: from connecting to its first answer. front_s: since when the chunk that comes next is under way.
     share_s: ``SHARE_OF_TIME`` of the time for everything.
+    since_s: when its state changed; ``AWAY``: when it is tried again.
+    answer_s: the time from connecting to its first answer.
+    round, round_s: the last round that it has finished, and how long one takes.
+    outstanding: the chunks that it is asked for, and when.
+    front_s: since when the chunk that comes next is on its way.
+    pace: how long its chunks take.
+    tries: how often it was lost since its last chunk.
+    given: bytes that came from it.
+    why: why it was lost.
     """
 
     name: str
@@ -54,12 +62,12 @@ class Donor:
 
     @property
     def typical_s(self) -> float | None:
-        """How long it takes for one chunk; ``None``: none has come yet."""
+        """How long one chunk takes; ``None``: none has come yet."""
         return None if self.pace is None else self.pace.typical_s()
 
     @property
     def room(self) -> int:
-        """How many more chunks it may be asked for: enough that it is never idle for a round trip."""
+        """How many more chunks it may be asked for: enough that it is never idle during a round trip."""
         typical_s = self.typical_s
         if self.state is not DonorState.GIVING:
             return 0
@@ -67,11 +75,11 @@ class Donor:
         return int(min(OUTSTANDING_MAX, max(2, window))) - len(self.outstanding)
 
     def to(self, now_s: float, stand: DonorState) -> None:
-        """It stands differently from now on."""
+        """Change its state."""
         self.state, self.since_s = stand, now_s
 
     def asked(self, now_s: float, index: int) -> None:
-        """It was asked for a chunk."""
+        """It is asked for a chunk."""
         if not self.outstanding:
             self.front_s = now_s
         self.outstanding[index] = now_s
@@ -88,7 +96,7 @@ class Donor:
         return True
 
     def overdue_s(self, others_s: float) -> float:
-        """When its next chunk is overdue: others may then be asked for it. others_s: as ``_allowed_s``."""
+        """When its next chunk is overdue: others may then be asked for it. others_s: see ``_allowed_s``."""
         return self.front_s + self._allowed_s(others_s)
 
     def stalled_s(self, others_s: float) -> float:
@@ -97,13 +105,13 @@ class Donor:
         return self.front_s + max(least_s, PATIENCE * self._allowed_s(others_s))
 
     def _allowed_s(self, others_s: float) -> float:
-        """For one chunk; before its first one what the slowest other takes four times over (0: unknown)."""
+        """How long one chunk may take. others_s: how long the slowest other donor takes; 0: unknown."""
         if self.pace is not None:
             return self.pace.budget_s()
         return max(self.answer_s, PATIENCE * others_s if others_s > 0 else 8 * self.share_s)
 
     def remaining_s(self, now_s: float, index: int, others_s: float) -> float:
-        """How long until it will have sent a chunk that it was asked for, as far as can be told."""
+        """How long until it will have sent a chunk that it was asked for; infinite: unknown, or overdue."""
         if now_s >= self.overdue_s(others_s):
             return float("inf")
         typical_s = self.typical_s
@@ -113,6 +121,6 @@ class Donor:
         return max(0.0, place * typical_s - (now_s - self.front_s))
 
     def pause_s(self) -> float:
-        """How long it is left alone before it is tried again: twice as long each time."""
+        """How long to wait before it is tried again: twice as long each time."""
         first_s = PATIENCE * self.answer_s if self.answer_s > 0 else self.share_s
         return float(first_s * 2.0 ** min(self.tries, 32))

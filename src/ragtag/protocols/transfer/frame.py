@@ -2,11 +2,11 @@
 
     length u32, kind u8, 0[3], number u64, tag[16], body[length]            (integers are little-endian)
 
-Each direction has a key made from both nonces of the handshake, and its frames are numbered, so none can be
+Each direction has a key made from both nonces of the handshake, and its frames are numbered. So none can be
 replayed, reflected, or moved to another connection. The tag is keyed BLAKE2b (RFC 7693) over what stands
-before it and the body: one message as msgpack, or a chunk (offer u32, index u32, hash[32], bytes) without
-the bytes, which the hash covers. So a donor hashes each chunk once, however many newcomers read it, and only
-those that it gives.
+before it and the body. The body is one message as msgpack, or a chunk (offer u32, index u32, hash[32],
+bytes). The tag leaves out a chunk's bytes, which the hash covers. So a donor hashes only chunks that it
+gives, and each once, however many newcomers read it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Kind(IntEnum):
-    """Of a frame."""
+    """What a frame holds."""
 
     MESSAGE = 1
     CHUNK = 2
@@ -39,7 +39,12 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk as it came. number: of the offer. ``data`` is a view of the reader's buffer."""
+    """A chunk as it came.
+
+    number: the offer's.
+    intact: its bytes have the hash that came with them.
+    data: a view of the reader's buffer.
+    """
 
     number: int
     index: int
@@ -48,7 +53,7 @@ class Chunk:
 
 
 class Frame(NamedTuple):
-    """One frame as it came; ``body`` is a view of the reader's buffer, valid until it reads on."""
+    """One frame as it came. body: a view of the reader's buffer, valid until it reads on."""
 
     head: bytes
     kind: int
@@ -58,7 +63,7 @@ class Frame(NamedTuple):
 
 
 class Session:
-    """Seals and opens the frames of one connection; ``donor``: this end is the donor's."""
+    """Seals and opens the frames of one connection. donor: this end is the donor's."""
 
     def __init__(self, key: bytes, greeted: bytes, proved: bytes, *, donor: bool) -> None:
         keys = [keyed(key, greeted + proved, person) for person in (b"ragtag-x-give", b"ragtag-x-take")]
@@ -106,8 +111,9 @@ class Session:
 class Reader:
     """Gathers what comes over a stream: first the handshake's parts, then frames.
 
-    Read into ``space()``, and say how much came. chunk_bytes_max: 0 where no chunk is expected. What a peer
-    can make this hold is its largest frame.
+    Read into ``space()``, and say how much came. A peer can make it hold its largest frame at most.
+
+    chunk_bytes_max: the largest chunk that is expected; 0: none is.
     """
 
     def __init__(self, first_bytes: int) -> None:
@@ -123,11 +129,14 @@ class Reader:
         return self._got > 0 or self._head is not None
 
     def space(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """The memory for the next bytes, never empty."""
         return memoryview(self._buffer)[self._got : self._need]
 
     def part(self, n: int, next_bytes: int) -> bytes | None:
-        """``n`` bytes came, of the handshake: the whole part, once it is there. 0: frames follow."""
+        """``n`` bytes of the handshake came: the whole part, once it is there.
+
+        next_bytes: the size of the next part; 0: frames follow.
+        """
         self._got += n
         if self._got < self._need:
             return None

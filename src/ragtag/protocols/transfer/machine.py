@@ -1,23 +1,24 @@
 """A newcomer gets the training state from several donors at once.
 
-It asks all donors how far they are, and then for their snapshots of one round that none has finished yet.
-Chunks are asked of whoever has room for them, so each donor gives according to its speed; at the end the
-fast ones are asked also for what the slow ones still owe (as BitTorrent's end game: Cohen, "Incentives build
+It asks all donors how far they are, and then for their snapshots of one round that none has finished yet. It
+asks each donor for as many chunks as it has room for, so each gives according to its speed. At the end fast
+donors are asked also for chunks that slow ones still owe (as BitTorrent's end game: Cohen, "Incentives build
 robustness in BitTorrent", 2003, section 2.4.4). A donor that stalls or breaks off is dropped and tried again
-later, while others go on with the chunks that are there; one that gives a damaged chunk is not asked again.
-Whatever happens, it ends by its deadline.
+later, while others go on; one that gives a damaged chunk is not asked again. Whatever happens, the transfer
+ends by its deadline.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from ragtag.protocols.transfer.chunks import Chunks
 from ragtag.protocols.transfer.donor import PENDING, SHARE_OF_TIME, Donor, DonorState
-from ragtag.protocols.transfer.reason import dropped, reason
-from ragtag.protocols.transfer.round import choose, objection, round_to_ask
 from ragtag.protocols.transfer.types import (
+    CHUNK_BYTES_MAX,
+    CHUNKS_MAX,
     Arm,
     Ask,
     Came,
@@ -40,11 +41,17 @@ from ragtag.protocols.transfer.types import (
 )
 
 _LAGGARDS = 3.0
-"""Donors that have not said how far they are are waited for so many times as long as the first took."""
+"""Donors have so many times as long as the first one took to say how far they are."""
+
+
+_ROUNDS_MAX = 1e6
+_LATE_SHARE = 0.9
+"""Where asking takes more than a tenth of a round, the round under way is left out."""
+_SILENT = "did not answer; is its port open to this machine?"
 
 
 class Transfer:
-    """One newcomer's fetch; give it ``Start`` first. The driver keeps the chunks, this knows which are there.
+    """One newcomer's fetch. Give it ``Start`` first. The driver keeps the chunks; this knows which are there.
 
     Raises:
         ValueError: no donors, or one twice.
@@ -108,7 +115,7 @@ class Transfer:
         elif now_s >= self._deadline_s or all(d.state is DonorState.OUT for d in self._donors.values()):
             outcome = self._outcome(now_s)
             expired = now_s >= self._deadline_s
-            self._end(GaveUp(reason(self._donors.values(), outcome, self._asked_round, expired), outcome))
+            self._end(GaveUp(_reason(self._donors.values(), outcome, self._asked_round, expired), outcome))
         else:
             self._arm(now_s)
 
@@ -143,7 +150,7 @@ class Transfer:
     def _offered(self, now_s: float, donor: Donor, offer: Offer) -> None:
         if donor.state is not DonorState.ASKED:
             return
-        why = objection(offer, self._need)
+        why = _objection(offer, self._need)
         if not why and self._offer is not None and offer.layout != self._offer.layout:
             why = "has a state of another layout than the other donors"
         if why:
@@ -161,13 +168,13 @@ class Transfer:
             self._out(now_s, donor, "gave a damaged chunk", close=True)
 
     def _lose(self, now_s: float, donor: Donor, why: str, *, close: bool = False) -> None:
-        """Tried again later."""
+        """Drop a donor, to be tried again later."""
         self._part(donor, why, close)
         donor.to(now_s + donor.pause_s(), DonorState.AWAY)
         donor.tries += 1
 
     def _out(self, now_s: float, donor: Donor, why: str, *, close: bool = False) -> None:
-        """Never asked again."""
+        """Drop a donor for good."""
         self._part(donor, why, close)
         donor.to(now_s, DonorState.OUT)
 
@@ -193,7 +200,7 @@ class Transfer:
     def _choose_round(self, now_s: float) -> None:
         told = [donor for donor in self._donors.values() if donor.state is DonorState.TOLD]
         if told and (not self._standing(DonorState.CONNECTING) or now_s >= self._enough_told_s()):
-            self._asked_round = round_to_ask(now_s, [(donor.since_s, donor) for donor in told])
+            self._asked_round = _round_to_ask(now_s, [(donor.since_s, donor) for donor in told])
             self._asked_s = now_s
             for donor in told:
                 self._ask(now_s, donor)
@@ -203,10 +210,10 @@ class Transfer:
         return self._first_told_s + wait_s
 
     def _choose_offer(self, now_s: float) -> None:
-        """Once all have offered, or two the round that was asked for, or it has been waited twice as long."""
+        """Take an offer once all have offered, two have the round that was asked for, or time is up."""
         assert self._asked_round is not None
         offers = [donor.offer for donor in self._donors.values() if donor.offer is not None]
-        if (best := choose(offers, self._asked_round)) is None:
+        if (best := _most_offered(offers, self._asked_round)) is None:
             return
         agreed = sum((offer.round, offer.layout) == (best.round, best.layout) for offer in offers)
         enough = agreed >= 2 and best.round == self._asked_round
@@ -223,7 +230,7 @@ class Transfer:
         return self._first_offer_s + max(waited_s, max(donor.answer_s for donor in self._donors.values()))
 
     def _promote(self, now_s: float) -> None:
-        """Donors of the agreed round give; of another round only where those are too few."""
+        """Let donors of the agreed round give, and donors of other rounds only where those are too few."""
         assert self._offer is not None
         agreed = self._offer.round
         ready = [donor for donor in self._donors.values() if donor.state is DonorState.READY]
@@ -236,7 +243,7 @@ class Transfer:
             others.pop(0).to(now_s, DonorState.GIVING)
 
     def _ask_for_chunks(self, now_s: float) -> None:
-        """One chunk each in turn, the fastest first, so that a few chunks are spread over all."""
+        """Ask donors for one chunk each in turn, the fastest first, so that few chunks spread over all."""
         giving = sorted(self._standing(DonorState.GIVING), key=lambda donor: donor.typical_s or 0.0)
         slowest_s = self._slowest_s()
         asked = True
@@ -272,7 +279,7 @@ class Transfer:
             self._effects.append(Arm(at_s))
 
     def _slowest_s(self) -> float:
-        """What a chunk takes from the slowest donor that has given one; 0: none has."""
+        """How long a chunk takes from the slowest donor that has given one; 0: none has."""
         return max((donor.typical_s or 0.0 for donor in self._donors.values()), default=0.0)
 
     def _share_s(self) -> float:
@@ -292,9 +299,94 @@ class Transfer:
         return Outcome(
             offer=self._offer,
             given={donor.name: donor.given for donor in donors if donor.given},
-            dropped=dropped(donors),
+            dropped=_dropped(donors),
             rounds=dict(self._chunks.rounds),
             came=self._chunks.came,
             wasted_bytes=self._chunks.wasted_bytes,
             took_s=now_s - self._began_s,
         )
+
+
+# -- Which round, and which offer
+
+
+def _round_to_ask(now_s: float, told: Sequence[tuple[float, Donor]]) -> int:
+    """The first round that no donor will have finished when it is asked.
+
+    Where rounds are shorter than asking takes, the round is a multiple of a power of two as large as the
+    margin. So newcomers that come at once ask for the same round, and donors take one snapshot for all.
+
+    told: donors, and when each said how far it is.
+    """
+    asking_s = max(donor.answer_s for _, donor in told)
+
+    def newest(at_s: float) -> float:
+        return max(donor.round + _rounds(at_s - told_s, donor) for told_s, donor in told)
+
+    first = max(0, math.floor(newest(now_s + asking_s) + _LATE_SHARE) + 1)
+    step = 1 << max(0, first - math.floor(newest(now_s)) - 1).bit_length()
+    return -(-first // step) * step
+
+
+def _rounds(took_s: float, donor: Donor) -> float:
+    """How many rounds a donor does in so much time, by its own word; bounded."""
+    return min(took_s / donor.round_s, _ROUNDS_MAX) if donor.round_s > 0 else 0.0
+
+
+def _most_offered(offers: Sequence[Offer], asked: int) -> Offer | None:
+    """The snapshot that most donors offer. Of equals that of the round asked for, else the newest."""
+    groups = Counter((offer.round, offer.layout) for offer in offers)
+    if not groups:
+        return None
+    best = max(groups, key=lambda key: (groups[key], key[0] == asked, key))
+    return next(offer for offer in offers if (offer.round, offer.layout) == best)
+
+
+def _objection(offer: Offer, need: Need) -> str:
+    """Why an offer cannot be taken; empty: it can."""
+    if offer.schema != need.schema:
+        return (
+            f"has another model (schema {offer.schema:016x}, here {need.schema:016x}); start this peer with "
+            "the crew's model, optimiser and version of the script"
+        )
+    if not 1 <= offer.total_bytes <= need.blob_bytes_max:
+        return (
+            f"offers a state of {offer.total_bytes} bytes, where at most {need.blob_bytes_max} are taken "
+            "(blob_bytes_max)"
+        )
+    if not 1 <= offer.chunk_bytes <= CHUNK_BYTES_MAX or offer.n_chunks > CHUNKS_MAX:
+        return f"offers {offer.total_bytes} bytes in chunks of {offer.chunk_bytes}, which makes no sense"
+    return ""
+
+
+# -- Why a donor, or all of them, did not do: what a user reads
+
+
+def _dropped(donors: Iterable[Donor]) -> dict[str, str]:
+    """The donors that were given up, or were lost and have given nothing since, and why."""
+    lost = (DonorState.OUT, DonorState.AWAY, DonorState.CONNECTING)
+    return {d.name: d.why or _SILENT for d in donors if d.state in lost or d.tries > 0}
+
+
+def _reason(donors: Iterable[Donor], outcome: Outcome, asked_round: int | None, expired: bool) -> str:
+    """Why there is no state, donor by donor. Donors with the same reason are named together."""
+    said: dict[str, list[str]] = {}
+    for donor in donors:
+        said.setdefault(_complaint(donor, asked_round), []).append(donor.name)
+    lines = "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
+    offer = outcome.offer
+    how_far = f"{outcome.came} of {offer.n_chunks} chunks came" if offer else "no chunk came"
+    if expired:
+        return f"the state was not complete after {outcome.took_s:.3g} s ({how_far}). {lines}"
+    return f"no donor is left that could give the state ({how_far}). {lines}"
+
+
+def _complaint(donor: Donor, asked_round: int | None) -> str:
+    if donor.state is DonorState.CONNECTING:
+        return donor.why or _SILENT
+    if donor.state is DonorState.ASKED and donor.offer is None:
+        return (
+            f"had finished round {donor.round}, and gave no snapshot of round {asked_round} or later; is it "
+            "still training?"
+        )
+    return donor.why or f"gave {donor.given} bytes"

@@ -1,6 +1,6 @@
-"""What the machine that fetches a state is told, what it answers, and what an offer is.
+"""Events and effects of the machine that fetches a state, and what an offer is.
 
-A donor is a name; connections, keys and bytes are the driver's business.
+A donor is a name here; connections, keys and bytes are the driver's.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 OUTSTANDING_MAX = 4
-"""Chunks that are asked of one donor at a time, at most."""
+"""A donor is asked for at most so many chunks at a time."""
 CHUNKS_MAX = 1 << 14
 CHUNK_BYTES_MIN, CHUNK_BYTES_USUAL, CHUNK_BYTES_MAX = 1 << 17, 1 << 20, 1 << 24
 BLOB_BYTES_MAX = CHUNKS_MAX * CHUNK_BYTES_MAX
 
 
 def chunk_bytes_for(total_bytes: int) -> int:
-    """How a blob is cut: all donors cut blobs of one size alike.
+    """The size of a blob's chunks, a power of two. All donors cut blobs of one size alike.
 
-    A power of two: 256 chunks or more, so that a slow donor holds little back, as long as a chunk has
-    128 KB (a smaller one costs a donor more for what comes with it than for its bytes) to 1 MB; larger ones
-    only so that there are at most 16,384.
+    At least 256 chunks, so that a slow donor holds little back, as long as a chunk has 128 KB to 1 MB: a
+    smaller one costs a donor more for what comes with it than for its bytes. Chunks are larger only where
+    there would be more than 16,384.
     """
     wanted = min(CHUNK_BYTES_USUAL, max(CHUNK_BYTES_MIN, -(-total_bytes // 256)))
     return min(CHUNK_BYTES_MAX, _power(max(wanted, -(-total_bytes // CHUNKS_MAX))))
@@ -35,8 +35,9 @@ def _power(least: int) -> int:
 class Offer:
     """One donor's snapshot.
 
-    round, step: after which it was taken. schema: the model's (``core.schema``). layout_hash: of the blob's
-    structure; blobs of one layout may be put together from chunks of several donors.
+    round, step: after which it was taken.
+    schema: the model's (``core.schema``).
+    layout_hash: of the blob's structure. Chunks of several donors with one layout make one blob.
     """
 
     round: int
@@ -48,12 +49,12 @@ class Offer:
 
     @property
     def n_chunks(self) -> int:
-        """Chunks of the blob; all but the last have ``chunk_bytes``."""
+        """How many chunks the blob has; all but the last have ``chunk_bytes``."""
         return -(-self.total_bytes // self.chunk_bytes)
 
     @property
     def layout(self) -> tuple[int, int, int]:
-        """What must be equal in offers whose chunks are put together."""
+        """What must be equal in offers whose chunks make one blob."""
         return self.layout_hash, self.total_bytes, self.chunk_bytes
 
     def span(self, index: int) -> tuple[int, int]:
@@ -67,14 +68,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin; be done, or give up, by ``deadline_s`` (absolute)."""
+    """Begin, and be done or give up by ``deadline_s`` (absolute)."""
 
     deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A donor is there, has finished ``round``, and takes ``round_s`` for one (0: not known yet)."""
+    """A donor has finished ``round``, and takes ``round_s`` for one (0: not known yet)."""
 
     donor: str
     round: int
@@ -91,7 +92,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """A chunk came; ``intact``: its bytes have the hash that its donor gave."""
+    """A chunk came. intact: its bytes have the hash that its donor gave."""
 
     donor: str
     index: int
@@ -109,7 +110,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A donor cannot help: nobody listens there, it holds another key, it breaks the protocol."""
+    """A donor cannot help: nothing listens there, it has another key, or it breaks the protocol."""
 
     donor: str
     why: str
@@ -159,18 +160,22 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Deliver ``Expired`` at ``at_s`` (absolute). Never taken back, only ignored."""
+    """Deliver ``Expired`` at ``at_s`` (absolute). A timer is never taken back; a needless one is ignored."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it.
+    """The end of a transfer.
 
-    offer: the agreed snapshot (``None``: there was none). given: bytes that were used, by donor. dropped: who
-    was given up, and why. rounds: chunks by the round of their snapshot; more than one round where donors of
-    the agreed one were too few. came: chunks that are there. wasted_bytes: came twice, or damaged.
+    offer: the agreed snapshot; ``None``: there was none.
+    given: bytes that were used, by donor.
+    dropped: donors that were given up, and why.
+    rounds: chunks by the round of their snapshot. More than one round where donors of the agreed one were too
+        few.
+    came: chunks that are there.
+    wasted_bytes: bytes that came twice or damaged.
     """
 
     offer: Offer | None
@@ -191,7 +196,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """It cannot be done; the reason says why, and what to do. Nothing follows."""
+    """There is no state. The reason says why, and what to do. Nothing follows."""
 
     reason: str
     outcome: Outcome
@@ -202,10 +207,11 @@ TransferEffect = Connect | Ask | Fetch | Drop | Arm | Finished | GaveUp
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is looked for.
+    """What a newcomer needs.
 
-    schema: of this peer's model. agreed_min: donors of another round are used where fewer than so many of the
-    agreed one are left. blob_bytes_max: no larger state is taken.
+    schema: of this peer's model.
+    agreed_min: where fewer donors of the agreed round are left, donors of other rounds are used.
+    blob_bytes_max: no larger state is taken.
     """
 
     schema: int

@@ -1,8 +1,8 @@
-"""Who has the crew's key, and what a donor and a newcomer say to each other over TCP. Nothing here does I/O.
+"""What a donor and a newcomer say to each other over TCP, after each has shown that it has the crew's key.
 
-The donor greets with a nonce; the newcomer proves with another that it has the key; the donor proves the
-same, or refuses (mutual authentication by challenge and response, as in ISO/IEC 9798-4). Who has no key has
-then seen a nonce and a refusal. Integers are little-endian.
+Nothing here does I/O. The donor greets with a nonce. The newcomer proves with another that it has the key.
+The donor proves the same, or refuses (mutual authentication by challenge and response, as in ISO/IEC 9798-4).
+A peer without the key has then seen a nonce and a refusal. Integers are little-endian.
 
     greeting  magic[4] version u8 0[3] nonce[32]
     proof     magic[4] version u8 0[3] nonce[32] tag[32]
@@ -32,7 +32,7 @@ PROOF_BYTES = _GREETING.size + 32
 
 
 class WireError(ValueError):
-    """What came is not what a peer with the crew's key sends."""
+    """The bytes are not what a peer with the crew's key sends."""
 
 
 class Verdict(IntEnum):
@@ -109,7 +109,7 @@ def hash_of(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=HASH_BYTES, person=b"ragtag-chunk").digest()
 
 
-# -- Who has the key
+# -- The handshake
 
 
 def greeting(nonce: bytes) -> bytes:
@@ -121,7 +121,7 @@ def proof(key: bytes, greeted: bytes, nonce: bytes) -> bytes:
     """A newcomer's answer.
 
     Raises:
-        WireError: what greeted is no donor, or one of another version; the message says so.
+        WireError: the greeting is no donor's, or that of another version; the message says which.
     """
     magic, version, _ = _GREETING.unpack(greeted)
     if magic != MAGIC:
@@ -136,7 +136,7 @@ def proof(key: bytes, greeted: bytes, nonce: bytes) -> bytes:
 
 
 def examined(key: bytes, greeted: bytes, proved: bytes, *, room: bool = True) -> Verdict:
-    """What a donor makes of a proof: a welcome only for who has the key, and where there is room."""
+    """A donor's verdict on a proof: a welcome only for a peer with the key, and where there is room."""
     head, tag = proved[: _GREETING.size], proved[_GREETING.size :]
     magic, version, _ = _GREETING.unpack(head)
     if magic != MAGIC or not compare_digest(tag, keyed(key, greeted + head, b"ragtag-x-proof")):
@@ -147,13 +147,13 @@ def examined(key: bytes, greeted: bytes, proved: bytes, *, room: bool = True) ->
 
 
 def verdict(key: bytes, greeted: bytes, proved: bytes, code: Verdict) -> bytes:
-    """A donor's answer to a proof; only a welcome shows that the donor has the key too."""
+    """A donor's answer to a proof. Only a welcome shows that the donor has the key, too."""
     tag = keyed(key, greeted + proved, b"ragtag-x-welc") if code is Verdict.WELCOME else bytes(32)
     return _GREETING.pack(MAGIC, code, tag)
 
 
 def judged(key: bytes, greeted: bytes, proved: bytes, answer: bytes) -> Verdict:
-    """What a donor's verdict says; a welcome counts only with the key."""
+    """What a donor's answer says. A welcome counts only with the key. Raises WireError: it is no donor's."""
     magic, code, tag = _GREETING.unpack(answer)
     if magic != MAGIC or code not in list(Verdict):
         raise WireError("what listens there is no donor of Ragtag")
@@ -163,5 +163,5 @@ def judged(key: bytes, greeted: bytes, proved: bytes, answer: bytes) -> Verdict:
 
 
 def keyed(key: bytes, data: bytes, person: bytes, size: int = 32) -> bytes:
-    """Keyed BLAKE2b of some bytes, for one purpose."""
+    """Keyed BLAKE2b of some bytes. person: names the purpose."""
     return hashlib.blake2b(data, key=key, digest_size=size, person=person).digest()

@@ -1,6 +1,6 @@
-"""What every recipe shares: numbers beside what was expected, tables, figures, and how they are shown.
+"""What all recipes share: numbers beside expected ones, tables, figures, and how they are shown.
 
-A recipe's module has ``reproduce(...) -> Report``; ``ragtag.recipes.RECIPES`` names the module.
+A recipe's module has ``reproduce(...) -> Report``. ``ragtag.recipes.RECIPES`` names the module.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ FORMAT = 1
 """Version of ``results.json``."""
 
 _DIGITS_MAX = 8
-_WIDE = 150  # columns of a terminal from which on tables show ranges
+_WIDE = 150  # a terminal of so many columns shows ranges in tables
 _RANGE = re.compile(r" \([^()]* to [^()]*\)")
 
 Progress = Callable[[int, int, str], None]
-"""Called with how many parts of the work are done, how many there are, and what was done last."""
+"""Called with the number of parts that are done, the number of all parts, and the last part's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One number beside the expected one.
 
+    source: where the expected value comes from.
     relation: "=" (within the tolerance of the expected value), "<=" (at most expected + tolerance) or
-    ">=" (at least expected - tolerance). error: the measurement's standard error, where it has one.
-    source: where the expected value comes from. group: the heading under which the row is shown.
+        ">=" (at least expected - tolerance).
+    error: the measurement's standard error; ``None``: it has none.
+    group: the heading under which the row is shown.
     """
 
     quantity: str
@@ -58,7 +60,7 @@ class Row:
 
     @property
     def found(self) -> str:
-        """The measured value, with its error; with enough digits to tell a failed one from its limit."""
+        """The measured value with its error, with enough digits to tell a failed one from its limit."""
         limits = (self.expected - self.tolerance, self.expected + self.tolerance)
         digits = 4
         while (
@@ -87,7 +89,7 @@ def row(
     error: float | None = None,
     group: str = "",
 ) -> Row:
-    """Compare: what is not finite fails."""
+    """Compare a measurement with what was expected. One that is not finite fails."""
     if relation not in ("=", "<=", ">="):
         raise ValueError(f"row {quantity!r}: relation {relation!r}; it is =, <= or >=")
     low = -math.inf if relation == "<=" else expected - tolerance
@@ -98,7 +100,7 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that is shown as it is: nothing in it passes or fails."""
+    """A table to be shown. Nothing in it passes or fails."""
 
     title: str
     columns: tuple[str, ...]
@@ -116,7 +118,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Report:
-    """What a recipe found."""
+    """The results of a recipe, as they are shown and written."""
 
     name: str
     title: str
@@ -134,7 +136,7 @@ class Report:
         return all(r.ok for r in self.rows)
 
     def print(self, console: Console) -> None:
-        """Every number beside what was expected, then the tables and what to know about them."""
+        """Print every number beside the expected one, then the tables and the notes."""
         table = RichTable(title=self.title, title_justify="left", header_style="bold")
         table.add_column("quantity", overflow="fold")
         for name in ("expected", "measured", "tolerance"):
@@ -160,7 +162,7 @@ class Report:
             console.print(f"{path}", soft_wrap=True)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain values; see ``FORMAT``. What is not finite becomes ``None``."""
+        """The report as plain values (``FORMAT``). Numbers that are not finite become ``None``."""
         plain: dict[str, Any] = _plain(
             {
                 "format": FORMAT,
@@ -178,8 +180,8 @@ class Report:
         return plain
 
     def write(self, out: Path) -> None:
-        """Write ``results.json``, ``index.html`` and the figures to the folder ``out``; kept parts of the
-        work are of no more use then, and are deleted.
+        """Write ``results.json``, ``index.html`` and the figures to the folder ``out``, and delete the cache
+        of parts, which is of no more use.
         """
         out.mkdir(parents=True, exist_ok=True)
         self.files = [out / "index.html", out / "results.json"]
@@ -192,13 +194,13 @@ class Report:
 
 
 def require_counts(seeds: int, jobs: int) -> None:
-    """Raise ValueError where a recipe is asked for no seed, or for no process to run in."""
+    """Check a recipe's arguments. Raises ValueError: ``seeds`` or ``jobs`` is below 1."""
     if seeds < 1 or jobs < 1:
         raise ValueError(f"reproduce: seeds is {seeds} and jobs is {jobs}; both must be 1 or more")
 
 
 def number(x: float, digits: int = 4) -> str:
-    """So many significant digits; one less where there is an exponent."""
+    """A number with so many significant digits, one less where it has an exponent."""
     if x == 0 or not math.isfinite(x):
         return f"{x:g}"
     return f"{x:.{digits - 2}e}" if abs(x) < 1e-4 or abs(x) >= 1e5 else f"{x:.{digits}g}"
@@ -215,7 +217,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rich(shown: Table, ranges: bool) -> RichTable:
-    """For a terminal; ``ranges``: there is room for what stands in brackets behind a number."""
+    """A table for a terminal. ranges: show the ranges in brackets behind numbers."""
     table = RichTable(
         title=shown.title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )

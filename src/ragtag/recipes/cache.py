@@ -1,4 +1,4 @@
-"""Results of a recipe's parts, kept in a folder: a reproduction that was cut goes on where it was."""
+"""Results of a recipe's parts, stored in a folder: a reproduction that was interrupted goes on there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ PLAIN = (int, float, str, bool)
 
 
 class ResultCache:
-    """The parts in a folder, by what was called: function, arguments, and every line of ragtag's own source.
+    """The parts in a folder, by call: function, arguments, and all of ragtag's source.
 
-    Results are JSON, and come back as what the function's annotation says it returns. A path among the
-    arguments stands for what lies there when this is made, wherever that is: the same data unpacked into
-    another folder find the same parts.
+    Results are JSON, and come back as the type that the function is annotated to return. A path among the
+    arguments stands for its contents, so the same data in another folder find the same parts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +29,7 @@ class ResultCache:
 
     @classmethod
     def of(cls, out: Path) -> ResultCache:
-        """Those of the recipe whose report goes to the folder ``out``."""
+        """The cache of the recipe whose report goes to the folder ``out``."""
         return cls(out / "parts")
 
     def find(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
@@ -46,7 +45,7 @@ class ResultCache:
     def store(self, function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> None:
         """Write a result, whole or not at all. Raises TypeError: it would not come back as what it is."""
         path, text = self._path(function, arguments), json.dumps(_plain(result))
-        decode(_returned(function), json.loads(text))  # said at the first part rather than when one is wanted
+        decode(_returned(function), json.loads(text))  # raise now rather than when the part is wanted
         self._folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         part.write_text(text, "utf-8")
@@ -65,7 +64,9 @@ class ResultCache:
         return self._folder / f"{name}.json"
 
     def _named(self, value: Any) -> Any:
-        """``value`` with each path's contents in place of its name; in dataclasses and tuples, too."""
+        """``value`` with a digest of each path's contents in place of the path, in dataclasses and tuples,
+        too.
+        """
         if isinstance(value, Path):
             if value not in self._contents:
                 self._contents[value] = _contents(value)
@@ -78,10 +79,13 @@ class ResultCache:
 
 
 def decode(kind: Any, value: Any) -> Any:
-    """What ``json`` made of a value of type ``kind``, as one of that type again.
+    """A value of type ``kind``, from what ``json`` made of it.
 
-    Known are plain values, literals, lists, tuples, dicts, optional values and dataclasses of these.
-    Raises TypeError: another kind, or a value that is none of it. KeyError: a dataclass's field is missing.
+    Types may be plain values, literals, lists, tuples, dicts, optional values and dataclasses of these.
+
+    Raises:
+        TypeError: another type, or a value that is not of it.
+        KeyError: a dataclass's field is missing.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType) and type(None) in inner and len(inner) == 2:
@@ -104,7 +108,7 @@ def decode(kind: Any, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As ``json`` takes it: dataclasses as dicts, in lists and tuples, too."""
+    """A value as ``json`` takes it: dataclasses become dicts, in lists and tuples, too."""
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -116,12 +120,12 @@ def _returned(function: Callable[..., Any]) -> Any:
 
 @lru_cache(maxsize=1)
 def _source() -> str:
-    """A digest of the package: other source, other results."""
+    """A digest of the package's source, as other source may give other results."""
     return _contents(Path(ragtag.__file__).parent, "*.py")
 
 
 def _contents(path: Path, pattern: str = "*") -> str:
-    """A digest of a file, or of a folder's files (with their names) that match ``pattern``.
+    """A digest of a file, or of the files of a folder that match ``pattern``, with their names.
 
     Raises FileNotFoundError: there is neither.
     """

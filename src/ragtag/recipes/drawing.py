@@ -46,7 +46,7 @@ def style(ax: Axes, title: str, x: str, y: str = "") -> None:
 
 
 def quiet(ax: Axes) -> None:
-    """Axes that stand back behind the data."""
+    """Make axes less visible than the data."""
     ax.grid(axis="y", color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     for side in ("top", "right"):
@@ -57,7 +57,7 @@ def quiet(ax: Axes) -> None:
 
 
 def band(ax: Axes, x: Sequence[float], by_seed: Sequence[Sequence[float]], **how: Any) -> None:
-    """Mean and range over seeds; ``by_seed``: one series per seed."""
+    """Draw mean and range over seeds. by_seed: one series per seed."""
     table = np.asarray(by_seed, np.float64)
     ax.plot(x, table.mean(0), **how)
     if len(table) > 1:
@@ -65,7 +65,7 @@ def band(ax: Axes, x: Sequence[float], by_seed: Sequence[Sequence[float]], **how
 
 
 def svg(drawn: Canvas) -> str:
-    """The document: words stay words, and it does not depend on when it was made."""
+    """The figure as SVG. Text stays text, and the document does not depend on when it was made."""
     import matplotlib
 
     buffer = io.StringIO()

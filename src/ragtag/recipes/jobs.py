@@ -16,11 +16,11 @@ from ragtag.recipes.base import Progress
 from ragtag.recipes.cache import ResultCache
 
 STALL_S = 3600.0
-"""When no part ends for this long, something hangs."""
+"""A part has hung if none ends for this long."""
 
 
 class Job(NamedTuple):
-    """A call of a module's function with plain arguments; ``name`` is shown when it is done."""
+    """A call of a module's function with plain arguments. name: shown when it is done."""
 
     name: str
     function: Callable[..., Any]
@@ -83,7 +83,7 @@ def _run_side_by_side(
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed stops no pool: what it asked for would be computed to the end for nobody."""
+    """End this process with its parent: a parent that is killed does not stop its pool."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -91,7 +91,7 @@ def _end_with_parent() -> None:
 
 
 def _begin() -> None:
-    """In each process: one thread of arithmetic; Ctrl-C ends it at once, and so does the end of who asked."""
+    """In each process: compute in one thread, and end at once by Ctrl-C or when the parent ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a job imports torch

@@ -1,7 +1,7 @@
-"""Rounds of averaging among real nodes in a simulated world, begun together: what recipes measure.
+"""Rounds of averaging that all peers of a simulated world begin at once.
 
-Every average a recipe reports comes out of ``ragtag.protocols`` machines that exchange runs over
-``ragtag.simulation`` links; nothing here computes a mean.
+Every average that a recipe reports comes from ``ragtag.protocols`` machines that exchange runs over
+``ragtag.simulation`` links. Nothing here computes a mean.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ragtag.simulation.worlds.rounds import World
 LATENCY_S = 0.001
 """One-way delay of the simulated line."""
 DEADLINE_S_MIN = 4 * LATENCY_S
-"""A measured deadline is no shorter, unless asked for: messages that come at once teach a wait of nothing."""
+"""The shortest measured deadline, unless asked for otherwise: messages that come at once teach no wait."""
 STEP_S = 0.01
-"""Virtual time between the end of a round and the begin of the next: a local step."""
+"""Virtual time from the end of a round to the beginning of the next: a local step."""
 
 Next = Callable[[int, list[Outcome]], Sequence[Floats] | None]
-"""Called with a round's number and all peers' outcomes; answers with their next values, or ``None``: stop."""
+"""Called with a round's number and all peers' outcomes. Returns their next values; ``None``: stop."""
 
 
 def run_rounds(
@@ -38,12 +38,14 @@ def run_rounds(
     codec: Codec = fp32,
     deadline_s_min: float = DEADLINE_S_MIN,
 ) -> list[Traffic]:
-    """Average ``first`` (one ``[n_chunks, elements]`` per peer), then what ``then`` answers, until it stops.
+    """Average ``first`` (one ``[n_chunks, elements]`` per peer), then what ``then`` returns, until it stops.
 
-    deadline_s_min: a stage's measured deadline is no shorter (0: as short as measurement says).
+    Returns the traffic on each peer's line.
 
-    Returns what went over each peer's line.
-    Raises RuntimeError when the world comes to rest before ``then`` said stop.
+    deadline_s_min: a stage's measured deadline is no shorter; 0: as short as measurement says.
+
+    Raises:
+        RuntimeError: the world comes to rest before ``then`` stops.
     """
     n, n_chunks = len(first), len(first[0])
     nodes = [Node(peer, n, seed) for peer in range(n)]

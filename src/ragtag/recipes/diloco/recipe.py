@@ -1,10 +1,10 @@
-"""Reproduces DiLoCo: many local steps, then an outer step on what the crew learned; and its streaming form.
+"""Reproduces DiLoCo, many local steps and then an outer step, and its streaming form.
 
 "DiLoCo: Distributed Low-Communication Training of Language Models", Douillard et al., 2023 (arXiv
-2311.08105): inner AdamW for H steps, outer Nesterov on the mean of what the peers moved. "Streaming DiLoCo
+2311.08105): inner AdamW for H steps, outer Nesterov on the mean of the peers' differences. "Streaming DiLoCo
 with overlapping communication", Douillard et al., 2025 (arXiv 2501.18512): the model in fragments, one
-averaged at a time. Measured here: the end of training beside averaging at every step, and the bytes that a
-peer sends.
+averaged at a time. The recipe measures the end of training beside averaging at every step, and the bytes that
+a peer sends.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ragtag.recipes.tasks.texts import describe_text, load_text
 H = 50
 FRAGMENTS = 5
 LEARNING_RATE = 0.01
-"""Of the inner AdamW, for all methods: of .001, .003 and .01 what suits averaging at every step best (600
-steps, on a seed that is not measured)."""
+"""Of the inner AdamW, for all methods: the best of .001, .003 and .01 for averaging at every step (600 steps,
+on a seed that is not measured)."""
 PRETRAINED = 24 / 64
-"""Steps that one peer has taken by itself before, over those of the crew: the paper's share."""
+"""Steps that one peer takes by itself before, over those of the crew: the paper's share."""
 EVERY_GRADIENT = Method("gradients, every step", 1, gradients=True)
 EVERY_MODEL = Method("models, every step", 1)
 LOCAL = Method(f"models, every {H} steps", H)
@@ -65,8 +65,12 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is done. compared: losses are held to what was expected. shorter: lengths of runs, of the
-    first seed and of ``BY_LENGTH``, that show from how many steps on they are."""
+    """The runs to make.
+
+    compared: losses are compared with expected ones.
+    shorter: lengths of further runs, of the first seed and of ``BY_LENGTH``, that show how losses depend on
+        it.
+    """
 
     seeds: tuple[int, ...]
     steps: int
@@ -75,7 +79,7 @@ class Plan:
 
     @staticmethod
     def of(*, quick: bool, seeds: int) -> Plan:
-        """Everything, or enough to see how it goes."""
+        """All runs; quick: enough to see how they go."""
         if quick:
             return Plan((0,), 12 * H, compared=False)
         return Plan(tuple(range(seeds)), 80 * H, compared=True, shorter=(12 * H, 30 * H))
@@ -101,14 +105,16 @@ def reproduce(
 ) -> Report:
     """Train everything, compare, and write ``index.html``, ``results.json`` and a figure to ``out``.
 
-    quick: one seed, fewer steps. data: a text (or a folder with one ``.txt``) in place
-    of the source of Python's standard library. jobs: processes side by side. progress: called as runs end.
+    quick: one seed, fewer steps.
+    data: a text (or a folder with one ``.txt``) in place of the source of Python's standard library.
+    jobs: processes side by side.
+    progress: called as runs end.
 
     Raises:
         ValueError, FileNotFoundError: ``seeds`` or ``jobs`` below 1; ``data`` is no such text.
     """
     require_counts(seeds, jobs)
-    load_text(data)  # what is wrong with it is said now, not by a job
+    load_text(data)  # raise for a bad text now, not in a job
     plan = Plan.of(quick=quick, seeds=seeds)
     setups = plan.setups()
     calls = [Job(f"{s.method.name}, {s.steps} steps, seed {s.seed}", train, (s, data)) for s in setups]
@@ -142,7 +148,7 @@ def of(runs: Sequence[Run], method: Method) -> list[Run]:
 
 
 def ratios(runs: Sequence[Run], method: Method, base: Method) -> list[float]:
-    """Final losses over another method's, seed by seed."""
+    """A method's final losses over another method's, seed by seed."""
     return [a.loss / b.loss for a, b in zip(of(runs, method), of(runs, base), strict=True)]
 
 
@@ -161,14 +167,14 @@ def losses(runs: Sequence[Run]) -> list[Row]:
 
 
 def traffic(runs: Sequence[Run]) -> list[Row]:
-    """What is sent, in all and at once."""
+    """The bytes that are sent, in all and in one round."""
     found: list[Row] = []
     group = "Bytes that a peer sends"
     every, seldom, streamed = (of(runs, m)[0] for m in (EVERY_MODEL, DILOCO, STREAMING))
     share = 1.0 / H
     for run, source in ((seldom, PAPER), (streamed, STREAMED)):
         what = f"{run.setup.method.name}: over averaging at every step"
-        # fragments are whole chunks: up to 3 % are filled up with zeros
+        # fragments are whole chunks, so up to 3 % are padding
         found.append(row(what, run.bytes / every.bytes, share, 0.03 * share, source, group=group))
     what, peak = "streaming: its largest round over DiLoCo's", streamed.round_bytes / seldom.round_bytes
     source = f"{STREAMED}: 1 / fragments"

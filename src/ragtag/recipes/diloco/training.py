@@ -1,7 +1,7 @@
-"""Trains a small transformer on text with a crew in virtual time, by the training loop of a user.
+"""Trains a small transformer on text with a crew in virtual time, by a user's training loop.
 
 Each peer has its model, its AdamW and its text, and averages by ``training.optimizer.CrewOptimizer`` over
-``simulation.transport``: rounds, outer steps and fragments are the product's own.
+``simulation.transport``. Rounds, outer steps and fragments are the library's own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 WARM_UP = 0.05
-"""The share of steps in which the learning rate rises; then it falls to ``FLOOR`` of itself (cosine)."""
+"""The learning rate rises in this share of the steps. Then it falls to ``FLOOR`` of itself (cosine)."""
 FLOOR = 0.1
 WEIGHT_DECAY = 0.01
 HELD_WINDOWS = 512
@@ -41,9 +41,10 @@ HELD_WINDOWS = 512
 class Method:
     """What is averaged, and when.
 
-    every: local steps between two averages (0: none ever). outer: the step on the average (``None``: the
-    average itself). fragments: into how many parts the model is cut; one of them is averaged at a time, each
-    once in ``every`` steps. gradients: they are averaged, before each step, in place of models after it.
+    every: local steps between two averages; 0: no averages.
+    outer: the step on the average; ``None``: the average itself is taken.
+    fragments: into how many parts the model is cut. One is averaged at a time, each once in ``every`` steps.
+    gradients: gradients are averaged before each step, in place of models after it.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Method:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As ``crew.optimizer`` takes them. Replicas that lose nothing are not compared."""
+        """The arguments of ``crew.optimizer``. Replicas are not compared, as nothing is lost."""
         if self.gradients:
             return {"average": "gradients", "align": False}
         outer = None if self.outer is None else Streaming(self.outer, self.fragments)
@@ -73,8 +74,13 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One run. batch: windows of ``length`` bytes per peer and step. pretrained: steps that one peer has
-    taken by itself, on the whole text, before the crew begins."""
+    """One run.
+
+    length: bytes of a window.
+    batch: windows per peer and step.
+    looks: evaluations.
+    pretrained: steps that one peer takes by itself, on the whole text, before the crew begins.
+    """
 
     method: Method
     seed: int
@@ -91,9 +97,16 @@ class Setup:
 
 @dataclass(slots=True)
 class Run:
-    """What came of it. steps, losses, bytes_at: at each look, the loss of the mean of all models on text
-    held out (nats per byte; without averages: the mean of the own models' losses) and what a peer had sent.
-    rounds, round_bytes: how many averages, and what a peer sent in one of them (mean over peers)."""
+    """The results of a run.
+
+    size: values of the model.
+    steps: of each evaluation.
+    losses: of the mean of all models on held-out text, in nats per byte; without averages: the mean of the
+        own models' losses.
+    bytes_at: the bytes that a peer had sent by then.
+    rounds: averages.
+    round_bytes: the bytes that a peer sent in one of them, mean over peers.
+    """
 
     setup: Setup
     size: int = 0
@@ -105,23 +118,23 @@ class Run:
 
     @property
     def loss(self) -> float:
-        """At the end."""
+        """The loss at the end."""
         return self.losses[-1]
 
     @property
     def bytes(self) -> float:
-        """Sent by a peer in the whole run."""
+        """The bytes that a peer sent in the whole run."""
         return self.rounds * self.round_bytes
 
 
 def train(setup: Setup, data: Path | None) -> Run:
-    """Train as ``setup`` says; data: a text, or the source of Python's standard library."""
+    """Train as ``setup`` says. data: a text; ``None``: the source of Python's standard library."""
     torch.set_num_threads(1)
     return _Training(setup, data).run()
 
 
 class Trainee:
-    """One peer: its model, its text, and the loop's body as a user has it."""
+    """One peer: its model, its text, and the body of a user's training loop."""
 
     def __init__(self, setup: Setup, text: bytes, first: nn.Module, peer: SimulatedTransport) -> None:
         self._peer, self._setup, method = peer, setup, setup.method
@@ -155,7 +168,7 @@ class Trainee:
 
 
 class _Training:
-    """All peers' training, and what is looked at on the way."""
+    """The training of all peers, with evaluations on the way."""
 
     def __init__(self, setup: Setup, data: Path | None) -> None:
         self._setup = setup
@@ -194,7 +207,7 @@ class _Training:
         return me.averages
 
     def _look(self, step: int, peer: Trainee) -> None:
-        """Keep a peer's model; of the last one to come so far, all are looked at."""
+        """Store a peer's model. Once all peers' are there, evaluate them."""
         found = self._values.setdefault(step, [])
         found.append(peer.values)
         if len(found) < self._setup.n:
@@ -206,13 +219,13 @@ class _Training:
         run.bytes_at.append(self._sent())
 
     def _sent(self) -> float:
-        """By a peer since it began, mean over peers."""
+        """The bytes that a peer has sent since it began, mean over peers."""
         sent = [self._crew.world.traffic(peer).bytes_sent for peer in range(self._setup.n)]
         return float(np.mean(sent) - np.mean(self._before_bytes))
 
     @torch.no_grad()
     def loss(self, values: Tensor) -> float:
-        """Of a model on the text held out."""
+        """The loss of a model on the held-out text."""
         vector_to_parameters(values, self._shown.parameters())
         x, y = self._held
         return float(F.cross_entropy(self._shown(x), y))
@@ -255,7 +268,7 @@ def _learn(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None
 
 
 def _rate(steps: int) -> Callable[[int], float]:
-    """By step, over the rate that was asked for: it warms up and, over so many steps, falls again."""
+    """The learning rate's factor by step: it rises at first, and falls over the rest of the steps."""
     warm = max(1, round(WARM_UP * steps))
 
     def rate(step: int) -> float:

@@ -1,5 +1,6 @@
-"""Progressive grouping (balancing stragglers against staleness), and eleven methods that it is compared with.
+"""Progressive grouping (balancing stragglers against staleness), beside eleven other methods.
 
-``training`` is training without a common pace, ``methods`` the methods at work, ``central`` the machines
-that run live; ``compensation`` asks whether delay compensation helps; ``measure`` lists the jobs.
+``training`` is training without a common pace, ``methods`` has the methods, ``central`` trains with the
+machines that run live. ``compensation`` measures whether delay compensation helps. ``measure`` lists the
+jobs.
 """

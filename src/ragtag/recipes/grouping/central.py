@@ -1,7 +1,7 @@
-"""Training at a central state by the machines that run live, in virtual time.
+"""Training at a central state with the machines that run live, in virtual time.
 
-Unlike ``asynchronous`` (where exchanging takes no time and a method is a few lines), each peer is a node over
-simulated lines: blocks, owners, barriers with deadlines, and groups from what peers say and owners see.
+In ``training`` exchanging takes no time and a method is a few lines. Here each peer is a node over simulated
+lines, with blocks, owners, barriers with deadlines, and groups from what peers say and owners see.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ LATENCY_S, RATE_BYTES_PER_S = 5e-4, 1e9
 """Lines as on one machine."""
 PROBE_S, RTT_S = 5e-3, 1e-3
 LATE, LOOKS = 0.2, 20
-"""The model is looked at so many times in this last part of a run (one look is a matter of luck)."""
+"""In this last share of a run the model is evaluated so many times, as one evaluation is a matter of luck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is run. ``n`` peers are alike, but for the last, whose steps take ``slower`` times as long.
+    """One run.
 
-    model: as ``staleness_others.subject`` has it. until_s: steps that end later are not begun. jitter: sigma
-    of the lognormal factor on each step's time. strength: lambda of delay compensation; 0: none.
+    model: a name that ``staleness.others.subject`` knows.
+    n: peers.
+    until_s: steps that would end later are not begun.
+    slower: the last peer's steps take so many times as long as the others'.
+    jitter: sigma of the lognormal factor on each step's time.
+    strength: lambda of delay compensation; 0: none.
     """
 
     model: str
@@ -57,7 +61,7 @@ class Training:
 
     @property
     def method(self) -> Averager:
-        """What averages."""
+        """The averager."""
         made = Centre(self.rule, self.strength)
         central = made.open
         if not self.strength or not isinstance(central, Sharing):
@@ -67,18 +71,21 @@ class Training:
 
     @property
     def faults(self) -> Faults:
-        """The line, and who is slow."""
+        """The line's faults, and the slow peer."""
         slow = (Slow(self.n - 1, self.slower),) if self.slower != 1 else ()
         return Faults(latency_s=LATENCY_S, rate_bytes_per_s=RATE_BYTES_PER_S, slow=slow)
 
 
 @dataclass(slots=True)
 class Trained:
-    """What came of it.
+    """The results of a run.
 
-    steps: of each peer. steps_per_s: of the peers that are not slow. quality: of the first peer's own model,
-    the mean of the looks. staleness: of all updates of blocks, the mean. groups: how often the first peer's
-    turns ended in so many groups. notes: when, who, what, detail.
+    steps: of each peer.
+    steps_per_s: of the peers that are not slow.
+    quality: of the first peer's own model, mean over evaluations.
+    staleness: mean over all updates of blocks.
+    groups: how often the first peer's turns ended in so many groups.
+    notes: time, peer, what, detail.
     """
 
     steps: list[int]
@@ -129,7 +136,7 @@ class _Run:
         self._found.notes.append((now_s, peer, note.what, note.detail))
 
     def _done(self, peer: PeerId, now_s: float, outcome: Outcome) -> None:
-        """A turn has ended: look, take a step from what came, push it when its time is over."""
+        """A turn has ended: evaluate, take a step from the outcome, and push it when its time is over."""
         training, found = self._training, self._found
         self._stale += outcome.stale or ()
         if peer == 0:

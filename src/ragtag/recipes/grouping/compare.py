@@ -29,11 +29,11 @@ PAPER = "Basu et al., HiPC 2018"
 SOFT = "Zhang et al., IJCAI 2016"
 FORMULA = "g / (g - k d/(1+d)), samples from one pool"
 TARGET = 0.95
-"""Accuracy to which time is measured."""
+"""Times are measured until this accuracy."""
 FAILED = 0.5
-"""A model below this accuracy has not learned (chance is .1, what works reaches .96)."""
+"""A model below this accuracy has not learned: chance is .1, and training that works reaches .96."""
 _SLOW = 4.0
-"""How many times longer the steps of a delayed peer take in the scenes."""
+"""How many times as long a delayed peer's steps take in the scenes."""
 
 
 def rows(plan: Plan, results: Results) -> list[Row]:
@@ -60,12 +60,12 @@ def _table_rows(results: Results) -> list[Row]:
 
 
 def relative_times(results: Results, trials: Sequence[Trial]) -> list[float]:
-    """Times over that of synchronous training without delay, seed by seed."""
+    """Times, over those of synchronous training without delay, seed by seed."""
     return [t.took_s / base.took_s for t, base in zip(trials, results.trials[0.0, SYNC], strict=True)]
 
 
 def accuracy_losses(results: Results, trials: Sequence[Trial]) -> list[float]:
-    """By how much the accuracy lies below synchronous training's, seed by seed."""
+    """How far the accuracy lies below synchronous training's, seed by seed."""
     return [base.accuracy - t.accuracy for t, base in zip(trials, results.trials[0.0, SYNC], strict=True)]
 
 
@@ -110,13 +110,13 @@ def _scene_rows(results: Results) -> list[Row]:
 
 
 def groups_at(trial: Trial, at_s: float) -> int:
-    """How many groups there were at a time, by what the run noted."""
+    """How many groups there were at a time, by the run's notes."""
     counts = [int(what.split()[0]) for t, what in trial.notes if "group" in what and t <= at_s]
     return counts[-1] if counts else 1
 
 
 def _live_rows(results: Results) -> list[Row]:
-    """The issue's figure for real processes on loopback (``benchmarks/stragglers.py``), in virtual time."""
+    """The figure of ``benchmarks/stragglers.py``, which has real processes on loopback, in virtual time."""
     group, found = "The machines that run live: 4 peers, steps of 50 ms, 20 s", []
     calm = results.live[LIVE_SLOWER[0]]
     for slower in LIVE_SLOWER[1:]:

@@ -1,9 +1,9 @@
 """Whether delay compensation helps: asynchronous training with it and without, on the same work.
 
 "Asynchronous Stochastic Gradient Descent with Delay Compensation", Zheng, Meng, Wang, Chen, Yu, Ma, Liu,
-ICML 2017 (arXiv 1609.08326): DC-ASGD with a constant lambda, as ``ragtag.Centre(..., compensate=lambda)``
-has it. Models, rates and strengths were chosen on seeds that are not measured (0 to 3), but for the gentle
-rate of 3 hidden layers: at .25 one of the measured runs without compensation failed (accuracy .88).
+ICML 2017 (arXiv 1609.08326): DC-ASGD with a constant lambda, as in ``ragtag.Centre(..., compensate=lambda)``.
+Models, rates and strengths were chosen on seeds that are not measured (0 to 3), except the gentle rate of 3
+hidden layers: at .25 one of the measured runs without compensation failed (accuracy .88).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Key = tuple[str, float, float]
 
 
 class CompensatingCrew(Crew):
-    """Stale gradients are brought up to date before they are scaled and averaged."""
+    """A crew that compensates stale gradients before they are scaled and averaged."""
 
     def __init__(self, work: Work, strength: float) -> None:
         super().__init__(work)
         self._strength = strength
 
     def mean_gradient(self, updates: Sequence[tuple[Update, float]]) -> Tensor:
-        """The updates' mean, each compensated for what the model has moved by since."""
+        """The updates' mean, each compensated for the model's movement since."""
         if not self._strength:
             return super().mean_gradient(updates)
         assert self.model is not None
@@ -72,7 +72,7 @@ def train_compensated(key: Key, seed: int, epochs: int = EPOCHS) -> Trial:
 
 
 def measured() -> list[Key]:
-    """All that is measured."""
+    """All keys that are measured."""
     return [(m, rates[m], s) for rates in (GENTLE, HARSH) for m in MODELS for s in STRENGTHS]
 
 
@@ -86,7 +86,7 @@ def gains(trials: Trials, model: str, rate: float, strength: float) -> list[floa
 
 
 def rows(trials: Trials) -> list[Row]:
-    """Where staleness does no harm, nothing is gained or lost; elsewhere a large enough strength mends."""
+    """Where staleness does no harm compensation gains nothing; elsewhere a large enough strength helps."""
     found = []
     group = f"Delay compensation, {N} asynchronous peers: accuracy gained"
     for model in MODELS:

@@ -1,4 +1,4 @@
-"""What the grouping recipe measures: the list of jobs, and their results by name."""
+"""The measurements of the grouping recipe: the list of jobs, and their results by name."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ TABLE_N = 120
 """Peers of the table T(g)/T0: a number that 1, 2, 3, 4, 5 and 8 divide."""
 TABLE_G = (1, 2, 3, 4, 5, 8)
 TABLE = ((3.0, 1), (1.0, 1), (3.0, 2))
-"""Delay, slow groups: the first is the published table's."""
+"""Delay and number of slow groups; the first is the published table's."""
 LEARNERS = 30
 SPLITS = (1, 2, 3, 5, 6, 10, 15, 30)
-"""n of n-softsync: those that divide the number of learners (else floor(lambda / n) is another n's)."""
+"""n of n-softsync, each of which divides the number of learners (else floor(lambda / n) is another n's)."""
 
 LIVE_S = 20.0
 LIVE_SLOWER = (1.0, 5.0, 21.0)
-"""How many times longer than 50 ms the steps of one of 4 peers take; 21: it sleeps 1 s more in each."""
+"""How many times 50 ms the steps of one of 4 peers take; 21: it sleeps 1 s more in each."""
 LIVE_RATE = 0.02
-"""At which ``LIVE_S`` are not enough to learn all: whoever moves the model less has less accuracy."""
+"""At this rate ``LIVE_S`` are too short to learn all, so a method that moves the model less has less
+accuracy."""
 
 PROGRESSIVE = "progressive grouping"
 SYNC = "synchronous"
@@ -71,12 +72,12 @@ SCENES: Mapping[str, Faults] = {
     ),
     "one stands still from 60 to 100 s": Faults(freezes=(Freeze(SLOW_PEER, 60.0, 40.0),)),
 }
-"""Beyond one constant straggler: measured with progressive, fixed and synchronous groups."""
+"""Scenes beyond one constant straggler, for progressive, fixed and synchronous groups."""
 SCENE_METHODS = (SYNC, "4 fixed groups", PROGRESSIVE)
 
 
 def time_of_groups(g: int, delay: float, slow_groups: int, rounds: int) -> float:
-    """T(g)/T0: equal groups of ``TABLE_N`` peers, one peer of each slow group delayed; no model."""
+    """T(g)/T0 of equal groups of ``TABLE_N`` peers without a model, one peer of each slow group delayed."""
     groups = equal_groups(range(TABLE_N), g)
     slow = tuple(Slow(group[0], 1.0 + delay) for group in groups[:slow_groups])
 
@@ -88,7 +89,7 @@ def time_of_groups(g: int, delay: float, slow_groups: int, rounds: int) -> float
 
 
 def train(method: str, faults: Faults, seed: int, epochs: int) -> Trial:
-    """Digits on 16 peers."""
+    """Train digits on 16 peers."""
     work = Work(N, BATCH, epochs * train_size(), LEARNING_RATE, seed, jitter=JITTER, faults=faults)
     trial = Crew(work).run(METHODS[method]())
     trial.method = method
@@ -96,7 +97,7 @@ def train(method: str, faults: Faults, seed: int, epochs: int) -> Trial:
 
 
 def soften(n: int, corrected: bool, seed: int, epochs: int) -> Trial:
-    """n-softsync of 30 learners on digits; n = 0: hard sync."""
+    """Train digits by n-softsync of 30 learners; n = 0: hard sync."""
     samples = epochs * train_size()
     work = Work(LEARNERS, BATCH // 2, samples, LEARNING_RATE, seed, jitter=0.1)
     trial = Crew(work).run(Central(SoftSync(n, corrected) if n else SYNCHRONOUS))
@@ -105,23 +106,30 @@ def soften(n: int, corrected: bool, seed: int, epochs: int) -> Trial:
 
 
 def live(slower: float, seed: int, until_s: float) -> Trained:
-    """Four peers' machines as they run live, one slower, for a given time."""
+    """Train with four peers' live machines for a given time, one of them slower."""
     return train_centrally(
         Training("DNN 1", ProgressiveGrouping(), 4, LIVE_RATE, seed, until_s, slower=slower)
     )
 
 
 def soft_times(n: int, steps: int) -> Trial:
-    """The staleness alone: n-softsync of 30 learners that train nothing."""
+    """The staleness of n-softsync with 30 learners that train nothing."""
     work = Work(LEARNERS, 1, LEARNERS * steps, 0.0, seed=0, net=None, jitter=0.1)
     return Crew(work).run(Central(SoftSync(n)))
 
 
 @dataclass(slots=True)
 class Results:
-    """What was measured. table: by (delay, slow groups, g); trials: by (delay, method), over seeds;
-    scenes: by (scene, method); soft: by (n, corrected), n = 0 hard sync; staleness: by n; live: by how many
-    times slower one of four is; compensated: by ``compensation.Key``."""
+    """The measurements.
+
+    table: by (delay, slow groups, g).
+    trials: by (delay, method), over seeds.
+    scenes: by (scene, method).
+    soft: by (n, corrected); n = 0: hard sync.
+    staleness: by n.
+    live: by how many times slower one of four peers is.
+    compensated: by ``compensation.Key``.
+    """
 
     table: dict[tuple[float, int, int], float] = field(default_factory=dict)
     trials: dict[tuple[float, str], list[Trial]] = field(default_factory=lambda: defaultdict(list))
@@ -150,7 +158,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is done."""
+    """The runs to make."""
 
     seeds: tuple[int, ...]
     delays: tuple[float, ...]
@@ -165,7 +173,7 @@ class Plan:
 
     @staticmethod
     def of(*, quick: bool, seeds: int) -> Plan:
-        """Everything, or enough to see that it holds."""
+        """All runs; quick: enough to see that the claims hold."""
         if quick:
             return Plan(
                 seeds=tuple(range(min(2, seeds))),

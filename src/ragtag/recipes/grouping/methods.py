@@ -1,4 +1,4 @@
-"""The methods that the recipes about time compare: the schedules of ``ragtag.schedules``, at work."""
+"""The methods that are compared: the schedules of ``ragtag.schedules``, applied to a ``training.Crew``."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Central:
         self._ready: list[int] = []
 
     def start(self, crew: Crew) -> None:
-        """All begin."""
+        """All peers begin."""
         for peer in range(crew.n):
             crew.begin(peer)
 
     def computed(self, crew: Crew, update: Update) -> None:
-        """The centre judges; who has a barrier stands by."""
+        """The centre judges the update. With a barrier, the peer waits for the next step."""
         arrival = Arrival(update.peer, crew.version - update.version, len(self._held) + 1, crew.n)
         verdict = self._centre.judge(arrival)
         if isinstance(verdict, Drop):
@@ -58,8 +58,8 @@ class Central:
 
 
 class Paced:
-    """Every update is a step of an n-th, but a peer shares (and goes on) only when its schedule says so:
-    bounded staleness, fixed or moving."""
+    """Bounded staleness, fixed or moving: every update is an n-th of a step, and a peer shares it (and goes
+    on) only when its schedule says so."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -70,7 +70,7 @@ class Paced:
         self._live: frozenset[int] = frozenset()
 
     def start(self, crew: Crew) -> None:
-        """All begin."""
+        """All peers begin."""
         self._clocks = dict.fromkeys(range(crew.n), 0)
         self._live = frozenset(self._clocks)
         self._last_s = dict.fromkeys(range(crew.n), 0.0)
@@ -78,7 +78,7 @@ class Paced:
             crew.begin(peer)
 
     def computed(self, crew: Crew, update: Update) -> None:
-        """One more step taken: this peer decides; those who wait decide again when the slowest has moved."""
+        """A peer has taken a step and decides. Peers that wait decide again when the slowest has moved."""
         crew.measured.add(update)
         slowest = min(self._clocks.values())
         self._clocks[update.peer] += 1
@@ -133,7 +133,7 @@ class Cut:
         self._micro_s: list[list[list[float]]] = []
 
     def start(self, crew: Crew) -> None:
-        """All begin their first micro-batch."""
+        """All peers begin their first micro-batch."""
         if crew.work.batch % self._rule.micro:
             raise ValueError(
                 f"batches of {crew.work.batch} do not part into {self._rule.micro} micro-batches"
@@ -146,7 +146,7 @@ class Cut:
         crew.begin(peer, crew.work.batch // self._rule.micro)
 
     def computed(self, crew: Crew, update: Update) -> None:
-        """The next micro-batch, or the barrier; when all are there, a step."""
+        """Begin the next micro-batch, or wait at the barrier. When all are there, take a step."""
         mine = self._done[update.peer]
         mine.append(update)
         spent_s = update.ended_s - mine[0].began_s
@@ -181,10 +181,10 @@ class Cut:
 
 
 class Gossip:
-    """AD-PSGD: a peer's own model, averaged with a random other's after each step.
+    """AD-PSGD: each peer has its own model, and averages it with a random other's after each step.
 
     "Asynchronous Decentralized Parallel Stochastic Gradient Descent", Lian, Zhang, Zhang, Liu, ICML 2018
-    (arXiv 1710.06952), algorithm 1. The model looked at is the mean of all.
+    (arXiv 1710.06952), algorithm 1. The mean of all models is evaluated.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class Gossip:
         self._exchanges = 0
 
     def start(self, crew: Crew) -> None:
-        """All begin with the same model."""
+        """All peers begin with the same model."""
         if crew.model is not None:
             self._models = [crew.model] * crew.n
             crew.mean_model = self._mean
@@ -206,7 +206,7 @@ class Gossip:
         return total / len(self._models)
 
     def computed(self, crew: Crew, update: Update) -> None:
-        """Average with another, then step by the gradient taken at the model before."""
+        """Average with another peer, then step by the gradient at the model before."""
         me = update.peer
         draw = random.uniform(random.stream_key(crew.work.seed, "neighbour", self._exchanges))
         other = (me + 1 + int(draw * (crew.n - 1))) % crew.n if crew.n > 1 else me
@@ -223,7 +223,7 @@ class Gossip:
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """A group's round: who is waited for, and what came."""
+    """A group's round. waiting: members that it waits for. arrived: their updates."""
 
     version: int
     began_s: float
@@ -235,10 +235,10 @@ class _Round:
 
 
 class Grouped:
-    """Synchronous inside a group, asynchronous between groups; groups fixed, or as measured speeds ask.
+    """Synchronous inside a group, asynchronous between groups. Groups are fixed or follow measured speeds.
 
-    groups: how many equal groups, fixed, that wait for all their members; or the rule that makes them,
-    and then rounds have deadlines, and what comes late is an update of its own.
+    groups: a number of equal, fixed groups that wait for all their members; or the rule that forms them. Then
+        rounds have deadlines, and a late update counts by itself.
     """
 
     def __init__(self, groups: int | ProgressiveGrouping) -> None:
@@ -250,13 +250,13 @@ class Grouped:
         self._silent: set[int] = set()
 
     def start(self, crew: Crew) -> None:
-        """Nothing is measured yet: one group, or those that are fixed."""
+        """Nothing is measured yet: begin with one group, or the fixed ones."""
         self._groups = equal_groups(range(crew.n), self._count)
         self._ready = set(range(crew.n))
         self._begin(crew)
 
     def computed(self, crew: Crew, update: Update) -> None:
-        """The round is complete, or waits on; or it was closed without this one."""
+        """Close the round if it is complete. A late update counts by itself."""
         crew.measured.add(update)
         round_ = self._rounds[update.peer]
         if round_.closed:
@@ -285,7 +285,7 @@ class Grouped:
         self._regroup(crew)
 
     def _scale(self, crew: Crew, updates: Sequence[Update]) -> float:
-        """Of updates at one model: their part of the samples per second, and never above 1/tau."""
+        """The scale of updates at one model: their part of the samples per second, never above 1/tau."""
         rate = {peer: 1.0 / s if s > 0 else 0.0 for peer, s in self._step_s(crew).items()}
         part = share([update.peer for update in updates], rate)
         return scale(min(1.0, part), crew.version - updates[0].version)
@@ -303,7 +303,7 @@ class Grouped:
         self._begin(crew)
 
     def _step_s(self, crew: Crew) -> dict[int, float]:
-        """As measured; a step still under way takes at least as long as it has taken."""
+        """Measured step times. A step under way takes at least as long as it has taken by now."""
         known = crew.measured.step_s()
         middle = sorted(known.values())[len(known) // 2] if known else math.nan
         found = {}
@@ -327,7 +327,7 @@ class Grouped:
             self._arm(crew, round_)
 
     def _arm(self, crew: Crew, round_: _Round) -> None:
-        """Set the deadline as soon as the steps of half the members have been measured."""
+        """Set the deadline once the steps of half the members have been measured."""
         if self._rule is None or round_.armed:
             return
         step_s = crew.measured.step_s()

@@ -1,4 +1,4 @@
-"""Reproduces progressive grouping and what it is compared with, in virtual time.
+"""Reproduces progressive grouping, beside other methods, in virtual time.
 
 "Balancing Stragglers Against Staleness in Distributed Deep Learning", Basu, Saxena, Panja, Verma, HiPC 2018:
 the time T(g) of g groups, and progressive grouping with one of 16 peers delayed, beside synchronous and
@@ -49,7 +49,9 @@ def reproduce(
 ) -> Report:
     """Measure everything, compare it, and write ``index.html``, ``results.json`` and figures to ``out``.
 
-    quick: two seeds, fewer delays. jobs: processes side by side. progress: called as parts are done.
+    quick: two seeds, fewer delays.
+    jobs: processes side by side.
+    progress: called as parts are done.
 
     Raises:
         ValueError: ``seeds`` or ``jobs`` below 1; ``data`` is given (this recipe trains on digits only).

@@ -1,8 +1,8 @@
 """Training without a common pace, in virtual time: peers compute as long as the cost model says.
 
-One process: an event heap of ends of steps and of timers. A *method* (``asynchronous_methods``) is told of
-each and says who begins what and which updates make the next model; what it knows of speeds it has measured.
-Exchanging updates takes no time here: what is compared is waiting against staleness.
+One process has a heap of ends of steps and timers. A *method* (``methods``) is told of each, and says which
+peer begins what and which updates make the next model. It knows only speeds that it has measured. Exchanging
+updates takes no time here, so that waiting is compared with staleness alone.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.loop import Loop
 
 STEP_S = 1.0
-"""What a step of a whole batch takes a peer that nothing delays."""
+"""How long a step of a whole batch takes on a peer that is not delayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done, whatever the method.
+    """The work of a run, whatever the method.
 
-    samples: of the shared pool, that must have gone into the model; then the run ends. batch: of a peer's
-    step. learning_rate: of a step by the mean over the whole crew. jitter: sigma of the lognormal factor on
-    each step's time. net: ``None``: no model, only time. looks: evaluations, evenly over the samples.
+    n: peers.
+    batch: samples of a peer's step.
+    samples: the run ends when so many samples of the shared pool have gone into the model.
+    learning_rate: of a step by the mean over the whole crew.
+    net: ``None``: no model, only time.
+    jitter: sigma of the lognormal factor on each step's time.
+    looks: evaluations, evenly over the samples.
     """
 
     n: int
@@ -53,7 +57,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A peer's step: samples, and the model (and its version) that the gradient is taken at."""
+    """A peer's step: its samples, and the model (with its version) at which the gradient is taken."""
 
     peer: int
     samples: Indices
@@ -65,7 +69,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the model stood when so many samples had gone into it."""
+    """An evaluation of the model, after so many samples."""
 
     at_s: float
     samples: int
@@ -75,11 +79,15 @@ class Look:
 
 @dataclass(slots=True)
 class Trial:
-    """What came of a run.
+    """The results of a run.
 
-    took_s: until all samples had gone in; dropped: samples whose gradients were computed and left out;
-    busy: share of the peers' time spent computing; staleness: how many updates were so many versions old;
-    notes: what the method says happened, and when.
+    took_s: until all samples had gone into the model.
+    used: samples that went into the model.
+    dropped: samples whose gradients were computed and left out.
+    busy: share of the peers' time spent computing.
+    versions: of the model.
+    staleness: how many updates were so many versions old.
+    notes: the method's notes, with their times.
     """
 
     method: str
@@ -95,13 +103,13 @@ class Trial:
 
     @property
     def accuracy(self) -> float:
-        """At the end: the mean of the last fifth of looks (one look is a matter of luck)."""
+        """Accuracy at the end: the mean of the last fifth of evaluations, as one is a matter of luck."""
         late = self.looks[-max(1, len(self.looks) // 5) :]
         return float(np.mean([look.accuracy for look in late])) if late else float("nan")
 
     @property
     def staleness_mean(self) -> float:
-        """Mean over updates that went in."""
+        """Mean staleness of the updates that went into the model."""
         count = sum(self.staleness.values())
         return sum(k * v for k, v in self.staleness.items()) / count if count else 0.0
 
@@ -110,7 +118,7 @@ class Trial:
         return sum(v for k, v in self.staleness.items() if k > limit) / max(1, sum(self.staleness.values()))
 
     def reached_s(self, accuracy: float) -> float:
-        """When the model first was so accurate and stayed so at the next look; ``inf``: never."""
+        """When the model first was so accurate, and was so at the next evaluation, too; ``inf``: never."""
         for a, b in zip(self.looks, [*self.looks[1:], self.looks[-1]], strict=True):
             if min(a.accuracy, b.accuracy) >= accuracy:
                 return a.at_s
@@ -118,7 +126,7 @@ class Trial:
 
 
 class Method(Protocol):
-    """Decides who begins what, and what becomes of updates."""
+    """Decides which peer begins what, and what becomes of updates."""
 
     def start(self, crew: Crew) -> None:
         """Set the peers to work."""
@@ -153,7 +161,7 @@ class Crew:
         return self._loop.now_s
 
     def run(self, method: Method) -> Trial:
-        """Work until all samples have gone in. Raises RuntimeError: nobody works any more before that."""
+        """Work until all samples are in the model. Raises RuntimeError: all peers stop before that."""
         method.start(self)
         self._method = method
         while self.used < self.work.samples:
@@ -176,7 +184,7 @@ class Crew:
         )
 
     def at(self, at_s: float, then: Callable[[], None]) -> None:
-        """Call ``then`` at ``at_s``; what was asked for first comes first."""
+        """Call ``then`` at ``at_s``. Of calls at one time the one that was asked for first comes first."""
         self._loop.at(at_s, then)
 
     def begin(self, peer: int, samples: int | None = None, model: Tensor | None = None) -> None:
@@ -186,7 +194,7 @@ class Crew:
         self._steps[peer] += 1
         ended_s = self._cost.ends_s(peer, step, len(taken), began_s, self.work.faults)
         if ended_s == float("inf"):
-            return  # it crashes: nothing is heard of it again
+            return  # it crashes
         mine = self.model if model is None else model
         update = Update(peer, taken, mine, self.version, began_s, ended_s)
 
@@ -197,7 +205,7 @@ class Crew:
         self.at(ended_s, ended)
 
     def step(self, updates: Sequence[tuple[Update, float]]) -> None:
-        """The next version: the model moves by the mean of updates, weighted by samples, each times its
+        """Make the next version: the model moves by the mean of updates, weighted by samples, each times its
         scale. Updates at one model are one gradient."""
         for update, _ in updates:
             self.staleness[self.version - update.version] += 1
@@ -226,7 +234,7 @@ class Crew:
         return found
 
     def count(self, samples: int) -> None:
-        """So many samples have gone into the model; look at it where a look is due."""
+        """So many samples have gone into the model: evaluate it where that is due."""
         every = self.work.samples / self.work.looks
         due = int((self.used + samples) / every) > int(self.used / every)
         self.used += samples
@@ -239,12 +247,12 @@ class Crew:
         self.dropped += len(update.samples)
 
     def note(self, what: str) -> None:
-        """Something happened that a reader wants to know."""
+        """Note something for a reader of the results."""
         self.notes.append((self.now_s, what))
 
 
 class Measured:
-    """What steps were seen to take: per peer the median of the last few."""
+    """Measured step times: for each peer the median of the last few."""
 
     WINDOW = 5
 

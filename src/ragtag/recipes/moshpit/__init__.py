@@ -1,4 +1,4 @@
-""" "Moshpit SGD" (Ryabinin et al., NeurIPS 2021): its averaging, and what it is compared with.
+""" "Moshpit SGD" (Ryabinin et al., NeurIPS 2021): its averaging, beside other methods.
 
-``plan`` says what is run and the paper's table, ``run`` is one run.
+``plan`` has the runs and the paper's table, ``run`` is one run.
 """

@@ -32,7 +32,7 @@ _WITHIN = 0.25
 
 
 def table_rows(results: Results) -> list[Row]:
-    """Every cell of the table that was run."""
+    """A row for every cell of the table that was run."""
     rows = []
     for line in TABLE:
         for method, expected in line.rounds.items():
@@ -94,7 +94,7 @@ def mixing_rows(results: Results) -> list[Row]:
 
 
 def error_rows(results: Results) -> list[Row]:
-    """Variance by round beside the reference; ratios, since a factor is what is allowed."""
+    """Variance by round beside the reference's, as ratios, since tolerances are factors."""
     rows = []
     for method, expected in ERRORS.items():
         found = results.variance(replace(ERRORS_AT, method=method))
@@ -114,7 +114,7 @@ def error_rows(results: Results) -> list[Row]:
 
 
 def grid_rows(results: Results) -> list[Row]:
-    """A half-empty grid is recognised, and a grid that follows the number of peers is better still."""
+    """A half-empty grid is recognised, and a grid that follows the number of peers is even better."""
     n, sides, random = HALF_EMPTY
     group = "The grid and the live number of peers"
     rows = [
@@ -148,7 +148,7 @@ def grid_rows(results: Results) -> list[Row]:
 
 
 def within_rows(results: Results) -> list[Row]:
-    """Peers that die within the round."""
+    """Rows on peers that die within the round."""
     by_line = {(line.n, line.sides, line.p): line for line in TABLE}
     rows = []
     for n, sides, p in WITHIN:
@@ -173,7 +173,7 @@ def within_rows(results: Results) -> list[Row]:
 
 
 def tables(results: Results) -> list[Table]:
-    """What has no expected value: other methods, and what deaths do."""
+    """Tables without expected values: other methods, and the effect of deaths."""
     columns = ("runs", "seeds", "rounds", "to 1e-4", "drift of the mean", "mosaics", "not averaged")
     body = []
     for case, found in results.runs.items():

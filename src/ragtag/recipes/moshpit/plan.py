@@ -1,4 +1,4 @@
-"""What the Moshpit recipe runs, and the table that it is held against."""
+"""The runs of the Moshpit recipe, and the table that they are compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ragtag.recipes.moshpit.run import Case, Found, run
 
 
 class Line(NamedTuple):
-    """A line of the table: rounds until variance < 1e-9 by method, and (in ``coarse``) until < 1e-4."""
+    """A line of the table. rounds: until variance < 1e-9, by method. coarse: until variance < 1e-4."""
 
     n: int
     sides: tuple[int, ...]
@@ -64,7 +64,7 @@ TABLE = (
     _line(512, _8, 0, 1, None, None, (10.2, 5), (3, 3)),
     _line(512, _8, 0.01, 41.7, None, None, (10.6, 5), (8.3, 4)),
 )
-"""Means of ten seeds, capped at 50 rounds: the authors' own simulation, run again."""
+"""Means over ten seeds, capped at 50 rounds: the authors' own simulation, run again."""
 
 ERRORS = {
     _MOSHPIT: (0.98, 3.6e-2, 2.9e-4, 1.2e-5, 2.6e-7, 1.1e-9),
@@ -74,9 +74,9 @@ ERRORS = {
 ERRORS_AT = Case(_MOSHPIT, 1024, _32, 0.005, chunks=4, rounds=5, until=0.0)
 
 MIXING = ((8, 4, 1), (8, 4, 2), (1024, 32, 1), (1024, 32, 2))
-"""Peers, group, round: the exact mixing factor is measured there."""
+"""Where the exact mixing factor is measured: peers, group, round."""
 HALF_EMPTY = (512, _32, 6.6)
-"""Half of a grid, and the rounds that random groups took there (the grid itself took 8.2 to 8.8)."""
+"""A grid that is half full, and the rounds that random groups took (the grid itself took 8.2 to 8.8)."""
 WITHIN = ((1024, _32, 0.001), (1024, _32, 0.005), (1024, _32, 0.01), (512, _8, 0.01))
 
 Runs = dict[Case, list[Found]]
@@ -89,7 +89,7 @@ def several(case: Case, seeds: Sequence[int]) -> list[Found]:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Variance by round, mean over runs, relative to that before the first; and its standard error."""
+    """Variance by round, mean over runs, relative to that before the first. error: its standard error."""
 
     factor: tuple[float, ...]
     error: tuple[float, ...]
@@ -105,14 +105,14 @@ def mixed(found: Iterable[Found]) -> Mixed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is done: cases, and the seeds of each."""
+    """The cases that are run, and how many seeds of each."""
 
     seeds: Mapping[Case, int]
     quick: bool = False
 
     @staticmethod
     def of(*, quick: bool, seeds: int) -> Plan:
-        """The whole table with ``seeds`` seeds (all-reduce with more, as it varies most), or a part of it."""
+        """The whole table with ``seeds`` seeds (all-reduce has more, as it varies most), or a part of it."""
         plan: dict[Case, int] = {}
         lines = [line for line in TABLE if not quick or (line.n, line.p) in _QUICK]
         for line in lines:
@@ -153,12 +153,12 @@ class Plan:
 
 
 _ALL_SEEDS = {(1024, 0.001): 400, (768, 0.005): 100, (1024, 0.005): 60, (512, 0.01): 60}
-"""So many runs bring the standard error near half of a tenth; a quick form leaves these cells out."""
+"""So many runs bring the standard error near half of a tenth. A quick plan leaves these cells out."""
 _QUICK = {(768, 0), (1024, 0), (1024, 0.005), (512, 0.01)}
 
 
 def _seeds_of(method: str, line: Line, seeds: int, quick: bool) -> int:
-    """Rounds of all-reduce vary as much as their mean, so they need many; what is capped does not vary."""
+    """How many seeds a cell has. All-reduce's rounds vary as much as their mean, so it has many."""
     if method == _ALL:
         if line.p == 0 or line.rounds[_ALL] == 50:
             return min(seeds, 3)
@@ -173,19 +173,19 @@ def table_case(line: Line, method: str) -> Case:
 
 
 def mixing_case(n: int, group: int, round_: int) -> Case:
-    """The runs behind a mixing factor; those of many peers serve for two rounds."""
+    """The runs behind a mixing factor. Those of many peers serve for two rounds."""
     rounds = 2 if n > 64 else round_
     return Case(_RANDOM, n, (group,), chunks=4 if n > 64 else 1, rounds=rounds, until=0.0)
 
 
 def within_case(method: str, n: int, sides: tuple[int, ...], p: float) -> Case:
-    """The runs in which peers die within the round: more chunks, as each has its own fate."""
+    """The runs in which peers die within the round, with more chunks, as deaths affect each differently."""
     return Case(method, n, sides, p, within=True, chunks=8)
 
 
 @dataclass(slots=True)
 class Results:
-    """What was run, by case."""
+    """The runs, by case."""
 
     runs: Runs = field(default_factory=dict)
 
@@ -194,12 +194,12 @@ class Results:
         return float(np.mean([getattr(found, what) for found in self.runs[case]]))
 
     def error(self, case: Case, what: str = "rounds") -> float | None:
-        """Its standard error, where there is more than one seed."""
+        """The standard error of ``mean``; ``None``: there is one seed."""
         values = [getattr(found, what) for found in self.runs[case]]
         return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
     def variance(self, case: Case) -> tuple[float, ...]:
-        """Variance by round, mean over seeds, as far as all went."""
+        """Variance by round, mean over seeds, as far as all runs went."""
         length = min(len(found.variance) for found in self.runs[case])
         return tuple(np.mean([found.variance[:length] for found in self.runs[case]], axis=0).tolist())
 
@@ -228,9 +228,9 @@ class Results:
 
 
 def all_reduce_law(n: int, p: float, cap: int) -> float:
-    """Expected rounds of an all-or-nothing all-reduce: a geometric law, cut at ``cap``.
+    """Expected rounds of an all-or-nothing all-reduce: a geometric law, capped at ``cap``.
 
-    One attempt succeeds where nobody is away, with probability ``q = (1 - p)^n``.
+    An attempt succeeds if no peer is away, with probability ``q = (1 - p)^n``.
     """
     q = (1 - p) ** n
     return (1 - (1 - q) ** cap) / q

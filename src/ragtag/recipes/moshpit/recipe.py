@@ -2,8 +2,7 @@
 
 Ryabinin, Gorbunov, Plokhotnyuk, Pekhimenko, NeurIPS 2021 (arXiv 2103.03239), section 4.1: how many rounds of
 averaging it takes until up to 1,024 peers agree, some of them away, beside all-reduce, gossip, push-sum and
-random groups. All numbers come out of machines that run in a simulated world: matchmaking, the messages of
-each group, deadlines.
+random groups. All numbers come from machines in a simulated world, with matchmaking, messages and deadlines.
 """
 
 from __future__ import annotations
@@ -46,9 +45,10 @@ def reproduce(
 ) -> Report:
     """Run the table, compare it, and write ``index.html``, ``results.json`` and figures to ``out``.
 
-    quick: four lines of the table with 3 seeds, all-reduce only where it does not vary. seeds: more than
-    the reference's ten; fewer are not taken, as what is compared are means of ten. jobs: processes side by
-    side. progress: called as parts are done.
+    quick: four lines of the table with 3 seeds, all-reduce only where it does not vary.
+    seeds: at least the reference's ten, since means of ten are compared.
+    jobs: processes side by side.
+    progress: called as parts are done.
 
     Raises:
         ValueError: ``seeds`` or ``jobs`` below 1; ``data`` is given: this recipe takes none.

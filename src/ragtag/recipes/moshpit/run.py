@@ -1,8 +1,8 @@
 """One run of averaging: peers of one method in a simulated world, round by round, until they agree.
 
-Values are drawn from N(0, 1); in every round each peer is away with probability p, for the whole round or,
-``within``, from a random moment of it on. Away is away: nothing that is sent to it arrives, not even as a
-host of others' groups, and it keeps its values.
+Values are drawn from N(0, 1). In every round each peer is away with probability p, for the whole round or,
+``within``, from a random moment on. No message reaches a peer that is away, even if it is the host of a
+group, and it keeps its values.
 """
 
 from __future__ import annotations
@@ -46,9 +46,15 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is run. sides: the grid that is given; chunks: length of the vector, in chunks of 272 values.
+    """What is run.
 
-    group: peers in a group, where the method has groups (by default the grid's longest side).
+    n: peers.
+    sides: the given grid; empty: none.
+    p: the probability that a peer is away in a round.
+    within: it goes away within the round.
+    chunks: the vector's length, in chunks of 272 values.
+    rounds: how many at most.
+    until: the variance at which the run ends.
     """
 
     method: str
@@ -62,17 +68,20 @@ class Case:
 
     @property
     def group(self) -> int:
-        """Peers in a group."""
+        """Peers in a group, where the method has groups: the grid's longest side."""
         return max(self.sides)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run came to, averaged over its scalars.
+    """The figures of a run, averaged over its scalars.
 
-    rounds, coarse: rounds until the variance over peers was below ``TOLERANCE``, and ``COARSE`` (capped).
-    variance: mean over scalars, by round, before the first one too; drift: squared distance of the peers'
-    mean from the true one, at the end. mosaic: share of outcomes whose chunks have different contributors.
+    rounds: until the variance over peers was below ``TOLERANCE``, capped.
+    coarse: until it was below ``COARSE``, capped.
+    variance: by round, from before the first one on.
+    drift: squared distance of the peers' mean from the true one, at the end.
+    mosaic: share of outcomes whose chunks have different contributors.
+    failed: share of outcomes of which no chunk was averaged.
     """
 
     rounds: float
@@ -86,18 +95,18 @@ class Found:
 
 
 class Away:
-    """A machine that can be away: it then does nothing, and what comes is gone."""
+    """A machine that can be away: then it does nothing, and events for it are lost."""
 
     def __init__(self, inner: PartialMachine) -> None:
         self.inner, self.away = inner, False
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """What the machine does, if it is there."""
+        """The machine's effects; none while it is away."""
         return [] if self.away else self.inner.step(now_s, event)
 
 
 def machine(case: Case, seed: int) -> Callable[[PeerId, View], PartialMachine]:
-    """What makes a peer's machine."""
+    """A function that makes a peer's machine. Raises ValueError: there is no such method."""
     channel = GroupChannel(0, fp32, case.chunks, probe_s=2 * LATENCY_S, rtt_s=2 * LATENCY_S)
 
     def groups(me: PeerId, view: View) -> PartialMachine:
@@ -119,7 +128,7 @@ def machine(case: Case, seed: int) -> Callable[[PeerId, View], PartialMachine]:
 
 
 def span_s(case: Case) -> float:
-    """How long an undisturbed round lasts: announce, roster, scatter, gather; or up and down the tree."""
+    """How long an undisturbed round takes: announce, roster, scatter, gather; or up and down the tree."""
     return LATENCY_S * (2 * (case.n.bit_length() - 1) if case.method == "all-reduce" else 4)
 
 
@@ -183,7 +192,7 @@ class _Trial:
             world.call(now_s, self._end)
 
     def _dies(self, peer: PeerId) -> Callable[[float], None]:
-        """A peer dies where it stands; what it had received of the round is lost with it."""
+        """A peer dies in mid-round. What it had received is lost with it."""
         round_ = self._round
 
         def die(now_s: float) -> None:
@@ -219,7 +228,7 @@ class _Trial:
 
 
 def _crossing(table: Doubles, below: float, cap: int) -> float:
-    """The first round after which a scalar's variance is below, mean over scalars (``cap`` where never)."""
+    """The first round after which a scalar's variance is below, mean over scalars; never: ``cap``."""
     under = table < below
     first = np.where(under.any(axis=0), under.argmax(axis=0), cap)
     return float(first.mean())

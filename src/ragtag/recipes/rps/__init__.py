@@ -1,5 +1,5 @@
 """RPS: "Distributed Learning over Unreliable Networks" (Yu et al., ICML 2019).
 
-``theory`` is the mixing matrix, closed and measured; ``training`` trains replicas under loss; ``measure``
-lists the jobs.
+``theory`` has the mixing matrix, in closed form and measured. ``training`` trains replicas under loss.
+``measure`` lists the jobs.
 """

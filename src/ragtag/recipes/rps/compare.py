@@ -23,9 +23,9 @@ _PACE = {
     0.6: "visibly slower",
 }
 RELATIVE = 0.04
-"""Tolerance of the mixing matrix's numbers, relative; standard errors lie well below it."""
+"""Relative tolerance of the mixing matrix's numbers. Standard errors lie well below it."""
 
-# Final training loss, mean and lowest accuracy over the peers' own models, by what is averaged and share
+# Final training loss, mean and lowest accuracy over the peers' own models, by what is averaged and the share
 # that arrives: digits, 16 peers, SGD .1, batch 8, 600 steps, one seed.
 EXPECTED: dict[bool, dict[tuple[str, float], tuple[float, float, float]]] = {
     False: {
@@ -91,13 +91,16 @@ def _near(quantity: str, e: Estimate, expected: float, source: str, group: str) 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the training figure's claims mean in numbers, where no earlier run says what to expect.
+    """The training figure's claims in numbers, where no earlier run says what to expect.
 
-    All are differences from the loss-free baseline's end, but for ``drift``.
-    accuracy: how far it may lie below and still track the baseline (digits: twice the standard error of .96
-    on 360 test images). tracks: the same for the training loss, above. slower: the training loss that is
-    visible, with 40 % lost on sorted shards. broken, broken_accuracy: from where gradient averaging has
-    stopped converging. drift: how many times further apart its replicas are than RPS's, squared.
+    All but ``drift`` are differences from the end of the baseline without loss.
+
+    accuracy: how far accuracy may lie below and still track the baseline (digits: twice the standard error of
+        .96 on 360 test images).
+    tracks: how far the training loss may lie above and still track it.
+    slower: the smallest visible difference of training loss, with 40 % lost on sorted shards.
+    broken, broken_accuracy: beyond these gradient averaging has stopped converging.
+    drift: how many times further apart gradient averaging's replicas are than RPS's, squared.
     """
 
     accuracy: float
@@ -114,16 +117,16 @@ BOUNDS = {
     ("CIFAR-10", True): Bounds(0.03, 0.1, 0.1, 0.5, 0.1, 10.0),
     ("CIFAR-10", False): Bounds(0.05, 0.1, 0.1, 0.5, 0.1, 2.0),
 }
-"""By task, and whether the run is complete (quick ones end before the baseline has converged; the drift of
-gradient averaging grows with each step, and CIFAR-10's quick run takes a sixth of them)."""
+"""By task, and whether the run is complete. Quick runs end before the baseline has converged. The drift of
+gradient averaging grows with each step, and CIFAR-10's quick run takes a sixth of the steps."""
 
 LOSS_TOLERANCE = {0.99: 0.03, 0.95: 0.03, 0.9: 0.03, 0.8: 0.06, 0.6: 0.1}
 ACCURACY_TOLERANCE = {0.99: 0.02, 0.95: 0.02, 0.9: 0.02, 0.8: 0.03, 0.6: 0.05}
-"""Digits, RPS, beside the earlier run, by share that arrives: it is one look, one seed (see _beside)."""
+"""For RPS on digits beside the earlier run, by the share that arrives. That run is one seed (``_beside``)."""
 
 
 def training_rows(plan: Plan, results: Results) -> list[Row]:
-    """What the training figure claims, for IID and for label-sorted shards."""
+    """The training figure's claims, for IID and for label-sorted shards."""
     rows = []
     for by_label in (False, True):
         shards = "shards sorted by label" if by_label else "IID shards"
@@ -141,7 +144,7 @@ class _Panel:
         self._bounds = BOUNDS[plan.task, plan.complete]
 
     def channel(self) -> list[Row]:
-        """Whether the line lost what it was told to."""
+        """The line loses the share that it was told to."""
         arrival = min(self._plan.models)
         kept = [c.kept for c in self._curves["models", arrival]]
         expected = (1 - arrival) * (N - 1) / N
@@ -166,7 +169,7 @@ class _Panel:
                 rows.append(self._beside(loss, above, want_loss, LOSS_TOLERANCE[arrival], source))
                 rows.append(self._beside(accuracy, below, want_accuracy, ACCURACY_TOLERANCE[arrival], source))
             elif arrival >= 0.9 and (self._plan.task == "digits" or not self._by_label):
-                # The paper's CIFAR-10 shards are IID; with sorted ones its claim is about gradients only.
+                # the paper's CIFAR-10 shards are IID; for sorted ones its claim is about gradients only
                 rows.append(self._row(loss, above, 0.0, self._bounds.tracks, claim, "<="))
                 rows.append(self._row(accuracy, below, 0.0, self._bounds.accuracy, claim, "<="))
             if arrival == 0.6 and self._by_label:  # where loss shows most
@@ -174,7 +177,7 @@ class _Panel:
         return rows
 
     def gradients(self) -> list[Row]:
-        """Averaged gradients: drift everywhere, and no convergence where shards differ."""
+        """Averaged gradients drift everywhere, and do not converge where shards differ."""
         b, rows = self._bounds, []
         if ("gradients", 1.0) in self._curves:
             above, _ = self._beyond("gradients", 1.0)
@@ -206,8 +209,8 @@ class _Panel:
     def _beside(
         self, what: str, values: Sequence[float], expected: float, tolerance: float, source: str
     ) -> Row:
-        """Beside the earlier run, which is one seed: it lies within the tolerance of the mean over the seeds
-        here, or, where they differ more among themselves, within their band.
+        """A row beside the earlier run, which is one seed. It must lie within the tolerance of the mean over
+        the seeds here, or within their band where they differ more.
         """
         mean = float(np.mean(values))
         band = max(values) - mean if expected > mean else mean - min(values)
@@ -232,13 +235,13 @@ class _Panel:
         return [c.end for c in self._curves[what, arrival]]
 
     def _beyond(self, what: str, arrival: float) -> tuple[list[float], list[float]]:
-        """By how much the training loss lies above the baseline's and the accuracy below, seed by seed."""
+        """How far the training loss lies above the baseline's, and the accuracy below, seed by seed."""
         pairs = list(zip(self._ends(what, arrival), self._ends("models", 1.0), strict=True))
         return [x.loss - base.loss for x, base in pairs], [base.accuracy - x.accuracy for x, base in pairs]
 
     @property
     def _sketched(self) -> bool:
-        """Whether an earlier run did the same."""
+        """Whether there is an earlier run of the same setup."""
         return self._plan.task == "digits" and self._plan.complete
 
     def _sketch(self, what: str, arrival: float) -> tuple[float, float, float]:
@@ -251,7 +254,7 @@ class _Panel:
 
 
 def tables(plan: Plan, results: Results) -> list[Table]:
-    """The ends of all training runs, beside an earlier run's; and what lies beyond the paper."""
+    """The ends of all training runs beside an earlier run's, and runs beyond the paper."""
     columns = ("averaged, arrive", "training loss", "accuracy", "lowest", "of the mean model", "distance²")
     earlier = ("earlier: loss", "accuracy", "lowest") if plan.task == "digits" and plan.complete else ()
     shown = []
@@ -262,7 +265,7 @@ def tables(plan: Plan, results: Results) -> list[Table]:
                 continue
             ends = [c.end for c in curves]
             cells = [_over([getattr(p, name) for p in ends]) for name in _FIELDS]
-            same = "gradients" if arrival == 1.0 else what  # without loss, plain SGD on either is one thing
+            same = "gradients" if arrival == 1.0 else what  # without loss, plain SGD on either is the same
             beside = [number(x) for x in EXPECTED[by_label][same, arrival]] if earlier else []
             name = "no loss" if arrival == 1.0 else f"{arrival:.0%}"
             lines.append((f"{what}, {name}", *cells, *beside))

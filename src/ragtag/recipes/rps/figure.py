@@ -65,7 +65,7 @@ def training(panels: Mapping[tuple[bool, str], Mapping[float, Sequence[Curve]]],
         ax.yaxis.set_minor_formatter(NullFormatter())
         quiet(ax)
         named.append((ax, ends))
-    for ax, ends in named:  # when all panels have their common scale
+    for ax, ends in named:  # only now all panels have their common scale
         _label_ends(ax, ends)
     seeds = max(len(c) for curves in panels.values() for c in curves.values())
     for column, title in enumerate(("Models averaged by RPS", "Gradients averaged over the same channel")):
@@ -112,7 +112,7 @@ def mixing(by_loss: Mapping[float, Mixing], by_n: Mapping[int, Mixing], n: int, 
 
 
 def _label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Name each curve at its end; names that would touch move apart, in the order of the curves."""
+    """Name each curve at its end. Names that would touch move apart, in the order of the curves."""
     gap, (low, high) = 0.058, np.log(ax.get_ylim())
     ranked = sorted(ends)
     at = [(float(np.log(value)) - low) / (high - low) for value, _, _ in ranked]

@@ -1,4 +1,4 @@
-"""What the RPS recipe measures: the list of jobs, and their results by name."""
+"""The measurements of the RPS recipe: the list of jobs, and their results by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIXED_P = 0.4
 _SEED = 1
 
 Key = tuple[bool, str, float]
-"""Shards sorted by label?, what is averaged, share that arrives (1: all-reduce)."""
+"""Whether shards are sorted by label, what is averaged, and the share that arrives (1: all-reduce)."""
 
 
 def measure_mixing(n: int, p: float, owners: str, rounds: int, chunks_per_block: int) -> Mixing:
@@ -47,14 +47,22 @@ def measure_steady(n: int, p: float, rounds: int) -> Estimate:
 
 
 def measure_difference(against: str) -> float:
-    """RPS against an all-reduce, on a line without loss."""
+    """The difference between RPS and an all-reduce on a line without loss."""
     other = {"direct": direct, "ring": ring}[against]
     return difference(rps, other, n=N, n_chunks=4 * N, seed=_SEED)
 
 
 @dataclass(slots=True)
 class Results:
-    """What was measured. mixing: by loss; by_n: alpha2 by crew size; extras: runs beyond the figure."""
+    """The measurements.
+
+    mixing: by loss.
+    by_n: by the number of peers.
+    fixed: with owners that do not rotate.
+    steady: the steady disagreement by peers and loss.
+    differences: from all-reduce, by its name.
+    extras: runs beyond the figure.
+    """
 
     mixing: dict[float, Mixing] = field(default_factory=dict)
     by_n: dict[int, Mixing] = field(default_factory=dict)
@@ -87,7 +95,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is done."""
+    """The runs to make."""
 
     task: str
     steps: int
@@ -100,7 +108,7 @@ class Plan:
 
     @staticmethod
     def of(*, quick: bool, digits: bool, seeds: int) -> Plan:
-        """The figure and all tables, or enough of them to see that they hold."""
+        """The figure and all tables; quick: enough of them to see that they hold."""
         task = "digits" if digits else "CIFAR-10"
         if quick:
             return Plan(
@@ -125,7 +133,7 @@ class Plan:
         )
 
     def jobs(self, arrays: Path | None) -> list[Job]:
-        """All measurements; ``arrays``: where CIFAR-10 lies (``None``: digits)."""
+        """All measurements. arrays: the folder of CIFAR-10's arrays; ``None``: digits."""
         jobs = []
         for p in LOSSES:  # rare losses, and a peer's weight in the mean, need more rounds
             rounds = self.rounds if p < 0.05 or p == FIXED_P else self.rounds // 2

@@ -1,7 +1,7 @@
 """Reproduces "Distributed Learning over Unreliable Networks" (RPS), in virtual time.
 
-Yu, Tang, Renggli, Kassing, Singla, Alistarh, Zhang, Liu, ICML 2019 (arXiv 1810.07766). Measured through
-the machines that ``ragtag run`` drives over UDP: the mixing matrix, the steady disagreement, the 1/n law,
+Yu, Tang, Renggli, Kassing, Singla, Alistarh, Zhang, Liu, ICML 2019 (arXiv 1810.07766). It measures the
+machines that ``ragtag run`` drives over UDP: the mixing matrix, the steady disagreement, the 1/n law,
 equality with all-reduce where nothing is lost, and training with models or gradients averaged.
 """
 
@@ -40,9 +40,11 @@ def reproduce(
 ) -> Report:
     """Measure everything, compare it, and write ``index.html``, ``results.json`` and figures to ``out``.
 
-    quick: one seed, fewer rates of arrival, fewer steps. data: a tar archive of CIFAR-10 images
-    (``train/CLASS/NAME.jpg``, ``test/CLASS/NAME.jpg``) to train on in place of scikit-learn's digits.
-    jobs: processes side by side. progress: called as parts of the work are done.
+    quick: one seed, fewer rates of arrival, fewer steps.
+    data: a tar archive of CIFAR-10 images (``train/CLASS/NAME.jpg``, ``test/CLASS/NAME.jpg``) to train on in
+        place of scikit-learn's digits.
+    jobs: processes side by side.
+    progress: called as parts of the work are done.
 
     Raises:
         ValueError, FileNotFoundError: ``seeds`` or ``jobs`` below 1; ``data`` is not such an archive.

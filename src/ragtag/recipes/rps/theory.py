@@ -1,14 +1,14 @@
-"""RPS's mixing matrix: closed forms, and the same quantities measured through the real machines.
+"""RPS's mixing matrix: closed forms, and the same quantities measured with the real machines.
 
-In one round a block goes from the peers' values x to W x, row i of W being what peer i ends with.
+In one round a block goes from the peers' values x to W x. Row i of W is what peer i ends with.
 Yu et al. (ICML 2019, arXiv 1810.07766) have E[W^T W] = alpha1 I + (1 - alpha1) A and
 E[W^T A W] = alpha2 I + (1 - alpha2) A (in transposed notation), with A the matrix of 1/n. Traces give
 
     alpha1 = (E |W|^2 - 1) / (n - 1)             |W|^2: the sum of squares of all entries
     alpha2 = (E |1^T W|^2 / n - 1) / (n - 1)     1^T W: the sums of the columns
 
-W is read off directly: peer k's values are the unit vector e_k in every chunk, so that a chunk of peer
-i's outcome is row i of W.
+W can be read off: peer k's values are the unit vector e_k in every chunk, so a chunk of peer i's outcome is
+row i of W.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Closed:
 
     @property
     def alpha2(self) -> float:
-        """The part of E[W^T A W] beside the all-equal matrix: by how much the mean moves; about 2p(1-p)/n."""
+        """The part of E[W^T A W] beside the all-equal matrix, about 2p(1-p)/n: how much the mean moves."""
         n = self.n
         mean, square, e = self._moments
         return ((square * e + 2 * (n * mean - square) * (1 - e) / (n - 1) + n - mean) / n - 1) / (n - 1)
 
     @property
     def beta(self) -> float:
-        """By what factor the peers' disagreement shrinks each round."""
+        """The factor by which the peers' disagreement shrinks in each round."""
         return self.alpha1 - self.alpha2
 
     @property
@@ -72,7 +72,7 @@ class Closed:
 
     @property
     def owner_weight(self) -> float:
-        """The weight of a block's owner in the peers' mean (1: unbiased): its own copy is never lost."""
+        """The weight of a block's owner in the peers' mean; 1: unbiased. Its own copy is never lost."""
         mean, _, e = self._moments
         return mean * e
 
@@ -93,10 +93,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """What was measured of W.
+    """Measurements of W.
 
-    kept: the share of chunks for which a peer kept its own values; own: the weight of peer ``j`` in the
-    peers' mean of block ``j`` (1: unbiased), which shows a fixed owner's advantage.
+    kept: the share of chunks for which a peer kept its own values.
+    own: the weight of peer ``j`` in the peers' mean of block ``j``; 1: unbiased. It shows a fixed owner's
+        advantage.
     """
 
     alpha1: Estimate
@@ -121,9 +122,8 @@ def mixing(
 ) -> Mixing:
     """Measure W over ``rounds`` rounds of ``n * chunks_per_block`` chunks each.
 
-    Datagrams are lost one by one, so every chunk shows a W of its own; with one chunk per block the
-    datagram is the paper's block. Errors are those of independent rounds. Chunks are as short as they
-    can be, n values, since only those say anything.
+    Datagrams are lost one by one, so every chunk shows a W of its own. With one chunk per block a datagram is
+    the paper's block. Errors are those of independent rounds. Chunks have n values, the fewest that show W.
     """
     codec = fp32._replace(elements=n)
     n_chunks = n * chunks_per_block
@@ -150,10 +150,10 @@ def mixing(
 def steady_disagreement(
     n: int, faults: Faults, *, method: Averager, rounds: int, chunks_per_block: int, seed: int
 ) -> Estimate:
-    """The peers' variance after each round (unbiased, per value), when unit noise comes before each.
+    """The peers' variance after each round (unbiased, per value), where unit noise is added before each.
 
-    The first rounds, until beta^t is negligible, do not count; the error takes rounds in tens, since
-    neighbours are correlated by beta.
+    The first rounds, until beta^t is negligible, do not count. The error takes rounds in tens, since
+    neighbouring rounds are correlated by beta.
     """
     codec = fp32._replace(elements=32)
     shape = (n * chunks_per_block, codec.elements)
@@ -170,7 +170,7 @@ def steady_disagreement(
         states = np.stack([o.mean for o in outcomes])
         if done >= warmup:
             spread.append(float(states.var(0, ddof=1, dtype=np.float64).mean()))
-        # What all peers share does not matter, and would grow without end: take it away.
+        # take away the common part, which does not matter and would grow without bound
         states -= states.mean(0)
         return noisy(done + 1, list(states)) if done + 1 < rounds + warmup else None
 
@@ -186,7 +186,7 @@ def slope(ns: Sequence[int], values: Sequence[float]) -> float:
 
 
 def fixed_owner_rps(setting: Setting) -> Round:
-    """RPS as it must not be done: block ``j`` always belongs to peer ``j``."""
+    """RPS with a bias: block ``j`` always belongs to peer ``j``."""
     return scatter_gather(
         Spec(
             me=setting.me,
@@ -201,9 +201,9 @@ def fixed_owner_rps(setting: Setting) -> Round:
 
 
 def difference(method: Averager, other: Averager, *, n: int, n_chunks: int, seed: int) -> float:
-    """Largest difference between two methods' averages of the same values on a line without loss.
+    """The largest difference between two averagers' means of the same values on a line without loss.
 
-    Relative to the largest value of the average; over all peers.
+    It is relative to the largest value of the mean, and over all peers.
     """
     values = [
         random.generator(seed, "values", k).standard_normal((n_chunks, fp32.elements), np.float32)

@@ -1,11 +1,11 @@
-"""Trains the replicas of a crew in virtual time, averaging models or gradients through real machines.
+"""Trains the replicas of a crew in virtual time, and averages models or gradients with real machines.
 
-All replicas live in one process: their gradients are one batched call, their averages go through
+All replicas are in one process. Their gradients are one batched call, and their averages go through
 ``ragtag.protocols`` machines over a simulated line that loses datagrams.
 
-Rounds are the product's. What is done with an average is written here for stacked replicas, not taken from
-``CrewOptimizer``: it has no options for the paper's message (a whole block, so a codec as wide as that), for
-gradients divided by the number of peers, or for momenta that are averaged.
+The rounds are the library's. What follows from an average is written here for stacked replicas, since
+``CrewOptimizer`` has no options for the paper's message (a whole block, so a codec of that width), for
+gradients divided by the number of peers, or for averaged momenta.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ METHODS: dict[str, Averager] = {"all-reduce": direct, "RPS": rps, "RPS with repa
 class Setup:
     """One training run.
 
-    what: "models" are averaged after the local step, or "gradients" before it. divide: gradients are
-    divided by what "arrived", or by the number of peers ("n"). unit: what is lost at once, a whole
-    "block" (the paper's message), or a "datagram" of 1,088 bytes, of which a block has many.
-    burst: mean length of bursts of loss (0: independent).
+    what: "models" are averaged after the local step, or "gradients" before it.
+    arrival: the share of messages that arrive.
+    by_label: shards are sorted by label.
+    divide: gradients are divided by the weight that "arrived", or by the number of peers ("n").
+    unit: what is lost at once: a whole "block" (the paper's message), or a "datagram" of 1,088 bytes, of
+        which a block has many.
+    burst: mean length of bursts of loss; 0: losses are independent.
     deadline_s_min: measured deadlines are no shorter.
-    momentum: of the local SGD, and whether it stays "local" or is "averaged" as well.
+    momentum: of the local SGD.
+    momentum_is: "local", or "averaged" as well.
     """
 
     what: str
@@ -71,11 +75,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """How the crew stands after ``step`` steps.
+    """The crew after ``step`` steps.
 
-    loss: on a fixed sample of the training examples, mean over the peers' own models;
-    accuracy, lowest: on test examples (more of them near the end), mean and lowest over the own models;
-    mean_loss, mean_accuracy: of the mean of all models; spread: mean squared distance to that mean.
+    loss: on a fixed sample of the training examples, mean over the peers' own models.
+    accuracy, lowest: on test examples (more of them near the end), mean and lowest over the own models.
+    mean_loss, mean_accuracy: of the mean of all models.
+    spread: mean squared distance to that mean.
     """
 
     step: int
@@ -89,7 +94,11 @@ class Point:
 
 @dataclass(slots=True)
 class Curve:
-    """What came of one setup. kept: share of chunks for which no average came; took_s: virtual time."""
+    """The results of one setup.
+
+    kept: share of chunks for which no average came.
+    virtual_s: how long it took in virtual time.
+    """
 
     setup: Setup
     points: list[Point] = field(default_factory=list)
@@ -98,7 +107,7 @@ class Curve:
 
     @property
     def end(self) -> Point:
-        """The last quarter of training: geometric mean of losses, mean of all else.
+        """The last quarter of training: the geometric mean of losses, and the mean of all else.
 
         One look is not enough: a step on a batch of one label moves the loss by a factor of two.
         """
@@ -117,9 +126,9 @@ def _late(step: int, steps: int) -> bool:
 
 
 def train(setup: Setup, data: Path | None, points: int = 24) -> Curve:
-    """Train a crew as ``setup`` says and look at it ``points`` times on the way.
+    """Train a crew as ``setup`` says, and evaluate it ``points`` times on the way.
 
-    data: where ``rps_cifar.decode`` has put CIFAR-10; ``None``: scikit-learn's digits.
+    data: the folder to which ``tasks.cifar.decode`` has written CIFAR-10; ``None``: scikit-learn's digits.
     """
     task = load(data)
     crew = _Crew(setup, task)
@@ -161,7 +170,7 @@ class _Crew:
         n = setup.n
         self._vectors = 2 if setup.momentum_is == "averaged" else 1
         values = task.size * self._vectors
-        # One chunk per block makes the datagram the paper's message; else blocks are many datagrams.
+        # with one chunk per block a datagram is the paper's message; else a block is many datagrams
         width = fp32.elements if setup.unit == "datagram" else math.ceil(values / n)
         self.codec: Codec = fp32._replace(elements=width)
         self._chunks = math.ceil(values / width)
@@ -175,20 +184,20 @@ class _Crew:
         self._sample = torch.from_numpy(np.sort(sample))
 
     def offer(self) -> list[Floats]:
-        """One local step; what each peer wants averaged: ``[n_chunks, elements]``."""
+        """Take one local step. Returns what each peer offers to the average: ``[n_chunks, elements]``."""
         indices = torch.from_numpy(np.stack([batches.next() for batches in self._batches]))
         gradients = self._gradient(self._models, self.task.train_x[indices], self.task.train_y[indices])
         if self.setup.what == "gradients":
             return self._chunked(gradients)
         if self.setup.momentum:
-            # Dampened, so that the step is as long as without momentum.
+            # dampened, so that the step is as long as without momentum
             m = self.setup.momentum
             gradients = self._momentum = self._momentum * m + gradients * (1 - m)
         models = self._models - self.task.learning_rate * gradients
         return self._chunked(models if self._vectors == 1 else torch.cat([models, self._momentum], 1))
 
     def apply(self, outcomes: list[Outcome]) -> None:
-        """Take what came of the round, each peer its own."""
+        """Take a round's outcomes, each peer its own."""
         means = np.stack([o.mean for o in outcomes])
         if self.setup.divide == "n":
             means *= np.stack([o.weight for o in outcomes])[:, :, None] / np.float32(self.setup.n)

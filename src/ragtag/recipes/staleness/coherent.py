@@ -14,13 +14,13 @@ from ragtag.recipes.staleness.others import OTHERS
 
 SOURCE = "Dai et al., ICLR 2019: dips of coherence and slow learning coincide"
 STEPS = 8
-"""Of a stretch of training, over which coherence is averaged and the loss's pace taken."""
+"""Coherence and the loss's pace are averaged over stretches of so many steps."""
 SHARE_MIN = 0.1
-"""Where fewer stretches than this share lie on one side of 0, the two sides are not compared."""
+"""The two sides of 0 are not compared where fewer stretches than this share lie on one of them."""
 
 
 def stretches(found: Found) -> list[tuple[float, float]]:
-    """Mean coherence, and how much the loss's logarithm falls per step, of each stretch of the first half."""
+    """Of each stretch of the first half: mean coherence, and how much the loss's logarithm falls per step."""
     half = len(found.coherence) // 2
     mu = [value for _, value in found.coherence[:half]]
     logs = np.log([value for _, value in found.losses[: half + 1]])
@@ -29,19 +29,19 @@ def stretches(found: Found) -> list[tuple[float, float]]:
 
 
 def dips(runs: Sequence[Found]) -> tuple[list[float], list[float]]:
-    """The paces, of all runs together, of the stretches whose coherence is below 0, and of the others."""
+    """The paces of all runs' stretches with coherence below 0, and those of the others."""
     every = [pair for run in runs for pair in stretches(run)]
     return [pace for mu, pace in every if mu < 0], [pace for mu, pace in every if mu >= 0]
 
 
 def comparable(low: Sequence[float], high: Sequence[float]) -> bool:
-    """Whether there is enough on both sides."""
+    """Whether there are enough stretches on both sides."""
     return min(len(low), len(high)) >= SHARE_MIN * (len(low) + len(high)) > 0
 
 
 def early(delayed: Found, calm: Found) -> tuple[float, float]:
-    """While the run without delay lasts: how much lower the delayed run's mean coherence is, and its loss's
-    pace over the other's (NaN: the run without delay has no two steps)."""
+    """While the run without delay lasts: the delayed run's mean coherence less the other's, and its loss's
+    pace over the other's; NaN: the run without delay has less than two steps."""
     steps = min(len(calm.coherence), len(delayed.coherence))
     if steps < 2:
         return math.nan, math.nan
@@ -55,7 +55,7 @@ def early(delayed: Found, calm: Found) -> tuple[float, float]:
 
 
 def rows(plan: Plan, results: Results) -> list[Row]:
-    """Stretches of a run against each other where they can be, then the run against that without delay."""
+    """Stretches of a run are compared with each other where possible, then the run with one without delay."""
     group, found = f"Coherence: {WORKERS} workers, s = {S}, first half of training", []
     for name, runs, _ in _studies(plan, results):
         low, high = dips(runs)
@@ -75,7 +75,7 @@ def rows(plan: Plan, results: Results) -> list[Row]:
 
 
 def left_out(plan: Plan, results: Results) -> list[str]:
-    """What was not compared, and why; in words."""
+    """What was not compared and why, in words."""
     found = []
     for name, runs, _ in _studies(plan, results):
         low, high = dips(runs)
@@ -89,7 +89,7 @@ def left_out(plan: Plan, results: Results) -> list[str]:
 
 
 def _studies(plan: Plan, results: Results) -> Iterator[tuple[str, list[Found], list[Found]]]:
-    """In words what is trained; its delayed runs, and those without delay, by seed."""
+    """Each study's title, its delayed runs, and those without delay, by seed."""
     for optimiser, model in COHERENT:
         if model in OTHERS and model not in plan.others:
             continue

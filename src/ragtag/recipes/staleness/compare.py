@@ -1,4 +1,4 @@
-"""The staleness recipe's four findings as numbers, and tables of all that was measured."""
+"""The staleness recipe's four findings as numbers, and tables of all measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROBUST = ("SGD", "Adagrad")
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    """The correlation of ranks; equal values share theirs."""
+    """The correlation of ranks. Equal values share a rank."""
 
     def ranks(values: Sequence[float]) -> np.ndarray:
         table = np.asarray(values, np.float64)
@@ -80,7 +80,7 @@ def _depth_rows(plan: Plan, results: Results) -> list[Row]:
 
 
 def suffers_more(results: Results, name: str, depths: Sequence[int]) -> float:
-    """The share of seeds in which an optimiser is slowed down more than SGD and than Adagrad are, by the
+    """The share of seeds in which an optimiser is slowed down more than both SGD and Adagrad, by the
     geometric mean over nets of these depths, at s = S."""
 
     def slow(optimiser: str) -> np.ndarray:
@@ -138,7 +138,7 @@ def _other_rows(plan: Plan, results: Results) -> list[Row]:
 
 
 def failures(plan: Plan, results: Results) -> list[str]:
-    """Where a finding does not hold cell by cell, though it may on the whole; in words."""
+    """Where a finding does not hold in each cell, though it may on the whole, in words."""
     found = []
     for d in plan.optimiser_depths:
         fewer = [o for o in OPTIMISERS if o not in ROBUST and suffers_more(results, o, [d]) <= 0.5]
@@ -165,7 +165,7 @@ def failures(plan: Plan, results: Results) -> list[str]:
 
 
 def tables(plan: Plan, results: Results) -> list[Table]:
-    """Slow-downs by depth, optimiser, workers and model; SGD at other rates; what is trained."""
+    """Slow-downs by depth, optimiser, workers and model; SGD at other rates; the subjects."""
     seeds = f"geometric mean over {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else "one seed"
     fewer = f"geometric mean over {len(plan.other_seeds)} seeds" if len(plan.other_seeds) > 1 else "one seed"
     columns = ("", "batches at s = 0", *(f"s = {s}" for s in plan.delays if s))

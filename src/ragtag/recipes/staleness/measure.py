@@ -1,8 +1,8 @@
-"""What the staleness recipe measures: the list of studies, and their results by what was asked.
+"""The measurements of the staleness recipe: the list of studies, and their results by study.
 
-The grids of the other models were written down before any delayed run of them; those of the nets are all
-depths, or the middle one, after runs of an earlier grid (chosen by results) had been seen. No cell is left
-out, but a ratio to a lower bound is no comparison, and is said to be none.
+The grids of the other models were fixed before any delayed run of them. The nets' grids are all depths, or
+the middle one; an earlier grid, chosen by results, had been run before. No cell is left out. A ratio to a
+lower bound is no comparison, and is marked so.
 """
 
 from __future__ import annotations
@@ -52,8 +52,14 @@ def title(model: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is done. delays: s; optimiser_depths: hidden layers at which all optimisers are compared;
-    other_seeds, other_workers: of the other models; arrays, text: a subject's data."""
+    """The studies to make.
+
+    delays: values of s.
+    depths: hidden layers of the nets.
+    optimiser_depths: those at which all optimisers are compared.
+    other_seeds, other_workers: for the other models.
+    arrays, text: a subject's data.
+    """
 
     seeds: tuple[int, ...]
     other_seeds: tuple[int, ...]
@@ -68,7 +74,7 @@ class Plan:
 
     @staticmethod
     def of(*, quick: bool, seeds: int, arrays: Path | None = None, text: Path | None = None) -> Plan:
-        """Everything, or enough to see that it holds."""
+        """All studies; quick: enough to see that the findings hold."""
         some = tuple(range(min(2 if quick else 3, seeds)))
         if quick:
             return Plan(
@@ -80,22 +86,22 @@ class Plan:
         )
 
     def study(self, model: str, optimiser: str, workers: int, s: int, seed: int) -> Study:
-        """At the optimiser's own learning rate."""
+        """A study at the optimiser's own learning rate."""
         data = {"ResNet": self.arrays, "LSTM": self.text}.get(model)
         rate = subject(model, data).rates[optimiser]
         most = min(self.batches_max, SLOW_MAX) if model in SLOW else self.batches_max
         return Study(model, optimiser, workers, s, seed, rate, most, data=data)
 
     def coherent(self, model: str, optimiser: str, s: int, seed: int) -> Study:
-        """The same, with coherence measured."""
+        """A study that measures coherence."""
         return replace(self.study(model, optimiser, WORKERS, s, seed), coherence=True)
 
     def seeds_of(self, model: str) -> tuple[int, ...]:
-        """Fewer for the other models."""
+        """A model's seeds; the other models have fewer."""
         return self.other_seeds if model in OTHERS else self.seeds
 
     def studies(self) -> list[Study]:
-        """All, each once; what takes longest begins first."""
+        """All studies, each once, the longest first."""
         asked: list[Study] = []
         for seed in self.other_seeds:
             for model in (m for m in reversed(OTHERS) if m in self.others):
@@ -126,7 +132,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Results:
-    """What was found, by study."""
+    """The results, by study."""
 
     plan: Plan
     found: dict[Study, Found] = field(default_factory=dict)
@@ -137,21 +143,21 @@ class Results:
         return Results(plan, dict(zip(plan.studies(), results, strict=True)))
 
     def slow_down(self, study: Study) -> float:
-        """Batches to the target over those at s = 0: a lower bound where it was not reached, NaN where it
-        was not reached at s = 0 either."""
+        """Batches to the target over those at s = 0: a lower bound where the target was not reached, NaN
+        where it was not reached at s = 0 either."""
         mine, base = self.found[study], self.found[replace(study, s=0)]
         if base.batches > study.batches_max:
             return math.nan
         return min(mine.batches, study.batches_max) / max(base.batches, 1.0)
 
     def slow_downs(self, model: str, optimiser: str, workers: int, s: int) -> list[float]:
-        """Seed by seed."""
+        """Slow-downs, seed by seed."""
         plan = self.plan
         seeds = plan.seeds_of(model)
         return [self.slow_down(plan.study(model, optimiser, workers, s, seed)) for seed in seeds]
 
     def mean_slow_down(self, model: str, optimiser: str, workers: int, s: int) -> float:
-        """Geometric mean over seeds."""
+        """The slow-downs' geometric mean over seeds."""
         return float(np.exp(np.log(self.slow_downs(model, optimiser, workers, s)).mean()))
 
     def open(self, model: str, optimiser: str, workers: int, s: int) -> bool:
@@ -161,6 +167,6 @@ class Results:
         return any(self.found[x].batches > x.batches_max for x in studies)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values; the folder of data is left out."""
+        """All results as plain values, without the folder of data."""
         studies = [asdict(replace(f, study=replace(f.study, data=None))) for f in self.found.values()]
         return {"studies": studies}

@@ -25,9 +25,10 @@ from ragtag.recipes.tasks.digits import Pool
 
 
 class Optimiser:
-    """The updates of all workers at once, each from its own gradients and state; as torch.optim has them.
+    """The updates of all workers at once, each from its own gradients and state, as in torch.optim.
 
-    Raises ValueError: no optimiser is called so.
+    Raises:
+        ValueError: there is no optimiser of this name.
     """
 
     def __init__(self, name: str, learning_rate: float, like: Tensor) -> None:
@@ -37,7 +38,7 @@ class Optimiser:
         self._first, self._second, self._steps = torch.zeros_like(like), torch.zeros_like(like), 0
 
     def update(self, g: Tensor) -> Tensor:
-        """What is to be added to a model, for gradients ``[P, D]``."""
+        """The updates to be added to models, ``[P, D]``, from gradients of that shape."""
         self._steps += 1
         name, lr = self._name, self._lr
         if name == "SGD":
@@ -58,9 +59,10 @@ class Optimiser:
 
 
 class Delays:
-    """Copies of a model, and the updates that are on their way to them.
+    """Copies of a model, and the updates on their way to them.
 
-    Raises ValueError: no worker, or a largest delay below 0.
+    Raises:
+        ValueError: there is no worker, or the largest delay is below 0.
     """
 
     def __init__(self, start: Tensor, workers: int, s: int, seed: int) -> None:
@@ -74,7 +76,7 @@ class Delays:
         """The delays drawn last, ``[to, from]``."""
 
     def send(self, updates: Tensor) -> None:
-        """End step t: draw a delay for each pair, and begin step t + 1 with what is due then."""
+        """End step t: draw a delay for each pair, and begin step t + 1 with the updates that are due."""
         workers = len(self.copies)
         self.drawn = r = self._rng.integers(0, self._s + 1, (workers, workers))
         coming, sent = self._coming.numpy(), updates.numpy()
@@ -90,7 +92,7 @@ class Delays:
 
 
 LOOK_BACK = 16
-"""How many steps coherence looks back: the paper's s, and the same without delay, so that runs compare."""
+"""How many steps coherence looks back: the paper's s. It is the same without delay, so that runs compare."""
 
 
 class Coherence:
@@ -108,8 +110,14 @@ class Coherence:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One run. model: a subject's name; s: the largest delay; batches_max: when to give up; data: what the
-    subject is built from (``staleness_others.subject``)."""
+    """One run.
+
+    model: a subject's name.
+    s: the largest delay, in steps.
+    batches_max: when to give up.
+    coherence: measure it.
+    data: the subject's data (``others.subject``).
+    """
 
     model: str
     optimiser: str
@@ -124,8 +132,12 @@ class Study:
 
 @dataclass(slots=True)
 class Found:
-    """What came of it. batches: of all workers, until the target was reached (``inf``: never);
-    qualities (accuracy or loss), losses, coherence: (batches, value) along the way, of the first copy."""
+    """The results of a run.
+
+    batches: of all workers, until the target was reached; ``inf``: never.
+    losses, qualities, coherence: (batches, value) of the first copy along the way. A quality is an accuracy
+        or a loss.
+    """
 
     study: Study
     batches: float = math.inf
@@ -140,7 +152,7 @@ def run(study: Study) -> Found:
 
 
 def train(task: Subject, study: Study) -> Found:
-    """The same, for a subject."""
+    """Train a subject as ``study`` says (see ``run``)."""
     torch.set_num_threads(1)
     delays = Delays(task.initial(study.seed), study.workers, study.s, study.seed)
     optimiser = Optimiser(study.optimiser, study.learning_rate, delays.copies)
@@ -158,7 +170,7 @@ def train(task: Subject, study: Study) -> Found:
                 found.batches = batches
                 break
             if not bool(torch.isfinite(delays.copies[0]).all()):
-                break  # it has diverged, and no update mends that
+                break  # it has diverged for good
         if study.coherence:
             gradient, loss = task.whole(delays.copies[0])
             found.losses.append((batches, loss))

@@ -23,12 +23,12 @@ RATES: Mapping[str, Mapping[str, float]] = {
     "VAE": {"SGD": 0.01, "Adam": 0.001},
     "LSTM": {"SGD": 1.0, "Adam": 0.003},
 }
-"""Learning rates that ``staleness_tune`` chose at s = 0."""
+"""Learning rates that ``tune`` chose at s = 0."""
 TARGETS: Mapping[str, float] = {"ResNet": 0.92, "MF": 0.7, "VAE": 26.5, "LSTM": 2.8}
-"""Accuracy; squared error of a rating; bound on nats per image; nats per byte."""
+"""In this order: accuracy; squared error of a rating; bound on nats per image; nats per byte."""
 CIFAR_TARGET = 0.4
 SLOW, SLOW_MAX = ("ResNet", "LSTM"), 3200
-"""Models whose runs end after fewer batches: they take long."""
+"""Models whose runs end after so many batches, since they take long."""
 USERS, ITEMS, RATINGS, RANK = 300, 200, 12_000, 5
 LATENT = 8
 LENGTH = 32
@@ -38,11 +38,14 @@ HELD_WINDOWS = 256
 
 @lru_cache(maxsize=16)
 def subject(model: str, data: Path | None = None) -> Subject:
-    """The subject that is called ``model``: "DNN 0" (MLR) to "DNN 6", or one of ``OTHERS``.
+    """The subject of this name: "DNN 0" (MLR) to "DNN 6", or one of ``OTHERS``.
 
-    data: for the ResNet a folder with CIFAR-10's arrays (``rps_cifar.decode``), for the LSTM a text; where
-    ``None``, digits and the source of Python's standard library.
-    Raises ValueError: no model is called so. See ``load_text`` too.
+    data: for the ResNet a folder with CIFAR-10's arrays (``cifar.decode``), for the LSTM a text; ``None``:
+        digits, and the source of Python's standard library.
+
+    Raises:
+        ValueError: there is no model of this name.
+        FileNotFoundError: see ``load_text``.
     """
     if model.startswith("DNN "):
         return Classifier(int(model.removeprefix("DNN ")))
@@ -53,7 +56,7 @@ def subject(model: str, data: Path | None = None) -> Subject:
 
 
 def _resnet(arrays: Path | None) -> Functional:
-    """Eight layers with group norm; digits are given to it as grey images of 8 x 8."""
+    """Eight layers with group norm. Digits are grey images of 8 x 8."""
     parameters, forward = resnet()
     if arrays is None:
         task = digits()
@@ -74,10 +77,10 @@ def _resnet(arrays: Path | None) -> Functional:
 
 
 def ratings(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Users, items and ratings (1 to 5) that a seed makes, like MovieLens in shape.
+    """Users, items and ratings (1 to 5) from a seed, in shape like MovieLens.
 
-    ``RANK`` hidden tastes, users and items that rate and are rated higher or lower, popular items (Zipf),
-    noise of half a star, whole stars. int64, int64, float32, all ``[RATINGS]``, no pair twice.
+    There are ``RANK`` hidden tastes, biases of users and items, popular items (Zipf) and noise of half a
+    star; ratings are whole stars. int64, int64, float32, all ``[RATINGS]``, no pair twice.
     """
     rng = random.generator(seed, "ratings")
     tastes = rng.normal(0, 1, (USERS, RANK)) @ rng.normal(0, 1, (ITEMS, RANK)).T / RANK**0.5
@@ -95,7 +98,7 @@ def ratings(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _factors(_: Path | None) -> Functional:
-    """Koren, Bell, Volinsky, Computer 2009: mean + two biases + a product of factors, least squares."""
+    """Matrix factorisation (Koren, Bell, Volinsky, Computer 2009): mean, two biases, a product of factors."""
     columns = ratings()
     cut = RATINGS * 9 // 10
     mean = float(columns[2][:cut].mean())
@@ -114,7 +117,7 @@ def _factors(_: Path | None) -> Functional:
 
 
 def _vae(_: Path | None) -> Functional:
-    """Kingma, Welling, ICLR 2014: a hidden layer of 64 each way; minus the evidence lower bound, nats."""
+    """A VAE (Kingma, Welling, ICLR 2014) with a hidden layer of 64 each way; minus the ELBO, in nats."""
     task = digits()
 
     def layer(out: int, into: int) -> tuple[Parameter, Parameter]:
@@ -135,7 +138,7 @@ def _vae(_: Path | None) -> Functional:
 
 
 def _lstm(data: Path | None) -> Functional:
-    """One layer of 64 on bytes."""
+    """An LSTM of one layer of 64 on bytes."""
     train, held = split_text(load_text(data))
 
     def loss(w: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reproduces the controlled study of staleness, in small.
+"""Reproduces the controlled study of staleness, on small models.
 
 "Toward Understanding the Impact of Staleness in Distributed Machine Learning", Dai, Zhou, Dong, Zhang, Xing,
 ICLR 2019 (arXiv 1810.03264): batches to a target against the delay s, by depth, optimiser and number of
@@ -51,9 +51,11 @@ def reproduce(
 ) -> Report:
     """Measure everything, compare it, and write ``index.html``, ``results.json`` and figures to ``out``.
 
-    quick: two seeds (one of the other models), fewer delays and depths. data: a tar archive of CIFAR-10
-    images for the ResNet, a text for the LSTM, or a folder with one of each (see ``sources.sources``). jobs:
-    processes side by side. progress: called as parts are done.
+    quick: two seeds (one for the other models), fewer delays and depths.
+    data: a tar archive of CIFAR-10 images for the ResNet, a text for the LSTM, or a folder with one of each
+        (see ``sources.sources``).
+    jobs: processes side by side.
+    progress: called as parts are done.
 
     Raises:
         ValueError, FileNotFoundError: ``seeds`` or ``jobs`` below 1; ``data`` is none of these.
@@ -61,7 +63,7 @@ def reproduce(
     require_counts(seeds, jobs)
     archive, text = sources(data)
     if text is not None:
-        load_text(text)  # what is wrong with it is said now, not by a job
+        load_text(text)  # raise for a bad text now, not in a job
     with unpacked(archive, out) as arrays:
         plan = Plan.of(quick=quick, seeds=seeds, arrays=arrays, text=text)
         results = Results.of(plan, run_jobs(plan.jobs(), jobs, progress, out))

@@ -1,8 +1,8 @@
-"""What the staleness recipe trains: the models of Dai et al.'s study, in small.
+"""The staleness recipe's models: those of Dai et al.'s study, small.
 
 A subject has its data, its model as one float32 vector, the gradients of many copies at once, and a target.
-Learning rates by optimiser are held for all delays. Targets and tuned rates were fixed by runs without delay
-(s = 0), before any delayed one: see ``staleness_tune``.
+An optimiser's learning rate is the same for all delays. Targets and tuned rates were fixed by runs without
+delay (s = 0), before any delayed one: see ``tune``.
 """
 
 from __future__ import annotations
@@ -29,16 +29,21 @@ LEARNING_RATES: Mapping[str, float] = {
     "Adam": 0.001,
     "RMSProp": 0.001,
 }
-"""Of the fully connected nets: .01 for SGD and .001 for Adam are the paper's; their relatives take theirs."""
+"""For the fully connected nets: .01 for SGD and .001 for Adam are the paper's. Related optimisers have the
+same."""
 DEPTHS = (0, 1, 2, 3, 4, 5, 6)
 """Hidden layers of the fully connected nets; 0: multinomial logistic regression (MLR)."""
 PARTS_MAX = 512
-"""Samples that a loss over "all" samples takes, where a model is not small."""
+"""A loss over all samples takes at most so many, where a model is not small."""
 
 
 class Subject(Protocol):
-    """A model, its data and its target. samples: to train on; batch: of one worker's step; rises: whether
-    the quality is to rise to the target (accuracy) or to fall to it (a loss)."""
+    """A model, its data and its target.
+
+    samples: to train on.
+    batch: samples of one worker's step.
+    rises: whether the quality is to rise to the target (accuracy) or to fall to it (a loss).
+    """
 
     @property
     def samples(self) -> int: ...  # noqa: D102
@@ -52,7 +57,7 @@ class Subject(Protocol):
     def rates(self) -> Mapping[str, float]: ...  # noqa: D102
 
     def initial(self, seed: int) -> Tensor:
-        """A model to begin with ``[D]``."""
+        """An initial model, ``[D]``."""
         ...
 
     def gradients(self, models: Tensor, at: Tensor, rng: np.random.Generator) -> Tensor:
@@ -60,11 +65,11 @@ class Subject(Protocol):
         ...
 
     def quality(self, model: Tensor) -> float:
-        """On what is held out."""
+        """The quality of a model on held-out samples."""
         ...
 
     def whole(self, model: Tensor) -> tuple[Tensor, float]:
-        """Gradient and loss over training samples that are the same each time."""
+        """Gradient and loss over fixed training samples."""
         ...
 
 
@@ -79,12 +84,12 @@ class Classifier:
 
     @property
     def rises(self) -> bool:
-        """Accuracy."""
+        """Yes: the quality is an accuracy."""
         return True
 
     @property
     def rates(self) -> Mapping[str, float]:
-        """By optimiser."""
+        """Learning rates by optimiser."""
         return LEARNING_RATES
 
     @property
@@ -111,11 +116,11 @@ class Classifier:
         return found
 
     def quality(self, model: Tensor) -> float:
-        """Accuracy on the digits held out."""
+        """Accuracy on held-out digits."""
         return self.net.look(model)[1]
 
     def whole(self, model: Tensor) -> tuple[Tensor, float]:
-        """Over all training samples."""
+        """Gradient and loss over all training samples."""
         x, y, _, _ = digits_data()
         leaf = model.detach().requires_grad_()
         loss = F.cross_entropy(self.net.logits(leaf, x), y)
@@ -123,7 +128,7 @@ class Classifier:
         return found, float(loss.detach())
 
     def _forward(self, models: Tensor, x: Tensor) -> Tensor:
-        """Logits ``[P, N, 10]`` of models ``[P, D]`` on inputs ``[P, N, 64]``: faster than ``vmap``."""
+        """Logits ``[P, N, 10]`` of models ``[P, D]`` on inputs ``[P, N, 64]``, faster than by ``vmap``."""
         shapes = self.net.shapes
         parts = torch.split(models, [math.prod(shape) for shape in shapes], dim=1)
         for i in range(0, len(shapes), 2):
@@ -140,10 +145,11 @@ Loss = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 class Functional:
     """Any model that is a function of a list of tensors.
 
-    train, held: columns, one row a sample. loss: the mean over the rows of columns (and, where ``noise``,
-    a last column of so many normal draws per row). accuracy: of a model on held columns, where the
-    quality is one; else the quality is the loss on them. stacked: the losses ``[P]`` of many models at once,
-    where that is faster than ``vmap`` of ``loss``.
+    train, held: columns with one row per sample.
+    loss: the mean over the rows of columns (and, with ``noise``, of a last column of normal draws).
+    accuracy: of a model on held columns; ``None``: the quality is the loss on them.
+    noise: normal draws per row.
+    stacked: the losses ``[P]`` of many models at once, where that is faster than ``vmap`` of ``loss``.
     """
 
     parameters: tuple[Parameter, ...]
@@ -159,7 +165,7 @@ class Functional:
 
     @property
     def rises(self) -> bool:
-        """Accuracies do."""
+        """Whether the quality is an accuracy."""
         return self.accuracy is not None
 
     @property
@@ -185,14 +191,14 @@ class Functional:
 
     @torch.no_grad()
     def quality(self, model: Tensor) -> float:
-        """Accuracy or loss on what is held out; not finite where the model is not."""
+        """Accuracy or loss on held-out samples; not finite where the model is not."""
         columns = self._fixed(self.held)
         if self.accuracy is not None:
             return float(self.accuracy(self._parts(model), columns))
         return float(self._of(model, columns))
 
     def whole(self, model: Tensor) -> tuple[Tensor, float]:
-        """Over the first training samples (``PARTS_MAX`` of them)."""
+        """Gradient and loss over the first ``PARTS_MAX`` training samples."""
         found, loss = grad_and_value(self._of)(model, self._fixed(self.train))
         return found, float(loss)
 

@@ -1,8 +1,9 @@
 """How the staleness recipe's learning rates were tuned: once, without delay, before any delayed run.
 
-The rule: of a grid in half decades, the smallest rate that reaches the target within ``SLACK`` times the
-fewest batches, s = 0, 8 workers, over seeds that are measured nowhere else. (The fastest rate itself is at
-the edge of divergence, where any delay ends training.) ``python -m ragtag.recipes.staleness.tune`` prints it.
+The rule takes, of a grid in half decades, the smallest rate that reaches the target within ``SLACK`` times
+the fewest batches, at s = 0 with 8 workers, over seeds that are measured nowhere else. The fastest rate
+itself is at the edge of divergence, where any delay ends training. ``python -m
+ragtag.recipes.staleness.tune`` prints it.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ GRIDS: Mapping[str, Sequence[float]] = {
 
 
 def batches(model: str, optimiser: str, rate: float, batches_max: int = 3200) -> float:
-    """Mean batches to the target at s = 0 (``inf``: one seed did not reach it)."""
+    """Mean batches to the target at s = 0; ``inf``: a seed did not reach it."""
     studies = [Study(model, optimiser, WORKERS, 0, seed, rate, batches_max) for seed in SEEDS]
     return sum(run(study).batches for study in studies) / len(SEEDS)
 
 
 def choose(found: Mapping[float, float]) -> float:
-    """The smallest rate within ``SLACK`` of the fewest batches; found: batches by rate.
+    """The smallest rate within ``SLACK`` of the fewest batches. found: batches by rate.
 
-    Raises ValueError: no rate reaches the target.
+    Raises:
+        ValueError: no rate reaches the target.
     """
     best = min(found.values())
     if math.isinf(best):

@@ -1,1 +1,2 @@
-"""What recipes train: ``digits``, ``images`` (CIFAR-10 by ``cifar``), ``texts``; ``sources``: ``--data``."""
+"""Tasks that recipes train: ``digits``, ``images`` (CIFAR-10 by ``cifar``), ``texts``; ``sources``:
+``--data``."""

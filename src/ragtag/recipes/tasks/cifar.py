@@ -1,6 +1,6 @@
 """Reads CIFAR-10 from an archive of images: ``train/CLASS/NAME.jpg`` and ``test/CLASS/NAME.jpg``.
 
-Nothing is unpacked to disk: members are decoded in memory, whatever their names say.
+Nothing is unpacked to disk: members are decoded in memory, whatever their names are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def decode(archive: Path, into: Path) -> None:
     Labels number the classes of the training part in alphabetical order.
 
     Raises:
-        FileNotFoundError, ValueError: no such file; not such an archive (says what is wrong in it).
+        FileNotFoundError: there is no such file.
+        ValueError: it is no such archive; the message says why.
     """
     if not archive.is_file():
         raise FileNotFoundError(f"{archive}: no such file; --data takes a tar archive of CIFAR-10 images")
@@ -56,9 +57,8 @@ def decode(archive: Path, into: Path) -> None:
 
 @contextlib.contextmanager
 def unpacked(archive: Path | None, out: Path) -> Iterator[Path | None]:
-    """A folder with the archive's arrays (see ``decode``), inside ``out`` for as long as it is needed.
-
-    ``None`` where there is no archive.
+    """A folder in ``out`` with the archive's arrays (``decode``), until the context ends; ``None``: no
+    archive.
     """
     out.mkdir(parents=True, exist_ok=True)
     if archive is None:

@@ -1,4 +1,4 @@
-"""What the recipes about time train: fully connected nets on handwritten digits, and a pool of samples."""
+"""Fully connected nets on handwritten digits, and a pool of samples, for recipes about time."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def _arrays() -> tuple[Floats, Indices]:
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """A classifier of digits with ReLU layers of the widths ``hidden`` (none: multinomial logistic
-    regression). A model is one float32 vector of ``size`` values."""
+    """A classifier of digits. A model is one float32 vector of ``size`` values.
+
+    hidden: widths of the ReLU layers; empty: multinomial logistic regression.
+    """
 
     hidden: tuple[int, ...] = (64,)
 
@@ -52,7 +54,7 @@ class Net:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def initial(self, seed: int) -> Tensor:
-        """A model to begin with: uniform, variance 2 / fan_in (He et al., ICCV 2015); biases 0."""
+        """Initial weights: uniform, of variance 2 / fan_in (He et al., ICCV 2015); biases are 0."""
         parts = []
         for i, shape in enumerate(self.shapes):
             if len(shape) == 1:
@@ -63,7 +65,7 @@ class Net:
         return torch.from_numpy(np.concatenate(parts))
 
     def logits(self, model: Tensor, x: Tensor) -> Tensor:
-        """``[N, 10]`` of inputs ``[N, 64]``."""
+        """Logits ``[N, 10]`` of inputs ``[N, 64]``."""
         shapes = self.shapes
         parts = torch.split(model, [math.prod(shape) for shape in shapes])
         for i in range(0, len(shapes), 2):
@@ -71,9 +73,10 @@ class Net:
         return x
 
     def gradient(self, model: Tensor, indices: Indices, weights: NDArray[np.float32]) -> Tensor:
-        """The sum over training samples of weight times gradient of the loss, shape of the model.
+        """The sum over training samples of weight times the loss's gradient, in the model's shape.
 
-        Written out in numpy: batches of these recipes are so small that autograd's own work would be most.
+        It is written out in numpy: these recipes' batches are so small that autograd's overhead would
+        dominate.
         """
         x, y = _arrays()
         layers = self._layers(model.detach().numpy())
@@ -104,7 +107,7 @@ class Net:
 
     @torch.no_grad()
     def look(self, model: Tensor) -> tuple[float, float]:
-        """Training loss, and accuracy on the samples held out."""
+        """Training loss, and accuracy on held-out samples."""
         x, y, test_x, test_y = digits_data()
         loss = float(F.cross_entropy(self.logits(model, x), y))
         accuracy = float((self.logits(model, test_x).argmax(1) == test_y).float().mean())
@@ -112,12 +115,12 @@ class Net:
 
 
 def train_size() -> int:
-    """How many samples there are to train on."""
+    """How many training samples there are."""
     return len(digits_data()[1])
 
 
 class Pool:
-    """Samples handed out as peers ask, each once an epoch, in a new order each time through."""
+    """Samples that peers take as they need them, each once an epoch, in a new order each epoch."""
 
     def __init__(self, size: int, seed: int) -> None:
         self._size, self._rng = size, random.generator(seed, "pool")

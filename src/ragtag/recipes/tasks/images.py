@@ -1,7 +1,7 @@
-"""What the RPS recipe trains: a small net on handwritten digits, or a small ResNet on CIFAR-10.
+"""The RPS recipe's tasks: a small net on handwritten digits, or a small ResNet on CIFAR-10.
 
-A model is a list of float32 tensors and a pure function of them, so that the replicas of all peers can be
-stacked and differentiated in one call.
+A model is a list of float32 tensors and a pure function of them, so that all peers' replicas can be stacked
+and differentiated in one call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor of a model. fan_in: inputs of its layer (0: a norm's scale, -1: a norm's shift)."""
+    """A tensor of a model. fan_in: inputs of its layer; 0: a norm's scale; -1: a norm's shift."""
 
     shape: tuple[int, ...]
     fan_in: int
 
     def initial(self, seed: int, index: int) -> Tensor:
-        """What it starts as, the same on every peer: as torch's own layers do (uniform, 1/sqrt(fan_in))."""
+        """Initial values, the same on every peer: uniform, 1/sqrt(fan_in), as in torch's own layers."""
         if self.fan_in <= 0:
             return torch.ones(self.shape) if self.fan_in == 0 else torch.zeros(self.shape)
         draws = random.generator(seed, "initial weights", index).uniform(-1.0, 1.0, self.shape)
@@ -43,7 +43,7 @@ def _layer(*shape: int, bias: bool = True) -> list[Parameter]:
 
 
 class TaskModel(nn.Module):
-    """A forward function as a module, with its parameters, which are drawn from the seed."""
+    """A forward function as a module. Its parameters are drawn from the seed."""
 
     def __init__(self, forward: Forward, parameters: Sequence[Parameter], seed: int) -> None:
         super().__init__()
@@ -51,16 +51,18 @@ class TaskModel(nn.Module):
         self.weights = nn.ParameterList([p.initial(seed, i) for i, p in enumerate(parameters)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The function's scores; classes are dimension 1, so ``F.cross_entropy(scores, y)`` takes them."""
+        """The function's scores. Classes are dimension 1, as ``F.cross_entropy(scores, y)`` takes them."""
         return self._function(list(self.weights), x)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Data, a model and how it is trained (SGD without momentum).
+    """Data, a model, and how it is trained (SGD without momentum).
 
-    train_x, test_x: float32 or uint8 ``[N, C, H, W]``; train_y, test_y: int64 ``[N]``.
-    batch: examples per peer and step; steps: how many of them by default.
+    train_x, test_x: float32 or uint8 ``[N, C, H, W]``.
+    train_y, test_y: int64 ``[N]``.
+    batch: examples per peer and step.
+    steps: how many by default.
     """
 
     name: str
@@ -81,7 +83,7 @@ class Task:
 
 
 def load(data: Path | None) -> Task:
-    """Digits, or CIFAR-10 from the arrays that ``rps_cifar.decode`` has written to ``data``."""
+    """Digits, or CIFAR-10 from the arrays that ``cifar.decode`` has written to ``data``."""
     return digits() if data is None else cifar(data)
 
 
@@ -126,8 +128,8 @@ _STD = torch.tensor([0.2470, 0.2435, 0.2616])[:, None, None]
 def cifar(arrays: Path) -> Task:
     """CIFAR-10 and a ResNet of 8 layers (He et al., CVPR 2016, section 4.2) of 19,954 values.
 
-    Group in place of batch normalisation: batch statistics of label-sorted shards break training by
-    themselves (Hsieh et al., ICML 2020), which would hide what is measured here.
+    It has group normalisation in place of batch normalisation: batch statistics of label-sorted shards break
+    training by themselves (Hsieh et al., ICML 2020), which would hide the effect of loss.
     """
 
     def images(name: str) -> Tensor:
@@ -139,7 +141,7 @@ def cifar(arrays: Path) -> Task:
         return torch.from_numpy(array.astype(np.int64))
 
     def mixed(name: str) -> tuple[Tensor, Tensor]:
-        """The archive goes class by class, and a first part of the images is what is looked at most."""
+        """Shuffle the images: the archive goes class by class, and evaluations use a first part."""
         y = labels(f"{name}_y")
         order = list(random.permutation(random.stream_key(0, f"cifar {name}"), len(y)))
         return images(f"{name}_x")[order], y[order]
@@ -198,7 +200,7 @@ def _resnet(w: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def shards(task: Task, n: int, seed: int, by_label: bool) -> list[NDArray[np.int64]]:
-    """The training examples of each of ``n`` peers: shuffled, or sorted by label and cut in a row."""
+    """The training examples of each of ``n`` peers: shuffled, or sorted by label and cut into pieces."""
     order = random.generator(seed, "shards").permutation(len(task.train_y))
     if by_label:
         order = order[np.argsort(task.train_y.numpy()[order], kind="stable")]
@@ -206,7 +208,7 @@ def shards(task: Task, n: int, seed: int, by_label: bool) -> list[NDArray[np.int
 
 
 class Batches:
-    """One peer's batches: its shard in a new order each time through, as a data loader would."""
+    """One peer's batches: its shard in a new order each epoch, as from a data loader."""
 
     def __init__(self, shard: NDArray[np.int64], batch: int, seed: int, peer: int) -> None:
         if len(shard) < batch:

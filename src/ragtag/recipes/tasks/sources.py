@@ -1,4 +1,4 @@
-"""What ``--data`` names: images, a text, or both."""
+"""The files that ``--data`` names: images, a text, or both."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 
 
 def sources(data: Path | None) -> tuple[Path | None, Path | None]:
-    """The archive of images and the text that ``data`` has; ``None`` where it has none.
+    """The archive of images and the text in ``data``; ``None``: there is none.
 
-    A tar archive (by its name, ``.tar``, ``.tar.*``, ``.tgz`` or ``.txz``, or by what is in it) is one of
-    CIFAR-10 images, any other file a text; of a folder its one archive (by name) and its one ``*.txt``.
-    Raises FileNotFoundError, ValueError: no such file; a folder with neither, or with several of a kind.
+    A tar archive (by its name, ``.tar``, ``.tar.*``, ``.tgz`` or ``.txz``, or by its contents) holds CIFAR-10
+    images. Any other file is a text. A folder may have one archive (by name) and one ``*.txt``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a folder has neither, or several of a kind.
     """
     if data is None:
         return None, None

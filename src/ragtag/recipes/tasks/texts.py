@@ -1,7 +1,7 @@
 """Text and small language models for recipes: bytes in, the next byte out.
 
-Text that every machine has: the source of Python's own standard library. Models are pure functions of a list
-of float32 tensors (as in ``rps_tasks``), so that replicas stack under ``torch.func.vmap``; ``CharLSTM`` and
+Every machine has one text: the source of Python's own standard library. Models are pure functions of a list
+of float32 tensors (as in ``images``), so that replicas stack under ``torch.func.vmap``. ``CharLSTM`` and
 ``CharTransformer`` are the same as modules.
 """
 
@@ -22,14 +22,14 @@ from ragtag.core import seed as random
 from ragtag.recipes.tasks.images import Forward, Parameter, Task, TaskModel
 
 SYMBOLS = 256
-"""Bytes are what is read and predicted."""
+"""Models read and predict bytes."""
 LIBRARY_BYTES = 2_000_000
-"""How much of the standard library is taken."""
+"""How much of the standard library makes the text."""
 TEXT_BYTES_MAX = 1 << 28
 _LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "__pycache__", "encodings", "pydoc_data"}
 )
-"""Folders of others, of tests, and of tables that are no prose of a program."""
+"""Folders of third parties, of tests, and of tables."""
 
 # -- Text
 
@@ -37,12 +37,12 @@ _LEFT_OUT = frozenset(
 def load_text(data: Path | None = None) -> bytes:
     """A text: the file ``data``, the one ``.txt`` file of the folder ``data``, or 2 MB of library source.
 
-    The library is that of the running Python (``describe_text`` says which): its modules in an order that
+    The library is that of the running Python (``describe_text`` says which). Its modules are in an order that
     depends on their names alone, cut after ``LIBRARY_BYTES``.
 
     Raises:
-        FileNotFoundError: no such file; no library source on this machine.
-        ValueError: a folder with no or several texts; a text that is too short or too long.
+        FileNotFoundError: there is no such file, or no library source on this machine.
+        ValueError: a folder has no text or several; a text is too short or too long.
     """
     if data is None:
         return _library()
@@ -54,18 +54,18 @@ def load_text(data: Path | None = None) -> bytes:
 
 
 def describe_text(data: Path | None = None) -> str:
-    """Which text ``load_text`` gives, in words."""
+    """The name of the text that ``load_text`` gives."""
     return f"source of Python {platform.python_version()}" if data is None else _text_file(data).name
 
 
 def split_text(text: bytes, held: float = 0.1) -> tuple[bytes, bytes]:
-    """What is trained on, and the last share ``held`` of it, that is not."""
+    """The text to train on, and its last share ``held``, which is held out."""
     cut = len(text) - int(held * len(text))
     return text[:cut], text[cut:]
 
 
 def windows(text: bytes, length: int) -> tuple[Tensor, Tensor]:
-    """uint8 ``[N, length]``, one after the other, and the byte that follows each of theirs, int64."""
+    """Consecutive windows, uint8 ``[N, length]``, and the byte that follows each of their bytes, int64."""
     count = (len(text) - 1) // length
     if count < 1:
         raise ValueError(f"a text of {len(text)} bytes for windows of {length}")
@@ -77,10 +77,12 @@ def windows(text: bytes, length: int) -> tuple[Tensor, Tensor]:
 def batches(
     text: bytes, *, batch: int, length: int, seed: int, peer: int = 0, peers: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches without end, of one peer's part of the text: x and y, int64 ``[batch, length]``.
+    """Endless batches of one peer's part of the text: x and y, int64 ``[batch, length]``.
 
-    Peer p has the p-th of ``peers`` equal parts in a row; each window begins at a random place in it.
-    Raises ValueError: the part is shorter than a window.
+    Peer p has the p-th of ``peers`` equal consecutive parts. Each window begins at a random place in it.
+
+    Raises:
+        ValueError: the part is shorter than a window.
     """
     size = len(text) // peers
     part = np.frombuffer(text, np.uint8)[peer * size : (peer + 1) * size].astype(np.int64)
@@ -111,7 +113,7 @@ def _library() -> bytes:
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     files = [name for name in files if not _LEFT_OUT.intersection(name.split("/"))]
-    # shuffled: what is held out at the end shall be no other kind of module than what is trained on
+    # shuffled, so that the modules held out at the end are like those to train on
     order = sorted(files, key=lambda name: random.stream_key(0, f"library/{name}"))
     parts, size = [], 0
     for name in order:
@@ -132,7 +134,9 @@ def _matrix(out: int, into: int) -> Parameter:
 
 
 def lstm_parameters(embedding: int = 32, hidden: int = 96) -> tuple[Parameter, ...]:
-    """Of ``lstm``: embedding, input weights, recurrent weights, their bias, output weights and bias."""
+    """The parameters of ``lstm``: embedding, input and recurrent weights, their bias, output weights and
+    bias.
+    """
     return (
         Parameter((SYMBOLS, embedding), 1),
         Parameter((4 * hidden, embedding), hidden),
@@ -144,9 +148,9 @@ def lstm_parameters(embedding: int = 32, hidden: int = 96) -> tuple[Parameter, .
 
 
 def lstm(w: Sequence[Tensor], x: Tensor) -> Tensor:
-    """Scores ``[B, 256, L]`` of the byte after each of ``x`` (integers ``[B, L]``): one LSTM layer.
+    """Scores ``[B, 256, L]`` of the byte after each of ``x`` (integers ``[B, L]``), by one LSTM layer.
 
-    Hochreiter, Schmidhuber 1997, with forget gates (Gers et al. 2000); it starts from zeros in each window.
+    Hochreiter, Schmidhuber 1997, with forget gates (Gers et al. 2000). It starts from zeros in each window.
     """
     size = w[2].shape[1]
     inputs = F.linear(F.embedding(x.long(), w[0]), w[1], w[3])
@@ -163,7 +167,8 @@ def lstm(w: Sequence[Tensor], x: Tensor) -> Tensor:
 def stacked_lstm(w: Sequence[Tensor], x: Tensor) -> Tensor:
     """``lstm`` of many models: weights ``[P, ...]``, integers ``[P, B, L]``, scores ``[P, B, 256, L]``.
 
-    What ``vmap`` gives, in half the time: the recurrence is many small calls, and each costs less here.
+    It computes what ``vmap`` would in half the time: the recurrence is many small calls, which cost less
+    here.
     """
     many, batch, length = x.shape
     embedding, size = w[0].shape[-1], w[2].shape[-1]
@@ -187,7 +192,7 @@ _HEADS, _BLOCK = 4, 8  # tensors of a block
 
 
 def transformer_parameters(width: int = 64, layers: int = 2, length: int = 64) -> tuple[Parameter, ...]:
-    """Of ``transformer``: bytes, places, then of each block two norms and four matrices, norm, output."""
+    """Parameters of ``transformer``: bytes, places, per block two norms and four matrices, norm, output."""
 
     def norm() -> tuple[Parameter, Parameter]:
         return Parameter((width,), 0), Parameter((width,), -1)
@@ -202,8 +207,8 @@ def transformer_parameters(width: int = 64, layers: int = 2, length: int = 64) -
 def transformer(w: Sequence[Tensor], x: Tensor) -> Tensor:
     """Scores ``[B, 256, L]`` of the byte after each of ``x`` (integers ``[B, L]``).
 
-    A decoder with norms before its parts (Radford et al. 2019), four heads, GELU. Attention is written out:
-    it shall run under ``vmap``.
+    A decoder with norms before its parts (Radford et al. 2019), four heads, GELU. Attention is written out so
+    that it runs under ``vmap``.
     """
     length, width = x.shape[-1], w[0].shape[-1]
     mask = torch.full((length, length), -math.inf, device=x.device).triu(1)
@@ -274,7 +279,7 @@ def text_task(model: str, data: Path | None = None, length: int = 32, batch: int
         raise ValueError(f"no model is called {model!r}; there are: {', '.join(known)}")
     forward, parameters, rate = known[model]
     (x, y), (held_x, held_y) = windows(train, length), windows(test, length)
-    # a first part of the windows is what is looked at most: it shall be like the rest
+    # shuffled, since evaluations use a first part of the windows
     order, held = (
         list(random.permutation(random.stream_key(0, "windows"), len(part))) for part in (x, held_x)
     )

@@ -1,4 +1,4 @@
 """ "Understanding Top-k Sparsification in Distributed Deep Learning" (Shi et al.), and sparse outer steps.
 
-``plan`` says which runs, ``training`` is one run in step, ``local`` one with local steps.
+``plan`` has the runs. ``training`` is one run in lockstep, ``local`` one with local steps.
 """

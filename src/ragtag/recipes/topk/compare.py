@@ -1,4 +1,4 @@
-"""What the top-k recipe found, beside what the paper says: numbers that are held, and tables that say."""
+"""The top-k recipe's results beside the paper's: rows that are compared, and tables that are shown."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ragtag.recipes.topk.tasks import IMAGES
 from ragtag.recipes.topk.training import Trained
 
 KEPT = 1.03
-"""The loss with tickets may be so many times that of the run that loses nothing."""
+"""The loss with tickets may be at most so many times that of the run that loses nothing."""
 LOW = 0.5
 """Below this training loss a ratio of losses says more about the seed than about what was lost."""
 _BAND = (2 / 3, 4 / 3)
 
 
 def rows(plan: Plan, results: Results, names: dict[str, str], *, quick: bool) -> list[Row]:
-    """The numbers that are held to what is expected."""
+    """The numbers that are compared with expected ones."""
     found = []
     for part in plan.parts:
         runs = results.of_part(part)
@@ -33,7 +33,7 @@ def rows(plan: Plan, results: Results, names: dict[str, str], *, quick: bool) ->
 
 
 def tables(plan: Plan, results: Results, names: dict[str, str]) -> list[Table]:
-    """What stands beside it."""
+    """The tables beside them."""
     found = []
     for part in plan.parts:
         runs = results.of_part(part)
@@ -48,7 +48,7 @@ def title(part: Part, names: dict[str, str]) -> str:
 
 
 def end_of(runs: Sequence[Trained]) -> float:
-    """The end of training: the training loss of its last quarter, over seeds."""
+    """The training loss of the last quarter of training, mean over seeds."""
     return float(np.mean([x for run in runs for x in run.losses[-max(1, len(run.losses) // 4) :]]))
 
 
@@ -80,7 +80,7 @@ def _same(plan: Plan, results: Results) -> list[Row]:
 
 
 def _lossy(runs: list[Trained], where: str) -> list[Row]:
-    """Held where the loss is no small remainder; ``_losing`` shows the others."""
+    """Losses with lost messages, where the loss is no small remainder; ``_losing`` shows the others."""
     found: list[Row] = []
     for loss in LOSSES:
         kept = select(runs, "sampled top-k", RATIOS[-1], loss)
@@ -166,7 +166,7 @@ def _gaussian(plan: Plan, results: Results, names: dict[str, str]) -> Table:
 
 
 def reason(runs: Sequence[Trained]) -> str:
-    """Why GaussianK misses k, from what was measured: one sentence."""
+    """Why GaussianK misses k, in one sentence from the measurements."""
     fit, leap, rest, shape = (float(np.median(_all(runs, name))) for name in ("fit", "leap", "rest", "shape"))
     share = _all(runs, "share")
     outside = float(((share < _BAND[0]) | (share > _BAND[1])).mean())
@@ -185,7 +185,7 @@ def _all(runs: Sequence[Trained], name: str) -> np.ndarray[tuple[int], np.dtype[
 
 
 def _claims(plan: Plan, results: Results, names: dict[str, str]) -> Table:
-    """What the paper says, beside what is measured here; at this size not all of it holds."""
+    """The paper's claims beside the measurements. At this size not all of them hold."""
     lines = []
     for part in plan.parts:
         runs = results.of_part(part)

@@ -1,4 +1,4 @@
-"""The figures of the top-k recipe: training by steps and bytes, what was measured of u, outer steps."""
+"""The figures of the top-k recipe: training by steps and bytes, measurements of u, outer steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLOURS = (PALETTE[0], PALETTE[2], PALETTE[6], PALETTE[10])
 
 
 def figures(plan: Plan, results: Results, names: dict[str, str]) -> list[Figure]:
-    """All of them, a pair for each part."""
+    """All figures, a pair for each part."""
     found = []
     for i, part in enumerate(plan.parts):
         runs, where = results.of_part(part), title(part, names)
@@ -57,7 +57,7 @@ def _training(all_runs: list[Trained], where: str, number: int) -> Figure:
 
 
 def _measured(all_runs: list[Trained], where: str, number: int) -> Figure:
-    """What top-k takes of u beside the bounds, GaussianK's count, and the shape of u."""
+    """The share of u that top-k takes, beside the bounds; GaussianK's count; the shape of u."""
     runs = [r for r in all_runs if r.setup.seed == 0]
     drawn = canvas(11.0, 3.9)
     left, count, shape = drawn.subplots(1, 3)

@@ -1,12 +1,12 @@
-"""Local steps and sparse outer steps: what a crew sends every H steps is a sparse difference to an anchor.
+"""Local steps and sparse outer steps: every H steps a crew sends sparse differences to an anchor.
 
 SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky, "Communication efficient LLM pre-training with SparseLoCo",
-2025, arXiv 2508.15706, algorithm 1): H local AdamW steps; the difference to the anchor that all have goes
-through error feedback with a decay of .95, top-k of each 4,096 entries and 2-bit values; the outer step
-subtracts the mean. Beside it DiLoCo (arXiv 2311.08105): the same, dense, with Nesterov momentum.
+2025, arXiv 2508.15706, algorithm 1): H local AdamW steps, then the difference to the common anchor goes
+through error feedback with a decay of .95, top-k of each 4,096 entries and 2-bit values. The outer step
+subtracts the mean. Beside it runs DiLoCo (arXiv 2311.08105): the same, dense, with Nesterov momentum.
 
-Each peer runs a user's training loop, with ``training.optimizer.CrewOptimizer`` in virtual time: selections,
-error feedback, rounds and outer steps are the product's own.
+Each peer runs a user's training loop, with ``training.optimizer.CrewOptimizer`` in virtual time. Selections,
+error feedback, rounds and outer steps are the library's own.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 DECAY = 0.95
 PER_CHUNK = 64
-"""Entries of each 4,096: 1.6 %, in the middle of what SparseLoCo tried."""
+"""Entries that are sent of each 4,096: 1.6 %, in the middle of what SparseLoCo tried."""
 
 Values = Literal["fp32", "bf16", "int8", "2bit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """One run. values: how values of the sparse difference are sent; ``None``: it is sent dense, as fp32.
-    outer: the step on the mean (``None``: the mean itself)."""
+    """One run.
+
+    values: how values of the sparse difference are sent; ``None``: the difference is sent dense, as fp32.
+    outer: the step on the mean; ``None``: the mean itself is taken.
+    """
 
     name: str
     values: Values | None
@@ -57,7 +60,7 @@ class Local:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As ``crew.optimizer`` takes them. All rounds are sparse: nothing is lost, or made good."""
+        """The arguments of ``crew.optimizer``. All rounds are sparse, and replicas are not compared."""
         found: dict[str, Any] = {"every": self.local_steps, "outer": self.outer}
         if self.values is None:
             return {**found, "method": direct}
@@ -68,7 +71,14 @@ class Local:
 
 @dataclass(slots=True)
 class Outer:
-    """What a run came to: after each round, training loss and the bytes of what one peer has given to it."""
+    """The results of a run.
+
+    size: values of the model.
+    losses: training loss after each round.
+    bytes_at: bytes that one peer had given to rounds by then.
+    kept: the share of the difference's energy (with the residual) that was sent, by round.
+    held: loss on held-out examples.
+    """
 
     setup: Local
     size: int
@@ -76,7 +86,6 @@ class Outer:
     bytes_at: list[int] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)
     held: float = math.nan
-    """kept: the share of the difference's energy (with the residual) that was sent, by round."""
 
 
 def methods(n: int, rounds: int) -> list[Local]:
@@ -93,7 +102,8 @@ def methods(n: int, rounds: int) -> list[Local]:
 def train_locally(setup: Local, data: Sources) -> Outer:
     """Train a small transformer on text as ``setup`` says.
 
-    Raises RuntimeError: an average came in part, though no line loses anything.
+    Raises:
+        RuntimeError: an average came in part, though no line loses anything.
     """
     torch.set_num_threads(1)
     task = data.load(TRANSFORMER)
@@ -104,7 +114,7 @@ def train_locally(setup: Local, data: Sources) -> Outer:
 
 
 def _train(peer: SimulatedTransport, task: Task, found: Outer) -> None:
-    """One peer's training; the first peer's model, which all have after an average, is looked at."""
+    """One peer's training. The first peer's model, which all have after an average, is evaluated."""
     setup = found.setup
     model = TaskModel(task.forward, task.parameters, setup.seed)
     inner = AdamW(model.parameters(), setup.learning_rate, (0.9, 0.95), weight_decay=0.1, fused=True)

@@ -1,4 +1,4 @@
-"""Which runs the top-k recipe makes."""
+"""The runs of the top-k recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SELECTORS = ("top-k", "sampled top-k", "gaussian-k", "gaussian-k, strict", "rand
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Peers that train one task; of the runs that lose messages there are ``lossy_seeds``."""
+    """Runs of peers that train one task. lossy_seeds: seeds of the runs that lose messages."""
 
     task: str
     n: int
@@ -47,14 +47,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """parts: on gradients, every step. local: with local steps between outer steps."""
+    """The runs to make. parts: on gradients, at every step. local: with local steps between outer steps."""
 
     parts: tuple[Part, ...]
     local: tuple[Local, ...]
 
     @classmethod
     def of(cls, *, quick: bool, seeds: int) -> Plan:
-        """The usual runs, or as many as two cores train in a minute or two."""
+        """The usual runs; quick: as many as two cores train in a minute or two."""
         if quick:
             small = Part(IMAGES, 8, 100, 1, 0), Part(LSTM, 16, 60, 1, 0)
             return cls(small, tuple(methods(8, 8)))
@@ -66,7 +66,7 @@ class Plan:
         return cls(parts, tuple(methods(8, 40)))
 
     def jobs(self, sources: Sources) -> list[Job]:
-        """One call a run, the longest first."""
+        """One call per run, the longest first."""
         calls = [Job(name_of(s), train, (s, sources)) for part in self.parts for s in part.setups()]
         local = [Job(f"outer steps, {s.name}", train_locally, (s, sources)) for s in self.local]
         return [*local, *calls]
@@ -74,7 +74,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the runs came to."""
+    """The results of the runs."""
 
     runs: tuple[Trained, ...]
     local: tuple[Outer, ...]
@@ -97,7 +97,7 @@ def name_of(s: Setup) -> str:
 
 
 def method_of(s: Setup) -> str:
-    """What a run sends, in words."""
+    """A run's method of selection, in words."""
     ratio = "" if s.selector == "dense" else f" {s.ratio:.1%}"
     lost = f", {s.loss:.0%} lost, {'tickets' if s.tickets else 'cleared'}" if s.loss else ""
     return f"{s.selector}{ratio}{lost}"

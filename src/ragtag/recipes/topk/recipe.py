@@ -1,9 +1,9 @@
-"""Reproduces "Understanding Top-k Sparsification in Distributed Deep Learning", on a crew in step.
+"""Reproduces "Understanding Top-k Sparsification in Distributed Deep Learning", on a crew in lockstep.
 
-Shi, Chu, Cheung, See 2019 (arXiv 1911.08772). On images and on text: the loss by steps and by bytes; how much
-of u = gradient + residual top-k and random-k leave behind, beside the paper's bounds; how many entries
-GaussianK selects, and why not k. Beyond the paper: what losing messages costs with tickets and without, and
-sparse outer steps after local ones, as SparseLoCo takes them.
+Shi, Chu, Cheung, See 2019 (arXiv 1911.08772). On images and on text it measures the loss by steps and by
+bytes; how much of u = gradient + residual top-k and random-k leave behind, beside the paper's bounds; how
+many entries GaussianK selects, and why not k. Beyond the paper it measures the cost of lost messages with
+tickets and without, and sparse outer steps after local ones, as in SparseLoCo.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def reproduce(
 ) -> Report:
     """Train everything, compare, and write ``index.html``, ``results.json`` and figures to ``out``.
 
-    quick: one seed, fewer steps, nothing lost. data: a tar archive of CIFAR-10 images
-    (``train/CLASS/NAME.jpg``) in place of scikit-learn's digits, a text in place of library source, or a
-    folder with both. jobs: processes side by side. progress: called as runs end.
+    quick: one seed, fewer steps, nothing lost.
+    data: a tar archive of CIFAR-10 images (``train/CLASS/NAME.jpg``) in place of scikit-learn's digits, a
+        text in place of library source, or a folder with both.
+    jobs: processes side by side.
+    progress: called as runs end.
 
     Raises:
         ValueError, FileNotFoundError: ``seeds`` or ``jobs`` below 1; ``data`` is nothing of the kind.

@@ -1,4 +1,4 @@
-"""What the top-k recipe trains on: images and text, of what every machine has or of what ``--data`` names."""
+"""The top-k recipe's images and text: those that every machine has, or those that ``--data`` names."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ IMAGES, LSTM, TRANSFORMER = "images", "LSTM", "transformer"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """arrays: the folder of CIFAR-10's arrays (``None``: digits). text: a file (``None``: library source)."""
+    """Where data come from.
+
+    arrays: the folder of CIFAR-10's arrays; ``None``: digits.
+    text: a file; ``None``: library source.
+    """
 
     arrays: Path | None = None
     text: Path | None = None
 
     @property
     def names(self) -> dict[str, str]:
-        """What the images and the text are, in words."""
+        """The names of the images and the text."""
         return {
             "images": "digits" if self.arrays is None else "CIFAR-10",
             "text": describe_text(self.text),
         }
 
     def load(self, task: str) -> Task:
-        """One of the tasks, by its name; a process that runs several jobs reads it once."""
+        """A task by its name. A process that runs several jobs reads it once."""
         return _load(self, task)
 
 
@@ -46,9 +50,10 @@ def _load(found: Sources, task: str) -> Task:
 
 @contextlib.contextmanager
 def prepared(data: Path | None, out: Path) -> Iterator[Sources]:
-    """What ``--data`` names, made ready in ``out`` for as long as it is needed.
+    """The data that ``--data`` names, ready in ``out`` until the context ends.
 
-    Raises FileNotFoundError, ValueError: see ``sources.sources``, and a text that is too short.
+    Raises:
+        FileNotFoundError, ValueError: see ``sources.sources``, or the text is too short.
     """
     archive, text = sources(data)
     if text is not None:

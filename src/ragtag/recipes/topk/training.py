@@ -1,11 +1,12 @@
-"""Trains one model on the sparsified gradients of several peers, and measures what is selected from.
+"""Trains one model on the sparsified gradients of several peers, and measures the vectors that are selected
+from.
 
-All peers are in step and have one model, so their gradients are one batched call. What they send goes through
-the wire format; fragments are lost by a seeded draw; one aggregate per round is decided for all, as the mean
-over all peers of what came.
+All peers are in lockstep and have one model, so their gradients are one batched call. What they send goes
+through the wire format, and fragments are lost by a seeded draw. One aggregate per round counts for all: the
+mean over all peers of what came.
 
-Selection, error feedback, tickets, wire format and sum are the product's; the rounds are not, because what is
-lost is to be the same for all receivers (``local`` has the product's rounds).
+Selection, error feedback, tickets, wire format and sum are the library's. The rounds are not, since losses
+are to be the same for all receivers (``local`` has the library's rounds).
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ from ragtag.recipes.topk.tasks import IMAGES, Sources
 
 SELECTORS: dict[str, Selector] = {s.name: s for s in (exact, sampled, gaussian, gaussian_strict, randomly)}
 LOOKS = 1024
-"""Examples that are looked at for a loss."""
+"""Examples on which a loss is evaluated."""
 BINS = np.linspace(-6, 6, 121)
-"""Edges of the histogram of u, in its standard deviations."""
+"""Edges of the histogram of u, in standard deviations of u."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One run. selector: a name ("dense": all of the gradient is sent). loss: of each fragment.
+    """One run.
 
-    tickets: what was lost goes back into the residual; else it is cleared as if it had been sent.
-    task: see ``topk_tasks``.
+    selector: its name; "dense": all of the gradient is sent.
+    ratio: k over the size of the model.
+    loss: the probability that a fragment is lost.
+    tickets: a lost fragment goes back into the residual; else it is cleared as if it had been sent.
+    task: see ``tasks``.
     """
 
     selector: str
@@ -58,13 +62,19 @@ class Setup:
 
 @dataclass(slots=True)
 class Trained:
-    """What a run came to. Lists have an entry per step, of peer 0's u before selection.
+    """The results of a run. Lists from ``share`` to ``rest`` have an entry per step, of peer 0's u before
+    selection.
 
-    share: selected over k. off: |u - v|^2 / |u|^2, v being what was sent of it. off_random: the same for
-    random-k of this u.
-    shape: excess kurtosis of u (0: a normal's). bytes: sent by one peer. held: loss on held-out examples.
-    fit: the normal fit's threshold over the right one (the k-th largest magnitude). leap, rest: how
-    many k are above half of the right one, and above one and a half of it.
+    held: loss on held-out examples.
+    bytes: sent by one peer.
+    lost: fragments that were lost.
+    steps, losses, bytes_at: of each evaluation.
+    share: selected entries over k.
+    off: |u - v|^2 / |u|^2, where v is what was sent of u.
+    off_random: the same for random-k of this u.
+    shape: excess kurtosis of u; 0: a normal's.
+    fit: the normal fit's threshold over the right one, which is the k-th largest magnitude.
+    leap, rest: entries above half of the right threshold, and above one and a half of it, over k.
     """
 
     setup: Setup
@@ -88,12 +98,12 @@ class Trained:
 
     @property
     def k(self) -> int:
-        """Entries asked for."""
+        """The number of entries to select."""
         return Density(self.setup.ratio).k(self.size, 0)
 
 
 def train(setup: Setup, data: Sources, points: int = 20) -> Trained:
-    """Train as ``setup`` says, looking at the loss at ``points`` places."""
+    """Train as ``setup`` says, and evaluate the loss ``points`` times."""
     torch.set_num_threads(1)
     crew = _Crew(setup, data.load(setup.task))
     found = Trained(setup, crew.task.size)
@@ -180,7 +190,7 @@ class _Crew:
 
 
 def _look_at(u: Floats, step: int, k: int, found: Trained) -> None:
-    """What the theory speaks of: how much of u's energy random-k leaves behind, and the shape of u."""
+    """Measure the theory's quantities: how much of u's energy random-k leaves behind, and the shape of u."""
     energy = u.astype(np.float64) ** 2
     total = float(energy.sum())
     if not total:

@@ -68,9 +68,9 @@ class Centres(World):
             self.average(peer, np.zeros((n_chunks, TINY.elements), np.float32), 0.0)
 
     def node(self, peer: int) -> CentreNode:
-        crowd = self.nodes[peer].channels[0]
-        assert isinstance(crowd, CentreNode)
-        return crowd
+        machine = self.nodes[peer].channels[0]
+        assert isinstance(machine, CentreNode)
+        return machine
 
     def _next(self, peer: int, outcome: Outcome) -> None:
         if len(self.outcomes[peer]) <= self.turns:

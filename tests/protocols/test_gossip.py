@@ -4,7 +4,7 @@ import pytest
 from ragtag.core.faults import Crash, Faults, Loss
 from ragtag.protocols.groups.gossip import Gossip
 from ragtag.protocols.groups.keys import View
-from tests.protocols.crowds import RTT_S, Crowds, Make, channel
+from tests.protocols.group_crews import RTT_S, GroupCrew, Make, channel
 
 
 def gossip(ring: bool = False) -> Make:
@@ -26,22 +26,22 @@ def test_partners_are_each_others(n: int, ring: bool) -> None:
 
 
 def test_pairs_halve_the_variance_each_round_and_keep_the_mean() -> None:
-    crew = Crowds(64, gossip(), rounds=8).run()
+    crew = GroupCrew(64, gossip(), rounds=8).run()
     assert crew.variance() == pytest.approx(2**-8, rel=0.3)
     assert np.allclose(np.mean(crew.values, axis=0), crew.start.mean(axis=0), atol=1e-5)
 
 
 def test_a_ring_is_slow() -> None:
-    assert Crowds(64, gossip(ring=True), rounds=8).run().variance() > 0.05
+    assert GroupCrew(64, gossip(ring=True), rounds=8).run().variance() > 0.05
 
 
 def test_two_neighbours_on_a_ring_of_two_meet_always() -> None:
-    assert Crowds(2, gossip(ring=True), rounds=2).run().variance() < 1e-12
+    assert GroupCrew(2, gossip(ring=True), rounds=2).run().variance() < 1e-12
 
 
 def test_losses_and_deaths_leave_nobody_waiting_and_are_said() -> None:
     faults = Faults(loss=Loss(0.2), latency_s=RTT_S / 2, crashes=(Crash(3, 0.05),))
-    crew = Crowds(16, gossip(), rounds=10, faults=faults).run()
+    crew = GroupCrew(16, gossip(), rounds=10, faults=faults).run()
     assert all(len(o) == 10 for p, o in crew.outcomes.items() if p != 3)
     kept = [o for outcomes in crew.outcomes.values() for o in outcomes if not o.averaged.all()]
     assert kept

@@ -27,7 +27,7 @@ from ragtag.protocols.groups.host import ANNOUNCE, WAIT, encode_wait
 from ragtag.protocols.groups.keys import MoshpitKeys, Place, RandomKeys, View
 from ragtag.protocols.rounds.asking import ANSWER, HERE, NEVER, question
 from ragtag.protocols.rounds.base import SCATTER, blob_message
-from tests.protocols.crowds import RTT_S, Crowds, Make, channel
+from tests.protocols.group_crews import RTT_S, GroupCrew, Make, channel
 
 
 def moshpit(group: int = 8, grid: Grid | None = None, *, n_chunks: int = 4, repair: bool = False) -> Make:
@@ -46,7 +46,7 @@ def whole(outcome: Outcome) -> bool:
 
 @pytest.mark.parametrize(("n", "group"), [(16, 4), (64, 8), (125, 5), (60, 8), (5, 8), (100, 10)])
 def test_a_full_grid_averages_exactly_after_d_rounds(n: int, group: int) -> None:
-    crew = Crowds(n, moshpit(group), rounds=3).run()
+    crew = GroupCrew(n, moshpit(group), rounds=3).run()
     grid = crew.nodes[0].inner.keys.grid  # type: ignore[attr-defined]
     if grid.cells == n:
         means = np.stack(crew.values)
@@ -56,21 +56,21 @@ def test_a_full_grid_averages_exactly_after_d_rounds(n: int, group: int) -> None
 
 
 def test_a_crew_of_one_and_of_two() -> None:
-    (outcomes,) = Crowds(1, moshpit(), rounds=2).run().outcomes.values()
+    (outcomes,) = GroupCrew(1, moshpit(), rounds=2).run().outcomes.values()
     assert [o.averaged.any() for o in outcomes] == [False, False]
-    crew = Crowds(2, moshpit(), rounds=1).run()
+    crew = GroupCrew(2, moshpit(), rounds=1).run()
     assert crew.variance() < 1e-12
 
 
 def test_random_groups_mix_and_differ_from_round_to_round() -> None:
-    crew = Crowds(64, random_groups(), rounds=4).run()
+    crew = GroupCrew(64, random_groups(), rounds=4).run()
     members = {o.members for o in crew.outcomes[0]}
     assert len(members) == 4 and all(len(m) == 8 for m in members)
     assert crew.variance() < 3e-3
 
 
 def test_weights_count() -> None:
-    crew = Crowds(4, moshpit(4), rounds=1, weight=float).run()
+    crew = GroupCrew(4, moshpit(4), rounds=1, weight=float).run()
     assert np.allclose(np.stack(crew.values), np.average(crew.start, axis=0, weights=range(4)), atol=1e-5)
 
 
@@ -83,7 +83,7 @@ def test_with_datagrams_lost_every_round_ends_in_time_and_means_are_what_they_sa
     met = []
     for seed in range(4):
         make = moshpit(8, n_chunks=9, repair=repair)
-        crew = Crowds(32, make, rounds=6, n_chunks=9, faults=faults, seed=seed).run()
+        crew = GroupCrew(32, make, rounds=6, n_chunks=9, faults=faults, seed=seed).run()
         assert all(len(outcomes) == 6 for outcomes in crew.outcomes.values())
         assert crew.variance() < (0.05 if p < 0.1 else 0.2)
         met += [len(o.members) > 1 for outcomes in crew.outcomes.values() for o in outcomes]
@@ -97,7 +97,7 @@ def test_repair_asks_for_what_is_lost() -> None:
     for repair in (False, True):
         make, some = moshpit(8, n_chunks=40, repair=repair), []
         for seed in range(8):
-            crew = Crowds(16, make, rounds=4, n_chunks=40, faults=faults, seed=seed).run()
+            crew = GroupCrew(16, make, rounds=4, n_chunks=40, faults=faults, seed=seed).run()
             some += [o for outcomes in crew.outcomes.values() for o in outcomes if len(o.members) > 1]
         lacking.append(np.mean([o.heard != (1 << len(o.members)) - 1 for o in some]))
     assert lacking[1] < 0.6 * lacking[0]  # the rest is of members that were missed altogether
@@ -106,7 +106,7 @@ def test_repair_asks_for_what_is_lost() -> None:
 def test_a_death_in_mid_round_costs_its_chunks_and_is_said() -> None:
     # announce 0.01, roster 0.02, scatter 0.03: then the owner of one chunk in four is dead
     faults = Faults(latency_s=RTT_S / 2, crashes=(Crash(3, 0.025),))
-    crew = Crowds(4, moshpit(4), rounds=1, faults=faults).run()
+    crew = GroupCrew(4, moshpit(4), rounds=1, faults=faults).run()
     assert len(crew.outcomes[3]) == 0
     for peer in (0, 1, 2):
         (outcome,) = crew.outcomes[peer]
@@ -122,7 +122,7 @@ def test_a_death_in_mid_round_costs_its_chunks_and_is_said() -> None:
 def test_a_death_at_any_moment_leaves_nobody_waiting_and_once_it_is_known_all_agree(at_s: float) -> None:
     dead = (2, 7, 11)
     faults = Faults(latency_s=RTT_S / 2, crashes=tuple(Crash(p, at_s) for p in dead))
-    crew = Crowds(16, moshpit(4), rounds=20, faults=faults)
+    crew = GroupCrew(16, moshpit(4), rounds=20, faults=faults)
     alive = [p for p in range(16) if p not in dead]
     for peer in alive:
         for other in dead:  # membership finds out
@@ -140,7 +140,7 @@ def test_the_next_host_is_asked_where_one_is_dead() -> None:
     key = MoshpitKeys(0, 0, 8).place(0, view).key
     host = view.hosts(mix(key), 1)[0]
     faults = Faults(latency_s=RTT_S / 2, crashes=(Crash(host, 0.0),))
-    crew = Crowds(8, moshpit(8), rounds=1, faults=faults).run()
+    crew = GroupCrew(8, moshpit(8), rounds=1, faults=faults).run()
     for peer in set(range(8)) - {host}:
         (outcome,) = crew.outcomes[peer]
         assert len(outcome.members) == 7 and whole(outcome)
@@ -148,7 +148,7 @@ def test_the_next_host_is_asked_where_one_is_dead() -> None:
 
 def test_where_nobody_answers_the_round_fails_in_time_and_the_key_stays_with_the_cell() -> None:
     cut = tuple(OneWay(0, other) for other in range(1, 16))
-    crew = Crowds(16, moshpit(4), rounds=3, faults=Faults(latency_s=RTT_S / 2, one_way=cut)).run()
+    crew = GroupCrew(16, moshpit(4), rounds=3, faults=Faults(latency_s=RTT_S / 2, one_way=cut)).run()
     assert len(crew.outcomes[0]) == 3
     assert np.array_equal(crew.values[0], crew.start[0])
     assert {note.what for peer, note in crew.notes if peer == 0} & {"no host", "no roster"}
@@ -160,7 +160,7 @@ def test_where_nobody_answers_the_round_fails_in_time_and_the_key_stays_with_the
 def test_a_frozen_peer_comes_back_into_the_round_that_the_others_are_in(from_s: float) -> None:
     """Where its group has met a moment before it comes, or others go ahead, in one or two rounds more."""
     faults = Faults(latency_s=RTT_S / 2, freezes=(Freeze(3, from_s, 1.0),))
-    crew = Crowds(16, moshpit(4), rounds=30, faults=faults).run()
+    crew = GroupCrew(16, moshpit(4), rounds=30, faults=faults).run()
     last = crew.outcomes[3][-1]
     back = next(i for i, o in enumerate(crew.outcomes[3]) if o.started_s + o.total_s > 1.0 + from_s) + 1
     assert len(crew.outcomes[3]) == 30 and any(o.averaged.all() for o in crew.outcomes[3][back : back + 3])
@@ -176,18 +176,18 @@ def test_a_freeze_of_any_peer_at_any_moment_breaks_nothing(make: Make, for_s: fl
         draw = generator(seed, "freezes")
         freezes = tuple(Freeze(p, float(draw.uniform(0, 0.5)), for_s) for p in range(0, 12, 2))
         faults = Faults(latency_s=RTT_S / 2, freezes=freezes)
-        crew = Crowds(12, make, rounds=15, faults=faults, seed=seed).run()
+        crew = GroupCrew(12, make, rounds=15, faults=faults, seed=seed).run()
         assert all(len(crew.outcomes[p]) == 15 for p in range(12))
 
 
 def test_peers_that_begin_at_different_times_meet_all_the_same() -> None:
-    crew = Crowds(16, moshpit(4), rounds=12, start_s=lambda peer: 0.002 * peer).run()
+    crew = GroupCrew(16, moshpit(4), rounds=12, start_s=lambda peer: 0.002 * peer).run()
     outcomes = [o for p in range(16) for o in crew.outcomes[p] if o.round < 10]
     assert all(len(o.members) == 4 and whole(o) for o in outcomes)
 
 
 def test_a_peer_that_leaves_is_not_waited_for() -> None:
-    crew = Crowds(4, moshpit(4), rounds=1, faults=Faults(latency_s=RTT_S / 2, crashes=(Crash(3, 0.021),)))
+    crew = GroupCrew(4, moshpit(4), rounds=1, faults=Faults(latency_s=RTT_S / 2, crashes=(Crash(3, 0.021),)))
     for peer in range(3):
         crew.world.at(0.031, peer, Left(3))
     crew.run()
@@ -207,7 +207,7 @@ def test_skipping_gives_up_the_round_and_the_next_is_met() -> None:
 
 
 def test_who_is_asked_whether_it_is_there_answers_whatever_it_does() -> None:
-    crew = Crowds(4, moshpit(4), rounds=1).run()
+    crew = GroupCrew(4, moshpit(4), rounds=1).run()
     for number, stage in ((0, NEVER), (1, HERE), (5, HERE)):
         asked = question(1, MessageKey(0, number, SCATTER, 7 << 6))
         (answer,) = crew.nodes[0].inner.step(1.0, Arrived((asked,)))
@@ -274,7 +274,9 @@ def test_nonsense_is_refused() -> None:
 
 def test_a_run_of_one_seed_is_the_same_every_time() -> None:
     faults = Faults(loss=Loss(0.1), latency_s=RTT_S / 2, jitter_s=0.002)
-    digests = {Crowds(24, moshpit(5), rounds=3, faults=faults, seed=9).run().world.digest() for _ in range(2)}
+    digests = {
+        GroupCrew(24, moshpit(5), rounds=3, faults=faults, seed=9).run().world.digest() for _ in range(2)
+    }
     assert len(digests) == 1
 
 
@@ -290,7 +292,7 @@ def test_answers_that_come_later_than_expected_keep_nobody_alone(
     announcement: deadlines stayed below the round trip, and half of all rounds were spent alone.
     """
     faults = Faults(latency_s=RTT_S / 2, jitter_s=RTT_S / 2 * jitter)
-    crew = Crowds(16, make(4), rounds=30, faults=faults).run()
+    crew = GroupCrew(16, make(4), rounds=30, faults=faults).run()
     outcomes = [o for p in range(16) for o in crew.outcomes[p]]
     assert np.mean([len(o.members) > 1 for o in outcomes]) > 0.95
     assert np.mean([o.averaged.all() for o in outcomes]) > 0.9
@@ -312,9 +314,9 @@ def test_round_trips_are_measured_from_the_announcement_that_is_answered() -> No
     assert node._answer.typical_s() == pytest.approx(1.2 * began)
 
 
-def pauses(late_s: float, make: Make, n: int = 4) -> Crowds:
+def pauses(late_s: float, make: Make, n: int = 4) -> GroupCrew:
     """All compute a second, and average in 50 ms; the last one begins ``late_s`` after the others."""
-    crew = Crowds(n, make, rounds=10, start_s=lambda peer: late_s * (peer == n - 1))
+    crew = GroupCrew(n, make, rounds=10, start_s=lambda peer: late_s * (peer == n - 1))
     ask = crew.ask
     crew.ask = lambda peer, at_s, weight=None: ask(peer, at_s + 1.0, weight)  # type: ignore[method-assign]
     return crew.run()

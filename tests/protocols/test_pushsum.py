@@ -5,10 +5,10 @@ from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Outcome, PeerId
 from ragtag.protocols.groups.keys import View
 from ragtag.protocols.groups.pushsum import PushSum
-from tests.protocols.crowds import RTT_S, Crowds, channel
+from tests.protocols.group_crews import RTT_S, GroupCrew, channel
 
 
-class Carried(Crowds):
+class Carried(GroupCrew):
     """Push-sum: the next round's weight is what the last one left."""
 
     def _done(self, peer: PeerId, now_s: float, outcome: Outcome) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from ragtag.core.faults import Crash, Faults, Loss
 from ragtag.protocols.groups.tree import TreeAllReduce
-from tests.protocols.crowds import RTT_S, Crowds, channel
+from tests.protocols.group_crews import RTT_S, GroupCrew, channel
 
 
 def crew(
@@ -13,8 +13,8 @@ def crew(
     rounds: int = 1,
     faults: Faults | None = None,
     weight: Callable[[int], float] = lambda peer: 1.0,
-) -> Crowds:
-    return Crowds(
+) -> GroupCrew:
+    return GroupCrew(
         n,
         lambda me, view: TreeAllReduce(me, view, 0, channel()),
         rounds=rounds,

@@ -203,7 +203,7 @@ class Node:
             peer, key = runs[0].peer, runs[0].key
             if peer not in presence.heard:
                 if peer not in presence:
-                    return []  # no peer of this crew, or oneself
+                    return []  # no other peer of this crew
                 effects = self._hear_of(peer, key.channel, key.round)
             more = self._deliver(now_s, key.channel, key.round, event)
             return effects + more if effects else more

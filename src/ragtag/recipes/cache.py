@@ -64,9 +64,7 @@ class ResultCache:
         return self._folder / f"{name}.json"
 
     def _named(self, value: Any) -> Any:
-        """``value`` with a digest of each path's contents in place of the path, in dataclasses and tuples,
-        too.
-        """
+        """``value`` with a digest of its contents in place of each path, in dataclasses and tuples, too."""
         if isinstance(value, Path):
             if value not in self._contents:
                 self._contents[value] = _contents(value)

@@ -212,9 +212,7 @@ class Link:
         sent: int,
         ended: bool,
     ) -> float:
-        """Deliver rows ``[a, b)`` of a run where ``mask`` (bool ``[b - a]``) is set. Returns when they
-        arrive.
-        """
+        """Deliver rows ``[a, b)`` of a run where ``mask`` (bool ``[b - a]``) is set. Returns their time."""
         at_s = left_s + self._faults.latency_s
         if mask is None:
             come = b - a

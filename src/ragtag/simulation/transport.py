@@ -107,9 +107,7 @@ class _Trainer(Generic[T]):
             raise Stuck(f"the training function of peer {self.peer} has not come back for {_SWITCH_S:g} s")
 
     def wait(self, what: str) -> None:
-        """In the thread: stand still until ``resume``. what: for errors. Raises Crashed: the peer has
-        crashed.
-        """
+        """In the thread: stand still until ``resume``. what: for errors. Raises Crashed: the peer crashed."""
         self.waits_for = what
         self._back.release()
         self._go.acquire()

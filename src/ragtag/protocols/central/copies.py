@@ -28,9 +28,7 @@ class Copies:
         self._copy: Floats | None = None
 
     def took(self, mean: Floats, got: Bools, versions: NDArray[np.int64]) -> None:
-        """A turn has ended with ``mean``, which does not change any more. got: chunks that the state has
-        given.
-        """
+        """A turn has ended with ``mean``, which does not change any more. got: chunks that the state gave."""
         copy = mean
         if self._copy is not None and not got.all():
             copy = mean.copy()

@@ -250,9 +250,7 @@ class BlockServer:
         return self._out(now_s, self.copies.state(block, answer))
 
     def _instead(self, now_s: float, block: int, peer: PeerId, number: int) -> list[Effect]:
-        """Another peer owns the block, which the asker has not heard of: it gets a copy, and its update is
-        lost.
-        """
+        """Another peer owns the block: the asker, which does not know, gets a copy; its update is lost."""
         return [] if peer == self.me else self._out(now_s, self.copies.instead(block, peer, number))
 
     def _hold(self, now_s: float, peer: PeerId, number: int) -> list[Effect]:

@@ -89,9 +89,7 @@ class Channel:
     passing: bool = False
 
     def part(self, round_: int) -> slice:
-        """The rows of the table that a round averages. They follow from its number, so peers that skipped
-        rounds agree.
-        """
+        """The rows of the table that a round averages: they follow from its number, so all peers agree."""
         start = round_ % self.fragments * self.n_chunks
         return slice(start, start + self.n_chunks)
 

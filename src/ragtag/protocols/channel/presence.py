@@ -18,9 +18,7 @@ ALONE_MAX = 2
 
 
 class Presence:
-    """What peer ``me`` of ``n`` knows of the others: for how many rounds each was silent, and which have
-    left.
-    """
+    """What peer ``me`` of ``n`` knows of the others: how many rounds each was silent, and which have left."""
 
     def __init__(self, me: PeerId, n: int) -> None:
         self._me = me

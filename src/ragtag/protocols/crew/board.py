@@ -144,9 +144,7 @@ class _Path:
             slot.tries = 0
 
     def measure(self, took_s: float) -> None:
-        """Take a round trip (RFC 6298, 2.2 and 2.3). One teaches at most twice the timeout: a peer may have
-        slept.
-        """
+        """Take a round trip (RFC 6298, 2.2, 2.3). One teaches at most twice the timeout: a peer may sleep."""
         took_s = min(took_s, 2.0 * self.rto_s) if self.rto_s else took_s
         if self.srtt_s == 0.0:
             self.srtt_s, self.var_s = took_s, took_s / 2

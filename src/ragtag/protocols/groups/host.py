@@ -192,9 +192,7 @@ class Host:
     def announce(
         self, now_s: float, peer: PeerId, round_: int, ask: Announcement
     ) -> tuple[list[Effect], Roster | None]:
-        """A peer (perhaps this one) announces itself: what to do, and the roster if that closes this peer's
-        group.
-        """
+        """A peer announces itself: what to do, and the roster if that closes this peer's own group."""
         key, index, most, hold_s, attempt = ask
         effects: list[Effect] = []
         batches = self._batches.setdefault((round_, key), [])

@@ -76,8 +76,11 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a peer averages in a round: its group's key, the index it wants there, how many members to
-    expect.
+    """Where a peer averages in a round.
+
+    key: its group's.
+    index: the one that it wants in the group.
+    most: how many members to expect.
     """
 
     key: int

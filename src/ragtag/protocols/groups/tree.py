@@ -21,9 +21,7 @@ _UP, _DOWN = 0, 1
 
 
 class TreeAllReduce(PartialMachine):
-    """One peer of the tree. An outcome's ``heard`` names it and its neighbours; ``weight`` is that of all
-    peers.
-    """
+    """One peer of the tree. ``Outcome.heard`` names it and its neighbours; ``weight`` is all peers'."""
 
     def __init__(self, me: PeerId, view: View, seed: int, channel: GroupChannel) -> None:
         super().__init__(me, view, seed, channel)

@@ -233,9 +233,7 @@ class Admission:
             self._to(source, epoch, Challenge(self.core.seal.cookie(self.core.now_s, source)))
 
     def lost(self, source: Address, data: bytes) -> None:
-        """Answer a peer that comes with another crew's token: it cannot read the answer, but sees whose it
-        is.
-        """
+        """Answer a peer with another crew's token: it cannot read the answer, but sees which crew's it is."""
         epoch = self.core.seal.stray(data)
         if epoch is not None and self._strangers.take(self.core.now_s):
             self._to(source, epoch, Challenge(self.core.seal.cookie(self.core.now_s, source)))

@@ -72,9 +72,7 @@ class View:
     # -- Hearing
 
     def hear(self, record: Record, teller: Entry | None = None) -> None:
-        """Merge a belief. teller: the member that told it, whose newcomers are rationed; ``None``: they are
-        not.
-        """
+        """Merge a belief. teller: the member that told it, whose newcomers are rationed; ``None``: not."""
         if record.name == self.mine.name:
             if self._believable(record, self.mine):
                 self._about_me(record)
@@ -288,9 +286,7 @@ class View:
         return self._rumours.gossip(first, 1 + len(self.live))
 
     def page(self, after: str) -> tuple[list[Raw], bool]:
-        """The records of living members with names above ``after``, as many as fit, and whether there are
-        more.
-        """
+        """The records of living members with names above ``after`` that fit, and whether there are more."""
         names = sorted(name for name in [self.mine.name, *self.live] if name > after)
         return page(names, self._paged)
 

@@ -243,9 +243,7 @@ class Rows:
         for (peer, j), message in sorted(self._gathered.items(), key=lambda entry: entry[0][::-1]):
             which = message.handed()
             whole[j] &= message.incoming.left == 0
-            if (
-                peer == self.spec.owners[j]
-            ):  # who else takes itself for the owner decides on none of one's own
+            if peer == self.spec.owners[j]:  # another that takes itself for the owner decides nothing here
                 none[j] = not message.came.any()
             rows.append(message.rows[which])
             factor.append(message.weight[which])

@@ -130,7 +130,7 @@ class Values:
             return None, []
         incoming = self._gathered[block]
         noted = self._store(run, incoming, at)
-        if incoming.left == 0:  # the average is here, from whomever this peer takes for its owner
+        if incoming.left == 0:  # the average is here, whichever peer it came from
             waiting.closed(owner, (GATHER, block))
         return incoming, noted
 

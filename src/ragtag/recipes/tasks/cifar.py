@@ -57,9 +57,7 @@ def decode(archive: Path, into: Path) -> None:
 
 @contextlib.contextmanager
 def unpacked(archive: Path | None, out: Path) -> Iterator[Path | None]:
-    """A folder in ``out`` with the archive's arrays (``decode``), until the context ends; ``None``: no
-    archive.
-    """
+    """A folder in ``out`` with the archive's arrays until the context ends; ``None``: there is no archive."""
     out.mkdir(parents=True, exist_ok=True)
     if archive is None:
         yield None

@@ -134,9 +134,7 @@ def _matrix(out: int, into: int) -> Parameter:
 
 
 def lstm_parameters(embedding: int = 32, hidden: int = 96) -> tuple[Parameter, ...]:
-    """The parameters of ``lstm``: embedding, input and recurrent weights, their bias, output weights and
-    bias.
-    """
+    """Parameters of ``lstm``: embedding, input and recurrent weights, their bias, output weights and bias."""
     return (
         Parameter((SYMBOLS, embedding), 1),
         Parameter((4 * hidden, embedding), hidden),

@@ -234,9 +234,7 @@ class Checker:
             self._means(round_.values, round_.weight, outcome, where)
 
     def _adds_up(self, round_: _Round, heard: PeerSet, weight: Floats, where: str) -> None:
-        """Each chunk's weight is the sum of the weights of the peers that it names, and all of them have
-        begun.
-        """
+        """Each chunk's weight is the sum of the weights of the peers that it names, which have all begun."""
         strange = heard & np.uint64(~round_.begun & (1 << 64) - 1)
         if strange.any():
             raise self.broken(

@@ -145,9 +145,7 @@ class NewcomerWorld(CrewWorld):
         return take_and_look
 
     def _fetch_s(self, member: Member) -> float:
-        """How long a newcomer takes to fetch the state from some peers that average; the deadline, if in
-        vain.
-        """
+        """How long a newcomer takes to fetch the state from peers that average; in vain: the deadline."""
         assert member.node is not None
         able = [s for s, h in sorted(member.roster.seats.items()) if h.live and h.card.averaging]
         able = [seat for seat in able if member.node.heard_lately(seat)] or able

@@ -158,9 +158,7 @@ class World:
         self._loop.give(self._ports[peer], event)
 
     def leave(self, peer: PeerId) -> None:
-        """A peer tells that it goes. Others hear that after all it sent before. Its machine goes on
-        answering.
-        """
+        """A peer tells that it goes, after all that it sent before. Its machine goes on answering."""
         at_s = self._link.through_s(self.now_s, peer)
         for other in range(len(self.nodes)):
             if other != peer:

@@ -1,4 +1,4 @@
-"""A crew of a crowd's machines in a simulated world, with every outcome checked against what was asked."""
+"""A crew that averages in groups in a simulated world, with every outcome checked against what was asked."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def channel(n_chunks: int = 4) -> GroupChannel:
 class Watched:
     """Remembers under which number a machine did each round that it was asked for."""
 
-    def __init__(self, inner: PartialMachine, book: dict[tuple[int, PeerId], Average]) -> None:
-        self.inner, self._book = inner, book
+    def __init__(self, inner: PartialMachine, asked: dict[tuple[int, PeerId], Average]) -> None:
+        self.inner, self._asked = inner, asked
         self._ask: Average | None = None
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -38,13 +38,13 @@ class Watched:
         number = self.inner.active
         for effect in effects:
             if isinstance(effect, Done) and self._ask is not None:
-                self._book[effect.outcome.round, self.inner.me] = self._ask
+                self._asked[effect.outcome.round, self.inner.me] = self._ask
         if number is not None and number != before and self._ask is not None:
-            self._book[number, self.inner.me] = self._ask
+            self._asked[number, self.inner.me] = self._ask
         return effects
 
 
-class Crowds:
+class GroupCrew:
     """``n`` peers do ``rounds`` rounds each, at their own pace, from values of their own.
 
     exact: outcomes are means of the members' values (push-sum's and the tree's carry others' values too).
@@ -64,8 +64,8 @@ class Crowds:
         weight: Callable[[PeerId], float] = lambda peer: 1.0,
     ) -> None:
         view = View(range(n))
-        self.book: dict[tuple[int, PeerId], Average] = {}
-        self.nodes = [Watched(make(me, view), self.book) for me in range(n)]
+        self.asked: dict[tuple[int, PeerId], Average] = {}
+        self.nodes = [Watched(make(me, view), self.asked) for me in range(n)]
         self.outcomes: dict[PeerId, list[Outcome]] = {me: [] for me in range(n)}
         self.notes: list[tuple[PeerId, Noted]] = []
         self.values: list[Floats] = [
@@ -94,7 +94,7 @@ class Crowds:
             at_s, peer, Average(0, self.values[peer], self._weight(peer) if weight is None else weight)
         )
 
-    def run(self, until_s: float = 1e4) -> Crowds:
+    def run(self, until_s: float = 1e4) -> GroupCrew:
         self.world.run(until_s=until_s)
         return self
 
@@ -104,7 +104,7 @@ class Crowds:
     def _done(self, peer: PeerId, now_s: float, outcome: Outcome) -> None:
         self.outcomes[peer].append(outcome)
         assert now_s - self._asked_s[peer] <= self._bound_s[peer] + 1e-9, "later than its deadline"
-        ask = self.book.get((outcome.round, peer))
+        ask = self.asked.get((outcome.round, peer))
         if ask is not None and self._exact:
             self.check(peer, outcome, ask)
         self.values[peer] = outcome.mean
@@ -120,7 +120,7 @@ class Crowds:
         for heard in np.unique(outcome.heard[outcome.averaged]).tolist():
             chunks = outcome.averaged & (outcome.heard == heard)
             named = [outcome.members[i] for i in range(64) if heard >> i & 1]
-            asks = [self.book[outcome.round, other] for other in named]
+            asks = [self.asked[outcome.round, other] for other in named]
             weight = sum(a.weight for a in asks)
             mean = sum(a.values[chunks].astype(np.float64) * a.weight for a in asks) / weight
             assert np.allclose(outcome.mean[chunks], mean, atol=2e-6)

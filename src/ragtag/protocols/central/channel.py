@@ -9,17 +9,17 @@ block, and so does staleness: the owner's count, less the base's.
 
 - A first turn, and one of weight 0, only takes. A block that no peer has is founded on its owner's values.
 - A rule with a barrier answers when a version closes. At a deadline learned from earlier ones it closes with
-what
-  it has. A peer that misses it twice in a row does not count until it comes again. Blocks then count their
-  versions as one clock (Lamport's): an update says how far its peer has seen any block come, and a block that
-  is behind closes at once and goes on from there. Else blocks out of step would hold each other up.
+  what it has. A peer that misses it twice in a row does not count until it comes again. Blocks then count
+  their versions as one clock (Lamport's): an update says how far its peer has seen any block come, and a
+  block that is behind closes at once and goes on from there. Else blocks out of step would hold each other
+  up.
 - An owner may lack the newest values: it has just come to own the block, or it sees an update of a newer
-version.
-  Then it asks all peers what they have, and goes on from the newest copy (``rebuild``), as each peer keeps
-  the values that it last took. So the loss of an owner costs what no peer had taken yet, mostly one turn.
+  version. Then it asks all peers what they have, and goes on from the newest copy (``rebuild``), as each peer
+  keeps the values that it last took. So the loss of an owner costs what no peer had taken yet, mostly one
+  turn.
 - Each update counts at most once: an owner remembers the newest of each peer, and no update goes to a second
-owner.
-  How much of an update a dead owner had passed on is unknown, so its peer takes the block anew instead.
+  owner. How much of an update a dead owner had passed on is unknown, so its peer takes the block anew
+  instead.
 - A peer never takes an older version of a block than it has: versions (``wire``) are in one order.
 - Where no answer comes by the deadline a peer keeps its own values, and measures its next update from them.
 

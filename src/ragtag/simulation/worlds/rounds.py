@@ -49,8 +49,8 @@ Call = Callable[[float], object]
 class World:
     """Machines, one for each peer (``nodes[i]`` is peer ``i``), and the line between them.
 
-    Payloads are neither copied nor changed on their way. A payload must stay as it is until it has arrived,
-    so give every ``Average`` an array of its own.
+    Payloads are neither copied nor changed on their way. What a machine sends must stay as it is while
+    any run is on its way, so give every ``Average`` an array of its own.
 
     check: hold invariants while running (``ragtag.simulation.check.rounds``), at several times the cost.
     on_done, on_note: called with each outcome and note. They may call ``at`` and ``call``.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ragtag.core.schema import SchemaMismatch as SchemaMismatch
     from ragtag.network.driver.mailbox import DriverFailed as DriverFailed
     from ragtag.network.link.udp import PortInUse as PortInUse
+    from ragtag.optim.kfac.preconditioner import KFAC as KFAC
     from ragtag.optim.outer import Outer as Outer
     from ragtag.protocols.channel.averager import Averager as Averager
     from ragtag.protocols.groups.channel import Moshpit as Moshpit
@@ -60,6 +61,7 @@ _HOMES = {
     "JoinError": "ragtag.app.crew.join",
     "join": "ragtag.app.join",
     "SchemaMismatch": "ragtag.core.schema",
+    "KFAC": "ragtag.optim.kfac.preconditioner",
     "Outer": "ragtag.optim.outer",
     "Align": "ragtag.training.align.plan",
     "Averager": "ragtag.protocols.channel.averager",

@@ -63,6 +63,7 @@ SAMPLES: list[trace.Record] = [
     trace.Align(
         t=2.95, peer=1, round=31, units=264, apart=9, own=2, peers=5, given=1, taken=2, distance=1e-3
     ),
+    trace.Kfac(t=2.96, peer=1, round=40, step=41, layers=9, plain=1, dropped=2, bases=18, age_rounds=12),
     trace.Phase(t=2.97, peer=1, name="greeting", took_s=0.06),
     trace.Epoch(t=3.0, peer=1, epoch=2, samples=1437, missed=32, twice=0),
     trace.Eval(t=2.0, peer=2, model="own", step=4, loss=1.5, accuracy=0.5, n=360),

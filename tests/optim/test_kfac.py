@@ -20,7 +20,7 @@ from ragtag.app.crew.transport import SoloTransport
 from ragtag.optim.kfac import preconditioner, why_not
 from ragtag.optim.kfac.layers import KfacLayer, PassGate, decomposed, preconditioned
 from ragtag.optim.kfac.preconditioner import KFAC
-from ragtag.training.named import NamedTensors
+from ragtag.training.kfac import CrewCommunicator
 
 # What kfac-pytorch (gpauloski/kfac-pytorch, commit 869cf11, MIT) computes in one process, in float32: 5 steps
 # of two nets, for some forms and intervals. Its hooks had seen one pass of zeros before the first step.
@@ -448,9 +448,9 @@ def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(form: str, stop: 
 
 
 @pytest.mark.parametrize("form", ["eigen", "inverse"])
-def test_named_tensors_of_a_crew_are_a_communicator(form: str) -> None:
+def test_a_crew_of_one_is_one_process(form: str) -> None:
     results = []
-    for crew in (None, lambda averaged, computed: NamedTensors(SoloTransport(0), "kfac", averaged, computed)):
+    for crew in (None, lambda needs: CrewCommunicator(SoloTransport(0), "kfac", needs)):
         torch.manual_seed(11)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         kfac = KFAC(model, lr=0.1, factor_every=2, inverse_every=4, form=form, communicator=crew)
@@ -560,7 +560,7 @@ def test_a_thread_decomposes_while_steps_go_on(monkeypatch: pytest.MonkeyPatch) 
     job.future.result(30)
     one_pass(model, x)
     kfac.step()
-    assert kfac.ages() == {"model.A": 3, "model.G": 3}  # of the first factors; three averages came since
+    assert kfac.ages() == {"model.A": 2, "model.G": 2}  # of the first factors; two averages ended since
     assert not torch.equal(model.weight.grad, before)
     assert all(name.startswith("kfac") for name in running)
     assert kfac._job is not job
@@ -569,26 +569,44 @@ def test_a_thread_decomposes_while_steps_go_on(monkeypatch: pytest.MonkeyPatch) 
     assert kfac.ages()["model.A"] == 1
 
 
-def test_an_error_in_the_thread_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = preconditioner.decomposed
+@pytest.mark.parametrize("background", [True, False])
+def test_a_factor_that_cannot_be_decomposed_leaves_its_layer_with_older_bases(
+    monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    plain, told = preconditioner.decomposed, []
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
 
-    def fails(*args: object) -> torch.Tensor:
-        raise torch.linalg.LinAlgError("did not converge")
+    def fails(factor: torch.Tensor, *more: object) -> torch.Tensor:
+        if factor.shape[-1] == 5:  # 1.A
+            raise torch.linalg.LinAlgError("did not converge")
+        if factor.shape[-1] == 2:  # 1.G
+            return factor * math.nan
+        return plain(factor, *more)
+
+    kfac = KFAC(
+        model, lr=0.1, inverse_every=1, background=background, on_note=lambda *note: told.append(note)
+    )
+
+    def steps(n: int) -> None:
+        for _ in range(n):
+            model.zero_grad()
+            one_pass(model, torch.randn(6, 3))
+            kfac.step()
+            if background:
+                kfac._job.future.result(30)
 
     monkeypatch.setattr(preconditioner, "decomposed", fails)
-    model, x = tiny()
-    kfac = KFAC(model, lr=0.1, inverse_every=1, background=True)
-    one_pass(model, x)
-    kfac.step()
-    assert kfac._job.future.exception(30) is not None
-    with pytest.raises(RuntimeError, match=r"model\.A\.eigen cannot be computed: did not converge"):
-        kfac.step()
-    assert kfac.steps == 1
+    steps(3)
+    assert kfac.ages()["1.A"] is None and kfac.ages()["1.G"] is None and kfac.ages()["0.A"] == int(background)
+    assert kfac.plain == ("1",)
+    why = "its factor cannot be decomposed, and it goes on with older bases: did not converge"
+    assert told == [("1", why)], "once"
     monkeypatch.setattr(preconditioner, "decomposed", plain)
-    kfac.step()
-    kfac._job.future.result(30)
-    kfac.step()
-    assert kfac.ages()["model.A"] is not None
+    steps(2)
+    assert kfac.plain == () and kfac.age == int(background)
+    monkeypatch.setattr(preconditioner, "decomposed", fails)
+    steps(5)
+    assert kfac.plain == () and kfac.ages()["1.A"] >= 4 and kfac.age == kfac.ages()["1.A"]
 
 
 def test_hooks_and_thread_end_with_the_object() -> None:

@@ -229,6 +229,26 @@ class Align(Base, frozen=True, kw_only=True, tag="align"):
     expired: bool = False
 
 
+class Kfac(Base, frozen=True, kw_only=True, tag="kfac"):
+    """What ``peer`` preconditions gradients by, after a round of K-FAC's factors.
+
+    layers: how many are preconditioned.
+    plain: how many of these took the last step with a gradient as it was.
+    dropped: how often passes of a layer were not finite, so far.
+    bases: of how many factors there is a decomposition here.
+    age_rounds: of the oldest of these.
+    """
+
+    round: Count
+    step: Count
+    layers: Count
+    plain: Count = 0
+    dropped: Count = 0
+    bases: Count = 0
+    age_rounds: Count = 0
+    channel: Channel = 0
+
+
 class Step(Base, frozen=True, kw_only=True, tag="step", omit_defaults=True):
     """A local step. samples: since the start.
 

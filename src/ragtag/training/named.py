@@ -135,6 +135,7 @@ class NamedTensors:
     averaged, computed: names to shapes (or examples), on all peers the same; a name is in one of them.
     method: how the former are averaged; all at once.
     codec: how both travel.
+    settings: in words, what else all peers have to do alike; peers with others are refused.
     founded: how many seats the crew had at first.
     away: whether this peer is still on its way into the crew; asked with the channel of the averages.
     on_outcome: told of each round.
@@ -142,7 +143,7 @@ class NamedTensors:
 
     Raises:
         ValueError: there are no names, too many, a shape is empty, or ``BYTES_MAX`` is exceeded.
-        ragtag.SchemaMismatch: other peers have other names or shapes; the message names the first.
+        ragtag.SchemaMismatch: other peers have other names, shapes or settings; the message names the first.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class NamedTensors:
         method: Averager | str | None = None,
         codec: Codec | DenseName | None = None,
         seed: int = 0,
+        settings: str = "",
         founded: int | None = None,
         away: Callable[[int], bool] = lambda channel: False,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
@@ -177,15 +179,16 @@ class NamedTensors:
         self._known: dict[str, _Known] = {}
         self._intervals: deque[int] = deque(maxlen=_INTERVALS)
         averager = _averager(method)
+        alike = f" ({settings})" if settings else ""
         if self._averaged:
             self._schema = Schema(
-                _specs(self._averaged), self._codec.name, averager.name, f"{name}: averaged"
+                _specs(self._averaged), self._codec.name, averager.name, f"{name}: averaged{alike}"
             )
             transport.configure(self._channel, self._schema, averager, self._codec)
         if self._computed:
             sizes = [self._rows(form) for form in self._computed.values()]
             by = published(sizes)
-            schema = Schema(_specs(self._computed), self._codec.name, by.name, f"{name}: computed")
+            schema = Schema(_specs(self._computed), self._codec.name, by.name, f"{name}: computed{alike}")
             transport.configure(self._published, schema, by, self._codec)
             transport.publish(Publish(self._published, {}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
 import time
 import weakref
@@ -22,7 +23,11 @@ from ragtag.app.invitation.token import encode
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DenseName
 from ragtag.core import trace
-from ragtag.core.types import Outcome, PeerId
+from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.optim.kfac.communicator import Needs
+from ragtag.optim.kfac.layers import Scaling
+from ragtag.optim.kfac.placement import DecompositionForm
+from ragtag.optim.kfac.preconditioner import KFAC, ByStep, EveryByStep
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.channel.averager import Averager
 from ragtag.schedules.base import Schedule
@@ -31,6 +36,7 @@ from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.compress import TopK
+from ragtag.training.kfac import CrewCommunicator, Placement, require_gradients
 from ragtag.training.named import NamedTensors, Shape
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.deal import Indices
@@ -41,6 +47,7 @@ from ragtag.training.state.checkpoint import Found
 from ragtag.training.state.whole import Finished, digest_of
 from ragtag.training.tensors.modules import parameters_of
 
+_log = logging.getLogger("ragtag")
 LEAVE_S = 5.0
 """How long leaving may take."""
 
@@ -238,6 +245,107 @@ class Crew:
         peer.names[made._channel] = taken
         peer.keeper.keep(**{f"ragtag.tensors/{taken}": made})
         return made
+
+    def kfac(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        name: str | None = None,
+        lr: float | ByStep | None = None,
+        damping: float | ByStep = 0.003,
+        factor_decay: float | ByStep = 0.95,
+        kl_clip: float | ByStep | None = 0.001,
+        factor_every: int | EveryByStep = 1,
+        inverse_every: int | EveryByStep = 10,
+        form: DecompositionForm = "eigen",
+        scaling: Scaling = "pytorch",
+        factor_dtype: torch.dtype = torch.float32,
+        grad_scale: float | Callable[[], float] = 1.0,
+        background: bool = True,
+        skip: Sequence[str] = (),
+        placement: Placement = "communication",
+        averager: Averager | str | None = None,
+        codec: Codec | DenseName | None = None,
+    ) -> KFAC:
+        """K-FAC with the crew: call its ``step()`` before ``optimizer.step()``.
+
+        Each layer's factors are averaged with all peers', and decomposed at one of them for all; a second one
+        does it where that is silent. Nobody waits for a decomposition: a peer goes on with the newest that it
+        has, whose age is in ``kfac.ages()``, ``kfac.age`` and the trace.
+
+        optimizer: the crew's, or a plain one. Gradients that it averages are preconditioned after that.
+        name: of what is averaged and computed, the same on all peers ("kfac", "kfac 2", ...).
+        placement: "communication": all peers precondition all layers, and no gradient travels for it.
+            "memory": one peer does each layer's, and it alone has the bases; in each step gradients travel.
+            A number: that share of the peers does. Less than all needs an optimizer that averages gradients
+            in each step.
+        averager: of factors; ``ragtag.RPS()``, or another that averages at once. codec: how factors and bases
+            travel.
+        The others: ``ragtag.KFAC``. All peers give the same.
+
+        Raises SchemaMismatch where another peer has other layers or settings; TypeError or ValueError, saying
+        what to write, for what cannot be.
+        """
+        peer = self._peer
+        peer.require_in("crew.kfac(...)")
+        inner = optimizer.inner if isinstance(optimizer, CrewOptimizer) else optimizer
+
+        def told(outcome: Outcome) -> None:
+            peer.log.record_round(outcome)
+            if here:
+                peer.log.record_kfac(here[0], outcome)
+
+        def noted(layer: str, what: str) -> None:
+            _log.warning("K-FAC: %s: %s", layer, what)
+            peer.log.note(Noted("kfac", self.rank, f"{layer}: {what}"))
+
+        def joined(needs: Needs) -> CrewCommunicator:
+            made = CrewCommunicator(
+                peer.transport,
+                taken,
+                needs,
+                placement=placement,
+                averager=averager,
+                codec=codec,
+                seed=self.seed,
+                founded=self.size,
+                away=lambda: peer.transport.late,
+                on_outcome=told,
+            )
+            crews.append(made)
+            return made
+
+        here: list[KFAC] = []
+        crews: list[CrewCommunicator] = []
+        require_gradients(placement, optimizer)
+        with peer.naming(name, "kfac") as taken:
+            kfac = KFAC(
+                model,
+                inner,
+                lr=lr,
+                damping=damping,
+                factor_decay=factor_decay,
+                kl_clip=kl_clip,
+                factor_every=factor_every,
+                inverse_every=inverse_every,
+                form=form,
+                scaling=scaling,
+                factor_dtype=factor_dtype,
+                grad_scale=grad_scale,
+                background=background,
+                skip=skip,
+                communicator=joined,
+                on_note=noted,
+            )
+        here.append(kfac)
+        peer.names[crews[0].tensors.channel] = taken
+        kept: dict[str, Stateful] = {
+            f"ragtag.tensors/{taken}": crews[0].tensors,
+            f"ragtag.kfac/{taken}": kfac,
+        }
+        peer.keeper.keep(**kept)
+        return kfac
 
     def keep(self, **objects: Stateful) -> None:
         """More that belongs to the training than model and optimizer: schedulers, a GradScaler, a sampler.

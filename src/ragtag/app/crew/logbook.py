@@ -19,6 +19,7 @@ from ragtag.core import trace
 from ragtag.core.arrival import arrived, others_in
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
+from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.state.whole import Stand, joined_digest
@@ -58,6 +59,7 @@ class Logbook:
         self._loss: Any = None  # of a step that no record has yet
         self._accuracy: float | None = None  # the same
         self._told_s, self._told_steps = -math.inf, 0
+        self._kfac_s: dict[int, float] = {}  # when the last such record was written, by channel
         self._rounds = 0
         self._solitude = Solitude()
 
@@ -172,6 +174,28 @@ class Logbook:
             return
         figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
         self.record(trace.Align(t=self.now_s(), peer=self._rank, channel=self._name_of(outcome), **figures))
+
+    def record_kfac(self, kfac: KFAC, outcome: Outcome) -> None:
+        """How old the bases are that gradients are preconditioned by, at most twice a second."""
+        now_s = time.monotonic()
+        if self._writer is None or now_s - self._kfac_s.get(outcome.channel, -math.inf) < PACE_EVERY_S:
+            return
+        self._kfac_s[outcome.channel] = now_s
+        ages = [age for age in kfac.ages().values() if age is not None]
+        self.record(
+            trace.Kfac(
+                t=self.now_s(),
+                peer=self._rank,
+                round=outcome.round,
+                channel=self._name_of(outcome),
+                step=kfac.steps,
+                layers=len(kfac.layers),
+                plain=len(kfac.plain),
+                dropped=kfac.dropped,
+                bases=len(ages),
+                age_rounds=max(ages, default=0),
+            )
+        )
 
     def record_pace(self, averaged: AveragedModel, least_s: float = PACE_EVERY_S) -> None:
         """Where the time went, at most twice a second."""

@@ -173,9 +173,9 @@ class Peer:
         return name
 
     @contextmanager
-    def naming(self, name: str | None) -> Iterator[str]:
-        """The same for an optimizer; where making it fails, the name is free for one with other options."""
-        taken = self.take_name(name, "model")
+    def naming(self, name: str | None, kind: str = "model") -> Iterator[str]:
+        """The same for what is made now; where that fails, the name is free for one with other options."""
+        taken = self.take_name(name, kind)
         try:
             yield taken
         except BaseException:

@@ -5,14 +5,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ragtag.optim.kfac.placement import LayerSize
+
 Examples = Mapping[str, Tensor]
 """Named tensors of the shapes, and on the devices, of those that are to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one K-FAC asks for.
+
+    averaged, computed: factors and bases by name.
+    costs: of computing each of the latter.
+    layers: how large each is, by name.
+    bases: of each layer, the names of what its gradient is preconditioned by.
+    settings: in words; the same on all peers, or their preconditioned gradients differ.
+    """
+
+    averaged: Examples
+    computed: Examples
+    costs: Mapping[str, float]
+    layers: Mapping[str, LayerSize]
+    bases: Mapping[str, tuple[str, ...]]
+    settings: str
 
 
 class FactorMeans(Protocol):
@@ -50,7 +72,7 @@ class Communicator(Protocol):
         """Begin an average of all factors. weight: how much this peer's count."""
         ...
 
-    def mine(self, costs: Mapping[str, float]) -> list[str]:
+    def mine(self) -> list[str]:
         """Of all computed tensors, those that this peer is to compute now."""
         ...
 
@@ -60,6 +82,18 @@ class Communicator(Protocol):
 
     def newest(self, name: str) -> NewestBasis | None:
         """What there is of a computed tensor; never waits."""
+        ...
+
+    def works_on(self) -> Collection[str]:
+        """The layers whose gradients this peer is to precondition now."""
+        ...
+
+    def share(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Give preconditioned gradients to peers that do not make them, and take theirs.
+
+        own: of layers that this peer works on, ``(g, a)``, or ``(groups, g, a)``. Returns own ones, and those
+        of other layers that came within the deadline of one round. All peers call it in each step.
+        """
         ...
 
 
@@ -80,9 +114,10 @@ class _Ended:
 class OneProcess:
     """A ``Communicator`` without others: averages are its own values, and it computes everything."""
 
-    def __init__(self, averaged: Examples, computed: Examples) -> None:
+    def __init__(self, needs: Needs) -> None:
         self._rounds = 0
-        self._forms = {name: (example.shape, example.device) for name, example in computed.items()}
+        self._needs = needs
+        self._forms = {name: (example.shape, example.device) for name, example in needs.computed.items()}
         self._held: dict[str, tuple[Tensor, int]] = {}
 
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
@@ -92,9 +127,17 @@ class OneProcess:
     def _count(self) -> None:
         self._rounds += 1
 
-    def mine(self, costs: Mapping[str, float]) -> list[str]:
+    def mine(self) -> list[str]:
         """All."""
-        return list(costs)
+        return list(self._forms)
+
+    def works_on(self) -> Collection[str]:
+        """All."""
+        return self._needs.layers.keys()
+
+    def share(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Its own."""
+        return own
 
     def publish(self, values: Mapping[str, Tensor]) -> None:
         """There at once."""

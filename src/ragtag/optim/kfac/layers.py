@@ -2,17 +2,27 @@
 
 For a layer y = W x + b with input rows a (1 appended for b) and output gradients g, K-FAC takes the Fisher
 matrix of (W b) for the Kronecker product of A = E[a a'] and G = E[g g']. A convolution's rows are its
-patches, one for each position of its output, divided by the number of positions, and so are its output
-gradients ("Convolutional Neural Network Training with Distributed K-FAC", Pauloski et al., SC 2020, arXiv
-2007.00784). A convolution in
-groups is as many layers of one form: all its matrices have the groups in front.
+patches, one for each position of its output. A convolution in groups is as many layers of one form: all its
+matrices have the groups in front.
+
+What a factor is a mean of can be counted in two ways (``Scaling``):
+
+fisher: of samples. A sample's output gradient is that of its own loss, so the gradient of a mean over n
+samples counts n times; and a patch counts as often as there are positions, since a sample's gradient is a sum
+over these ("A Kronecker-factored approximate Fisher matrix for convolution layers", Grosse, Martens, ICML
+2016, arXiv 1602.01407). Then G x A is the Fisher matrix whatever the batch and the image's size, damping means
+the same everywhere, and peers with batches of unlike size agree.
+pytorch: of the mean loss, rows of convolutions divided by the number of positions, as kfac-pytorch does
+("Convolutional Neural Network Training with Distributed K-FAC", Pauloski et al., SC 2020, arXiv 2007.00784).
+For n samples and p positions that is the Fisher matrix divided by n^2 p^5, to which one damping is added.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +31,16 @@ from torch.utils.hooks import RemovableHandle
 
 from ragtag.optim.kfac.placement import DecompositionForm, LayerSize
 
+Scaling = Literal["fisher", "pytorch"]
+"""What factors are means of: gradients of samples' losses, or of the mean loss (see the module)."""
+
 
 class PassGate:
-    """What K-FAC tells the hooks of its layers: whether passes count now, and how the loss is scaled."""
+    """What K-FAC tells the hooks of its layers: whether passes count now, and how losses are scaled."""
 
-    def __init__(self, scale: Callable[[], float]) -> None:
+    def __init__(self, scale: Callable[[], float], scaling: Scaling = "pytorch") -> None:
         self.opened = True
-        self.scale = scale
+        self.scale, self.scaling = scale, scaling
 
 
 class KfacLayer:
@@ -47,6 +60,9 @@ class KfacLayer:
         self.factors = {"A": self._identity(self.size.a), "G": self._identity(self.size.g)}
         self.folded = 0
         """How many times new passes have come into the factors."""
+        self.samples = 0
+        """Of the passes since the factors were updated."""
+        self._form = self._shapes()
         self._sums: tuple[Tensor, Tensor] | None = None
         self._passes = 0
 
@@ -57,6 +73,16 @@ class KfacLayer:
     def _identity(self, size: int) -> Tensor:
         eye = torch.eye(size, dtype=self.dtype, device=self.module.weight.device)
         return eye if self.groups == 1 else eye.repeat(self.groups, 1, 1)
+
+    def _shapes(self) -> tuple[torch.Size | None, ...]:
+        bias = self.module.bias
+        return self.module.weight.shape, None if bias is None else bias.shape
+
+    @property
+    def changed(self) -> str | None:
+        """In which way it is not the layer any more that it was; ``None``: it is."""
+        now, then = self._shapes(), self._form
+        return None if now == then else f"its weight and bias were {_sizes(then)}, and are {_sizes(now)}"
 
     # -- Passes
 
@@ -71,6 +97,8 @@ class KfacLayer:
             module.training and self._gate.opened and output.requires_grad and output.numel()
         ):
             return
+        if self.changed:
+            return
         given = args[0] if args else kwargs["input"]
         with torch.no_grad():
             a = covariance(self.input_rows(given.detach().to(self.dtype)))
@@ -78,13 +106,20 @@ class KfacLayer:
 
     @torch.no_grad()
     def _backward(self, a: Tensor, gradient: Tensor) -> None:
+        self.samples += self._samples_of(gradient)
         g = covariance(self.output_rows(gradient.detach().to(self.dtype) / self._gate.scale()))
         self._sums = (a, g) if self._sums is None else (self._sums[0] + a, self._sums[1] + g)
         self._passes += 1
 
     def forget(self) -> None:
         """Drop the passes since the factors were updated."""
-        self._sums, self._passes = None, 0
+        self._sums, self._passes, self.samples = None, 0, 0
+
+    def _samples_of(self, values: Tensor) -> int:
+        """How many samples a pass has: of a convolution images, else rows."""
+        if isinstance(self.module, nn.Linear):
+            return values.numel() // values.shape[-1]
+        return values.shape[0] if values.dim() == 4 else 1
 
     def input_rows(self, given: Tensor) -> Tensor:
         """What the layer's outputs are products of: ``(rows, a)``, or ``(groups, rows, a)``.
@@ -98,14 +133,18 @@ class KfacLayer:
             rows, positions = self._by_group(patches), patches.shape[-1]
         if self.module.bias is not None:
             rows = torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1)
-        return rows / positions
+        return rows * math.sqrt(positions) if self._gate.scaling == "fisher" else rows / positions
 
     def output_rows(self, gradient: Tensor) -> Tensor:
         """A pass's output gradient as ``(rows, g)``, or ``(groups, rows, g)``."""
+        fisher = self._gate.scaling == "fisher"
+        if fisher:
+            gradient = gradient * self._samples_of(gradient)
         if isinstance(self.module, nn.Linear):
             return gradient.reshape(-1, gradient.shape[-1])
         whole = gradient if gradient.dim() == 4 else gradient.unsqueeze(0)
-        return self._by_group(whole.flatten(2)) / (whole.shape[2] * whole.shape[3])
+        rows = self._by_group(whole.flatten(2))
+        return rows if fisher else rows / (whole.shape[2] * whole.shape[3])
 
     def _by_group(self, columns: Tensor) -> Tensor:
         """``(N, groups * n, positions)`` to ``(groups, N * positions, n)``, or without groups."""
@@ -136,6 +175,9 @@ class KfacLayer:
     def fold(self, alpha: float) -> bool:
         """Take the passes since the last time into the factors: ``alpha F + (1 - alpha) F_new``.
 
+        Of samples' losses F is the mean of the first ones as long as that counts more than ``1 - alpha``, and
+        else it begins with the identity.
+
         Returns whether they were finite: passes that are not (a scaled loss that overflowed) are dropped.
         """
         sums, passes = self._sums, self._passes
@@ -144,6 +186,8 @@ class KfacLayer:
             return True
         if not all(bool(torch.isfinite(part).all()) for part in sums):
             return False
+        if self._gate.scaling == "fisher":
+            alpha = min(alpha, self.folded / (self.folded + 1))
         for side, part in zip(("A", "G"), sums, strict=True):
             self.factors[side] = alpha * self.factors[side].to(part.device) + (1 - alpha) * (part / passes)
         self.folded += 1
@@ -152,9 +196,9 @@ class KfacLayer:
     # -- The gradient
 
     def gradient(self) -> Tensor | None:
-        """``(g, a)``, or ``(groups, g, a)``, the bias's as last column; ``None``: there is none."""
+        """``(g, a)``, or ``(groups, g, a)``, the bias's as last column; ``None``: it has none like that."""
         weight, bias = self.module.weight.grad, self.module.bias
-        if weight is None or (bias is not None and bias.grad is None):
+        if self.changed or weight is None or (bias is not None and bias.grad is None):
             return None
         parts = [weight.reshape(self.groups, self.size.g, -1)]
         if bias is not None and bias.grad is not None:
@@ -236,3 +280,7 @@ def why_not(module: nn.Module) -> str | None:
     if any(parameter.numel() == 0 for parameter in parameters.values()):
         return "it has no values"
     return None
+
+
+def _sizes(shapes: tuple[torch.Size | None, ...]) -> str:
+    return " and ".join("none" if shape is None else str(tuple(shape)) for shape in shapes)

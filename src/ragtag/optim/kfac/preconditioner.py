@@ -1,6 +1,6 @@
 """K-FAC as a preconditioner: it changes the gradients, and any optimizer takes the step.
 
-kfac = KFAC(model, lr=lambda step: optimizer.param_groups[0]["lr"])
+kfac = KFAC(model, optimizer)
 loss.backward()
 kfac.step()
 optimizer.step()
@@ -19,13 +19,21 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ragtag.optim.kfac.communicator import Communicator, Examples, FactorRound, OneProcess
-from ragtag.optim.kfac.layers import KfacLayer, PassGate, decomposed, preconditioned, undecomposed, why_not
+from ragtag.optim.kfac.communicator import Communicator, FactorRound, Needs, OneProcess
+from ragtag.optim.kfac.layers import (
+    KfacLayer,
+    PassGate,
+    Scaling,
+    decomposed,
+    preconditioned,
+    undecomposed,
+    why_not,
+)
 from ragtag.optim.kfac.placement import SIDES, DecompositionForm, cost_of
 
 ByStep = Callable[[int], float]
@@ -33,72 +41,96 @@ EveryByStep = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
+class _Made:
+    """Decompositions, and of those that failed why."""
+
+    bases: dict[str, Tensor]
+    failed: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     """Decompositions under way in the thread: of factors as they were after so many averages."""
 
-    future: Future[dict[str, Tensor]]
+    future: Future[_Made]
     rounds: int
 
 
 class KFAC:
     """Preconditions the gradients of a model's ``Linear`` and ``Conv2d`` layers in place.
 
+    optimizer: preconditions as this one takes its step, so after a crew has averaged the gradients, and has
+    the KL clip's ``lr`` from it. Without one, ``step`` preconditions at once.
     lr: the optimizer's, or its value at a step (0, 1, ...), for the KL clip.
     damping: above 0, or by step; an inverse keeps the one that it was made with.
-    factor_decay: alpha of the running averages, from the identity: ``alpha F + (1 - alpha) F_new``.
+    factor_decay: alpha of the running averages, ``alpha F + (1 - alpha) F_new``.
     kl_clip: kappa; ``None``: no clip.
     factor_every, inverse_every: steps from one update of the factors, or of the decompositions, to the next;
     a number, or by step.
     form: "eigen" (of the damped Kronecker product), or "inverse" (of damped factors).
+    scaling: "fisher", of samples' losses, or "pytorch", as kfac-pytorch counts (see ``layers``): damping and
+    clip of one mean something else in the other. The loss is to be a mean over its samples.
     factor_dtype: of running averages; decompositions are made in float32 at least.
     grad_scale: what output gradients are divided by: ``scaler.get_scale`` of a ``GradScaler`` (unscale the
     gradients before ``step``). Losses divided by k passes make output gradients k times too small: ``1 / k``.
-    background: decompose in a thread, and go on with older bases until it is done. One set is under way at
-    most; an error in it is raised by the next step.
+    background: decompose in a thread, and go on with older bases until it is done; factors are decomposed
+    then as the last average that has ended left them. One set is under way at most.
     skip: names of modules that are left to the optimizer.
-    communicator: makes one from examples of what is averaged and of what is computed, by name, as
-    ``crew.tensors`` does; by default there are no other peers.
+    communicator: makes one from what is needed; by default there are no other peers.
+    on_note: told of a layer, and of what is odd with it, once each.
 
-    A layer is left alone as long as it has had no pass, or no gradient, or has no bases yet. What is left to
-    the optimizer is in ``left_out``, with why. Hooks and thread end with the object, or with ``close()``.
+    A layer is left alone as long as it has had no pass, or no gradient, or has no bases yet, or has changed
+    its shape; passes that are not finite are dropped, and where a factor cannot be decomposed its layer goes
+    on with the bases it has. What is left to the optimizer is in ``left_out``, with why. Hooks and thread end
+    with the object, or with ``close()``.
 
-    Raises ValueError: an argument is out of range, or nothing is left to precondition.
+    Raises ValueError: an argument is out of range, or nothing is left to precondition. TypeError: there is
+    neither optimizer nor lr.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
         *,
-        lr: float | ByStep,
+        lr: float | ByStep | None = None,
         damping: float | ByStep = 0.003,
         factor_decay: float | ByStep = 0.95,
         kl_clip: float | ByStep | None = 0.001,
         factor_every: int | EveryByStep = 1,
         inverse_every: int | EveryByStep = 10,
         form: DecompositionForm = "eigen",
+        scaling: Scaling = "pytorch",
         factor_dtype: torch.dtype = torch.float32,
         grad_scale: float | Callable[[], float] = 1.0,
         background: bool = False,
         skip: Sequence[str] = (),
-        communicator: Callable[[Examples, Examples], Communicator] | None = None,
+        communicator: Callable[[Needs], Communicator] | None = None,
+        on_note: Callable[[str, str], None] | None = None,
     ) -> None:
-        self._lr = _by_step("lr", lr, zero=True)
+        self._lr = _rate(optimizer, lr)
         self._damping = _by_step("damping", damping)
         self._decay = _by_step("factor_decay", factor_decay, high=1.0)
         self._kl_clip = None if kl_clip is None else _by_step("kl_clip", kl_clip)
         self._factor_every = _turns("factor_every", factor_every)
         self._inverse_every = _turns("inverse_every", inverse_every)
-        if form not in ("eigen", "inverse"):
+        if form not in get_args(DecompositionForm):
             raise ValueError(f'K-FAC: form is {form!r}; give "eigen" or "inverse"')
+        if scaling not in get_args(Scaling):
+            raise ValueError(f'K-FAC: scaling is {scaling!r}; give "fisher" or "pytorch"')
         if not isinstance(factor_dtype, torch.dtype) or not factor_dtype.is_floating_point:
             raise ValueError(f"K-FAC: factor_dtype is {factor_dtype}; give a real floating-point type")
-        gate = PassGate(_scale(grad_scale))
+        gate = PassGate(_scale(grad_scale), scaling)
         known, self._left_out = _sorted_out(model, skip)
         self._form: DecompositionForm = form
+        self._scaling: Scaling = scaling
+        self._on_note, self._noted = on_note, set[tuple[str, str]]()
         self.steps = 0
         """How many were taken."""
         self.dropped = 0
         """How often a layer's passes were not finite, and left out of its factors."""
+        self.plain: tuple[str, ...] = ()
+        """Layers that took the last step with a gradient as it was, though they had one."""
         self._gate = gate
         self._gate.opened = self._factor_every(0)
         self._layers = {name: KfacLayer(name, module, factor_dtype, gate) for name, module in known.items()}
@@ -106,20 +138,39 @@ class KFAC:
             f"{name}.{side}": (layer, side) for name, layer in self._layers.items() for side in SIDES
         }
         averaged = {name: layer.factors[side] for name, (layer, side) in self._sides.items()}
-        self._costs = {
-            self._basis(name): layer.groups * cost_of(layer.size.side(side))
-            for name, (layer, side) in self._sides.items()
-        }
-        computed = {self._basis(name): undecomposed(factor, form) for name, factor in averaged.items()}
-        self._peers = communicator(averaged, computed) if communicator else OneProcess(averaged, computed)
+        needs = Needs(
+            averaged=averaged,
+            computed={self._basis(name): undecomposed(factor, form) for name, factor in averaged.items()},
+            costs={
+                self._basis(name): layer.groups * cost_of(layer.size.side(side))
+                for name, (layer, side) in self._sides.items()
+            },
+            layers={name: layer.size for name, layer in self._layers.items()},
+            bases={name: tuple(self._basis(f"{name}.{side}") for side in SIDES) for name in self._layers},
+            settings=_in_words(
+                damping=damping,
+                factor_decay=factor_decay,
+                kl_clip=kl_clip,
+                factor_every=factor_every,
+                inverse_every=inverse_every,
+                form=form,
+                scaling=scaling,
+            ),
+        )
+        self._peers = communicator(needs) if communicator else OneProcess(needs)
         self._round: FactorRound | None = None
         self._rounds = 0
         self._late: dict[str, int] = {}
         self._due = False
+        self._now: tuple[int, float, float | None] | None = None  # the step under way: number, damping, clip
         self._job: _Job | None = None
         self._thread = ThreadPoolExecutor(1, "kfac") if background else None
         self._stop = threading.Event()
-        hooks = [layer.watch() for layer in self._layers.values()]
+        hooks: list[Any] = [layer.watch() for layer in self._layers.values()]
+        self._waits = optimizer is not None
+        if optimizer is not None:
+            this = weakref.ref(self)
+            hooks.append(optimizer.register_step_pre_hook(lambda *_: _before_step(this)))
         self._end = weakref.finalize(self, _end, hooks, self._thread, self._stop)
 
     def __repr__(self) -> str:
@@ -133,13 +184,15 @@ class KFAC:
     @property
     def left_out(self) -> dict[str, str]:
         """Modules with parameters that the optimizer has to itself, and why."""
+        changed = {name: why for name, one in self._layers.items() if (why := one.changed) is not None}
         unseen = {name: "no pass has reached it yet" for name, one in self._layers.items() if not one.folded}
-        return {**self._left_out, **(unseen if self.steps else {})}
+        return {**self._left_out, **(unseen if self.steps else {}), **changed}
 
     def ages(self) -> dict[str, int | None]:
         """How many averages each factor's decomposition is behind, by ``LAYER.A`` and ``LAYER.G``.
 
-        ``None``: there is none yet. Of another peer's thread the time that it took is not in it.
+        ``None``: there is none yet, or none has come. Of another peer's thread the time that it took is not
+        in it.
         """
         ages: dict[str, int | None] = {}
         for name in self._sides:
@@ -147,44 +200,83 @@ class KFAC:
             ages[name] = None if basis is None else basis.age_rounds + self._late.get(self._basis(name), 0)
         return ages
 
+    @property
+    def age(self) -> int | None:
+        """The greatest of ``ages``; ``None``: there is none."""
+        return max((age for age in self.ages().values() if age is not None), default=None)
+
     def _basis(self, name: str) -> str:
         return f"{name}.{self._form}"
+
+    def _note(self, name: str, what: str) -> None:
+        kind = what.split(":")[0]
+        if self._on_note is not None and (name, kind) not in self._noted:
+            self._noted.add((name, kind))
+            self._on_note(name, what)
 
     # -- A step
 
     @torch.no_grad()
-    def step(self, samples: float = 1.0) -> None:
-        """Precondition the gradients in place; call it before ``optimizer.step()``.
+    def step(self, samples: float | None = None) -> None:
+        """Take the passes in, and precondition the gradients in place: now, or in the optimizer's next step.
 
-        samples: how much this peer's factors count in an average.
-        Gradients stay as they are where one of them is not finite.
+        Call it before ``optimizer.step()``. samples: how much this peer's factors count in an average (by
+        default as many as its passes had). Gradients stay as they are where one of them is not finite.
 
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
-            RuntimeError: K-FAC was closed, or a factor cannot be decomposed (in a thread: an earlier one).
+            RuntimeError: K-FAC was closed.
         """
         if not self._end.alive:
             raise RuntimeError("K-FAC was closed")
-        if not 0 <= samples < math.inf:
+        if samples is not None and not 0 <= samples < math.inf:
             raise ValueError(f"K-FAC: samples is {samples}; give a number of 0 or more")
         at = self.steps
-        lr, damping, decay = self._lr(at), self._damping(at), self._decay(at)
+        self._lr(at)
+        damping, decay = self._damping(at), self._decay(at)
         kappa = None if self._kl_clip is None else self._kl_clip(at)
         turn, next_opened = self._inverse_every(at), self._factor_every(at + 1)
+        self._look_at_shapes()
         self._collect()
-        if self._gate.opened:
-            self._fold(decay, samples)
+        opened = self._gate.opened
         self._due |= turn
-        if self._due and self._job is None:
-            self._decompose(damping)
-        self._precondition(lr, damping, kappa)
+        if self._thread is None:
+            if opened:
+                self._fold(decay, samples)
+            if self._due:
+                self._settle()
+                self._decompose(damping)
+        else:
+            if opened:
+                self._settle()
+                if not self._rounds:
+                    self._fold(decay, samples)
+                    self._settle()
+                    opened = False
+            if self._due and self._job is None and self._rounds:
+                self._decompose(damping)
+            if opened:
+                self._fold(decay, samples)
+        self._now = (at, damping, kappa)
+        if not self._waits:
+            self._precondition()
         self.steps, self._gate.opened = at + 1, next_opened
 
-    def _fold(self, decay: float, samples: float) -> None:
+    def _look_at_shapes(self) -> None:
+        for name, layer in self._layers.items():
+            changed = layer.changed
+            if changed is not None:
+                self._note(name, f"left to the optimizer: {changed}")
+
+    def _fold(self, decay: float, samples: float | None) -> None:
         self._settle()
-        self.dropped += sum(not layer.fold(decay) for layer in self._layers.values())
+        seen = max((layer.samples for layer in self._layers.values()), default=0)
+        for name, layer in self._layers.items():
+            if not layer.fold(decay):
+                self.dropped += 1
+                self._note(name, "passes that are not finite: they are left out of its factors")
         factors = {name: layer.factors[side] for name, (layer, side) in self._sides.items()}
-        self._round = self._peers.average(factors, samples)
+        self._round = self._peers.average(factors, float(seen) if samples is None else samples)
 
     def _settle(self) -> None:
         """Take the average under way, if there is one."""
@@ -195,8 +287,7 @@ class KFAC:
                 layer.factors[side] = means[name].to(layer.factors[side])
 
     def _decompose(self, damping: float) -> None:
-        self._settle()
-        due = set(self._peers.mine(self._costs))
+        due = set(self._peers.mine())
         factors = {
             self._basis(name): layer.factors[side]
             for name, (layer, side) in self._sides.items()
@@ -215,30 +306,58 @@ class KFAC:
             self._job = None
             self._publish(job.future.result(), job.rounds)
 
-    def _publish(self, bases: dict[str, Tensor], rounds: int) -> None:
-        self._late = dict.fromkeys(bases, self._rounds - rounds)
-        self._peers.publish(bases)
+    def _publish(self, made: _Made, rounds: int) -> None:
+        self._late = dict.fromkeys(made.bases, self._rounds - rounds)
+        self._peers.publish(made.bases)
+        of = {basis: name for name, bases in self._bases().items() for basis in bases}
+        for basis, why in made.failed.items():
+            self._note(of[basis], f"its factor cannot be decomposed, and it goes on with older bases: {why}")
 
-    def _precondition(self, lr: float, damping: float, kappa: float | None) -> None:
-        changed: list[tuple[KfacLayer, Tensor]] = []
-        products: list[Tensor] = []
-        for name, layer in self._layers.items():
-            gradient = layer.gradient()
+    def _bases(self) -> dict[str, tuple[str, ...]]:
+        return {name: tuple(self._basis(f"{name}.{side}") for side in SIDES) for name in self._layers}
+
+    @torch.no_grad()
+    def _precondition(self) -> None:
+        """Of gradients as they are now. A step that K-FAC was not told of shares nothing with other peers."""
+        told, self._now = self._now is not None, self._now or self._before()
+        at, damping, kappa = self._now
+        self._now = None
+        lr = self._lr(at)
+        work = self._peers.works_on()
+        gradients = {name: layer.gradient() for name, layer in self._layers.items()}
+        own: dict[str, Tensor] = {}
+        for name, gradient in gradients.items():
             a, g = (self._peers.newest(self._basis(f"{name}.{side}")) for side in SIDES)
-            if gradient is None or a is None or g is None:
+            if gradient is None or name not in work or a is None or g is None:
                 continue
             device = gradient.device
-            after = preconditioned(gradient, a.tensor.to(device), g.tensor.to(device), self._form, damping)
-            changed.append((layer, after))
-            products.append((after * gradient).sum())
+            own[name] = preconditioned(
+                gradient, a.tensor.to(device), g.tensor.to(device), self._form, damping
+            )
+        changed: list[tuple[KfacLayer, Tensor]] = []
+        products: list[Tensor] = []
+        for name, given in (self._peers.share(own) if told else own).items():
+            gradient = gradients[name]
+            if gradient is not None:
+                after = given.to(gradient.device)
+                changed.append((self._layers[name], after))
+                products.append((after * gradient).sum())
+        done = {layer.name for layer, _ in changed}
+        self.plain = tuple(name for name, one in gradients.items() if one is not None and name not in done)
         if not products:
             return
         moved = lr**2 * float(torch.stack([product.to(products[0]) for product in products]).sum())
         if not math.isfinite(moved):
+            self.plain = tuple(name for name, one in gradients.items() if one is not None)
             return
         scale = 1.0 if kappa is None or moved == 0 else min(1.0, math.sqrt(kappa / abs(moved)))
         for layer, after in changed:
             layer.write(scale * after)
+
+    def _before(self) -> tuple[int, float, float | None]:
+        """The settings of the last step."""
+        at = max(0, self.steps - 1)
+        return at, self._damping(at), None if self._kl_clip is None else self._kl_clip(at)
 
     # -- The end, and checkpoints
 
@@ -256,6 +375,7 @@ class KFAC:
         state: dict[str, Any] = {
             "steps": self.steps,
             "form": self._form,
+            "scaling": self._scaling,
             "due": self._due or self._job is not None,
             "factors": factors,
             "folded": {name: layer.folded for name, layer in self._layers.items()},
@@ -276,6 +396,8 @@ class KFAC:
             raise ValueError("K-FAC: the state has no count of steps")
         if state.get("form") != self._form:
             raise ValueError(f"K-FAC: the state is of the form {state.get('form')!r}, not {self._form!r}")
+        if state.get("scaling", "pytorch") != self._scaling:
+            raise ValueError(f"K-FAC: the state's scaling is {state.get('scaling')!r}, not {self._scaling!r}")
         if not isinstance(factors, Mapping) or factors.keys() != self._sides.keys():
             odd = sorted(
                 self._sides.keys() ^ (factors.keys() if isinstance(factors, Mapping) else set()), key=str
@@ -301,17 +423,29 @@ class KFAC:
 
 def _decomposed_all(
     factors: Mapping[str, Tensor], form: DecompositionForm, damping: float, stop: threading.Event
-) -> dict[str, Tensor]:
+) -> _Made:
     """Of each factor, in the order given, as long as K-FAC lives."""
-    bases = {}
+    made = _Made({}, {})
     for name, factor in factors.items():
         if stop.is_set():
             break
         try:
-            bases[name] = decomposed(factor, form, damping)
+            basis = decomposed(factor, form, damping)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            raise RuntimeError(f"K-FAC: {name} cannot be computed: {error}") from error
-    return bases
+            made.failed[name] = str(error)
+            continue
+        if torch.isfinite(basis).all():
+            made.bases[name] = basis
+        else:
+            made.failed[name] = "it is not finite"
+    return made
+
+
+def _before_step(this: Callable[[], KFAC | None]) -> None:
+    """The optimizer is about to take a step."""
+    kfac = this()
+    if kfac is not None and kfac.steps:
+        kfac._precondition()
 
 
 def _end(hooks: list[Any], thread: ThreadPoolExecutor | None, stop: threading.Event) -> None:
@@ -320,6 +454,18 @@ def _end(hooks: list[Any], thread: ThreadPoolExecutor | None, stop: threading.Ev
     stop.set()
     if thread is not None:
         thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _rate(optimizer: torch.optim.Optimizer | None, lr: float | ByStep | None) -> ByStep:
+    if lr is not None:
+        return _by_step("lr", lr, zero=True)
+    if optimizer is None:
+        raise TypeError("K-FAC: give the optimizer that takes the steps, or its lr")
+    return _by_step("lr", lambda step: float(optimizer.param_groups[0]["lr"]), zero=True)
+
+
+def _in_words(**settings: object) -> str:
+    return ", ".join(f"{name} {'by step' if callable(one) else one}" for name, one in settings.items())
 
 
 def _require_factor(name: str, given: object, ours: Tensor) -> None:

@@ -109,6 +109,11 @@ class AveragedModel:
         return channel_of(self.name)
 
     @property
+    def averages_gradients(self) -> bool:
+        """Whether all peers average gradients before their steps: these are then the same on all."""
+        return isinstance(self._mode, Gradients) and self.asked.averager.kind == "at once"
+
+    @property
     def content(self) -> str:
         """What is averaged: "models" or "gradients"."""
         return self._mode.content

@@ -262,6 +262,138 @@ def test_accumulated_passes_count_as_their_mean_and_scaled_losses_as_unscaled() 
     assert torch.allclose(model.weight.grad, twin.weight.grad, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["linear", "sequence", "conv", "groups"])
+def test_fisher_factors_are_of_samples_whatever_the_batch(kind: str) -> None:
+    """The gradient of a mean over more samples, of the same kind, gives the same factors."""
+    torch.manual_seed(12)
+    model: nn.Module = nn.Linear(4, 3)
+    x = torch.randn(6, 4)
+    if kind == "sequence":
+        x = torch.randn(2, 3, 4)
+    elif kind != "linear":
+        groups = 2 if kind == "groups" else 1
+        model, x = nn.Conv2d(4, 6, 3, groups=groups), torch.randn(3, 4, 5, 5)
+    twin = copy.deepcopy(model)
+    one, more = KFAC(model, lr=0.1, scaling="fisher"), KFAC(twin, lr=0.1, scaling="fisher")
+    out = (slice(None),) if kind in ("linear", "sequence") else (slice(None), slice(None), 0, 0)
+    targets = torch.zeros(model(x)[out].shape[:-1], dtype=torch.long)
+
+    def loss(net: nn.Module, given: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(net(given)[out].reshape(goal.numel(), -1), goal.reshape(-1))
+
+    loss(model, x, targets).backward()
+    loss(twin, torch.cat([x, x]), torch.cat([targets, targets])).backward()
+    one.step()
+    more.step()
+    for side in "AG":
+        assert torch.allclose(
+            one.layers["model"].factors[side], more.layers["model"].factors[side], rtol=1e-5, atol=1e-7
+        )
+    if kind == "linear":  # sample by sample
+        rows = [torch.cat([row, torch.ones(1)]) for row in x]
+        sample = [torch.autograd.grad(loss(twin, row[None], targets[:1]), twin.bias)[0] for row in x]
+        assert torch.allclose(one.layers["model"].factors["A"], sum(torch.outer(a, a) for a in rows) / 6)
+        assert torch.allclose(
+            one.layers["model"].factors["G"], sum(torch.outer(g, g) for g in sample) / 6, atol=1e-7
+        )
+
+
+def test_fisher_factors_begin_as_the_mean_of_the_first_passes() -> None:
+    model, _ = tiny()
+    kfac = KFAC(model, lr=0.1, scaling="fisher", factor_decay=0.75, factor_dtype=torch.float64)
+    rows = [torch.randn(6, 4, dtype=torch.float64) for _ in range(6)]
+    expected = torch.zeros(5, 5, dtype=torch.float64)
+    for step, given in enumerate(rows):
+        one_pass(model, given)
+        kfac.step()
+        a = torch.cat([given, torch.ones(6, 1, dtype=torch.float64)], 1)
+        alpha = min(0.75, step / (step + 1))
+        expected = alpha * expected + (1 - alpha) * a.T @ a / 6
+        assert torch.allclose(kfac.layers["model"].factors["A"], expected)
+
+
+def test_one_line_of_image_positions_is_a_sum_over_them() -> None:
+    """KFC's scaling: one position is as a Linear layer; of p of them A counts p times as much."""
+    torch.manual_seed(13)
+    conv, x = nn.Conv2d(3, 2, 1, bias=False), torch.randn(5, 3, 2, 2)
+    kfac = KFAC(conv, lr=0.1, scaling="fisher")
+    g = one_pass(conv, x)
+    kfac.step()
+    a_rows, g_rows = x.permute(0, 2, 3, 1).reshape(-1, 3), 5 * g.permute(0, 2, 3, 1).reshape(-1, 2)
+    factors = kfac.layers["model"].factors
+    assert torch.allclose(factors["A"], 4 * a_rows.T @ a_rows / 20, atol=1e-6)
+    assert torch.allclose(factors["G"], g_rows.T @ g_rows / 20, rtol=1e-5)
+
+
+def test_a_layer_that_changes_its_shape_is_left_to_the_optimizer_and_named() -> None:
+    torch.manual_seed(14)
+    told: list[tuple[str, str]] = []
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    kfac = KFAC(model, lr=0.1, inverse_every=1, on_note=lambda *note: told.append(note))
+
+    def step() -> list[bool]:
+        model.zero_grad()
+        one_pass(model, torch.randn(6, 3))
+        before = [layer.weight.grad.clone() for layer in (model[0], model[1])]
+        kfac.step()
+        return [torch.equal(a, layer.weight.grad) for a, layer in zip(before, model, strict=True)]
+
+    assert step() == [False, False]
+    model[1].weight = nn.Parameter(torch.randn(5, 4))
+    model[1].bias = nn.Parameter(torch.zeros(5))
+    assert step() == step() == [False, True]
+    why = "its weight and bias were (2, 4) and (2,), and are (5, 4) and (5,)"
+    assert kfac.left_out == {"1": why}
+    assert told == [("1", f"left to the optimizer: {why}")]
+    kfac.load_state_dict(kfac.state_dict())
+
+
+def test_with_an_optimizer_gradients_are_preconditioned_as_it_takes_its_step() -> None:
+    results = []
+    for hooked in (False, True):
+        torch.manual_seed(15)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kfac = KFAC(model, optimizer) if hooked else KFAC(model, lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            one_pass(model, torch.randn(6, 3))
+            before = model.weight.grad.clone()
+            kfac.step()
+            assert torch.equal(before, model.weight.grad) is hooked
+            optimizer.step()
+            assert not torch.equal(before, model.weight.grad)
+        results.append(model.weight.detach())
+        kfac.close()
+        assert not optimizer._optimizer_step_pre_hooks
+    assert torch.equal(*results)
+    with pytest.raises(TypeError, match="give the optimizer"):
+        KFAC(nn.Linear(2, 2))
+
+
+class Twice(torch.optim.SGD):
+    def step(self, closure: object = None) -> None:
+        super().step()
+
+
+def test_an_optimizer_that_calls_its_parents_step_is_preconditioned_once() -> None:
+    results = []
+    for kind in (torch.optim.SGD, Twice):
+        torch.manual_seed(16)
+        model = nn.Linear(3, 2)
+        optimizer = kind(model.parameters(), lr=0.1)
+        kfac = KFAC(model, optimizer, damping=0.5, kl_clip=None)
+        for _ in range(2):
+            optimizer.zero_grad()
+            one_pass(model, torch.randn(6, 3))
+            kfac.step()
+            optimizer.step()
+        one_pass(model, torch.randn(6, 3))
+        optimizer.step()  # K-FAC was not told of it: by the bases that there are
+        results.append(model.weight.detach())
+    assert torch.equal(*results)
+
+
 def test_passes_that_teach_nothing_do_not_count() -> None:
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
@@ -450,7 +582,7 @@ def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(form: str, stop: 
 @pytest.mark.parametrize("form", ["eigen", "inverse"])
 def test_a_crew_of_one_is_one_process(form: str) -> None:
     results = []
-    for crew in (None, lambda needs: CrewCommunicator(SoloTransport(0), "kfac", needs)):
+    for crew in (None, lambda needs: CrewCommunicator(SoloTransport(0), "kfac", needs, alike=False)):
         torch.manual_seed(11)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         kfac = KFAC(model, lr=0.1, factor_every=2, inverse_every=4, form=form, communicator=crew)
@@ -475,6 +607,7 @@ def test_states_of_other_models_are_refused_and_change_nothing() -> None:
     for state, words in [
         (odd(steps=-1), "steps"),
         (odd(form="inverse"), "form 'inverse'"),
+        (odd(scaling="fisher"), "scaling"),
         (odd(factors={"other.A": factor}), "other layers"),
         (odd(factors=None), "other layers"),
         (odd(factors={"model.A": factor[1:], "model.G": good["factors"]["model.G"]}), "'model.A'"),
@@ -503,6 +636,7 @@ def test_states_of_other_models_are_refused_and_change_nothing() -> None:
         ({"factor_every": 0}, "factor_every"),
         ({"inverse_every": 1.5}, "inverse_every"),
         ({"form": "svd"}, "form"),
+        ({"scaling": "none"}, "scaling"),
         ({"factor_dtype": torch.int32}, "factor_dtype"),
         ({"grad_scale": 0}, "grad_scale"),
         ({"skip": "model"}, "skip"),

@@ -412,6 +412,7 @@ Known = (
     | Round
     | Sparse
     | Align
+    | Kfac
     | Step
     | Pace
     | Epoch

@@ -2,18 +2,23 @@
 
 Factors are averaged, weighted by samples; bases are computed at one owner each and published; both by one
 ``NamedTensors``. Peers whose gradients the crew averages hold the same gradient and the same bases, so that
-each preconditions for itself, and nothing more travels: KAISA's communication-optimal placement.
+each preconditions for itself, and nothing more travels: KAISA's communication-optimal placement. Since bases
+come to peers at different moments, and these are to take the same steps, all use one from the step on that
+follows its publication; a peer that has it later is brought into step by comparisons of replicas.
 
 With fewer workers to a layer, bases go to these alone, and preconditioned gradients to all others: by a
 second average in each step, to which a layer's workers give its gradient and the others zeros. Each row of
 that average carries how many workers' values are in it, by which it is divided. So a row is right whatever was
 lost, and wherever peers that see different crews have placed a layer. A row in which no worker is has not
-come, and its layer takes the step with the gradient as it was.
+come, and its layer takes the step with the gradient as it was. Since few peers have a row, what is lost of
+this average is sent again.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
@@ -23,22 +28,45 @@ from torch import Tensor
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DenseName, fp32
 from ragtag.core.types import Outcome
-from ragtag.optim.kfac.communicator import FactorRound, Needs, NewestBasis
+from ragtag.optim.kfac.communicator import Basis, FactorRound, Needs
 from ragtag.optim.kfac.placement import LayerSize, kaisa
 from ragtag.protocols.channel.averager import Averager
-from ragtag.training.named import NamedTensors
+from ragtag.protocols.rounds.rps import RPS
+from ragtag.training.named import NamedTensors, Newest
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.transport import PublishingTransport
 
 Placement = Literal["communication", "memory"] | float
 """How many peers precondition a layer's gradient: all, one, or a share of them."""
+COMING_MAX = 4
+"""Versions of one basis that wait for their step; of more the oldest is passed over."""
+AHEAD_MAX = 2
+"""A peer in step with others has no basis for a step further ahead: they are in its step, or in the next."""
+STAMPS = 2
+"""Values before a basis (see ``_Coming``)."""
+STEPS_MAX = 1 << 24
+"""What is stamped is float32: steps go modulo this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A basis with its stamps.
+
+    begin: the step from which on all use it.
+    late: how many averages its factors were behind when it was published.
+    """
+
+    newest: Newest
+    begin: int
+    late: int
 
 
 class CrewCommunicator:
     """A ``Communicator`` of one K-FAC on a crew's transport.
 
     placement: "communication" (all peers are workers of all layers), "memory" (one is), or a share between.
-    averager: of factors. codec: how factors and bases travel.
+    alike: whether all peers take the same steps, by gradients that they have averaged.
+    averager: of factors, and of gradients. codec: how factors and bases travel.
     The others: as for ``NamedTensors``.
 
     Raises ValueError: the placement is none.
@@ -51,6 +79,7 @@ class CrewCommunicator:
         needs: Needs,
         *,
         placement: Placement = "communication",
+        alike: bool = True,
         averager: Averager | str | None = None,
         codec: Codec | DenseName | None = None,
         seed: int = 0,
@@ -59,12 +88,15 @@ class CrewCommunicator:
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     ) -> None:
         self._transport, self._needs = transport, needs
-        self._share = share_of(placement)
+        self._share, self._alike = share_of(placement), alike
+        self._used: dict[str, _Coming] = {}
+        self._coming: dict[str, deque[_Coming]] = {name: deque(maxlen=COMING_MAX) for name in needs.computed}
+        self._looked: dict[str, tuple[int, int]] = {}
         self.tensors = NamedTensors(
             transport,
             name,
             needs.averaged,
-            needs.computed,
+            {name: example.new_zeros(example.numel() + STAMPS) for name, example in needs.computed.items()},
             method=averager,
             codec=codec,
             seed=seed,
@@ -83,7 +115,7 @@ class CrewCommunicator:
                 transport,
                 f"{name}/gradients",
                 {"rows": self._rows.shape},
-                method=averager,
+                method=RPS(repair=True) if averager is None else averager,
                 seed=seed,
                 away=away,
             )
@@ -105,13 +137,31 @@ class CrewCommunicator:
         )
         return names
 
-    def publish(self, values: Mapping[str, Tensor]) -> None:
+    def publish(self, values: Mapping[str, Tensor], late: int, step: int) -> None:
         """Have all take these; waits for nobody."""
-        self.tensors.publish(values)
+        stamps = torch.tensor([float((step + 1) % STEPS_MAX), float(min(late, STEPS_MAX))])
+        self.tensors.publish(
+            {
+                name: torch.cat([stamps.to(one.device), one.reshape(-1).float()])
+                for name, one in values.items()
+            }
+        )
 
-    def newest(self, name: str) -> NewestBasis | None:
-        """What there is of a basis; never waits."""
-        return self.tensors.newest(name)
+    def newest(self, name: str, step: int) -> Basis | None:
+        """The newest that is to be used at a step; never waits."""
+        came, coming = self.tensors.newest(name), self._coming[name]
+        if came is not None and self._looked.get(name) != (came.version, came.peer):
+            self._looked[name] = came.version, came.peer
+            begin, late = map(int, came.tensor[:STAMPS].tolist())
+            coming.append(_Coming(came, _nearest(begin, step), late))
+        while coming and not (self._alike and step < coming[0].begin <= step + AHEAD_MAX):
+            self._used[name] = coming.popleft()
+        used = self._used.get(name)
+        if used is None:
+            return None
+        form = self._needs.computed[name].shape
+        age = max(0, self.tensors.clock - used.newest.version) + used.late
+        return Basis(used.newest.tensor[STAMPS:].reshape(form), age)
 
     # -- Gradients
 
@@ -177,6 +227,12 @@ class Rows:
         return found
 
 
+def _nearest(stamp: int, step: int) -> int:
+    """The number nearest to a step that is stamped so."""
+    half = STEPS_MAX // 2
+    return step + (stamp - step + half) % STEPS_MAX - half
+
+
 def share_of(placement: Placement) -> float:
     """The share of the peers that are workers of one layer; 0: one of them.
 
@@ -192,11 +248,14 @@ def share_of(placement: Placement) -> float:
     )
 
 
+def averages_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all peers take the same steps with it."""
+    return isinstance(optimizer, CrewOptimizer) and optimizer.averages_gradients
+
+
 def require_gradients(placement: Placement, optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError where peers would take each other's gradients that are not of one mean."""
-    if share_of(placement) < 1 and not (
-        isinstance(optimizer, CrewOptimizer) and optimizer.averages_gradients
-    ):
+    if share_of(placement) < 1 and not averages_gradients(optimizer):
         raise ValueError(
             f"K-FAC: with placement {placement!r} peers take preconditioned gradients from each other, which "
             'is for gradients that all of them average: crew.optimizer(..., average="gradients") by '

@@ -36,7 +36,7 @@ from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.kfac import CrewCommunicator, Placement, require_gradients
+from ragtag.training.kfac import CrewCommunicator, Placement, averages_gradients, require_gradients
 from ragtag.training.named import NamedTensors, Shape
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.deal import Indices
@@ -280,8 +280,8 @@ class Crew:
             "memory": one peer does each layer's, and it alone has the bases; in each step gradients travel.
             A number: that share of the peers does. Less than all needs an optimizer that averages gradients
             in each step.
-        averager: of factors; ``ragtag.RPS()``, or another that averages at once. codec: how factors and bases
-            travel.
+        averager: of factors (``ragtag.RPS()``), and of gradients that travel (``RPS(repair=True)``); or
+            another that averages at once. codec: how factors and bases travel.
         The others: ``ragtag.KFAC``. All peers give the same.
 
         Raises SchemaMismatch where another peer has other layers or settings; TypeError or ValueError, saying
@@ -306,6 +306,7 @@ class Crew:
                 taken,
                 needs,
                 placement=placement,
+                alike=averages_gradients(optimizer),
                 averager=averager,
                 codec=codec,
                 seed=self.seed,

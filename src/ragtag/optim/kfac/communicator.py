@@ -51,18 +51,16 @@ class FactorRound(Protocol):
         ...
 
 
-class NewestBasis(Protocol):
-    """The newest whole value of a computed tensor, and how many averages have ended since."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Basis:
+    """A whole value of a computed tensor.
 
-    @property
-    def tensor(self) -> Tensor:
-        """Not to be changed."""
-        ...
+    tensor: not to be changed.
+    age_rounds: how many averages of factors ended since that of which it was made, 0 or more.
+    """
 
-    @property
-    def age_rounds(self) -> int:
-        """0 or more."""
-        ...
+    tensor: Tensor
+    age_rounds: int
 
 
 class Communicator(Protocol):
@@ -76,12 +74,12 @@ class Communicator(Protocol):
         """Of all computed tensors, those that this peer is to compute now."""
         ...
 
-    def publish(self, values: Mapping[str, Tensor]) -> None:
-        """Have all take these; waits for nobody."""
+    def publish(self, values: Mapping[str, Tensor], late: int, step: int) -> None:
+        """At a step, have all take these, made of the factors of so many averages ago; waits for nobody."""
         ...
 
-    def newest(self, name: str) -> NewestBasis | None:
-        """What there is of a computed tensor; never waits."""
+    def newest(self, name: str, step: int) -> Basis | None:
+        """What there is of a computed tensor to be used at a step; never waits."""
         ...
 
     def works_on(self) -> Collection[str]:
@@ -97,11 +95,6 @@ class Communicator(Protocol):
         ...
 
 
-class _Held:
-    def __init__(self, tensor: Tensor, age_rounds: int) -> None:
-        self.tensor, self.age_rounds = tensor, age_rounds
-
-
 class _Ended:
     def __init__(self, values: Mapping[str, Tensor], on_taken: Callable[[], None]) -> None:
         self._values, self._on_taken = values, on_taken
@@ -115,9 +108,9 @@ class OneProcess:
     """A ``Communicator`` without others: averages are its own values, and it computes everything."""
 
     def __init__(self, needs: Needs) -> None:
-        self._rounds = 0
         self._needs = needs
         self._forms = {name: (example.shape, example.device) for name, example in needs.computed.items()}
+        self._rounds = 0
         self._held: dict[str, tuple[Tensor, int]] = {}
 
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
@@ -139,14 +132,14 @@ class OneProcess:
         """Its own."""
         return own
 
-    def publish(self, values: Mapping[str, Tensor]) -> None:
+    def publish(self, values: Mapping[str, Tensor], late: int, step: int) -> None:
         """There at once."""
-        self._held.update({name: (value, self._rounds) for name, value in values.items()})
+        self._held.update({name: (value, self._rounds - late) for name, value in values.items()})
 
-    def newest(self, name: str) -> NewestBasis | None:
+    def newest(self, name: str, step: int) -> Basis | None:
         """What was published last."""
         held = self._held.get(name)
-        return None if held is None else _Held(held[0], self._rounds - held[1])
+        return None if held is None else Basis(held[0], self._rounds - held[1])
 
     def state_dict(self) -> dict[str, object]:
         """What was published, with its ages in rounds."""

@@ -10,8 +10,8 @@ What a factor is a mean of can be counted in two ways (``Scaling``):
 fisher: of samples. A sample's output gradient is that of its own loss, so the gradient of a mean over n
 samples counts n times; and a patch counts as often as there are positions, since a sample's gradient is a sum
 over these ("A Kronecker-factored approximate Fisher matrix for convolution layers", Grosse, Martens, ICML
-2016, arXiv 1602.01407). Then G x A is the Fisher matrix whatever the batch and the image's size, damping means
-the same everywhere, and peers with batches of unlike size agree.
+2016, arXiv 1602.01407). Then G x A is the Fisher matrix whatever the batch and the image's size, damping
+means the same everywhere, and peers with batches of unlike size agree.
 pytorch: of the mean loss, rows of convolutions divided by the number of positions, as kfac-pytorch does
 ("Convolutional Neural Network Training with Distributed K-FAC", Pauloski et al., SC 2020, arXiv 2007.00784).
 For n samples and p positions that is the Fisher matrix divided by n^2 p^5, to which one damping is added.
@@ -20,6 +20,7 @@ For n samples and p positions that is the Fisher matrix divided by n^2 p^5, to w
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -63,6 +64,7 @@ class KfacLayer:
         self.samples = 0
         """Of the passes since the factors were updated."""
         self._form = self._shapes()
+        self._wrote: tuple[Callable[[], Tensor | None], int] = (lambda: None), 0
         self._sums: tuple[Tensor, Tensor] | None = None
         self._passes = 0
 
@@ -215,6 +217,13 @@ class KfacLayer:
             bias.grad.copy_(gradient[..., -1].reshape(bias.shape))
             gradient = gradient[..., :-1]
         weight.copy_(gradient.reshape(weight.shape))
+        self._wrote = weakref.ref(weight), weight._version
+
+    @property
+    def written(self) -> bool:
+        """Whether the gradient is still what was written last."""
+        weight = self.module.weight.grad
+        return weight is not None and self._wrote[0]() is weight and self._wrote[1] == weight._version
 
 
 def covariance(rows: Tensor) -> Tensor:

@@ -160,7 +160,6 @@ class KFAC:
         self._peers = communicator(needs) if communicator else OneProcess(needs)
         self._round: FactorRound | None = None
         self._rounds = 0
-        self._late: dict[str, int] = {}
         self._due = False
         self._now: tuple[int, float, float | None] | None = None  # the step under way: number, damping, clip
         self._job: _Job | None = None
@@ -189,16 +188,15 @@ class KFAC:
         return {**self._left_out, **(unseen if self.steps else {}), **changed}
 
     def ages(self) -> dict[str, int | None]:
-        """How many averages each factor's decomposition is behind, by ``LAYER.A`` and ``LAYER.G``.
-
-        ``None``: there is none yet, or none has come. Of another peer's thread the time that it took is not
-        in it.
+        """How many averages of factors the decompositions are behind that this peer goes by, by ``LAYER.A``
+        and ``LAYER.G``; ``None``: there is none yet, or none has come, or others precondition the layer.
         """
-        ages: dict[str, int | None] = {}
-        for name in self._sides:
-            basis = self._peers.newest(self._basis(name))
-            ages[name] = None if basis is None else basis.age_rounds + self._late.get(self._basis(name), 0)
-        return ages
+        last, work = max(0, self.steps - 1), self._peers.works_on()
+        found = {
+            name: self._peers.newest(self._basis(name), last) if layer.name in work else None
+            for name, (layer, _) in self._sides.items()
+        }
+        return {name: None if one is None else one.age_rounds for name, one in found.items()}
 
     @property
     def age(self) -> int | None:
@@ -307,8 +305,7 @@ class KFAC:
             self._publish(job.future.result(), job.rounds)
 
     def _publish(self, made: _Made, rounds: int) -> None:
-        self._late = dict.fromkeys(made.bases, self._rounds - rounds)
-        self._peers.publish(made.bases)
+        self._peers.publish(made.bases, self._rounds - rounds, self.steps)
         of = {basis: name for name, bases in self._bases().items() for basis in bases}
         for basis, why in made.failed.items():
             self._note(of[basis], f"its factor cannot be decomposed, and it goes on with older bases: {why}")
@@ -318,7 +315,11 @@ class KFAC:
 
     @torch.no_grad()
     def _precondition(self) -> None:
-        """Of gradients as they are now. A step that K-FAC was not told of shares nothing with other peers."""
+        """Of gradients as they are now. A step that K-FAC was not told of shares nothing with other peers.
+
+        A kind of optimizer that calls its parent's ``step`` calls the hooks of both: what is preconditioned
+        already is left as it is.
+        """
         told, self._now = self._now is not None, self._now or self._before()
         at, damping, kappa = self._now
         self._now = None
@@ -327,8 +328,10 @@ class KFAC:
         gradients = {name: layer.gradient() for name, layer in self._layers.items()}
         own: dict[str, Tensor] = {}
         for name, gradient in gradients.items():
-            a, g = (self._peers.newest(self._basis(f"{name}.{side}")) for side in SIDES)
+            a, g = (self._peers.newest(self._basis(f"{name}.{side}"), at) for side in SIDES)
             if gradient is None or name not in work or a is None or g is None:
+                continue
+            if not told and self._layers[name].written:
                 continue
             device = gradient.device
             own[name] = preconditioned(
@@ -343,7 +346,8 @@ class KFAC:
                 changed.append((self._layers[name], after))
                 products.append((after * gradient).sum())
         done = {layer.name for layer, _ in changed}
-        self.plain = tuple(name for name, one in gradients.items() if one is not None and name not in done)
+        if told or products:
+            self.plain = tuple(n for n, one in gradients.items() if one is not None and n not in done)
         if not products:
             return
         moved = lr**2 * float(torch.stack([product.to(products[0]) for product in products]).sum())
@@ -418,7 +422,7 @@ class KFAC:
             layer.folded = folded[name]
             layer.forget()
         self.steps, self._due, self._gate.opened = steps, due, opened
-        self._job, self._round, self._late = None, None, {}
+        self._job, self._round = None, None
 
 
 def _decomposed_all(

@@ -1,0 +1,320 @@
+"""K-FAC with a crew in virtual time: what one process with the joint batch gets, and what goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import ragtag
+from ragtag.app.crew.transport import SoloTransport
+from ragtag.core.faults import Crash, Faults, Freeze, Loss
+from ragtag.optim.kfac.placement import LayerSize
+from ragtag.optim.kfac.preconditioner import KFAC
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.kfac import CrewCommunicator, Rows, averages_gradients, require_gradients
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+
+STEP_S = 0.05
+SETTINGS: dict[str, Any] = {"damping": 0.01, "factor_every": 1, "inverse_every": 4, "scaling": "fisher"}
+
+
+def crew(n: int, **faults: Any) -> SimulatedCrew:
+    lines = Faults(**{"latency_s": 0.001, "rate_bytes_per_s": 1e8, **faults})
+    return SimulatedCrew(n, lines, seed=3, cost=ComputeCost(STEP_S), check=True)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+    return nn.Sequential(conv, nn.BatchNorm2d(4).eval(), nn.Tanh(), nn.Flatten(), nn.Linear(16, 5))
+
+
+def batch(step: int, at: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of 24 images, or a part of them."""
+    rng = torch.Generator().manual_seed(step)
+    x = torch.randn(24, 1, 4, 4, generator=rng)
+    return x[at], (x.sum((1, 2, 3)) > 0).long()[at] + 2 * (x[:, 0, 0, 0] > 0).long()[at]
+
+
+class Watched(torch.optim.SGD):
+    """Remembers the gradients that it takes its steps with."""
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        super().__init__(model.parameters(), lr=lr, momentum=0.9)
+        self.taken: list[list[torch.Tensor]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        """Hooks have had their turn."""
+        self.taken.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
+        return super().step(closure)
+
+
+def made(
+    peer: SimulatedTransport | SoloTransport, model: nn.Module, inner: Watched, **options: Any
+) -> tuple[CrewOptimizer, KFAC]:
+    """As ``crew.optimizer`` and ``crew.kfac`` make them."""
+    how = {"placement": "communication", **options}
+    placement = how.pop("placement")
+    averager = how.get("method")
+    weight, average = how.pop("weight", 1.0), how.pop("average", "gradients")
+    optimizer = CrewOptimizer(
+        inner, peer, method=how.pop("method", None), model=model, average=average, weight=weight
+    )
+    require_gradients(placement, optimizer)
+
+    def joined(needs: Any) -> CrewCommunicator:
+        alike = averages_gradients(optimizer)
+        return CrewCommunicator(
+            peer, "kfac", needs, placement=placement, alike=alike, averager=averager, seed=3
+        )
+
+    return optimizer, KFAC(model, inner, communicator=joined, **{**SETTINGS, **how})
+
+
+Part = Callable[[int, int], slice]
+SIZES = ((0, 4), (4, 12), (12, 24))
+
+
+def of_three(peer: int, step: int) -> slice:
+    """Parts of unlike size."""
+    return slice(*SIZES[peer])
+
+
+def trained(
+    peer: SimulatedTransport | SoloTransport, steps: int, part: Part | None = of_three, **options: Any
+) -> dict[str, Any]:
+    """What a peer's training came to; part: of the joint batch; ``None``: all of it."""
+    model = net()
+    inner = Watched(model, 0.05)
+    size = 0
+    optimizer, kfac = made(peer, model, inner, weight=lambda: float(size), **options)
+    ages, took_s, plain, losses = [], [], [], []
+    for step in range(steps):
+        began_s = peer.now_s()
+        if isinstance(peer, SimulatedTransport):
+            peer.compute()
+        x, y = batch(step, slice(None) if part is None else part(peer.me, step))
+        optimizer.zero_grad()
+        size = len(x)
+        functional.cross_entropy(model(x), y).backward()
+        kfac.step()
+        optimizer.step()
+        took_s.append(peer.now_s() - began_s)
+        ages.append(kfac.age)
+        plain.append(kfac.plain)
+        with torch.no_grad():
+            x, y = batch(step)
+            losses.append(functional.cross_entropy(model(x), y).item())
+    return {
+        "grads": inner.taken,
+        "ages": ages,
+        "took_s": took_s,
+        "plain": plain,
+        "losses": losses,
+        "kfac": kfac,
+        "values": [p.detach().clone() for p in model.parameters()],
+    }
+
+
+@pytest.mark.parametrize("placement", ["communication", "memory", 0.67])
+def test_a_crew_preconditions_as_one_process_with_the_joint_batch(placement: Any) -> None:
+    """Where nothing is lost, whoever preconditions; parts of the batch are of unlike size."""
+    alone = trained(SoloTransport(3), 11, None)
+    plain = nn.utils.parameters_to_vector(trained_by_sgd(11))
+    crews = crew(3).run(lambda peer: trained(peer, 11, placement=placement, method="allreduce"))
+    workers = {"communication": 3, "memory": 1, 0.67: 2}[placement]
+    assert sum(found["ages"][-1] is not None for found in crews) >= workers  # type: ignore[index]
+    for found in crews:
+        assert found is not None
+        for step, (ours, theirs) in enumerate(zip(found["grads"], alone["grads"], strict=True)):
+            for a, b in zip(ours, theirs, strict=True):
+                assert (a - b).norm() <= 2e-5 * b.norm(), step
+        if found["ages"][-1] is not None:
+            assert found["ages"] == alone["ages"] == [None, 0, 1, 2, 4, 0, 1, 2, 4, 0, 1]
+        assert found["plain"] == [("0", "4"), *[()] * 10]
+    values = nn.utils.parameters_to_vector(alone["values"])
+    assert (values - plain).norm() > 0.1 * plain.norm(), "it does something"
+
+
+def trained_by_sgd(steps: int) -> list[torch.Tensor]:
+    model = net()
+    optimizer = Watched(model, 0.05)
+    for step in range(steps):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def own_part(peer: int, step: int) -> slice:
+    """A quarter."""
+    return slice(6 * peer, 6 * peer + 6)
+
+
+@pytest.mark.parametrize("placement", ["communication", "memory"])
+def test_with_loss_a_killed_and_a_frozen_owner_steps_go_on_and_ages_are_told(placement: Any) -> None:
+    """Of four, one dies for good; another stands still for 5 s, fifty steps, and comes back."""
+    step_s = 2 * STEP_S
+    lines = Faults(
+        loss=Loss(0.1),
+        latency_s=0.001,
+        rate_bytes_per_s=1e8,
+        crashes=(Crash(1, 20.3 * step_s),),
+        freezes=(Freeze(2, 35.3 * step_s, 5.0),),
+    )
+    four = SimulatedCrew(4, lines, seed=3, cost=ComputeCost(step_s), check=True)
+    made = four.run(lambda peer: trained(peer, 100, own_part, placement=placement, inverse_every=3))
+    assert made[1] is None and made[2] is not None
+    for found in (made[0], made[3]):
+        assert found is not None
+        ages = [age for age in found["ages"] if age is not None]
+        oldest = max(ages[20:85])
+        assert oldest <= 3 * 4, "until its second owner computes"
+        assert oldest > 3 or placement == "memory", "an owner was silent, and that is told"
+        assert max(ages[-5:]) <= 3 * 2
+        assert sorted(found["took_s"])[-4] < 1.5 * median(found["took_s"]), "a death costs some deadlines"
+        assert sum(map(bool, found["plain"][5:])) < 10
+        assert sum(found["losses"][60:80]) < 0.7 * sum(found["losses"][:20])
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    def once() -> list[float]:
+        found = crew(3, loss=Loss(0.1)).run(lambda peer: trained(peer, 8))[0]
+        assert found is not None
+        return [found["losses"][-1], found["took_s"][-1]]
+
+    assert once() == once()
+
+
+def test_local_steps_are_preconditioned_too() -> None:
+    """Models are averaged: each peer takes its own steps, at once by the newest basis that it has."""
+
+    def train(peer: SimulatedTransport) -> dict[str, Any]:
+        return trained(peer, 20, own_part, average="models", inverse_every=2)
+
+    for found in crew(2).run(train):
+        assert found is not None
+        assert found["plain"][2:] == [()] * 18 and max(found["ages"][2:]) <= 3
+        assert sum(found["losses"][-4:]) < 0.7 * sum(found["losses"][:4])
+
+
+def test_a_factor_that_is_not_finite_at_one_peer_is_named_there_and_the_crew_goes_on() -> None:
+    told: list[tuple[int, str, str]] = []
+
+    def train(peer: SimulatedTransport) -> dict[str, Any]:
+        model = net()
+        inner = Watched(model, 0.05)
+        optimizer, kfac = made(peer, model, inner, on_note=lambda *note: told.append((peer.me, *note)))
+        for step in range(12):
+            peer.compute()
+            x, y = batch(step, own_part(peer.me, step))
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            if peer.me == 1 and 3 <= step < 6:
+                layer = kfac.layers["4"]
+                assert layer._sums is not None
+                layer._sums[0][0, 0] = math.nan
+            kfac.step()
+            optimizer.step()
+        return {"kfac": kfac, "factors": [one.factors["A"] for one in kfac.layers.values()]}
+
+    found = crew(3).run(train)
+    what = "passes that are not finite: they are left out of its factors"
+    assert told == [(1, "4", what)]
+    for one in found:
+        assert one is not None
+        assert one["kfac"].plain == () and one["kfac"].age <= 4
+        assert all(torch.isfinite(factor).all() for factor in one["factors"])
+    assert [one["kfac"].dropped for one in found if one is not None] == [0, 3, 0]
+
+
+def test_peers_with_other_settings_are_refused_before_anything_is_averaged() -> None:
+    def train(peer: SimulatedTransport) -> None:
+        model = net()
+        made(peer, model, Watched(model, 0.05), damping=0.01 if peer.me else 0.1)
+
+    with pytest.raises(ragtag.SchemaMismatch, match=r"damping 0\.0?1,.*damping 0\.0?1,"):
+        crew(2).run(train)
+
+
+def test_a_run_goes_on_from_a_crews_state() -> None:
+    """Factors and counts by K-FAC's own state, bases by that of the named tensors."""
+    states: dict[str, Any] = {}
+
+    def first(peer: SimulatedTransport) -> None:
+        found = trained(peer, 7, own_part)
+        if peer.me == 0:
+            kfac = found["kfac"]
+            states.update(kfac=kfac.state_dict(), bases=kfac._peers.tensors.state_dict())
+
+    def second(peer: SimulatedTransport) -> KFAC:
+        model = net()
+        _, kfac = made(peer, model, Watched(model, 0.05))
+        kfac.load_state_dict(states["kfac"])
+        kfac._peers.tensors.load_state_dict(states["bases"])
+        peer.pause(1.0)
+        return kfac
+
+    crew(2).run(first)
+    assert "bases" not in states["kfac"]
+    for kfac in crew(2).run(second):
+        assert kfac is not None and kfac.steps == 7
+        assert all(age is not None and age <= 4 for age in kfac.ages().values())
+        for name, layer in kfac.layers.items():
+            assert torch.equal(layer.factors["A"], states["kfac"]["factors"][f"{name}.A"])
+
+
+def test_a_peer_that_is_not_in_step_uses_bases_at_once() -> None:
+    """It came without the crew's state, and its count of steps is another."""
+
+    def train(peer: SimulatedTransport) -> list[int | None]:
+        model = net()
+        optimizer, kfac = made(peer, model, Watched(model, 0.05))
+        kfac.steps = 1000 * (1 - peer.me)
+        ages = []
+        for step in range(9):
+            peer.compute()
+            x, y = batch(step, own_part(peer.me, step))
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            kfac.step()
+            optimizer.step()
+            ages.append(kfac.age)
+        return ages
+
+    for ages in crew(2).run(train):
+        assert ages is not None and all(age is not None and age <= 4 for age in ages[2:])
+
+
+def test_rows_tell_how_many_workers_are_in_them() -> None:
+    layers = {"a": LayerSize(5, 7), "b": LayerSize(3, 4, groups=2)}
+    rows = Rows(layers, 9)
+    assert rows.shape == (5 + 3, 9)
+    a, b = torch.randn(7, 5), torch.randn(2, 4, 3)
+    both, one, none = rows.filled({"a": a, "b": b}), rows.filled({"b": b}), rows.filled({})
+    mean = (both + one + none) / 3  # two workers of b, and one peer that works on neither
+    found = rows.read(mean)
+    assert torch.allclose(found["a"], a, atol=1e-6) and torch.allclose(found["b"], b, atol=1e-6)
+    mean[6] = 0.0  # a chunk of b had no worker in it
+    assert rows.read(mean).keys() == {"a"}
+    assert rows.read(none) == {}
+
+
+@pytest.mark.parametrize("placement", ["somewhere", 0, 1.5, True, None])
+def test_what_is_no_placement_is_refused(placement: Any) -> None:
+    with pytest.raises(ValueError, match='give "communication", "memory", or a share'):
+        trained(SoloTransport(1), 1, None, placement=placement)
+
+
+def test_gradients_travel_only_where_all_average_them() -> None:
+    with pytest.raises(ValueError, match='average="gradients"'):
+        trained(SoloTransport(1), 1, None, placement="memory", average="models")

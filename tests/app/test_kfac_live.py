@@ -1,4 +1,4 @@
-"""K-FAC in real processes: one of three is killed, others decompose for it, and a newcomer has what they have."""
+"""K-FAC in real processes: one of three is killed, another comes later, and a later run goes on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from ragtag.app.invitation.token import kept_token
 from tests.app.test_elastic import Place, place
 
 __all__ = ["place"]
@@ -62,8 +63,7 @@ def test_one_of_three_is_killed_and_a_newcomer_and_a_later_run_go_on(place: Plac
     os.kill(crew.pid(1), signal.SIGKILL)
     for peer in (0, 2):
         crew.says("learns True", peer)
-    token = place.token()
-    late = place.command("late", "join", str(token), "train.py", SAVED=saved)
+    late = place.command("late", "join", kept_token(place.run), "train.py", SAVED=saved)
     late.says("young True")  # its count of steps came with the crew's state
     place.stop.touch()
     for peer in (0, 2):

@@ -172,7 +172,7 @@ def test_with_loss_a_killed_and_a_frozen_owner_steps_go_on_and_ages_are_told(pla
         freezes=(Freeze(2, 35.3 * step_s, 5.0),),
     )
     four = SimulatedCrew(4, lines, seed=3, cost=ComputeCost(step_s), check=True)
-    made = four.run(lambda peer: trained(peer, 100, own_part, placement=placement, inverse_every=3))
+    made = four.run(lambda peer: trained(peer, 110, own_part, placement=placement, inverse_every=3))
     assert made[1] is None and made[2] is not None
     for found in (made[0], made[3]):
         assert found is not None
@@ -182,7 +182,7 @@ def test_with_loss_a_killed_and_a_frozen_owner_steps_go_on_and_ages_are_told(pla
         assert oldest > 3 or placement == "memory", "an owner was silent, and that is told"
         assert max(ages[-5:]) <= 3 * 2
         assert sorted(found["took_s"])[-4] < 1.5 * median(found["took_s"]), "a death costs some deadlines"
-        assert sum(map(bool, found["plain"][5:])) < 10
+        assert sum(map(bool, found["plain"][5:])) < (10 if placement == "communication" else 30)
         assert sum(found["losses"][60:80]) < 0.7 * sum(found["losses"][:20])
 
 
@@ -305,7 +305,9 @@ def test_rows_tell_how_many_workers_are_in_them() -> None:
     found = rows.read(mean)
     assert torch.allclose(found["a"], a, atol=1e-6) and torch.allclose(found["b"], b, atol=1e-6)
     mean[6] = 0.0  # a chunk of b had no worker in it
-    assert rows.read(mean).keys() == {"a"}
+    lost = rows.read(mean)["b"].reshape(-1)
+    assert lost[8:16].isnan().all() and torch.allclose(lost[:8], b.reshape(-1)[:8], atol=1e-6)
+    assert torch.allclose(lost[16:], b.reshape(-1)[16:], atol=1e-6)
     assert rows.read(none) == {}
 
 

@@ -2,24 +2,23 @@
 
 Factors are averaged, weighted by samples; bases are computed at one owner each and published; both by one
 ``NamedTensors``. Peers whose gradients the crew averages hold the same gradient and the same bases, so that
-each preconditions for itself, and nothing more travels: KAISA's communication-optimal placement. Since bases
-come to peers at different moments, and these are to take the same steps, all use one from the step on that
-follows its publication; a peer that has it later is brought into step by comparisons of replicas.
+each preconditions for itself, and nothing more travels: KAISA's communication-optimal placement. Bases come
+to peers at different moments, and these are to take the same steps: so all use one from the step on that
+follows its publication. A peer that has it later is brought into step by comparisons of replicas.
 
 With fewer workers to a layer, bases go to these alone, and preconditioned gradients to all others: by a
 second average in each step, to which a layer's workers give its gradient and the others zeros. Each row of
-that average carries how many workers' values are in it, by which it is divided. So a row is right whatever was
-lost, and wherever peers that see different crews have placed a layer. A row in which no worker is has not
-come, and its layer takes the step with the gradient as it was. Since few peers have a row, what is lost of
-this average is sent again.
+that average carries how many workers' values are in it, by which it is divided. So a row is right whatever
+was lost, and wherever peers that see different crews have placed a layer. A row in which no worker is has
+not come, and the step is taken with that part of the gradient as it was.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
 import torch
@@ -31,7 +30,6 @@ from ragtag.core.types import Outcome
 from ragtag.optim.kfac.communicator import Basis, FactorRound, Needs
 from ragtag.optim.kfac.placement import LayerSize, kaisa
 from ragtag.protocols.channel.averager import Averager
-from ragtag.protocols.rounds.rps import RPS
 from ragtag.training.named import NamedTensors, Newest
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.transport import PublishingTransport
@@ -115,7 +113,7 @@ class CrewCommunicator:
                 transport,
                 f"{name}/gradients",
                 {"rows": self._rows.shape},
-                method=RPS(repair=True) if averager is None else averager,
+                method=averager,
                 seed=seed,
                 away=away,
             )
@@ -200,7 +198,7 @@ class Rows:
         at = 0
         for name, one in layers.items():
             shape = (one.g, one.a) if one.groups == 1 else (one.groups, one.g, one.a)
-            rows = -(-prod(shape) // (elements - 1))
+            rows = -(-math.prod(shape) // (elements - 1))
             self._spans[name] = at, at + rows, shape
             at += rows
         self.shape = (at, elements)
@@ -217,13 +215,14 @@ class Rows:
         return rows
 
     def read(self, mean: Tensor) -> dict[str, Tensor]:
-        """The gradients of those layers all of whose rows somebody has given."""
+        """The gradients of those layers of which somebody has given a row; NaN in rows that nobody has."""
         found = {}
         for name, (first, end, shape) in self._spans.items():
             rows = mean[first:end]
-            if bool((rows[:, 0] > 0).all()):
-                flat = (rows[:, 1:] / rows[:, :1]).reshape(-1)
-                found[name] = flat[: prod(shape)].reshape(shape)
+            given = rows[:, :1] > 0
+            if bool(given.any()):
+                flat = torch.where(given, rows[:, 1:] / rows[:, :1], math.nan).reshape(-1)
+                found[name] = flat[: math.prod(shape)].reshape(shape)
         return found
 
 

@@ -280,8 +280,8 @@ class Crew:
             "memory": one peer does each layer's, and it alone has the bases; in each step gradients travel.
             A number: that share of the peers does. Less than all needs an optimizer that averages gradients
             in each step.
-        averager: of factors (``ragtag.RPS()``), and of gradients that travel (``RPS(repair=True)``); or
-            another that averages at once. codec: how factors and bases travel.
+        averager: of factors, and of gradients that travel: ``ragtag.RPS()`` (the default), or another that
+            averages at once. codec: how factors and bases travel.
         The others: ``ragtag.KFAC``. All peers give the same.
 
         Raises SchemaMismatch where another peer has other layers or settings; TypeError or ValueError, saying

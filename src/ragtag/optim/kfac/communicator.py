@@ -89,8 +89,9 @@ class Communicator(Protocol):
     def share(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Give preconditioned gradients to peers that do not make them, and take theirs.
 
-        own: of layers that this peer works on, ``(g, a)``, or ``(groups, g, a)``. Returns own ones, and those
-        of other layers that came within the deadline of one round. All peers call it in each step.
+        own: of layers that this peer works on, ``(g, a)``, or ``(groups, g, a)``. Returns own ones, and what
+        came of other layers' within the deadline of one round, with NaN where nothing did. All peers call it
+        in each step.
         """
         ...
 

@@ -130,7 +130,7 @@ class KFAC:
         self.dropped = 0
         """How often a layer's passes were not finite, and left out of its factors."""
         self.plain: tuple[str, ...] = ()
-        """Layers that took the last step with a gradient as it was, though they had one."""
+        """Layers that took the last step with their gradient, or a part of it, as it was."""
         self._gate = gate
         self._gate.opened = self._factor_every(0)
         self._layers = {name: KfacLayer(name, module, factor_dtype, gate) for name, module in known.items()}
@@ -339,15 +339,20 @@ class KFAC:
             )
         changed: list[tuple[KfacLayer, Tensor]] = []
         products: list[Tensor] = []
+        whole: set[str] = set()
         for name, given in (self._peers.share(own) if told else own).items():
             gradient = gradients[name]
             if gradient is not None:
-                after = given.to(gradient.device)
+                after = given.to(gradient)
+                if name not in own:
+                    came = ~torch.isnan(after)
+                    after = torch.where(came, after, gradient)
+                if name in own or bool(came.all()):
+                    whole.add(name)
                 changed.append((self._layers[name], after))
                 products.append((after * gradient).sum())
-        done = {layer.name for layer, _ in changed}
         if told or products:
-            self.plain = tuple(n for n, one in gradients.items() if one is not None and n not in done)
+            self.plain = tuple(n for n, one in gradients.items() if one is not None and n not in whole)
         if not products:
             return
         moved = lr**2 * float(torch.stack([product.to(products[0]) for product in products]).sum())

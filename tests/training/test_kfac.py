@@ -273,26 +273,57 @@ def test_a_run_goes_on_from_a_crews_state() -> None:
             assert torch.equal(layer.factors["A"], states["kfac"]["factors"][f"{name}.A"])
 
 
+def stepped(
+    peer: SimulatedTransport, steps: int, prepare: Callable[[KFAC], None], **options: Any
+) -> list[dict[str, int | None]]:
+    """The ages after each step of a training, whose K-FAC is prepared first."""
+    model = net()
+    optimizer, kfac = made(peer, model, Watched(model, 0.05), **options)
+    prepare(kfac)
+    ages = []
+    for step in range(steps):
+        peer.compute()
+        x, y = batch(step, own_part(peer.me, step))
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        kfac.step()
+        optimizer.step()
+        ages.append(kfac.ages())
+    return ages
+
+
 def test_a_peer_that_is_not_in_step_uses_bases_at_once() -> None:
     """It came without the crew's state, and its count of steps is another."""
 
-    def train(peer: SimulatedTransport) -> list[int | None]:
-        model = net()
-        optimizer, kfac = made(peer, model, Watched(model, 0.05))
-        kfac.steps = 1000 * (1 - peer.me)
-        ages = []
-        for step in range(9):
-            peer.compute()
-            x, y = batch(step, own_part(peer.me, step))
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            kfac.step()
-            optimizer.step()
-            ages.append(kfac.age)
-        return ages
+    def train(peer: SimulatedTransport) -> list[dict[str, int | None]]:
+        def prepare(kfac: KFAC) -> None:
+            kfac.steps = 1000 * (1 - peer.me)
+
+        return stepped(peer, 9, prepare)
 
     for ages in crew(2).run(train):
-        assert ages is not None and all(age is not None and age <= 4 for age in ages[2:])
+        assert ages is not None
+        for step in ages[2:]:
+            assert all(age is not None and age <= 4 for age in step.values())
+
+
+def test_a_second_owner_decomposes_for_one_that_lives_and_is_silent() -> None:
+    """Peer 1 trains on, and publishes nothing from its 9th step on."""
+
+    def train(peer: SimulatedTransport) -> list[dict[str, int | None]]:
+        def prepare(kfac: KFAC) -> None:
+            publish = kfac._peers.publish
+            if peer.me == 1:
+                kfac._peers.publish = lambda values, late, step: publish(  # type: ignore[method-assign]
+                    values if step < 9 else {}, late, step
+                )
+
+        return stepped(peer, 40, prepare, inverse_every=2)
+
+    for ages in crew(3).run(train):
+        assert ages is not None
+        oldest = [max(age for age in step.values() if age is not None) for step in ages[2:]]
+        assert 2 * 2 < max(oldest[8:]) <= 2 * 4 and max(oldest[20:]) <= 2 + 3
 
 
 def test_rows_tell_how_many_workers_are_in_them() -> None:

@@ -146,6 +146,55 @@ def test_an_editor_sees_all_arguments_of_an_optimizer() -> None:
             assert shown[name].default == own[name].default, name
 
 
+def test_a_crews_kfac_takes_what_one_processs_takes() -> None:
+    own, shown = inspect.signature(ragtag.KFAC).parameters, inspect.signature(Crew.kfac).parameters
+    given_by_the_crew = {"communicator", "on_note", "optimizer", "model"}
+    for name in own.keys() - given_by_the_crew:
+        assert shown[name].annotation == own[name].annotation, name
+        assert shown[name].default == (True if name == "background" else own[name].default), name
+    for name in shown.keys() - own.keys() - {"self"}:
+        assert f"{name}: " in inspect.getdoc(Crew.kfac), name
+
+
+def test_kfac_alone_trains_and_is_kept_with_the_rest(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    steps, ages = [], []
+    for _ in range(2):
+        with ragtag.join() as crew:
+            sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+            optimizer = crew.optimizer(sgd, model=model, average="gradients")
+            kfac = crew.kfac(model, optimizer, inverse_every=2, background=False)
+            crew.resume(tmp_path)
+            for _ in range(7):
+                optimizer.zero_grad()
+                x = torch.randn(16, 4)
+                torch.nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+                kfac.step()
+                optimizer.step()
+            assert kfac.plain == ()
+            crew.save(tmp_path)
+        steps.append(kfac.steps)
+        ages.append(kfac.age)
+    assert steps == [7, 14] and max(ages) <= 3
+    with pytest.raises(ragtag.HasLeft):
+        crew.kfac(model, sgd)
+
+
+def test_what_kfac_cannot_do_is_said_and_leaves_its_name_free() -> None:
+    model = torch.nn.Linear(2, 1)
+    crew = ragtag.join()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for options, words in (
+        ({"placement": "memory"}, 'average="gradients"'),
+        ({"damping": 0.0}, "damping"),
+        ({"averager": "moshpit"}, "all at once"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            crew.kfac(model, sgd, name="second order", **options)
+    crew.kfac(model, sgd, name="second order").close()
+
+
 @pytest.mark.parametrize("other", [torch.nn.Linear(1, 1), None, torch.optim.SGD])
 def test_what_is_no_optimizer_is_refused(other: object) -> None:
     with pytest.raises(TypeError, match=r"wraps a plain torch\.optim\.Optimizer; this is a "):

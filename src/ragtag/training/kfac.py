@@ -82,8 +82,9 @@ class CrewCommunicator:
         codec: Codec | DenseName | None = None,
         seed: int = 0,
         founded: int | None = None,
-        away: Callable[[], bool] = lambda: False,
+        away: Callable[[int], bool] = lambda channel: False,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+        on_publish: Callable[[], None] = lambda: None,
     ) -> None:
         self._transport, self._needs = transport, needs
         self._share, self._alike = share_of(placement), alike
@@ -102,6 +103,7 @@ class CrewCommunicator:
             founded=founded,
             away=away,
             on_outcome=on_outcome,
+            on_publish=on_publish,
         )
         self._rows = Rows(needs.layers, fp32.elements)
         self._gradients: NamedTensors | None = None
@@ -249,7 +251,7 @@ def share_of(placement: Placement) -> float:
 
 def averages_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Whether all peers take the same steps with it."""
-    return isinstance(optimizer, CrewOptimizer) and optimizer.averages_gradients
+    return isinstance(optimizer, CrewOptimizer) and optimizer._averaged.averages_gradients
 
 
 def require_gradients(placement: Placement, optimizer: torch.optim.Optimizer) -> None:

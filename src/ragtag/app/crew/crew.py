@@ -292,7 +292,7 @@ class Crew:
         inner = optimizer.inner if isinstance(optimizer, CrewOptimizer) else optimizer
 
         def told(outcome: Outcome) -> None:
-            peer.log.record_round(outcome)
+            peer.record_round(outcome)
             if here:
                 peer.log.record_kfac(here[0], outcome)
 
@@ -311,8 +311,9 @@ class Crew:
                 codec=codec,
                 seed=self.seed,
                 founded=self.size,
-                away=lambda: peer.transport.late,
+                away=peer.on_its_way,
                 on_outcome=told,
+                on_publish=peer.took_part,
             )
             crews.append(made)
             return made
@@ -340,7 +341,7 @@ class Crew:
                 on_note=noted,
             )
         here.append(kfac)
-        peer.names[crews[0].tensors.channel] = taken
+        peer.names[crews[0].tensors._channel] = taken
         kept: dict[str, Stateful] = {
             f"ragtag.tensors/{taken}": crews[0].tensors,
             f"ragtag.kfac/{taken}": kfac,

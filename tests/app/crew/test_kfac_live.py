@@ -8,9 +8,7 @@ import signal
 import pytest
 
 from ragtag.app.invitation.token import kept_token
-from tests.app.test_elastic import Place, place
-
-__all__ = ["place"]
+from tests.app.processes import Place
 
 SCRIPT = """
 import os, time

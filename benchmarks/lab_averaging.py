@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from lab import Lab, LabError, host_of, why_not
+from ragtag.network.control.path import CONTROLLER, CONTROLLERS
 
 ROOT = Path(__file__).parents[1]
 PORT = 4747
@@ -64,12 +65,14 @@ def ours(me: int, asked: argparse.Namespace) -> None:
     from ragtag.codecs.dense import fp32
     from ragtag.core.types import Average
     from ragtag.core.wire import Identity, n_chunks
+    from ragtag.network.control import path as paths
     from ragtag.network.driver.driver import Driver
     from ragtag.network.link.udp import UdpLink
     from ragtag.protocols.node import Channel, Node
     from ragtag.protocols.rounds.allreduce import direct
     from ragtag.protocols.rounds.rps import rps, rps_repair
 
+    paths.CONTROLLER = asked.control
     driver = Driver(
         Node(me, asked.n, seed=0), UdpLink((host_of(me), PORT)), Identity("lab-averaging", me),
         {other: (host_of(other), PORT) for other in range(asked.n)},
@@ -268,6 +271,9 @@ def main() -> None:
     parser.add_argument("--burst", type=float, help="so many lost in a row, on average")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ways", nargs="+", default=[*OURS, *GLOO], choices=[*OURS, *GLOO])
+    parser.add_argument(
+        "--control", default=CONTROLLER, choices=sorted(CONTROLLERS), help="of Ragtag's paths"
+    )
     parser.add_argument("--limit-s", type=float, default=60.0, help="for each way at each loss")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "lab_averaging.json",
                         help="this run is added to those that it has")  # fmt: skip

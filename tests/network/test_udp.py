@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -154,6 +155,23 @@ def test_one_pass_takes_no_more_than_its_slab(pair: tuple[UdpLink, UdpLink]) -> 
     head = first.table.copy()
     rest = take(dest, k - len(head)).table
     assert np.array_equal(np.concatenate([head, rest]), rows)
+
+
+def test_the_kernel_says_when_datagrams_came() -> None:
+    with closing(UdpLink()) as one, closing(UdpLink()) as other:
+        if not other.stamped:
+            pytest.skip("no timestamps of received datagrams here")
+        before_ns = time.time_ns()
+        one.send(np.zeros((3, DATAGRAM_BYTES), np.uint8), other.address)
+        one.send_short(bytes(HEADER_BYTES), other.address)
+        after_ns = time.time_ns()
+        deadline_s = time.monotonic() + 5.0
+        while time.time_ns() < after_ns + 20_000_000:  # a driver that is busy with something else
+            assert time.monotonic() < deadline_s
+        got = other.receive()
+        assert len(got.came_ns) == len(got.sources) >= 1 and len(got.short_came_ns) == len(got.short) == 1
+        for came_ns in (*got.came_ns, *got.short_came_ns):
+            assert before_ns <= came_ns < after_ns + 10_000_000
 
 
 def test_nothing_there_is_nothing_received() -> None:

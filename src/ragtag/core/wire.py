@@ -21,7 +21,7 @@ numpy reads and writes in place. All integers are little-endian.
 | 42 | u16 | block | |
 | 44 | u32 | chunk | ACK: the window granted, in datagrams |
 | 48 | u32 | total | ACK: 1: all up to the highest have come |
-| 52 | f32 | weight | the chunk's weight in a mean |
+| 52 | f32 | weight | the chunk's weight in a mean; ACK: seconds since the highest number came |
 | 56 | u64 | heard | the chunk's contributors, a bit each; ACK: the highest number seen |
 
 The first 32 bytes stay in clear; a link that seals encrypts what follows, in a table of its own, and puts its

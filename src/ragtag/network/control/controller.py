@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+QUANTUM_S = 1e-3
+"""What is paced leaves in trains of a millisecond, as Linux' TCP sizes its own: all busy paths' together."""
+
 
 @dataclass(slots=True)
 class Delivery:
@@ -18,12 +21,18 @@ class Delivery:
     delivered: those of them that came.
     in_flight: datagrams under way just before.
     granted: datagrams that the receiver lets be under way.
-    rtt_s: the round trip of the newest of them; ``None``: not measured.
-    srtt_s: round trips so far, smoothed (RFC 6298); 0: none.
+    rtt_s: the path's round trip of the newest of them; ``None``: not measured.
+    srtt_s: round trips so far, smoothed (RFC 6298), with what busy ends kept; 0: none.
     min_rtt_s: the shortest so far; inf: none.
     rate: datagrams a second that the path delivers, measured over a round trip or longer (the draft
         draft-cheng-iccrg-delivery-rate-estimation); ``None``: over less.
     app_limited: the rate is of what was sent while there was nothing more to send: the path may carry more.
+    rounds: round trips so far, by what was sent: one is over when a datagram is answered that left after the
+        one before was over. None is shorter than five trains.
+    tx_in_flight: datagrams under way when what is answered left, at most (draft-ietf-ccwg-bbr,
+        RS.tx_in_flight).
+    window_limited: whether the window had no room for more, since the answer before.
+    kept_s: how long what was answered, and the answer, lay at the two ends, beside the round trip.
     """
 
     now_s: float
@@ -36,10 +45,28 @@ class Delivery:
     min_rtt_s: float
     rate: float | None
     app_limited: bool
+    rounds: int = 0
+    tx_in_flight: int = 0
+    kept_s: float = 0.0
+    window_limited: bool = False
 
 
 class Controller(Protocol):
     """How much may be under way to one peer, and how fast it may leave."""
+
+    busy: int
+    """How many paths of this peer have something to send: they take turns, a train each."""
+    fair: float
+    """Datagrams a second that this path may claim: its part of what all busy paths of this peer deliver. They
+    mostly share its uplink, and of what they carry the last to arrive is waited for."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Datagrams a second that the path delivers, as far as is known; 0: not known."""
+
+    @property
+    def train_s(self) -> float:
+        """How long what leaves at once takes at this path's rate."""
 
     @property
     def window(self) -> float:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ragtag.network.control.controller import Controller, Delivery
+from ragtag.network.control.bbr import Bbr
+from ragtag.network.control.controller import QUANTUM_S, Controller, Delivery
 from ragtag.network.control.window import WINDOW_FIRST, WINDOW_MAX, WINDOW_MIN, LossWindow
 
-CONTROLLERS: Mapping[str, Callable[[], Controller]] = {"window": LossWindow}
-CONTROLLER = "window"
+CONTROLLERS: Mapping[str, Callable[[], Controller]] = {"bbr": Bbr, "window": LossWindow}
+CONTROLLER = "bbr"
 """The one that new paths have."""
 TRAINS_MAX = 4096
 """Departures that are kept of what is under way: beyond, the oldest are forgotten."""
 _COPIES_MAX = 8
 _GRANULARITY_S = 1e-3
 _UNKNOWN_S = 0.1  # until there is an answer nothing is measured; peers begin to meet at the same pace
-_QUANTUM_S = 1e-3  # a paced train is what leaves in a millisecond, as Linux' TCP sizes its own
+_SPAN_S = 5 * QUANTUM_S  # over less, the rate of single trains would be measured
 
 
 class _Departure(NamedTuple):
@@ -34,6 +35,15 @@ class _Departure(NamedTuple):
     delivered_s: float
     first_s: float
     app_limited: bool
+    in_flight: int
+
+
+class _Measured(NamedTuple):
+    """Up to where a rate was measured: how many had come, when, and when the newest of them had left."""
+
+    received: int
+    came_s: float
+    left_s: float
 
 
 class Path:
@@ -41,7 +51,8 @@ class Path:
 
     sent, acked: the highest number that left, and that is known to have come; received: how many came.
     granted: how many the receiver lets be under way.
-    srtt_s, rttvar_s: round trips (RFC 6298); 0: none measured. min_rtt_s: the shortest.
+    srtt_s, rttvar_s: round trips (RFC 6298), with what the two ends kept; 0: none measured.
+    min_rtt_s: the shortest, without.
     sure: whether one was measured with what was sent after the other had been heard. What was sent before may
         have lain in a socket that nobody read yet, for seconds.
     """
@@ -57,8 +68,14 @@ class Path:
         self._departures: deque[_Departure] = deque()
         self._forgotten = 0
         self._next_s = 0.0
+        self._late_s = 0.0
+        self._window_limited = False
+        self._held = True  # by its window, or as there is nothing to send
         self._delivered_s = self._first_s = 0.0
-        self._limited_until = 0
+        self._limited_until = -1
+        self._measured: _Measured | None = None
+        self._rounds = self._round_ends = 0
+        self._round_until_s = -math.inf
 
     # -- What may leave
 
@@ -86,8 +103,14 @@ class Path:
         """How many datagrams may leave now, at once."""
         if now_s < self._next_s:
             return 0
-        rate = self.control.rate
-        return self.allowance if rate == math.inf else min(self.allowance, max(1, int(rate * _QUANTUM_S)))
+        room, rate = self.allowance, self.control.rate
+        if room <= 0:
+            self._held = self._window_limited = True
+        if rate == math.inf:
+            return room
+        train_s = self.control.train_s if self.in_flight else QUANTUM_S  # the first one finds out
+        due = rate * (self._behind_s(now_s) + train_s)
+        return min(room, max(1, min(int(due), self.limit // 2)))
 
     # -- What left, and what came of it
 
@@ -95,49 +118,76 @@ class Path:
         """``count`` datagrams, with the next numbers, leave now (or were lost where losses are injected)."""
         if self.in_flight == 0:
             self._first_s = self._delivered_s = now_s
+            self._measured = None
+        since_s = now_s - self._behind_s(now_s)
+        if not self._held:
+            self._late_s += 0.125 * (max(0.0, now_s - self._next_s) - self._late_s)
+        self._held = False
         self.sent += count
         departures = self._departures
         if departures and departures[-1].at_s == now_s:
-            departures[-1] = departures[-1]._replace(last=self.sent)
+            departures[-1] = departures[-1]._replace(last=self.sent, in_flight=self.in_flight)
         else:
-            limited = self.received < self._limited_until
+            limited = self.received <= self._limited_until
             if len(departures) == TRAINS_MAX:
                 self._forgotten = departures.popleft().last
             departures.append(
-                _Departure(self.sent, now_s, self.received, self._delivered_s, self._first_s, limited)
+                _Departure(
+                    self.sent, now_s, self.received, self._delivered_s, self._first_s, limited, self.in_flight
+                )
             )
         rate = self.control.rate
         if rate != math.inf:
-            self._next_s = max(self._next_s, now_s) + count / rate
+            self._next_s = max(self._next_s, since_s) + count / rate
         self.control.sent(now_s, count, self.in_flight)
+
+    def _behind_s(self, now_s: float) -> float:
+        """For how long a train could have left already, as its driver was busy: so much is made up for.
+
+        Not more than twice what is usual, lest a peer that stood still sends all at once what it could not. A
+        path that had nothing to send, or no room in its window, is not behind.
+        """
+        return 0.0 if self._held else min(max(0.0, now_s - self._next_s), 2.0 * self._late_s)
 
     def idle(self) -> None:
         """There is nothing more to send, though the window has room: what comes says little of the path."""
+        self._held = True
         if self.allowance > 0:
             self._limited_until = self.received + self.in_flight
 
     def on_ack(
-        self, now_s: float, highest: int, received: int, granted: int, since_s: float = -math.inf
+        self,
+        now_s: float,
+        highest: int,
+        received: int,
+        granted: int,
+        since_s: float = -math.inf,
+        kept_s: float = 0.0,
     ) -> None:
         """An answer: the highest number seen, how many came in all, and the window granted.
 
-        since_s: since when the other has been heard.
+        since_s: since when the other has been heard. kept_s: how long the datagram and its answer lay at the
+        two ends, whose drivers were busy: no part of the path's round trip (as in RFC 9002, section 5.3).
         """
         if not 0 <= highest <= self.sent or received > highest:
             return  # no answer to what was sent
         self.granted = max(1, min(granted, WINDOW_MAX))
         if highest <= self.acked:
             return  # overtaken or repeated: how long it took says nothing about the path
-        left = self._left(highest)
+        left, tx_in_flight = self._left(highest)
         rtt_s = None
         if left is not None:
-            rtt_s = now_s - left.at_s
-            self._measure(rtt_s, left.at_s >= since_s)
+            took_s = now_s - left.at_s
+            kept_s = kept_s if 0.0 <= kept_s < took_s else 0.0  # else a clock was set meanwhile
+            rtt_s = took_s - kept_s
+            self._measure(took_s, rtt_s, left.at_s >= since_s)
         if self._unheard is None:  # until its first answer the other may not have listened yet
             self._unheard = highest - self.acked + self.received - received
         before, in_flight, passed = self.received, self.in_flight, highest - self.acked
         self.received = max(self.received, min(highest, received + self._unheard))
         self.acked = highest
+        if highest > self._round_ends and now_s >= self._round_until_s:
+            self._rounds, self._round_ends, self._round_until_s = self._rounds + 1, self.sent, now_s + _SPAN_S
         self.control.acknowledged(
             Delivery(
                 now_s,
@@ -148,16 +198,22 @@ class Path:
                 rtt_s,
                 self.srtt_s,
                 self.min_rtt_s,
-                None if left is None else self._rate(now_s, left),
+                None if left is None else self._rate(now_s - kept_s, left),
                 left is not None and left.app_limited,
+                self._rounds,
+                tx_in_flight,
+                kept_s,
+                self._window_limited,
             )
         )
+        self._window_limited = False
 
     def restart(self) -> None:
         """Another process listens from now on: what its predecessor did not get is no loss of the path."""
         self.received += self.sent - self.acked
         self.acked = self.sent
         self._departures.clear()
+        self._measured = None
         self._unheard, self.sure = None, False
 
     # -- What is known
@@ -181,14 +237,19 @@ class Path:
             return 1
         return min(_COPIES_MAX, math.ceil(math.log(1e-3) / math.log(min(self.loss, 0.9))))
 
-    def _left(self, number: int) -> _Departure | None:
-        """When a number left; what left before it is not asked for again."""
-        departures = self._departures
-        while departures and departures[0].last < number:
-            departures.popleft()
-        return departures[0] if departures and number > self._forgotten else None
+    def _left(self, number: int) -> tuple[_Departure | None, int]:
+        """When a number left, and what was under way at most since the last answer's.
 
-    def _measure(self, rtt_s: float, sure: bool) -> None:
+        What left before it is not asked for again.
+        """
+        departures, most = self._departures, 0
+        while departures and departures[0].last < number:
+            most = max(most, departures.popleft().in_flight)
+        if not departures or number <= self._forgotten:
+            return None, most
+        return departures[0], max(most, departures[0].in_flight)
+
+    def _measure(self, rtt_s: float, path_s: float, sure: bool) -> None:
         """RFC 6298, section 2; but one answer teaches at most twice the timeout.
 
         What a process stood still for, at either end, is in the round trip of whatever was under way:
@@ -197,7 +258,7 @@ class Path:
         replaces what was measured before.
         """
         first = self.srtt_s == 0.0 or (sure and not self.sure)
-        self.min_rtt_s = rtt_s if first else min(self.min_rtt_s, rtt_s)
+        self.min_rtt_s = path_s if first else min(self.min_rtt_s, path_s)
         self.sure |= sure
         if not first:
             rtt_s = min(rtt_s, 2.0 * self.rto_s)
@@ -207,8 +268,26 @@ class Path:
             self.rttvar_s += 0.25 * (abs(self.srtt_s - rtt_s) - self.rttvar_s)
             self.srtt_s += 0.125 * (rtt_s - self.srtt_s)
 
-    def _rate(self, now_s: float, left: _Departure) -> float | None:
-        """Datagrams a second: what came since ``left``, over the longer of sending it and hearing of it."""
-        self._delivered_s, self._first_s = now_s, left.at_s
-        took_s = max(left.at_s - left.first_s, now_s - left.delivered_s)
-        return (self.received - left.delivered) / took_s if took_s >= self.min_rtt_s and took_s > 0 else None
+    def _rate(self, came_s: float, left: _Departure) -> float | None:
+        """Datagrams a second: what came since ``left``, over the longer of sending it and hearing of it.
+
+        Where a round trip is over too soon for that, it is counted from the last time it could be measured.
+        """
+        since = _Measured(left.delivered, left.delivered_s, left.first_s)
+        self._delivered_s, self._first_s = came_s, left.at_s
+        if came_s - left.delivered_s < _SPAN_S and self._measured is not None:
+            since = self._measured
+        took_s = max(left.at_s - since.left_s, came_s - since.came_s)
+        if took_s < max(self.min_rtt_s, _SPAN_S):
+            self._measured = since
+            return None
+        self._measured = _Measured(self.received, came_s, left.at_s)
+        return (self.received - since.received) / took_s
+
+
+def claim_alike(paths: Sequence[Path]) -> None:
+    """Tell paths of one peer that have something to send what each may claim: as much as any other."""
+    if paths:
+        fair = sum(path.control.bandwidth for path in paths) / len(paths)
+        for path in paths:
+            path.control.fair, path.control.busy = fair, len(paths)

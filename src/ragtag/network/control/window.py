@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ragtag.network.control.controller import Delivery
+from ragtag.network.control.controller import QUANTUM_S, Delivery
 
 WINDOW_FIRST = 64
 """Datagrams before the first answer: about 75 KB, five times TCP's first window (RFC 6928) at our size."""
@@ -39,6 +39,10 @@ class LossWindow:
     window: float = WINDOW_FIRST
     ambient: float = 0.0
     rate: float = math.inf
+    busy: int = 1
+    train_s: float = QUANTUM_S
+    fair: float = 0.0
+    bandwidth: float = 0.0
     _passed: int = 0  # since the last look
     _delivered: int = 0
     _peak: int = 0

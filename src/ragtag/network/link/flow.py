@@ -71,7 +71,10 @@ class Ending:
 
 @dataclass(slots=True)
 class Inbound:
-    """What has come from a peer in this epoch of its process, since ``since_s``."""
+    """What has come from a peer in this epoch of its process, since ``since_s``.
+
+    came_ns: when the newest of it reached this machine, by ``time.time_ns``.
+    """
 
     epoch: int = -1
     since_s: float = 0.0
@@ -82,6 +85,7 @@ class Inbound:
     unordered: bool = False
     reorder_s: float = 0.0
     advanced_s: float = 0.0
+    came_ns: int = 0
     endings: OrderedDict[tuple[MessageKey, int], None] = field(default_factory=OrderedDict)
 
     def enter(self, epoch: int) -> bool:
@@ -162,12 +166,20 @@ class Flow:
             self.ping_s, self.pings = min(self.ping_s, now_s), 0
 
     def asks(self, n: int) -> bool:
-        """Whether the last of the next ``n`` datagrams asks for an answer: four times in a window.
+        """Whether the last of the next ``n`` datagrams asks for an answer: eight times in a window.
 
-        Until a round trip is known for sure, each does.
+        What is answered at once makes a burst, and the window has to have room for it beyond what fills the
+        path.
+
+        Until a round trip is known for sure, each does; so does what leaves first, while no queue is full.
         """
         path = self.path
-        if path.sure and path.sent + n - self._asked < path.limit // 4 and path.allowance > n:
+        if (
+            path.sure
+            and path.in_flight
+            and path.sent + n - self._asked < path.limit // 8
+            and path.allowance > n
+        ):
             return False
         self._asked = path.sent + n
         return True

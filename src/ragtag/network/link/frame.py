@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -52,6 +53,7 @@ class Short:
     """A header-only datagram: an end marker, an answer, or a request for one.
 
     received, highest: an answer's: how many datagrams have come, and the highest number.
+    waited_s: an answer's: how long ago that one came.
     """
 
     kind: Kind
@@ -64,6 +66,7 @@ class Short:
     highest: int
     seq: int
     epoch: int
+    waited_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -227,6 +230,7 @@ class Framer:
         received: int = 0,
         highest: int = 0,
         seq: int = 0,
+        waited_s: float = 0.0,
     ) -> bytes:
         """A header-only datagram."""
         mask = 0xFFFFFFFF
@@ -249,7 +253,7 @@ class Framer:
                 key.block,
                 chunk & mask,
                 total,
-                0.0,
+                waited_s,
                 highest & mask,
             )
         )
@@ -261,7 +265,7 @@ class Framer:
         """A header-only datagram, or None where it is not the crew's."""
         fields = _SHORT.unpack(data)
         version, kind, crew, sender, dest, seq, epoch, tag, _, schema, number = fields[:11]
-        channel, stage, block, chunk, total, _, highest = fields[11:]
+        channel, stage, block, chunk, total, waited_s, highest = fields[11:]
         if crew != self._crew_id or dest != self.identity.peer:
             self.refused.foreign += 1
             return None
@@ -275,7 +279,10 @@ class Framer:
             self.refused.corrupt += 1
             return None
         key = MessageKey(self._channel(channel, schema), number, stage, block)
-        return Short(Kind(kind), sender, key, schema, chunk, total, number, highest, seq, epoch)
+        if not 0.0 <= waited_s < math.inf:
+            self.refused.malformed += 1
+            return None
+        return Short(Kind(kind), sender, key, schema, chunk, total, number, highest, seq, epoch, waited_s)
 
     def parse(self, table: Bytes) -> tuple[Bytes, Headers]:
         """The rows of ``table`` that are the crew's data, with a copy of their headers."""

@@ -38,6 +38,8 @@ class Received:
     drained: nothing was left to read.
     sources: where rows came from: the row after the last one from there, and the address.
     short_sources: where each of ``short`` came from.
+    came_ns, short_came_ns: when each of ``sources`` and ``short`` reached this machine, by ``time.time_ns``;
+        the driver may have been busy since. Empty: not known.
     """
 
     table: Bytes
@@ -46,6 +48,8 @@ class Received:
     drained: bool
     sources: list[tuple[int, Address]] = field(default_factory=list)
     short_sources: list[Address] = field(default_factory=list)
+    came_ns: list[int] = field(default_factory=list)
+    short_came_ns: list[int] = field(default_factory=list)
 
 
 class Failures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections import deque
 from itertools import count
 from threading import Lock
@@ -76,7 +77,7 @@ class MemoryLink:
             raise ValueError("a link in memory takes no socket from a launcher")
         self.failures, self.capacity, self._hub = Failures(), capacity, hub
         self.overflowed = 0
-        self._queue: deque[tuple[Address, Bytes | bytes]] = deque()
+        self._queue: deque[tuple[Address, Bytes | bytes, int]] = deque()
         self._waiting = 0
         self._lock = Lock()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -134,7 +135,7 @@ class MemoryLink:
                 return
             if not self._queue:
                 self._wake_out.send(b"x")
-            self._queue.append((source, data if isinstance(data, bytes) else data[:taken]))
+            self._queue.append((source, data if isinstance(data, bytes) else data[:taken], time.time_ns()))
             self._waiting += taken
 
     # -- In
@@ -143,13 +144,15 @@ class MemoryLink:
         """Take what has come, at most ``SLAB_ROWS`` full datagrams."""
         rows, short = 0, list[bytes]()
         sources, short_sources = list[tuple[int, Address]](), list[Address]()
+        came_ns, short_came_ns = list[int](), list[int]()
         with self._lock:
             woken = bool(self._queue)
             while self._queue:
-                source, data = self._queue[0]
+                source, data, came = self._queue[0]
                 if isinstance(data, bytes):
                     short.append(data)
                     short_sources.append(source)
+                    short_came_ns.append(came)
                     self._waiting -= 1
                 else:
                     if rows + len(data) > SLAB_ROWS:
@@ -157,9 +160,10 @@ class MemoryLink:
                     self._slab[rows : rows + len(data)] = data
                     rows += len(data)
                     sources.append((rows, source))
+                    came_ns.append(came)
                     self._waiting -= len(data)
                 self._queue.popleft()
             drained = not self._queue
             if woken and drained:
                 self._wake_in.recv(1)
-        return Received(self._slab[:rows], short, 0, drained, sources, short_sources)
+        return Received(self._slab[:rows], short, 0, drained, sources, short_sources, came_ns, short_came_ns)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 
 from ragtag.core.types import PEERS_MAX, Bytes, Outcome, PeerId, Send
 from ragtag.core.wire import HEADER_BYTES, Kind
+from ragtag.network.control.path import claim_alike
 from ragtag.network.link.flow import PINGS, Ending, Flow, Outgoing
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inject import Injector
@@ -97,6 +99,7 @@ class Outbox:
     def flush(self, now_s: float) -> None:
         """Send what may be sent now, and repeat what has not been answered."""
         self.blocked = False
+        claim_alike([flow.path for flow in self._busy.values() if flow.queue])
         for flow in list(self._busy.values()):
             if flow.queue or flow.endings:
                 flow.expire(now_s)
@@ -207,12 +210,14 @@ class Outbox:
         total: int = 0,
         received: int = 0,
         highest: int = 0,
+        waited_s: float = 0.0,
     ) -> None:
         """Send one of ``ANSWERS``: they have numbers of their own."""
         flow.answers += 1
         data = self._framer.short(
-            kind, flow.peer, chunk=chunk, total=total, received=received, highest=highest, seq=flow.answers
-        )
+            kind, flow.peer, chunk=chunk, total=total, received=received, highest=highest, seq=flow.answers,
+            waited_s=waited_s,
+        )  # fmt: skip
         self.emit(flow, data, now_s)
 
     def emit(self, flow: Flow, data: bytes, now_s: float, drawn: bool = False) -> None:
@@ -237,9 +242,10 @@ class Outbox:
         """Tell a peer what has come of its datagrams, and how many more it may send."""
         inbound = flow.inbound
         inbound.unanswered, inbound.asked = 0, False
+        waited_s = max(0, time.time_ns() - inbound.came_ns) * 1e-9 if inbound.came_ns else 0.0
         self.answer(
             now_s, flow, Kind.ACK, chunk=self.granted, total=inbound.whole, received=inbound.received,
-            highest=inbound.highest,
+            highest=inbound.highest, waited_s=waited_s,
         )  # fmt: skip
 
     def _count(self, datagrams: int, size: int) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 import sys
+import time
 
 import numpy as np
 
@@ -20,6 +22,10 @@ from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
 from ragtag.network.link.link import BROKEN, SLAB_ROWS, TRAIN, Failures, Received
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104  # linux/udp.h; not all in Python's socket module
+SO_TIMESTAMPNS = 35  # asm-generic/socket.h
+_TIMESPEC = struct.Struct("@qq")
+_CONTROL_BYTES = 64
+"""For the size of coalesced datagrams, and when they came."""
 _RECV_BYTES = 65_536
 _RCVBUF_WANTED = 8 << 20
 _TRUESIZE = 2304
@@ -47,6 +53,7 @@ class UdpLink:
         self._grow_buffers()
         self.segmentation = not plain and _option(self.sock, UDP_SEGMENT, DATAGRAM_BYTES)
         self.coalescing = not plain and _option(self.sock, UDP_GRO, 1)
+        self.stamped = not plain and _option(self.sock, SO_TIMESTAMPNS, 1, socket.SOL_SOCKET)
         self._slab = np.empty(SLAB_ROWS * DATAGRAM_BYTES + _RECV_BYTES, np.uint8)
         self._view = self._slab.data
         self.failures = Failures()
@@ -138,6 +145,7 @@ class UdpLink:
         """Take what has come, at most ``SLAB_TRAINS``, without waiting."""
         rows, malformed, short = 0, 0, list[bytes]()
         sources, short_sources = list[tuple[int, Address]](), list[Address]()
+        came_ns, short_came_ns = list[int](), list[int]()
         drained = False
         calls = 0
         while rows < SLAB_ROWS and calls < 512:
@@ -145,7 +153,7 @@ class UdpLink:
             at = rows * DATAGRAM_BYTES
             room = self._view[at : at + _RECV_BYTES]
             try:
-                n, control, _, source = self.sock.recvmsg_into([room], 32)
+                n, control, _, source = self.sock.recvmsg_into([room], _CONTROL_BYTES)
             except BlockingIOError:
                 drained = True
                 break
@@ -154,10 +162,14 @@ class UdpLink:
                     raise
                 self.receive_errors += 1
                 continue
-            size = n
+            size, came = n, 0
             for level, kind, data in control:
                 if level == SOL_UDP and kind == UDP_GRO:
                     size = int.from_bytes(data[:4], sys.byteorder)
+                elif level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
+                    seconds, rest_ns = _TIMESPEC.unpack(data)
+                    came = 1_000_000_000 * seconds + rest_ns
+            came = came or time.time_ns()
             if size == DATAGRAM_BYTES:
                 full, rest = divmod(n, DATAGRAM_BYTES)
                 if rest == HEADER_BYTES:
@@ -166,15 +178,18 @@ class UdpLink:
                     malformed += 1
                 rows += full
                 sources.append((rows, source[:2]))  # what the kernel has coalesced is of one flow
+                came_ns.append(came)
             elif size == HEADER_BYTES:
                 short += [bytes(room[i : i + size]) for i in range(0, n - size + 1, size)]
                 malformed += n % size != 0
             else:
                 malformed += max(1, -(-n // size)) if size else 1
             if len(short) > len(short_sources):
-                short_sources += [source[:2]] * (len(short) - len(short_sources))
+                more = len(short) - len(short_sources)
+                short_sources += [source[:2]] * more
+                short_came_ns += [came] * more
         table = self._slab[: rows * DATAGRAM_BYTES].reshape(rows, DATAGRAM_BYTES)
-        return Received(table, short, malformed, drained, sources, short_sources)
+        return Received(table, short, malformed, drained, sources, short_sources, came_ns, short_came_ns)
 
     def _grow_buffers(self) -> None:
         """Ask for large buffers; the kernel's limit (net.core.rmem_max) decides, root may pass it."""
@@ -249,11 +264,11 @@ def _inherited(fd: int) -> socket.socket:
     return sock
 
 
-def _option(sock: socket.socket, option: int, value: int) -> bool:
+def _option(sock: socket.socket, option: int, value: int, level: int = SOL_UDP) -> bool:
     if sys.platform != "linux":
         return False
     try:
-        sock.setsockopt(SOL_UDP, option, value)
+        sock.setsockopt(level, option, value)
     except OSError:
         return False
     return True

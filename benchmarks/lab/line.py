@@ -1,0 +1,263 @@
+"""Lines in virtual time, and a crew's paths that send through them: what tests of rate control stand on.
+
+A line is one queue, which drops what finds no room, a rate, what is lost behind it, and a delay. What waits
+and what is lost is decided train by train, so a second of 500 Mbit/s takes some tens of milliseconds. The
+paths are the product's own (``ragtag.network.control``), with the controller that is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ragtag.core.seed import generator
+from ragtag.network.control.controller import Controller
+from ragtag.network.control.path import Path, claim_alike
+from ragtag.simulation.loop import Loop
+
+SIZE = 1194
+"""Bytes of one datagram with all headers."""
+VALUES = 1088
+"""Bytes of values in it."""
+TICK_S = 1e-3
+"""A driver that waits for its next train wakes at multiples of this, as poll does."""
+
+
+def datagrams(mbit: float) -> float:
+    """A rate in datagrams a second."""
+    return mbit * 1e6 / 8 / SIZE
+
+
+class Way(Protocol):
+    """Brings trains from one peer to another. rtt_s: the delay there and back, without queues."""
+
+    rtt_s: float
+
+    def send(self, count: int, arrive: Callable[[int], object]) -> None:
+        """A train leaves: calls, when the last of it would have come, with how many did."""
+
+
+class Line:
+    """A bottleneck.
+
+    rate: datagrams a second, at a time.
+    room: datagrams in the queue.
+    loss: the share that is lost behind it, at a time.
+    dropped: what found no room so far.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        rate: Callable[[float], float],
+        room: int,
+        rtt_s: float,
+        loss: Callable[[float], float] = lambda _: 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.loop, self.rate, self.room, self.rtt_s, self.loss = loop, rate, room, rtt_s, loss
+        self.dropped = 0
+        self._queued, self._at_s = 0.0, 0.0
+        self._draws = generator(seed, "line")
+
+    @property
+    def queued(self) -> float:
+        """Datagrams that wait now."""
+        now_s = self.loop.now_s
+        self._queued = max(0.0, self._queued - (now_s - self._at_s) * self.rate(now_s))
+        self._at_s = now_s
+        return self._queued
+
+    def send(self, count: int, arrive: Callable[[int], object]) -> None:
+        """See ``Way``."""
+        now_s = self.loop.now_s
+        fits = max(0, min(count, int(self.room + 1 - self.queued)))
+        self.dropped += count - fits
+        self._queued += fits
+        came = fits - int(self._draws.binomial(fits, self.loss(now_s)))
+        wait_s = self._queued / self.rate(now_s)
+        self.loop.at(now_s + wait_s + self.rtt_s / 2, lambda: arrive(came))
+
+
+class Both:
+    """An uplink, and behind it a downlink."""
+
+    def __init__(self, up: Line, down: Line) -> None:
+        self._up, self._down, self.rtt_s = up, down, up.rtt_s + down.rtt_s
+
+    def send(self, count: int, arrive: Callable[[int], object]) -> None:
+        """See ``Way``."""
+        self._up.send(count, lambda came: self._down.send(came, arrive) if came else arrive(0))
+
+
+@dataclass
+class Sender:
+    """One path, which has ``backlog`` datagrams to send (inf: always more).
+
+    keeps_s: how long the receiver keeps an answer, at a time: its driver is busy.
+    siblings: the paths of the same peer, this one too.
+    came: when how many came.
+    """
+
+    loop: Loop
+    way: Way
+    control: Controller
+    backlog: float = 0.0
+    keeps_s: Callable[[float], float] = lambda _: TICK_S
+    siblings: list[Sender] = field(default_factory=list)
+    came: list[tuple[float, int]] = field(default_factory=list)
+    _planned_s: float = math.inf
+    _asked: int = 0
+    _highest: tuple[int, float] = (0, 0.0)
+    _received: int = 0
+    _answers_s: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.path = Path(self.control)
+        self.path.granted = 1 << 16
+        self.siblings = self.siblings or [self]
+
+    def give(self, count: float) -> None:
+        """So many more are to be sent."""
+        self.backlog += count
+        self.wake()
+
+    def wake(self) -> None:
+        """Send what may leave, and plan the next time."""
+        path, loop = self.path, self.loop
+        claim_alike([other.path for other in self.siblings if other.backlog > 0])
+        while self.backlog > 0 and (k := int(min(path.train(loop.now_s), self.backlog))) > 0:
+            first = not path.in_flight
+            asks = first or path.allowance <= k
+            asks |= path.sent + k - self._asked >= path.limit // 8
+            path.send(loop.now_s, k)
+            self.backlog -= k
+            if self.backlog <= 0:
+                asks = True
+                path.idle()
+            if asks:
+                self._asked = path.sent
+            number = path.sent
+            self.way.send(k, lambda came, number=number, asks=asks: self._arrive(number, came, asks))
+        if self.backlog > 0 and path.allowance > 0:
+            at_s = max(loop.now_s, math.ceil(path.next_s / TICK_S - 1e-9) * TICK_S)
+            if at_s != self._planned_s:
+                self._planned_s = at_s
+                loop.at(at_s, self._tick)
+        elif self.path.in_flight:
+            self._ask_later(path.acked)
+
+    def _tick(self) -> None:
+        self._planned_s = math.inf
+        self.wake()
+
+    def _ask_later(self, acked: int) -> None:
+        """What was to be answered may be lost, and its answer: ask once more after a while."""
+        self.loop.at(self.loop.now_s + max(TICK_S, self.path.rto_s), lambda: self._ask(acked))
+
+    def _ask(self, acked: int) -> None:
+        path = self.path
+        if path.acked == acked and path.in_flight:
+            path.send(self.loop.now_s, 1)
+            number = path.sent
+            self.way.send(1, lambda came: self._arrive(number, came, True))
+            self._ask_later(acked)
+
+    def _arrive(self, number: int, came: int, asked: bool) -> None:
+        if not came:
+            return
+        now_s = self.loop.now_s
+        self._received += came
+        self._highest = max(self._highest, (number, now_s))
+        self.came.append((now_s, came))
+        if asked and self._answers_s < now_s:
+            self._answers_s = now_s + self.keeps_s(now_s)
+            self.loop.at(self._answers_s, self._answer)
+
+    def _answer(self) -> None:
+        (highest, came_s), received = self._highest, self._received
+        kept_s = self.loop.now_s - came_s
+
+        def back() -> None:
+            self.path.on_ack(self.loop.now_s, highest, received, self.path.granted, kept_s=kept_s)
+            self.wake()
+
+        self.loop.at(self.loop.now_s + self.way.rtt_s / 2, back)
+
+    def rate_between(self, from_s: float, until_s: float) -> float:
+        """Datagrams a second that came."""
+        return sum(k for at_s, k in self.came if from_s <= at_s < until_s) / (until_s - from_s)
+
+
+@dataclass(frozen=True)
+class Round:
+    """An average of a crew. s: until the last datagram came; limit_s: what one uplink needs for it."""
+
+    s: float
+    limit_s: float
+    dropped: int
+    sent: int
+
+
+class Crew:
+    """Peers that average as reduce-scatter and all-gather do: each sends a block to each other, twice.
+
+    Each has an uplink and a downlink of one rate.
+
+    loss: on the downlinks.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Controller],
+        n: int = 4,
+        *,
+        mbit: float = 500.0,
+        queue_ms: float = 20.0,
+        rtt_s: float = 2e-4,
+        loss: float = 0.0,
+        mb: float = 16.0,
+        keeps_s: Callable[[float], float] = lambda _: TICK_S,
+    ) -> None:
+        self.loop = loop = Loop()
+        self._rate = rate = datagrams(mbit)
+        room, self._rtt_s = int(rate * queue_ms / 1e3), rtt_s
+        self.block = int(mb * 1e6 / n / VALUES)
+        self._ups = [Line(loop, lambda _: rate, room, rtt_s / 2, seed=2 * i) for i in range(n)]
+        self._downs = [
+            Line(loop, lambda _: rate, room, rtt_s / 2, lambda _: loss, seed=2 * i + 1) for i in range(n)
+        ]
+        self.senders: list[Sender] = []
+        for i in range(n):
+            mine: list[Sender] = []
+            for j in range(n):
+                if i != j:
+                    way = Both(self._ups[i], self._downs[j])
+                    mine.append(Sender(loop, way, make(), keeps_s=keeps_s, siblings=mine))
+            for one in mine:
+                one.siblings = mine
+            self.senders += mine
+        self.limit_s = 2 * (n - 1) * self.block / rate
+
+    def average(self, gap_s: float = 0.02) -> Round:
+        """One round; then all compute for ``gap_s``."""
+        loop, lines = self.loop, [*self._ups, *self._downs]
+        began_s, dropped = loop.now_s, sum(line.dropped for line in lines)
+        sent = sum(one.path.sent for one in self.senders)
+        for _ in range(2):
+            for one in self.senders:
+                one.came.clear()
+                one.give(self.block)
+            while any(one.backlog > 0 for one in self.senders):
+                loop.next()
+            loop.run(loop.now_s + max(line.queued for line in lines) / self._rate + self._rtt_s + TICK_S / 2)
+        took_s = loop.now_s - began_s
+        loop.run(loop.now_s + gap_s)
+        return Round(
+            took_s,
+            self.limit_s,
+            sum(line.dropped for line in lines) - dropped,
+            sum(one.path.sent for one in self.senders) - sent,
+        )

@@ -1,0 +1,74 @@
+"""Rate control in virtual time: a crew's averages over lines of a rate, for each controller.
+
+    python benchmarks/rate_control.py --out benchmarks/results/rate_control.json
+
+For each line (rate, round trip, queue, loss) four or eight peers average 18 times, as they would live: the
+paths and controllers are the product's (benchmarks/lab/line.py). `time` is the median round over what an
+uplink needs to send all of it, and the longest; `dropped` the share of datagrams that found no room in a
+queue. The first three rounds do not count for the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lab.line import Crew
+from ragtag.network.control.controller import Controller
+from ragtag.network.control.path import CONTROLLERS
+
+WARM, ROUNDS = 3, 18
+LINES: tuple[dict[str, Any], ...] = (
+    {},
+    {"loss": 0.01},
+    {"loss": 0.05},
+    {"loss": 0.1},
+    {"queue_ms": 5.0},
+    {"queue_ms": 2.0},
+    {"mbit": 100.0, "mb": 4.0},
+    {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05},
+    {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05, "loss": 0.01},
+    {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05, "loss": 0.1},
+    {"n": 8},
+)
+
+
+def measure(name: str, make: Callable[[], Controller], line: dict[str, Any]) -> dict[str, Any]:
+    """One controller on one line."""
+    crew = Crew(make, **line)
+    rounds = [crew.average() for _ in range(ROUNDS)]
+    took = [one.s / one.limit_s for one in rounds[WARM:]]
+    row = {
+        "control": name, "line": line, "median": round(statistics.median(took), 3),
+        "longest": round(max(took), 3),
+        "dropped": round(sum(one.dropped for one in rounds) / sum(one.sent for one in rounds), 5),
+    }  # fmt: skip
+    said = ", ".join(f"{key} {value:g}" for key, value in line.items()) or "500 Mbit/s, 20 ms, .2 ms, 16 MB"
+    print(f"{said:<44}{name:<8}{row['median']:>7.2f}{row['longest']:>8.2f}{row['dropped']:>9.2%}", flush=True)
+    return row
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--controls", nargs="+", default=list(CONTROLLERS), choices=list(CONTROLLERS))
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    print(f"{'line':<44}{'control':<8}{'time':>7}{'longest':>8}{'dropped':>9}")
+    rows = [measure(name, CONTROLLERS[name], line) for line in LINES for name in asked.controls]
+    if asked.out:
+        command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+        at = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        kept = {"command": "python benchmarks/rate_control.py", "commit": at, "world": "virtual time"}
+        asked.out.write_text(json.dumps(kept | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

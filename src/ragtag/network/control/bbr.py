@@ -1,0 +1,354 @@
+"""Rate control by a model of the path: BBR, indifferent to what the path loses of itself.
+
+A path is described by two figures that cannot be measured at one time: the rate at which it delivers, seen
+only while it is full, and its round trip, seen only while its queue is empty. BBR (Cardwell and others,
+draft-ietf-ccwg-bbr, the names of states and signals are its) fills and drains the path in turn and measures
+each. It paces at the rate, and keeps about one product of the two under way.
+
+The draft lowers its rate when more than 2 % of a round trip's datagrams are lost. A link that drops one
+datagram in ten of itself would starve. Here the threshold lies above the path's own losses (``Ambient``),
+which are those that remain when the path is not full. What is under way and lost takes its share of the
+line, so rates and windows are given for what is sent: what is delivered over one minus that share.
+
+Three things are different from TCP's BBR, as both ends are busy Python processes:
+- Round trips are the path's alone. What a datagram and its answer waited for at the two ends is known
+  (``Delivery.kept_s``), and the window has room for it beside the path's product.
+- Rates and rounds are measured over five trains at least, however short a round trip is.
+- The paths of one peer mostly share its uplink, and a stage is over when the last message is. So each may
+  send at the mean of what all of them deliver, whatever it has found itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ragtag.network.control.controller import QUANTUM_S, Delivery
+
+WINDOW_FIRST = 64
+"""Datagrams before the first answer: about 75 KB, five times TCP's first window (RFC 6928) at our size."""
+WINDOW_MIN = 4
+"""Datagrams that keep a path busy while answers come for two at a time (draft, BBR.MinPipeCwnd)."""
+_LOSS_EXCESS = 0.02  # draft, BBR.LossThresh: above the path's own
+_LOSSES_MIN = 6.0  # draft, BBR.StartupFullLossCnt
+_SIGMAS = 3.0  # losses above what chance explains
+_POOL = 1024.0  # datagrams from which the path's own losses are known: one in twenty to within .7 %
+_DOUBT = 64.0  # datagrams that were lost nowhere, before any are known
+_KEEP = 0.9  # of that, from cycle to cycle
+_AMBIENT_MAX = 0.5
+_MEETING_S = 4.0 * QUANTUM_S  # trains of three milliseconds that meet in a queue wait for each other so long
+_EMPTY_S = 2.0 * QUANTUM_S
+_DEEP = 4.0
+_BETA = 0.7  # draft, BBR.Beta
+_GROWTH = 1.25  # draft: a rate that grows by less in three round trips has come to the path's
+_PLATEAU_ROUNDS = 3
+_DRAIN_ROUNDS = 3
+_TURNS_MAX = 3  # more would make trains of more than three milliseconds
+_DOUBLINGS_MAX = 16
+_CRUISE_ROUNDS = 6  # version 1 probes every eighth round trip
+_KEPT_ROUNDS = (
+    12  # of which three in four say how long ends keep an answer: a peer that stood still once does not
+)
+_MIN_RTT_S = 10.0  # draft, BBR.MinRTTFilterLen
+_PROBE_RTT_S = 0.2  # draft, BBR.ProbeRTTDuration
+
+
+class Probe(StrEnum):
+    """What is being found out."""
+
+    STARTUP = "startup"
+    DRAIN = "drain"
+    DOWN = "down"
+    CRUISE = "cruise"
+    REFILL = "refill"
+    UP = "up"
+    PROBE_RTT = "probe rtt"
+
+
+_PACING = {
+    # version 1's 1.25 and .75: what one round trip adds to the queue, the next one takes
+    Probe.STARTUP: 2.77, Probe.DRAIN: 0.5, Probe.DOWN: 0.75, Probe.CRUISE: 1.0, Probe.REFILL: 1.0,
+    Probe.UP: 1.25, Probe.PROBE_RTT: 1.0,
+}  # fmt: skip
+_WINDOW = dict.fromkeys(Probe, 2.0) | {Probe.UP: 2.25, Probe.PROBE_RTT: 0.5}
+_PROBING = frozenset({Probe.STARTUP, Probe.REFILL, Probe.UP})
+
+
+@dataclass(slots=True)
+class Losses:
+    """Datagrams of which it is known that they came or were lost, and how many of them were lost."""
+
+    passed: float = 0.0
+    lost: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Lost of those passed."""
+        return self.lost / self.passed if self.passed else 0.0
+
+    def add(self, passed: float, lost: float) -> None:
+        """Count some more."""
+        self.passed += passed
+        self.lost += lost
+
+
+@dataclass(slots=True)
+class Ambient:
+    """The share of datagrams that a path loses however little is sent.
+
+    What left while less was under way than half of what fills the path met no full queue of this peer's. The
+    beginning of each message does so; what averages comes in messages. Until enough of that is known, no
+    loss speaks for a full queue.
+    """
+
+    share: float = 0.0
+    _pool: Losses = field(default_factory=Losses)
+
+    def learn(self, passed: int, lost: int) -> None:
+        """Datagrams that left while little was under way."""
+        pool = self._pool
+        keep = min(1.0, _POOL / (pool.passed + passed))
+        pool.passed, pool.lost = keep * pool.passed + passed, keep * pool.lost + lost
+        self._tell()
+
+    def age(self) -> None:
+        """A cycle is over: what is not seen again is forgotten."""
+        self._pool.passed *= _KEEP
+        self._pool.lost *= _KEEP
+        self._tell()
+
+    def _tell(self) -> None:
+        self.share = min(_AMBIENT_MAX, self._pool.lost / (self._pool.passed + _DOUBT))
+
+    def exceeded(self, seen: Losses) -> bool:
+        """Whether so much was lost that a queue must have been full."""
+        if seen.lost < _LOSSES_MIN or not self._pool.passed:
+            return False
+        usual = max(self.share, _LOSS_EXCESS)
+        chance = math.sqrt(usual * (1.0 - usual) * (1.0 / seen.passed + 1.0 / self._pool.passed))
+        return seen.share > self.share + _LOSS_EXCESS + _SIGMAS * chance
+
+
+@dataclass(slots=True)
+class Bbr:
+    """BBR as drafted, with the path's own losses known, and probing by round trips as in its first version.
+
+    Rounds are round trips by what was sent (``Delivery.rounds``), so a path that stands idle between two
+    averages learns nothing meanwhile and forgets nothing.
+
+    bandwidth: datagrams a second that the path delivers: the most of two cycles of probing.
+    min_rtt_s: the shortest round trip of ten seconds, or since the path stood idle after those.
+    ambient: what the path loses of itself.
+    longterm: datagrams under way at which a probe lost too many; inf: none has.
+    shortterm: datagrams a second, since too many were lost without a probe, and until the next one.
+    """
+
+    window: float = WINDOW_FIRST
+    rate: float = math.inf
+    busy: int = 1
+    fair: float = 0.0
+    phase: Probe = Probe.STARTUP
+    bandwidth: float = 0.0
+    min_rtt_s: float = math.inf
+    ambient: Ambient = field(default_factory=Ambient)
+    longterm: float = math.inf
+    shortterm: float = math.inf
+    _round: int = 0
+    _began: int = 0  # the round in which this phase began
+    _seen: Losses = field(default_factory=Losses)  # in this round
+    _latest: float = 0.0  # delivered a second in this round, at most
+    _cycle: tuple[float, float] = (0.0, 0.0)  # most of the last cycle, and of this one
+    _full: float = 0.0
+    _full_rounds: int = 0
+    _filled: bool = False
+    _grew: bool = False
+    _min_rtt_at_s: float = 0.0
+    _probe_rtt_until_s: float = math.inf
+    _queued_s: float = 0.0  # what was answered last has waited in queues so long,
+    _deepest_s: float = 0.0  # and so long at most
+    _kept_s: list[float] = field(default_factory=lambda: [0.0] * _KEPT_ROUNDS)
+
+    def sent(self, now_s: float, count: int, in_flight: int) -> None:
+        """A path that stood idle has an empty queue: nothing is left to drain, and its round trip shows."""
+        if count != in_flight:
+            return
+        if self.phase in (Probe.DRAIN, Probe.DOWN):
+            self._enter(Probe.CRUISE)
+            self._pace(self._to_send(self._rate()))
+        if now_s > self._min_rtt_at_s + _MIN_RTT_S:
+            self.min_rtt_s, self._min_rtt_at_s = math.inf, now_s
+
+    def acknowledged(self, sample: Delivery) -> None:
+        """Update the model, go from phase to phase, and set the rate and the window."""
+        lost = sample.passed - sample.delivered
+        self._seen.add(sample.passed, lost)
+        self._measure(sample)
+        if self._unfilled(sample):
+            self.ambient.learn(sample.passed, lost)
+        if sample.rounds != self._round:
+            self._round = sample.rounds
+            self._turn(sample)
+            self._seen, self._latest = Losses(), 0.0
+            self._kept_s[self._round % _KEPT_ROUNDS] = 0.0
+        self._move(sample)
+        self._set(sample)
+
+    # -- The model
+
+    @property
+    def train_s(self) -> float:
+        """How long a train of datagrams lasts at this path's rate.
+
+        Busy paths take turns: while three send trains of three milliseconds, one leaves each millisecond. So
+        a driver has a third of the work. Where the queue is known to be short, trains are.
+        """
+        return QUANTUM_S * (min(self.busy, _TURNS_MAX) if self.longterm == math.inf else 1)
+
+    @property
+    def product(self) -> float:
+        """The path's bandwidth times its round trip: datagrams that fill it without a queue."""
+        return self._rate() * self.min_rtt_s if self.min_rtt_s < math.inf else float(WINDOW_FIRST)
+
+    @property
+    def _queueing(self) -> bool:
+        """Whether what arrives has waited longer than trains of paced datagrams wait for each other."""
+        return self._queued_s > (_GROWTH - 1.0) * self.min_rtt_s + _MEETING_S
+
+    def _unfilled(self, sample: Delivery) -> bool:
+        """Whether what was answered has met no full queue.
+
+        It left with so little under way that it fills no path: half of what fills this one, or a first train.
+        Or it did not wait on a path on which datagrams have waited far longer.
+        """
+        light = max(self._to_send(self.product) / 2, self._rate() * QUANTUM_S + 1, WINDOW_MIN)
+        if sample.tx_in_flight <= light:
+            return not self._queueing
+        return sample.rtt_s is not None and self._queued_s <= _EMPTY_S <= self._deepest_s / _DEEP
+
+    @property
+    def kept_s(self) -> float:
+        """How long busy ends keep a datagram or its answer, in three rounds of four."""
+        return sorted(self._kept_s)[3 * _KEPT_ROUNDS // 4]
+
+    def _rate(self) -> float:
+        return min(self.bandwidth, self.shortterm)
+
+    def _measure(self, sample: Delivery) -> None:
+        rate, now_s = sample.rate, sample.now_s
+        if rate is not None:
+            self._latest = max(self._latest, rate)
+            if not sample.app_limited or rate >= self.bandwidth:
+                self._cycle = self._cycle[0], max(self._cycle[1], rate)
+                self.bandwidth = max(self._cycle)
+        if sample.rtt_s is not None and sample.rtt_s <= self.min_rtt_s:
+            self.min_rtt_s, self._min_rtt_at_s = sample.rtt_s, now_s
+        at = self._round % _KEPT_ROUNDS
+        self._kept_s[at] = max(self._kept_s[at], sample.kept_s)
+        if sample.rtt_s is not None:
+            self._queued_s = sample.rtt_s - self.min_rtt_s
+            self._deepest_s = max(self._deepest_s, self._queued_s)
+
+    # -- From phase to phase
+
+    def _turn(self, sample: Delivery) -> None:
+        """A round trip is over."""
+        seen = self._seen
+        self._grew = False
+        if self.phase in (Probe.STARTUP, Probe.UP) and not sample.app_limited and self._latest > 0:
+            if self._latest >= _GROWTH * self._full:
+                self._grew, self._full, self._full_rounds = self._full > 0, self._latest, 0
+            else:
+                self._full_rounds += 1
+        if self.ambient.exceeded(seen) and not self._grew:
+            self._lose(sample)
+
+    def _lose(self, sample: Delivery) -> None:
+        """More was lost in a round than the path loses of itself."""
+        if self.phase in _PROBING:
+            needed = self._to_send(self.product + self._rate() * (self.kept_s + QUANTUM_S))
+            self.longterm = max(needed, _BETA * min(self.window, sample.in_flight), WINDOW_MIN)
+            if self.phase == Probe.STARTUP:
+                self._full_rounds = _PLATEAU_ROUNDS
+            else:
+                self._enter(Probe.DOWN)
+        elif self._latest > 0:
+            self.shortterm = max(self._latest, _BETA * self._rate())
+
+    def _move(self, sample: Delivery) -> None:
+        rounds, in_flight = self._round - self._began, sample.in_flight - sample.passed
+        phase = self.phase
+        if phase == Probe.PROBE_RTT:
+            self._hold(sample, in_flight)
+        elif self.min_rtt_s < math.inf and sample.now_s > self._min_rtt_at_s + _MIN_RTT_S:
+            self._enter(Probe.PROBE_RTT)
+            self.min_rtt_s, self._probe_rtt_until_s = math.inf, math.inf
+        elif phase == Probe.STARTUP:
+            if self._full_rounds >= _PLATEAU_ROUNDS:
+                self._filled = True
+                self._enter(Probe.DRAIN)
+        elif phase == Probe.DRAIN:
+            if not self._queueing or rounds > _DRAIN_ROUNDS:
+                self._enter(Probe.DOWN)
+        elif phase == Probe.DOWN:
+            if rounds >= 1 and (not self._queueing or rounds > _DRAIN_ROUNDS):
+                self._enter(Probe.CRUISE)
+        elif phase == Probe.CRUISE:
+            if rounds >= _CRUISE_ROUNDS:
+                self.shortterm = math.inf
+                self._enter(Probe.REFILL)
+        elif phase == Probe.REFILL:
+            if rounds >= 1:
+                self._full, self._full_rounds = self._latest, 0
+                self._enter(Probe.UP)
+        elif self.window >= self.longterm:  # it is the bound: a little more, and in each round twice as much
+            self._full_rounds = 0
+            self.longterm += sample.passed * 2.0 ** min(rounds, _DOUBLINGS_MAX) / self.window
+        elif rounds >= 1 and (self._full_rounds >= _PLATEAU_ROUNDS or self._queueing):
+            self._enter(Probe.DOWN)
+
+    def _enter(self, phase: Probe) -> None:
+        if phase == Probe.DOWN:
+            if self._cycle[1]:  # else there was little to send, and nothing was learned
+                self._cycle = self._cycle[1], 0.0
+            self.ambient.age()
+            self._deepest_s *= _KEEP
+        self.phase, self._began = phase, self._round
+
+    def _hold(self, sample: Delivery, in_flight: int) -> None:
+        """Little is under way for a while, so that the queue is empty once; then go on as before."""
+        if self._probe_rtt_until_s == math.inf:
+            if in_flight <= max(WINDOW_MIN, self._to_send(_WINDOW[Probe.PROBE_RTT] * self.product)):
+                self._probe_rtt_until_s = sample.now_s + _PROBE_RTT_S
+        elif sample.now_s >= self._probe_rtt_until_s:
+            self._min_rtt_at_s = sample.now_s
+            self._enter(Probe.CRUISE if self._filled else Probe.STARTUP)
+
+    # -- What follows
+
+    def _to_send(self, delivered: float) -> float:
+        """What must be sent, so that so much is delivered."""
+        return delivered / (1.0 - self.ambient.share)
+
+    def _pace(self, rate: float) -> None:
+        """Set the rate at which to send; before the path was full, only upwards."""
+        pacing = _PACING[self.phase] * max(rate, self.fair)
+        if self._filled or pacing > self.rate or self.rate == math.inf:
+            self.rate = pacing
+
+    def _set(self, sample: Delivery) -> None:
+        rate = self._to_send(self._rate())
+        if rate <= 0.0:
+            rate = self.window / max(sample.srtt_s, 1e-3)
+        self._pace(rate)
+        target = self._to_send(_WINDOW[self.phase] * self.product + self._rate() * self.kept_s)
+        target = max(target, max(rate, self.fair) * (self.train_s + 2.0 * QUANTUM_S), WINDOW_MIN)
+        if self._filled:
+            self.window = min(self.window + sample.passed, target)
+        elif self.window < target:
+            self.window += sample.passed
+        if self.phase == Probe.PROBE_RTT:
+            self.window = min(self.window, self._to_send(_WINDOW[Probe.PROBE_RTT] * self.product))
+            self.window = max(self.window, WINDOW_MIN)
+        elif self._filled:
+            self.window = max(WINDOW_MIN, min(self.window, self.longterm))

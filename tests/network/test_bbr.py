@@ -1,0 +1,266 @@
+"""BBR over lines in virtual time: the draft's example test cases, and what is not TCP's here.
+
+Cases by their titles in draft-ietf-ccwg-bbr, appendix "BBR Example Test Cases". Not here: "Exiting STARTUP on
+Loss When Application-Limited" and "Exiting PROBE_UP on Loss When Application-Limited" (losses count before
+enough is known of the path's own only where the rate grows no more), "Handling Spurious Fast Recovery" and
+"Handling Spurious RTO Recovery" (nothing is sent again by a path, so nothing is recovered from).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.lab.line import Crew, Line, Sender, datagrams
+from ragtag.network.control.bbr import WINDOW_MIN, Ambient, Bbr, Losses, Probe
+from ragtag.network.control.controller import Delivery
+from ragtag.network.control.window import LossWindow
+from ragtag.simulation.loop import Loop
+
+
+class Watched:
+    """One flow on a line, and the phases that it goes through. mbit, loss: by time."""
+
+    def __init__(
+        self,
+        mbit: Callable[[float], float] | float = 100.0,
+        rtt_s: float = 0.02,
+        queue_ms: float = 40.0,
+        loss: Callable[[float], float] | float = 0.0,
+        backlog: float = math.inf,
+    ) -> None:
+        self.loop = Loop()
+        mbits = mbit if callable(mbit) else lambda _: mbit
+        losses = loss if callable(loss) else lambda _: loss
+        room = int(datagrams(mbits(0.0)) * queue_ms / 1e3)
+        self.line = Line(self.loop, lambda s: datagrams(mbits(s)), room, rtt_s, losses)
+        self.control = Bbr()
+        self.flow = Sender(self.loop, self.line, self.control, backlog)
+        self.phases: list[tuple[float, Probe]] = []
+        self.loop.at(0.0, self.flow.wake)
+
+    def until(self, done: Callable[[], bool], by_s: float = 60.0) -> float:
+        """Go on until something is so; when that was."""
+        while not done():
+            assert self.loop.due_s < by_s, self.phases[-10:]
+            self.loop.next()
+            if not self.phases or self.phases[-1][1] != self.control.phase:
+                self.phases.append((self.loop.now_s, self.control.phase))
+        return self.loop.now_s
+
+    def reach(self, *phases: Probe, by_s: float = 60.0) -> float:
+        """Go on until it is in the first of these phases, then in the next."""
+        for phase in phases:
+            self.until(lambda phase=phase: self.control.phase == phase, by_s)  # type: ignore[misc]
+        return self.loop.now_s
+
+    def go_on(self, for_s: float) -> float:
+        """So much longer; datagrams a second that came meanwhile."""
+        began_s = self.loop.now_s
+        self.until(lambda: self.loop.due_s >= began_s + for_s, began_s + for_s + 60.0)
+        return self.flow.rate_between(began_s, began_s + for_s)
+
+
+def test_exiting_startup_on_bandwidth_plateau() -> None:
+    watched = Watched()
+    watched.reach(Probe.DRAIN, by_s=2.0)
+    assert watched.control.bandwidth == pytest.approx(datagrams(100.0), rel=0.05)
+    assert watched.control.rate <= 0.55 * datagrams(100.0), "and what stands in the queue is drained"
+
+
+def test_exiting_drain_on_an_empty_queue_or_on_time() -> None:
+    watched = Watched()
+    watched.reach(Probe.DRAIN, Probe.DOWN)
+    assert watched.control._queued_s < 0.25 * 0.02 + 0.005
+    slower = Watched(mbit=lambda s: 100.0 if s < 0.3 else 60.0)
+    began_s = slower.reach(Probe.DRAIN)
+    assert slower.reach(Probe.DOWN) - began_s < 8 * 0.06, "rounds of at most a full queue"
+
+
+def test_exiting_probe_up_when_the_path_is_full() -> None:
+    watched = Watched()
+    began_s = watched.reach(Probe.CRUISE, Probe.UP)
+    assert watched.reach(Probe.DOWN) - began_s < 5 * 0.06
+    assert watched.line.dropped == 0 or watched.control.longterm < math.inf
+
+
+def test_never_leaving_startup_while_there_is_little_to_send() -> None:
+    watched = Watched(backlog=0.0)
+    for _ in range(100):
+        watched.flow.give(5)
+        watched.loop.run(watched.loop.now_s + 0.03)
+    assert watched.control.phase == Probe.STARTUP
+    assert watched.control.bandwidth < 0.1 * datagrams(100.0), "it says nothing of the path"
+
+
+def test_exiting_probe_down_on_an_empty_queue_or_after_three_rounds() -> None:
+    watched = Watched()
+    watched.reach(Probe.UP)
+    began_s = watched.reach(Probe.DOWN)
+    assert watched.control.rate == pytest.approx(0.75 * watched.control.bandwidth, rel=0.01)
+    assert watched.reach(Probe.CRUISE) - began_s < 5 * 0.06
+
+
+def test_entering_and_leaving_probe_rtt() -> None:
+    watched = Watched()
+    at_s = watched.reach(Probe.PROBE_RTT, by_s=30.0)
+    assert at_s > 10.0, "no sooner than ten seconds after the shortest round trip was seen"
+    left_s = watched.reach(Probe.CRUISE)
+    assert 0.2 <= left_s - at_s < 0.5
+    assert watched.control.min_rtt_s == pytest.approx(0.02, rel=0.1)
+
+
+def test_skipping_probe_rtt_after_the_path_stood_idle() -> None:
+    watched = Watched(backlog=3000.0)
+    watched.until(lambda: watched.flow.backlog <= 0 and watched.flow.path.in_flight == 0)
+    watched.loop.run(watched.loop.now_s + 12.0)
+    watched.flow.give(3000)
+    seen = set()
+    while watched.flow.path.in_flight:
+        watched.loop.next()
+        seen.add(watched.control.phase)
+    assert Probe.PROBE_RTT not in seen
+    assert watched.control.min_rtt_s == pytest.approx(0.02, rel=0.1), (
+        "measured anew, when its queue was empty"
+    )
+
+
+def test_entering_probe_rtt_in_startup_goes_back_there() -> None:
+    watched = Watched(backlog=0.0)
+    while watched.loop.now_s < 11.0:
+        watched.flow.give(4)
+        watched.loop.run(watched.loop.now_s + 0.019)  # never idle
+    assert watched.control.phase in (Probe.STARTUP, Probe.PROBE_RTT)
+    for _ in range(40):
+        watched.flow.give(4)
+        watched.loop.run(watched.loop.now_s + 0.019)
+    assert watched.control.phase == Probe.STARTUP
+
+
+@pytest.mark.parametrize("keeps_s", [0.0, 0.005, 0.02])
+def test_full_bandwidth_where_answers_are_kept(keeps_s: float) -> None:
+    """Startup and cruise "on a Link With Aggregation": here it is the receiver's driver that is busy."""
+    watched = Watched()
+    watched.flow.keeps_s = lambda _: keeps_s
+    watched.reach(Probe.DRAIN, by_s=3.0)
+    assert watched.control.bandwidth == pytest.approx(datagrams(100.0), rel=0.1)
+    watched.go_on(1.0)
+    assert watched.go_on(2.0) >= 0.93 * datagrams(100.0)
+    assert watched.control.min_rtt_s == pytest.approx(0.02, abs=1e-3), "what ends keep is no part of it"
+    assert watched.control.kept_s <= keeps_s + 2e-3
+
+
+def test_less_than_a_datagram_fills_the_path() -> None:
+    watched = Watched(mbit=5.0, rtt_s=5e-4)
+    watched.reach(Probe.CRUISE)
+    assert watched.control.window >= WINDOW_MIN
+    assert watched.go_on(3.0) >= 0.9 * datagrams(5.0)
+
+
+def test_ten_times_the_bandwidth_is_found() -> None:
+    watched = Watched(mbit=lambda s: 10.0 if s < 4.0 else 100.0)
+    watched.reach(Probe.CRUISE)
+    watched.loop.run(8.0)
+    assert watched.go_on(2.0) >= 0.85 * datagrams(100.0)
+
+
+def test_a_tenth_of_the_bandwidth_is_adapted_to() -> None:
+    watched = Watched(mbit=lambda s: 100.0 if s < 4.0 else 10.0)
+    watched.reach(Probe.CRUISE)
+    watched.loop.run(14.0)  # two cycles, of round trips of .4 s: so long does a full queue take now
+    dropped, sent = watched.line.dropped, watched.flow.path.sent
+    assert watched.go_on(3.0) >= 0.85 * datagrams(10.0)
+    assert watched.control.bandwidth == pytest.approx(datagrams(10.0), rel=0.1)
+    assert watched.line.dropped - dropped < 0.1 * (watched.flow.path.sent - sent)
+
+
+def test_a_policer_is_conformed_to() -> None:
+    """A bucket and no queue behind it: here, a queue of two milliseconds."""
+    watched = Watched(queue_ms=2.0, rtt_s=0.01)
+    watched.loop.run(3.0)
+    dropped, sent = watched.line.dropped, watched.flow.path.sent
+    assert watched.go_on(1.0) >= 0.85 * datagrams(100.0)
+    assert watched.line.dropped - dropped < 0.1 * (watched.flow.path.sent - sent)
+
+
+def test_a_loss_while_probing_lowers_what_may_be_under_way() -> None:
+    control = Bbr(phase=Probe.UP, bandwidth=1000.0, min_rtt_s=0.1, window=200.0, _filled=True)
+    control.ambient.learn(1000, 0)
+    control.longterm = 400.0
+    lost = Delivery(1.0, 100, 60, 180, 1000, 0.1, 0.1, 0.1, 1000.0, False, rounds=1, tx_in_flight=200)
+    control.acknowledged(lost)
+    assert control.phase == Probe.DOWN
+    assert control.longterm == pytest.approx(0.7 * 180, rel=0.2) and control.window <= control.longterm
+
+
+def test_little_to_send_while_refilling_lowers_no_estimate() -> None:
+    watched = Watched()
+    watched.reach(Probe.REFILL)
+    bandwidth = watched.control.bandwidth
+    watched.flow.backlog = 0.0
+    watched.flow.path.idle()
+    watched.until(lambda: watched.flow.path.in_flight == 0)
+    for _ in range(20):
+        watched.flow.give(3)
+        watched.loop.run(watched.loop.now_s + 0.05)
+    assert watched.control.bandwidth == bandwidth
+
+
+# -- What a path loses of itself
+
+
+def test_losses_of_the_path_are_told_from_those_of_a_full_queue() -> None:
+    ambient = Ambient()
+    assert not ambient.exceeded(Losses(1000, 500)), "nothing is known yet"
+    for _ in range(100):
+        ambient.learn(20, 2)
+    assert ambient.share == pytest.approx(0.1, abs=0.01)
+    assert not ambient.exceeded(Losses(500, 60))
+    assert ambient.exceeded(Losses(500, 120))
+    assert not ambient.exceeded(Losses(10, 5)), "five of ten may be chance"
+
+
+@pytest.mark.parametrize("loss", [0.01, 0.05, 0.1])
+def test_a_lossy_line_carries_what_it_can(loss: float) -> None:
+    watched = Watched(loss=loss)
+    watched.loop.run(2.0)
+    assert watched.go_on(4.0) >= 0.9 * (1.0 - loss) * datagrams(100.0)
+
+
+# -- A crew
+
+
+def rounds(make: Callable[[], Bbr | LossWindow], **line: float) -> tuple[float, float, float]:
+    """Median and longest round over the line's limit, and the share that found no room in a queue."""
+    crew = Crew(make, **line)  # type: ignore[arg-type]
+    done = [crew.average() for _ in range(10)]
+    took = sorted(one.s / one.limit_s for one in done[3:])
+    return took[3], took[-1], sum(one.dropped for one in done) / sum(one.sent for one in done)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_a_crew_averages_at_the_rate_of_its_lines_and_fills_no_queue(loss: float) -> None:
+    median, longest, dropped = rounds(Bbr, loss=loss, mb=8.0)
+    assert median < 1.25 and longest < 1.4 and dropped < 0.001
+    before, _, lost = rounds(LossWindow, loss=loss, mb=8.0)
+    assert median < before and dropped < lost, "a window alone"
+
+
+def test_a_crew_across_the_ocean() -> None:
+    median, _, dropped = rounds(Bbr, mbit=100.0, mb=4.0, rtt_s=0.05, loss=0.01)
+    before, _, _ = rounds(LossWindow, mbit=100.0, mb=4.0, rtt_s=0.05, loss=0.01)
+    assert median < 0.5 * before and dropped < 0.15
+
+
+def test_paths_of_one_peer_claim_alike() -> None:
+    """One that has found little may send as fast as the others, and soon does."""
+    crew = Crew(Bbr, mb=8.0)
+    for _ in range(6):
+        crew.average()
+    mine = [one.control for one in crew.senders[:3]]
+    assert mine[0].fair == pytest.approx(sum(one.bandwidth for one in mine) / 3, rel=0.3)
+    starved = Bbr(bandwidth=10.0, fair=5000.0, min_rtt_s=1e-3, _filled=True, phase=Probe.CRUISE)
+    starved.acknowledged(Delivery(1.0, 5, 5, 5, 1000, 1e-3, 1e-3, 1e-3, None, False, rounds=1))
+    assert starved.rate >= 5000.0

@@ -1,8 +1,8 @@
 """BBR over lines in virtual time: the draft's example test cases, and what is not TCP's here.
 
 Cases by their titles in draft-ietf-ccwg-bbr, appendix "BBR Example Test Cases". Not here: "Exiting STARTUP on
-Loss When Application-Limited" and "Exiting PROBE_UP on Loss When Application-Limited" (losses count before
-enough is known of the path's own only where the rate grows no more), "Handling Spurious Fast Recovery" and
+Loss When Application-Limited" and "Exiting PROBE_UP on Loss When Application-Limited" (losses count only
+where the rate grows no more), "Handling Spurious Fast Recovery" and
 "Handling Spurious RTO Recovery" (nothing is sent again by a path, so nothing is recovered from).
 """
 
@@ -169,7 +169,7 @@ def test_ten_times_the_bandwidth_is_found() -> None:
 def test_a_tenth_of_the_bandwidth_is_adapted_to() -> None:
     watched = Watched(mbit=lambda s: 100.0 if s < 4.0 else 10.0)
     watched.reach(Probe.CRUISE)
-    watched.loop.run(14.0)  # two cycles, of round trips of .4 s: so long does a full queue take now
+    watched.loop.run(18.0)  # two cycles, of round trips of .4 s: so long does a full queue take now
     dropped, sent = watched.line.dropped, watched.flow.path.sent
     assert watched.go_on(3.0) >= 0.85 * datagrams(10.0)
     assert watched.control.bandwidth == pytest.approx(datagrams(10.0), rel=0.1)
@@ -213,7 +213,8 @@ def test_little_to_send_while_refilling_lowers_no_estimate() -> None:
 
 def test_losses_of_the_path_are_told_from_those_of_a_full_queue() -> None:
     ambient = Ambient()
-    assert not ambient.exceeded(Losses(1000, 500)), "nothing is known yet"
+    assert not ambient.exceeded(Losses(1000, 150)), "nothing is known yet: one in ten may be its own"
+    assert ambient.exceeded(Losses(1000, 500))
     for _ in range(100):
         ambient.learn(20, 2)
     assert ambient.share == pytest.approx(0.1, abs=0.01)
@@ -248,10 +249,17 @@ def test_a_crew_averages_at_the_rate_of_its_lines_and_fills_no_queue(loss: float
     assert median < before and dropped < lost, "a window alone"
 
 
+@pytest.mark.parametrize("queue_ms", [2.0, 5.0])
+def test_a_crew_learns_that_queues_are_short(queue_ms: float) -> None:
+    median, _, dropped = rounds(Bbr, queue_ms=queue_ms)
+    before, _, lost = rounds(LossWindow, queue_ms=queue_ms)
+    assert median < 1.5 and median < before and dropped < 0.02 and dropped < lost
+
+
 def test_a_crew_across_the_ocean() -> None:
     median, _, dropped = rounds(Bbr, mbit=100.0, mb=4.0, rtt_s=0.05, loss=0.01)
     before, _, _ = rounds(LossWindow, mbit=100.0, mb=4.0, rtt_s=0.05, loss=0.01)
-    assert median < 0.5 * before and dropped < 0.15
+    assert median < 0.5 * before and dropped < 0.06
 
 
 def test_paths_of_one_peer_claim_alike() -> None:

@@ -31,10 +31,12 @@ WINDOW_FIRST = 64
 WINDOW_MIN = 4
 """Datagrams that keep a path busy while answers come for two at a time (draft, BBR.MinPipeCwnd)."""
 _LOSS_EXCESS = 0.02  # draft, BBR.LossThresh: above the path's own
+_LOSS_SHORT = 0.1  # above the path's own: no chance and no other traffic's
 _LOSSES_MIN = 6.0  # draft, BBR.StartupFullLossCnt
 _SIGMAS = 3.0  # losses above what chance explains
 _POOL = 1024.0  # datagrams from which the path's own losses are known: one in twenty to within .7 %
-_DOUBT = 64.0  # datagrams that were lost nowhere, before any are known
+_DOUBT = 64.0  # datagrams that are supposed before any are known:
+_SUPPOSED = 0.1  # of which so many may have been lost by the path
 _KEEP = 0.9  # of that, from cycle to cycle
 _AMBIENT_MAX = 0.5
 _MEETING_S = 4.0 * QUANTUM_S  # trains of three milliseconds that meet in a queue wait for each other so long
@@ -98,8 +100,8 @@ class Ambient:
     """The share of datagrams that a path loses however little is sent.
 
     What left while less was under way than half of what fills the path met no full queue of this peer's. The
-    beginning of each message does so; what averages comes in messages. Until enough of that is known, no
-    loss speaks for a full queue.
+    beginning of each message does so; what averages comes in messages. Until something of that is known, one
+    in ten may be the path's.
     """
 
     share: float = 0.0
@@ -121,13 +123,15 @@ class Ambient:
     def _tell(self) -> None:
         self.share = min(_AMBIENT_MAX, self._pool.lost / (self._pool.passed + _DOUBT))
 
-    def exceeded(self, seen: Losses) -> bool:
-        """Whether so much was lost that a queue must have been full."""
-        if seen.lost < _LOSSES_MIN or not self._pool.passed:
+    def exceeded(self, seen: Losses, by: float = _LOSS_EXCESS) -> bool:
+        """Whether a queue must have been full: more was lost than the path loses, and than chance does."""
+        if seen.lost < _LOSSES_MIN:
             return False
-        usual = max(self.share, _LOSS_EXCESS)
-        chance = math.sqrt(usual * (1.0 - usual) * (1.0 / seen.passed + 1.0 / self._pool.passed))
-        return seen.share > self.share + _LOSS_EXCESS + _SIGMAS * chance
+        known = self._pool.passed + _DOUBT
+        usual = (self._pool.lost + _SUPPOSED * _DOUBT) / known
+        wide = max(usual, _LOSS_EXCESS)
+        chance = math.sqrt(wide * (1.0 - wide) * (1.0 / seen.passed + 1.0 / known))
+        return seen.share > usual + by + _SIGMAS * chance
 
 
 @dataclass(slots=True)
@@ -142,6 +146,7 @@ class Bbr:
     ambient: what the path loses of itself.
     longterm: datagrams under way at which a probe lost too many; inf: none has.
     shortterm: datagrams a second, since too many were lost without a probe, and until the next one.
+    _short: the queue has overflowed though nothing in it had to wait for long.
     """
 
     window: float = WINDOW_FIRST
@@ -162,6 +167,7 @@ class Bbr:
     _full: float = 0.0
     _full_rounds: int = 0
     _filled: bool = False
+    _short: bool = False
     _grew: bool = False
     _min_rtt_at_s: float = 0.0
     _probe_rtt_until_s: float = math.inf
@@ -213,7 +219,12 @@ class Bbr:
     @property
     def _queueing(self) -> bool:
         """Whether what arrives has waited longer than trains of paced datagrams wait for each other."""
-        return self._queued_s > (_GROWTH - 1.0) * self.min_rtt_s + _MEETING_S
+        return self._queued_s > (self._meeting_s - _MEETING_S + QUANTUM_S if self._short else self._meeting_s)
+
+    @property
+    def _meeting_s(self) -> float:
+        """So long trains wait for each other in a queue."""
+        return (_GROWTH - 1.0) * self.min_rtt_s + _MEETING_S
 
     def _unfilled(self, sample: Delivery) -> bool:
         """Whether what was answered has met no full queue.
@@ -265,6 +276,8 @@ class Bbr:
 
     def _lose(self, sample: Delivery) -> None:
         """More was lost in a round than the path loses of itself."""
+        if self._deepest_s < 2.0 * self._meeting_s:  # what overflows has never shown more than that
+            self._short |= self.ambient.exceeded(self._seen, _LOSS_SHORT)
         if self.phase in _PROBING:
             needed = self._to_send(self.product + self._rate() * (self.kept_s + QUANTUM_S))
             self.longterm = max(needed, _BETA * min(self.window, sample.in_flight), WINDOW_MIN)
@@ -297,6 +310,8 @@ class Bbr:
             if rounds >= _CRUISE_ROUNDS:
                 self.shortterm = math.inf
                 self._enter(Probe.REFILL)
+            elif rounds >= 1 and self._short and self._queueing:
+                self._enter(Probe.DOWN)
         elif phase == Probe.REFILL:
             if rounds >= 1:
                 self._full, self._full_rounds = self._latest, 0

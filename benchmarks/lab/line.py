@@ -142,7 +142,7 @@ class Sender:
             number = path.sent
             self.way.send(k, lambda came, number=number, asks=asks: self._arrive(number, came, asks))
         if self.backlog > 0 and path.allowance > 0:
-            at_s = max(loop.now_s, math.ceil(path.next_s / TICK_S - 1e-9) * TICK_S)
+            at_s = max(math.floor(loop.now_s / TICK_S) + 1, math.ceil(path.next_s / TICK_S - 1e-9)) * TICK_S
             if at_s != self._planned_s:
                 self._planned_s = at_s
                 loop.at(at_s, self._tick)

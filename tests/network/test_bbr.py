@@ -208,6 +208,29 @@ def test_little_to_send_while_refilling_lowers_no_estimate() -> None:
     assert watched.control.bandwidth == bandwidth
 
 
+def test_a_path_that_was_cut_is_soon_as_fast_as_before() -> None:
+    """For three seconds nothing comes through: what was measured then is a datagram in seconds."""
+    watched = Watched(loss=lambda s: 1.0 if 2.0 < s < 5.0 else 0.0)
+    watched.loop.run(5.0)
+    watched.loop.run(8.0)
+    assert watched.go_on(1.0) >= 0.8 * datagrams(100.0)
+    small = Watched(backlog=0.0, loss=lambda s: 1.0 if 2.0 < s < 5.0 else 0.0)
+    while small.loop.now_s < 6.0:
+        small.flow.give(20)
+        small.loop.run(small.loop.now_s + 0.1)
+    came = len(small.flow.came)
+    small.flow.give(20)
+    small.loop.run(small.loop.now_s + 0.2)
+    assert sum(k for _, k in small.flow.came[came:]) >= 20
+
+
+def test_a_path_of_which_nothing_came_is_paced_all_the_same() -> None:
+    """No rate could be measured, and the plateau is one of nothing."""
+    control = Bbr(phase=Probe.DRAIN, rate=100.0, _filled=True)
+    control.sent(1.0, 5, 5)
+    assert control.rate > 0.0
+
+
 # -- What a path loses of itself
 
 

@@ -18,6 +18,7 @@ from ragtag.core import fast
 from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
 from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
+from ragtag.network.control.window import LossWindow
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.network.link import LINKS, open_link
 from ragtag.protocols.channel.averager import Averager
@@ -444,8 +445,8 @@ def test_values_may_change_as_soon_as_the_outcome_is_there() -> None:
     n_chunks = 400
     with Crew(2, n_chunks, record=True) as crew:
         crew.meet()
-        control = crew.drivers[0].engine.flows[1].path.control
-        control.window = 0.0  # nothing leaves peer 0 but requests for an answer
+        # nothing leaves peer 0 but requests for an answer
+        control = crew.drivers[0].engine.flows[1].path.control = LossWindow(window=0.0)
         values = values_of(0, n_chunks)
         mine = crew.ask(0, values)
         crew.drivers[1].average(Average(0, values_of(1, n_chunks), 1.0, deadline_s=0.2)).result(PATIENCE_S)

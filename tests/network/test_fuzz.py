@@ -275,7 +275,7 @@ def test_a_forger_who_knows_the_crew_crashes_nobody(method: Averager) -> None:
             assert driver.alive
             node = driver.node
             assert all(len(machine.rounds) <= 8 for machine in node.channels.values())
-            assert len(node._meetings._exchanges) <= 32
+            assert len(node._meetings._meetings) <= 32
             assert len(driver.engine._timers) < 10_000
             for flow in driver.engine.flows.values():
                 assert len(flow.queue) <= 4096
@@ -393,9 +393,9 @@ def test_exchanges_take_whatever_is_told() -> None:
         effects = node.step(0.0, Tell(0, b"mine", 9.0))
         for at, run in enumerate(tell_runs(draws)):
             effects += node.step(0.001 * at, Arrived((run,)))
-        assert len(node._meetings._exchanges) <= 32
+        assert len(node._meetings._meetings) <= 32
         assert sum(isinstance(effect, Met) for effect in effects) <= 1
-        held = sum(blob.rows.nbytes for e in node._meetings._exchanges.values() for blob in e._blobs.values())
+        held = sum(blob.rows.nbytes for e in node._meetings._meetings.values() for blob in e._blobs.values())
         assert held <= 32 * 3 * 2 << 20
 
 

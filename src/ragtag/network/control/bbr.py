@@ -346,9 +346,14 @@ class Bbr:
         return delivered / (1.0 - self.ambient.share)
 
     def _pace(self, rate: float) -> None:
-        """Set the rate at which to send; before the path was full, only upwards."""
-        pacing = _PACING[self.phase] * max(rate, self.fair)
-        if self._filled or pacing > self.rate or self.rate == math.inf:
+        """Set the rate at which to send; before the path was full, only upwards.
+
+        As the smallest window may leave in a round trip, so it may be paced. What was measured while nothing
+        came through, a datagram in seconds, would hold a path for as long again.
+        """
+        least = WINDOW_MIN / self.min_rtt_s if 0.0 < self.min_rtt_s < math.inf else 0.0
+        pacing = max(_PACING[self.phase] * max(rate, self.fair), least)
+        if pacing > 0.0 and (self._filled or pacing > self.rate or self.rate == math.inf):
             self.rate = pacing
 
     def _set(self, sample: Delivery) -> None:

@@ -223,7 +223,7 @@ class Bbr:
 
     @property
     def _meeting_s(self) -> float:
-        """So long trains wait for each other in a queue."""
+        """How long trains of paced datagrams wait for each other in a queue."""
         return (_GROWTH - 1.0) * self.min_rtt_s + _MEETING_S
 
     def _unfilled(self, sample: Delivery) -> bool:
@@ -342,7 +342,7 @@ class Bbr:
     # -- What follows
 
     def _to_send(self, delivered: float) -> float:
-        """What must be sent, so that so much is delivered."""
+        """How much to send so that ``delivered`` arrives."""
         return delivered / (1.0 - self.ambient.share)
 
     def _pace(self, rate: float) -> None:

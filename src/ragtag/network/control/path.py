@@ -52,7 +52,7 @@ class Path:
     sent, acked: the highest number that left, and that is known to have come; received: how many came.
     granted: how many the receiver lets be under way.
     srtt_s, rttvar_s: round trips (RFC 6298), with what the two ends kept; 0: none measured.
-    min_rtt_s: the shortest, without.
+    min_rtt_s: the shortest round trip, without what the two ends kept; inf: none measured.
     sure: whether one was measured with what was sent after the other had been heard. What was sent before may
         have lain in a socket that nobody read yet, for seconds.
     """

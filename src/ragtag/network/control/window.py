@@ -53,7 +53,7 @@ class LossWindow:
     _test_lost: float = 0.0
 
     def sent(self, now_s: float, count: int, in_flight: int) -> None:
-        """What leaves says nothing."""
+        """Do nothing: this window learns from answers only."""
 
     def acknowledged(self, sample: Delivery) -> None:
         """Look at what was lost, once a round trip."""

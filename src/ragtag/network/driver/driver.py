@@ -40,12 +40,16 @@ from ragtag.protocols.node import Channel, Node
 __all__ = ["Driver", "DriverFailed", "Traffic"]
 
 LARGE_CHUNKS = 1 << 14
-"""From so many on (18 MB) compiled loops save more in a minute than the second that it takes to have them."""
+"""From so many chunks on (18 MB) compiled loops save more in a minute than the second it takes to compile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one peer has sent and received so far."""
+    """What one peer has sent and received so far.
+
+    datagrams_lost: datagrams of this peer that were lost on the way, as the others' answers tell.
+    refused: datagrams that came and were not accepted.
+    """
 
     bytes_sent: int
     bytes_received: int
@@ -56,12 +60,14 @@ class Traffic:
 
 
 class Driver:
-    """One peer on a link, as the rest of its process sees it: what is asked is answered by futures.
+    """One peer on a link, as the rest of its process sees it. Futures answer what is asked of it.
 
-    peers: every other peer's address. on_note: called in the driver's thread with (now_s, note).
-    agent: tells who comes and goes, turned by this driver from now on (``None``: peers do not change).
-    epoch: in all datagrams; where the agent's card has told it, else from the clock, so that it grows.
-    expected_until_s: when peers that have not become members by then are left out, on the agent's clock.
+    peers: every other peer's address.
+    on_note: called in the driver's thread with (now_s, note).
+    agent: tells which peers come and go. This driver turns it from now on (``None``: peers do not change).
+    epoch: the number of this process, in all its datagrams; the one on the agent's card where there is one.
+        ``None``: taken from the clock, so that a later process has a higher one.
+    expected_until_s: peers that are no members by this time, on the agent's clock, are left out.
 
     Raises:
         ValueError: nothing can be sent to a peer's address over this link.
@@ -101,7 +107,7 @@ class Driver:
     # -- From other threads
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; before that, every call fails."""
         self.engine.start()
 
     def now_s(self) -> float:
@@ -109,7 +115,7 @@ class Driver:
         return self.engine.now_s()
 
     def average(self, event: Average | Offer) -> Future[Outcome]:
-        """Begin a round; the outcome comes by the round's own deadline."""
+        """Begin a round. The future has its outcome by the round's own deadline."""
         future: Future[Outcome] = Future()
 
         def begin(now_s: float) -> None:
@@ -127,7 +133,7 @@ class Driver:
     def meet(
         self, number: int, blob: bytes, deadline_s: float, late: bool = False, silent: bool = False
     ) -> Future[Met]:
-        """Tell ``blob`` to all peers and hear theirs, for at most ``deadline_s`` from now (see ``Tell``)."""
+        """Tell ``blob`` to all peers and hear theirs, for at most ``deadline_s`` seconds (see ``Tell``)."""
         future: Future[Met] = Future()
 
         def begin(now_s: float) -> None:
@@ -176,7 +182,7 @@ class Driver:
         return self.node.board.notices(topic)
 
     def posts(self, topic: int) -> dict[PeerId, bytes]:
-        """Every peer's newest value of a topic, one's own included (a snapshot; any thread may ask)."""
+        """Every peer's newest value of a topic, this peer's included (a snapshot; any thread may ask)."""
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
     def _tell_measurements(self, now_s: float) -> None:
@@ -185,7 +191,7 @@ class Driver:
                 self.engine.step(now_s, Measured(peer, flow.path.rto_s))
 
     def configure(self, number: int, channel: Channel, schema: int) -> Future[None]:
-        """Open a channel whose datagrams carry ``schema``."""
+        """Open a channel whose datagrams carry the hash ``schema``. The future fails where it cannot open."""
         future: Future[None] = Future()
 
         def open_channel(now_s: float) -> None:
@@ -203,7 +209,7 @@ class Driver:
         return future
 
     def _compile(self) -> None:
-        """Once there is much to frame, begin to compile how; rounds go on meanwhile."""
+        """Begin to compile the loops that frame datagrams. Rounds go on without them meanwhile."""
         if self._compiling is None:
             self._compiling = threading.Thread(
                 target=self.engine.framer.compile, name="ragtag-compile", daemon=True
@@ -211,14 +217,14 @@ class Driver:
             self._compiling.start()
 
     def probed(self, number: int, probe_s: float) -> None:
-        """Tell the node how long a channel's first round may take."""
+        """Tell the node how long a channel's first round may take, in seconds."""
         self.engine.mailbox.put(lambda now_s: self.node.probed(number, probe_s, now_s), None)
 
     def resume(self, number: int, round_: int, card: Card) -> Future[bool]:
         """Take part on a channel whose last round was ``round_``, and tell the crew so by ``card``.
 
-        The result comes once something newer is heard of it: the others know of this peer. ``False``: this
-        peer's seat is another's.
+        The result is ``True`` once a newer round of the channel is heard of: then the others know of this
+        peer. It is ``False`` where another peer has this one's seat.
         """
         future: Future[bool] = Future()
 
@@ -232,9 +238,10 @@ class Driver:
         return future
 
     def newer(self, number: int) -> Future[bool]:
-        """The result comes once others are known to have begun a round of a channel that this peer has not.
+        """Wait for a round of a channel that others are known to have begun, and this peer has not.
 
-        ``False``: this peer's seat is another's. Who waits no longer cancels it.
+        The result is ``True`` then, and ``False`` where another peer has this one's seat. A caller that waits
+        no longer cancels the future.
         """
         future: Future[bool] = Future()
         self.engine.mailbox.put(lambda now_s: self._await_newer(number, future), future)
@@ -248,7 +255,7 @@ class Driver:
             self.engine.promises.look(self.node)
 
     def describe(self, card: Card) -> None:
-        """Tell the crew this of oneself, as long as this peer has its seat."""
+        """Tell the crew this card of this peer, as long as it has its seat."""
 
         def tell(now_s: float) -> None:
             if self.engine.reach is not None and not self.lost_seat:
@@ -258,17 +265,17 @@ class Driver:
 
     @property
     def seats(self) -> dict[PeerId, Holder]:
-        """Who holds which seat, as membership tells (empty: without membership)."""
+        """The holder of each seat, as membership tells (empty: without membership)."""
         return {} if self.engine.reach is None else dict(self.engine.reach.agent.roster.seats)
 
     def answering(self) -> dict[PeerId, Holder]:
-        """The same without those that have been silent since they last owed a message; all, if all have."""
+        """``seats`` without peers that have been silent since they owed a message; all seats, if all have."""
         seats, node = self.seats, self.node
         there = {peer: holder for peer, holder in seats.items() if node.heard_lately(peer)}
         return there or seats
 
     def members(self) -> list[Address]:
-        """Where the membership of the living listens, as this peer knows it; the others', not its own."""
+        """Where the membership of each other living peer listens, as this peer knows it."""
         if self.engine.reach is None:
             return []
         machine = self.engine.reach.agent.machine
@@ -287,7 +294,7 @@ class Driver:
 
     @property
     def lost_seat(self) -> str:
-        """Why this peer may average no more; empty: it may."""
+        """Why this peer may not average any more; empty: it may."""
         return self.engine.lost_seat()
 
     def leave(self, peer: PeerId) -> None:
@@ -308,7 +315,7 @@ class Driver:
 
     @property
     def refused(self) -> dict[PeerId, int]:
-        """The schema hash of each peer whose data was refused."""
+        """By peer, the schema hash of its data that was refused for it."""
         return dict(self.engine.framer.refused.schemas)
 
     def rto_s(self) -> float:
@@ -322,7 +329,7 @@ class Driver:
 
     @property
     def other_versions(self) -> int:
-        """Datagrams of this crew that speak another version of the wire format."""
+        """How many datagrams of this crew came in another version of the wire format."""
         return self.engine.framer.refused.version
 
     def rtt_s(self) -> dict[PeerId, float]:
@@ -330,7 +337,7 @@ class Driver:
         return {peer: f.path.srtt_s for peer, f in list(self.engine.flows.items()) if f.path.srtt_s > 0}
 
     def close(self, deadline_s: float) -> None:
-        """Send what is queued, say good-bye, and end the thread; takes at most about ``deadline_s``."""
+        """Send what is queued, say good-bye, and end the thread, within about ``deadline_s`` seconds."""
         if self._compiling is not None and self.alive:
-            self._compiling.join(deadline_s)  # an interpreter that ends while others compile may crash
+            self._compiling.join(deadline_s)  # an interpreter that ends while a thread compiles may crash
         self.engine.close(deadline_s)

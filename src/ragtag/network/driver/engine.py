@@ -1,8 +1,8 @@
 """A driver's thread: it alone reads the clock and the link.
 
-It turns datagrams into runs and events, effects into datagrams and timers, keeps windows so that receivers
-are not overrun, and repeats end markers until they are answered. Nothing is retransmitted here: whether what
-is missing matters is the machine's business.
+It turns datagrams into runs and events, and effects into datagrams and timers. It keeps windows, so that
+receivers are not overrun, and repeats end markers until they are answered. It retransmits no data: the
+machine decides whether what is missing matters.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ _LOOK_S = 1e-3  # how often a closing driver looks whether its queue is empty
 _BYES = 3
 _PASSES_MAX = 64  # reads in a row before timers are looked at although more is to be read
 APART_MAX = 256
-"""Processes without a seat, of which it is kept what was sent to them and what came."""
+"""Processes that have lost their seat and whose counts are kept; beyond, the oldest are forgotten."""
 
 News = Joined | Left | Visits | Noted
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """An end marker that waits for what it may have overtaken."""
+    """An end marker that is not believed yet: datagrams that it has overtaken may still come."""
 
     run: Run
 
 
 class Engine:
-    """The thread; what others ask of it goes through ``mailbox``, and is answered through ``promises``.
+    """The thread that runs ``node`` over ``link``. Its arguments are the driver's.
 
-    Runs ``node`` over ``link``; its arguments are the driver's.
+    Other threads call it through ``mailbox``, and it answers through ``promises``.
     """
 
     def __init__(
@@ -125,29 +125,29 @@ class Engine:
         self.thread = threading.Thread(target=self._run, name=f"ragtag-{node.me}", daemon=True)
 
     def now_s(self) -> float:
-        """Seconds since this driver was made."""
+        """Seconds since this driver was made (with membership: since its agent was)."""
         return time.monotonic() - self._origin_s
 
     def lost_seat(self) -> str:
-        """Why this peer may average no more; empty: it may."""
+        """Why this peer may not average any more; empty: it may."""
         return "" if self.reach is None else self.reach.lost_seat
 
     # -- From other threads
 
     def start(self) -> None:
-        """Start the thread."""
+        """Let the mailbox take calls, and start the thread."""
         self.mailbox.closed = False
         self.thread.start()
 
     def close(self, deadline_s: float) -> None:
-        """Send what is queued, say good-bye, and end the thread; takes at most about ``deadline_s``."""
+        """Send what is queued, say good-bye, and end the thread, within about ``deadline_s`` seconds."""
         if self.thread.is_alive():
             until_s = self.now_s() + deadline_s
 
             def begin(now_s: float) -> None:
                 self._close_by_s = until_s
 
-            with contextlib.suppress(DriverFailed):  # it has ended meanwhile
+            with contextlib.suppress(DriverFailed):  # the thread has ended meanwhile
                 self.mailbox.put(begin, None)
             self.thread.join(deadline_s + 1.0)
         if not self.thread.is_alive():
@@ -170,7 +170,7 @@ class Engine:
             self.promises.fail(self.mailbox.error(f"the driver of peer {self.node.me}"))
 
     def _turn(self) -> None:
-        """One turn: wait, take what came, run timers, send what may be sent."""
+        """Wait, take what came, run the timers that are due, and send what may be sent."""
         now_s = self.now_s()
         frozen_until_s = self.injector.frozen_until_s(now_s)
         if frozen_until_s > now_s:
@@ -197,7 +197,7 @@ class Engine:
             self._take_leave(self.now_s(), self._close_by_s)
 
     def _timeout_ms(self, now_s: float) -> float:
-        """How long to wait for the socket: not at all while something can be sent."""
+        """How long to wait for the socket, in milliseconds: 0 while something can be sent."""
         if len(self.mailbox):
             return 0
         due_s = min(self.outbox.due_s(now_s), self._timers[0][0] if self._timers else math.inf)
@@ -208,7 +208,7 @@ class Engine:
         return min(1.0, max(0.0, due_s - now_s)) * 1e3
 
     def _watch_for_room(self) -> None:
-        """Wake up when a full socket takes datagrams again."""
+        """While the socket is full, have the poll wake when it has room again."""
         wanted = select.POLLIN | (select.POLLOUT if self.outbox.blocked else 0)
         if wanted != self._watched:
             self._poll.modify(self.link.fileno(), wanted)
@@ -229,7 +229,7 @@ class Engine:
         return taken.drained
 
     def _look_around(self, now_s: float) -> None:
-        """Who has come or gone."""
+        """Turn the agent, and tell the node which peers have come or gone."""
         assert self.reach is not None
         for news in self.reach.turn(now_s):
             if isinstance(news, Noted):
@@ -239,18 +239,18 @@ class Engine:
         if self.reach.moved:
             self.reach.moved = False
             self.inbox.reindex()
-        if self.reach.lost_seat:  # who lost its seat takes no part
+        if self.reach.lost_seat:  # a peer without a seat takes no part in rounds
             self.promises.lose_seat()
 
     def _tell_failures(self, now_s: float) -> None:
-        """What the system did not send."""
+        """Note what the operating system did not send."""
         at = {flow.address: peer for peer, flow in self.flows.items()}
         for address, why in self.link.failures.news:
             self._apply(now_s, Noted("not sent", at.get(address, -1), why))
         self.link.failures.news.clear()
 
     def _take_leave(self, now_s: float, until_s: float) -> None:
-        """Once all is sent, or time is up: say good-bye, see that it leaves, and end the thread."""
+        """Once all is sent or time is up, say good-bye, wait until it has left, and end the thread."""
         late, agent = now_s >= until_s, None if self.reach is None else self.reach.agent
         if not (self.outbox.idle or late):
             return
@@ -263,7 +263,7 @@ class Engine:
         if self.injector.held.heap and not late:
             return  # an injected delay keeps the good-bye back
         if agent is not None and not agent.over and not late:
-            return  # it says good-bye a few times, round trips apart
+            return  # the agent says good-bye a few times, round trips apart
         self.mailbox.closed = True
 
     # -- Events and effects
@@ -277,7 +277,7 @@ class Engine:
                 self.step(now_s, Expired(timer))
 
     def step(self, now_s: float, event: Event) -> None:
-        """Let the node take an event, and do what follows (in this thread only)."""
+        """Step the node with an event, and carry out the effects (in this thread only)."""
         if self._recording is not None:
             self._recording.add(now_s, event)
         for effect in self.node.step(now_s, event):
@@ -305,12 +305,13 @@ class Engine:
 
 
 class Reachability:
-    """From membership to averaging: applies what an agent tells to a driver's flows.
+    """Applies what membership tells to a driver's flows, and passes it on as news for the node.
 
-    inside: whom the node takes for peers that average, from the beginning: not those on their way in.
-    expected_until_s: by when they are members at the latest; who is not by then is left out until it comes.
-    lost_seat: why this peer may average no more (empty: it may). moved: whether anybody is reached elsewhere
-    than before, or is not there any more; whoever goes by addresses resets it.
+    inside: peers that the node takes for averaging from the beginning; a peer on its way in is not one.
+    expected_until_s: a peer of ``inside`` that is no member by this time is left out until it is one.
+    lost_seat: why this peer may not average any more; empty: it may.
+    moved: whether a peer has another address than before, or is not there any more. A caller that keeps a
+        table of addresses resets it.
     """
 
     def __init__(
@@ -332,11 +333,11 @@ class Reachability:
 
     @property
     def due_s(self) -> float:
-        """When it wants to be turned, though nothing has come."""
+        """When to turn it although nothing has come."""
         return min(self.agent.due_s, self._expected_until_s)
 
     def turn(self, now_s: float) -> Iterator[News]:
-        """What the node and the trace are to be told now."""
+        """Turn the agent, and yield the news for the node and the trace."""
         for told in self.agent.turn(now_s):
             yield from self.take(now_s, told)
         if now_s >= self._expected_until_s:
@@ -346,7 +347,7 @@ class Reachability:
                 yield from self._place(Left(peer))
 
     def take(self, now_s: float, told: Told) -> Iterator[News]:
-        """One thing that membership tells."""
+        """Apply one thing that membership tells, and yield the news in it."""
         roster = self.agent.roster
         if isinstance(told, Changed):
             for effect in roster.changed(told.member, told.was):
@@ -372,19 +373,19 @@ class Reachability:
             yield Noted(told.what, roster.seat_of(told.name), f"{told.name} {told.detail}".strip())
 
     def _is_no_news(self, effect: RosterEffect) -> bool:
-        """Whether it says only that one is there whom the node counts on from the beginning."""
+        """Whether it only says that a peer takes part which the node has counted on from the beginning."""
         if not isinstance(effect, Noted) or effect.what != "takes part":
             return False
         return effect.peer in self._inside and effect.peer not in self._known
 
     def _give_up(self, now_s: float) -> None:
-        """Tell the crew that this peer claims no seat, so that it gets none back when that one is free."""
+        """Tell the crew that this peer claims no seat. Else it would get its old one when that is free."""
         card = self.agent.roster.mine
         if card is not None:
             self.agent.describe(now_s, replace(card, seat=NO_SEAT, averaging=False))
 
     def _place(self, effect: Joined | Left | Visits) -> Iterator[News]:
-        """Where a peer stands now. One that the node counts on already is not told of as if it were new."""
+        """Take down where a peer stands now. It is no news that a peer joins which the node counts on."""
         peer = effect.peer
         self._known.add(peer)
         self._mute(peer, isinstance(effect, Left))
@@ -397,10 +398,11 @@ class Reachability:
             yield effect
 
     def _reach(self, reach: Reach) -> None:
-        """A process takes data at an address. Another one than before begins anew, unless it was here once.
+        """A process takes data at an address. Its flow is new if another process had the seat before.
 
-        Of one that comes back (it was thought dead, and a newcomer had claimed its seat) the counts must go
-        on: it takes datagrams with numbers that it has seen for old ones, and answers nothing sensible.
+        A process may come back: it was thought dead, and a newcomer had claimed its seat. Then its old counts
+        go on. With new ones it would take our datagrams for old, as it has seen their numbers, and its
+        answers would make no sense.
         """
         flow = self._flows.get(reach.peer)
         known = flow is None or (
@@ -416,7 +418,7 @@ class Reachability:
         self.moved = True
 
     def _set_apart(self, flow: Flow) -> None:
-        """Keep what was counted of a process whose seat is another's now."""
+        """Keep the counts of a process whose seat another one has now."""
         process = flow.process if flow.process is not None else flow.inbound.epoch
         flow.retire()
         self._apart[flow.peer, process] = flow
@@ -432,7 +434,7 @@ class Reachability:
                 flow.clear()
 
     def _lost(self, address: Address, now_s: float) -> bool:
-        """Faults that are injected between two peers hold for their membership's datagrams, too."""
+        """Whether a membership datagram is lost: the faults injected between two peers hold for it, too."""
         faults = self._injector.faults
         if faults.loss is None and not faults.one_way and not faults.partitions:
             return False

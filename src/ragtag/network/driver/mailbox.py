@@ -1,4 +1,4 @@
-"""Calls from other threads to the driver's thread, and what they were promised."""
+"""Calls from other threads to the driver's thread, and the futures that answer them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class DriverFailed(Error, RuntimeError):
 class Mailbox:
     """Functions that wait for the driver's thread to call them; each one wakes it.
 
-    closed: what is put fails at once. failure: what ended the thread, if an error did.
+    closed: whether the thread takes no calls, so that what is put fails at once.
+    failure: the error that ended the thread, if one did.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,10 @@ class Mailbox:
         return self._wake_in.fileno()
 
     def put(self, function: Callable[[float], None], future: Future[Any] | None) -> None:
-        """Have ``function(now_s)`` called. Too late, ``future`` fails, or DriverFailed is raised."""
+        """Have the thread call ``function(now_s)``.
+
+        Where the thread has ended, ``future`` fails with DriverFailed; without a future it is raised.
+        """
         if self.closed:
             error = self.error("the driver")
             if future is not None:
@@ -48,28 +52,28 @@ class Mailbox:
                 return
             raise error
         self._calls.append((function, future))
-        if self.closed:  # meanwhile
+        if self.closed:  # the thread ended after the first look
             self._drop()
             return
         with contextlib.suppress(OSError):  # full: the thread is about to wake anyway; closed: it has ended
             self._wake_out.send(b"x")
 
     def run(self, now_s: float) -> None:
-        """Call what waits (in the driver's thread)."""
+        """Call the functions that wait (in the driver's thread)."""
         while self._calls:
             self._calls.popleft()[0](now_s)
 
     def woken(self) -> None:
-        """Forget what woke the thread."""
+        """Take the bytes that woke the thread, so that it can sleep again."""
         self._wake_in.recv(4096)
 
     def end(self) -> None:
-        """The thread has ended: what waits fails rather than wait for ever."""
+        """The thread has ended: calls that wait fail, lest they wait for ever."""
         self.closed = True
         self._drop()
 
     def error(self, who: str) -> DriverFailed:
-        """Why nothing is called any more."""
+        """The error that says why nothing is called any more."""
         return DriverFailed(f"{who} has ended: {self.failure or 'it was closed, as the crew was left'}")
 
     def release(self) -> None:
@@ -78,7 +82,7 @@ class Mailbox:
         self._wake_out.close()
 
     def _drop(self) -> None:
-        with contextlib.suppress(IndexError):  # both threads may be here
+        with contextlib.suppress(IndexError):  # both threads may empty the queue at once
             while True:
                 _, future = self._calls.popleft()
                 if future is not None and not future.done():
@@ -86,7 +90,7 @@ class Mailbox:
 
 
 class Promises:
-    """Futures of rounds, by channel; of meetings, by number; and of what is newer on a channel.
+    """Futures of rounds (by channel), of meetings (by number) and of newer rounds (by channel).
 
     Only the driver's thread uses it.
     """
@@ -97,7 +101,7 @@ class Promises:
         self._newer: dict[int, list[Future[bool]]] = {}
 
     def outcome(self, channel: int, future: Future[Outcome]) -> bool:
-        """Promise a round's outcome. False: another round of the channel is not done yet; that fails it."""
+        """Promise a round's outcome. ``False``: the future fails, as the channel's last round is not done."""
         if channel in self._outcomes:
             future.set_exception(RuntimeError(f"a round of channel {channel} is not done yet"))
             return False
@@ -105,7 +109,7 @@ class Promises:
         return True
 
     def meeting(self, number: int, future: Future[Met]) -> bool:
-        """Promise what a meeting brings. False: that meeting is not over yet; that fails it."""
+        """Promise what a meeting brings. ``False``: the future fails, as that meeting is not over."""
         if number in self._meetings:
             future.set_exception(RuntimeError(f"meeting {number} is not over yet"))
             return False
@@ -118,36 +122,36 @@ class Promises:
         waiting[:] = [other for other in waiting if not other.cancelled()] + [future]
 
     def done(self, outcome: Outcome) -> None:
-        """A round has ended."""
+        """A round has ended: its future has the outcome."""
         future = self._outcomes.pop(outcome.channel, None)
         if future is not None:
             future.set_result(outcome)
 
     def met(self, met: Met) -> None:
-        """A meeting is over."""
+        """A meeting is over: its future has what it brought."""
         future = self._meetings.pop(met.number, None)
         if future is not None:
             future.set_result(met)
 
     def misused(self, future: Future[Any], error: Exception) -> None:
-        """What was asked could not be begun, so its future fails, and nothing waits for it."""
+        """What was asked could not be begun: its future fails and is forgotten."""
         for table in (self._outcomes, self._meetings):
             for number in [number for number, other in table.items() if other is future]:
                 del table[number]
         future.set_exception(error)
 
     def look(self, node: Node) -> None:
-        """Tell of newer rounds, where the node knows of any."""
+        """Answer those that wait for a newer round, where the node knows of one."""
         for channel in [channel for channel in self._newer if node.newer(channel)]:
             self._tell(channel, True)
 
     def lose_seat(self) -> None:
-        """This peer takes part in nothing any more: there is nothing newer for it."""
+        """This peer takes part in nothing any more: all that wait for a newer round get ``False``."""
         for channel in list(self._newer):
             self._tell(channel, False)
 
     def fail(self, error: Exception) -> None:
-        """Nothing is told any more."""
+        """The thread has ended: every future that is not done fails."""
         futures: list[Future[Any]] = [
             *self._outcomes.values(),
             *self._meetings.values(),

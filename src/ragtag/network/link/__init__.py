@@ -1,10 +1,15 @@
 """Runs to datagrams, and datagrams to runs.
 
-``link`` says what moves trains of datagrams; ``udp`` is a socket that does (segmentation, coalescing),
-``memory`` a queue between drivers of one process; ``LINKS`` has them by name. ``frame`` writes and reads
-headers, ``kernels`` is the same compiled; ``flow`` is what is kept for each peer; ``outbox`` sends what is
-queued, marks the end of messages and answers; ``inbox`` takes what comes. ``inject`` loses, delays and
-freezes as ``core.faults`` says, with the simulator's draws: by message, so in the outbox, not around a link.
+link: the interface of what moves trains of datagrams (several in one system call).
+udp: a link over a UDP socket, with segmentation and coalescing.
+memory: a link between drivers of one process. ``LINKS`` has both by name.
+frame: writes and reads headers.
+kernels: the same loops compiled.
+flow: what is kept for each peer.
+outbox: sends what is queued, marks the ends of messages, and answers.
+inbox: takes what comes.
+inject: loses, delays and freezes as ``core.faults`` says. It draws by message, as the simulator does, so it
+    works in the outbox and not around a link.
 """
 
 from __future__ import annotations
@@ -19,10 +24,12 @@ from ragtag.network.link.udp import UdpLink
 
 
 class Opener(Protocol):
-    """Makes a link."""
+    """A class of links, as ``LINKS`` holds it."""
 
     def __call__(self, address: Address | None = None, *, fd: int | None = None) -> Link:
-        """A link at an address (``None``: any), or on the bound socket that a launcher hands over.
+        """A link at an address (``None``: any), or on a bound socket that a launcher hands over.
+
+        fd: the socket's file descriptor.
 
         Raises OSError: the address cannot be had.
         """
@@ -32,5 +39,5 @@ LINKS: Mapping[str, Opener] = {"udp": UdpLink, "memory": MemoryLink}
 
 
 def open_link(address: Address | None = None, *, fd: int | None = None, name: str = "udp") -> Link:
-    """A link by name, at an address or on a socket that a launcher hands over."""
+    """A link by name; ``address``, ``fd`` and errors are as in ``Opener``."""
     return LINKS[name](address, fd=fd)

@@ -1,4 +1,4 @@
-"""What a driver keeps for each peer: what is to be sent, and what has come."""
+"""What a driver keeps for each peer: messages to send, and counts of what has come."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from ragtag.core.types import Bools, MessageKey, PeerId, Run
 from ragtag.network.control.path import Path
 
 QUEUE_MAX = 4096
-"""Messages that wait for one peer; beyond, the oldest is dropped (its deadline is the nearest)."""
+"""Messages that may wait for one peer. Beyond, the oldest is dropped, as its deadline is the nearest."""
 ENDINGS_MAX = 4096
-"""End markers that are remembered of a peer: 1.3 MB, full after some minutes of rounds."""
+"""End markers remembered of a peer, to know copies: 1.3 MB, full after some minutes of rounds."""
 ENDINGS_APART_MAX = 64
-"""End markers that are remembered of a process that has no seat any more: copies of its last ones may still
-come. One takes 300 bytes: with ``ENDINGS_MAX`` of them each process that is gone would hold a megabyte."""
+"""End markers remembered of a process that has no seat any more, as copies of its last ones may still come.
+One takes 300 bytes: with ``ENDINGS_MAX`` of them each such process would hold a megabyte."""
 LEAP_MAX = 1 << 20
-"""Datagrams that may be missing in a row, a gigabyte: a sender has a window of a few thousand on the way, and
-the marks of the messages in it. What is further ahead, or as far behind, is made up."""
+"""Datagrams that may be missing in a row (a gigabyte). A sender has a few thousand on the way, and the marks
+of their messages. A number that is further ahead, or as far behind, is made up."""
 PINGS = 6
-"""Requests for an answer at the measured pace; only a longer silence makes them rarer."""
+"""Requests for an answer at the measured pace; after so many without one they become rarer."""
 _U32 = 0xFFFFFFFF
 _HALF = 1 << 31
-_FORGET = 0.98  # half in 34 runs in order: some rounds
-_IN_ORDER_S = 1e-4
+_FORGET = 0.98  # each run in order; the measured delay halves in 34 runs, which are some rounds
+_IN_ORDER_S = 1e-4  # a delay below this counts as none
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """A message on its way out. ``chunks``: the indices to send; ``alive``: those the injector spares;
-    ``schema``: of its channel, as it was when this was sent: the channel may be opened anew meanwhile.
+    """A run on its way out.
+
+    chunks: the indices to send, within the message.
+    alive: which of them the injector spares; ``None``: all.
+    deadline_s: when it is of no use any more.
+    schema: its channel's hash when it was queued; the channel may be opened anew meanwhile.
+    at: how many of ``chunks`` have left.
     """
 
     run: Run
@@ -44,7 +49,7 @@ class Outgoing:
     at: int = 0
 
     def detach(self) -> None:
-        """Copy what is still to be sent: the round is done and its values may change from now on."""
+        """Copy what is still to be sent: the round is done, so its values may change from now on."""
         run, low = self.run, int(self.chunks[self.at])
         rest = slice(low - run.first, None)
         self.run = Run(
@@ -55,8 +60,14 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Ending:
-    """A message's end, which is repeated until it is answered. seq: the number of its last datagram; schema:
-    the message's.
+    """A message's end, which is marked again and again until it is answered.
+
+    seq: the number of the message's last datagram.
+    deadline_s: when it is of no use any more.
+    next_s: when to repeat it.
+    schema: the message's.
+    repeat: copies so far.
+    rounds: how often it was repeated; each time in one copy or more.
     """
 
     key: MessageKey
@@ -71,9 +82,19 @@ class Ending:
 
 @dataclass(slots=True)
 class Inbound:
-    """What has come from a peer in this epoch of its process, since ``since_s``.
+    """What has come from one process of a peer.
 
-    came_ns: when the newest of it reached this machine, by ``time.time_ns``.
+    epoch: the process; -1: nothing has come.
+    since_s: when its first datagram was read.
+    highest: the highest number that came.
+    received: how many datagrams came.
+    unanswered: how many came since the last answer.
+    asked: whether one of these asks for an answer.
+    unordered: whether any datagram came late or twice.
+    reorder_s: how late datagrams come at most, lately; 0: they come in order.
+    advanced_s: when ``highest`` last grew.
+    came_ns: when the newest datagram reached this machine, by ``time.time_ns``; 0: not known.
+    endings: end markers that came, to know copies.
     """
 
     epoch: int = -1
@@ -89,7 +110,7 @@ class Inbound:
     endings: OrderedDict[tuple[MessageKey, int], None] = field(default_factory=OrderedDict)
 
     def enter(self, epoch: int) -> bool:
-        """Whether this epoch is accepted: an older process's datagrams are not, a newer one begins anew."""
+        """Whether this epoch's datagrams are accepted: not an older process's. A newer one begins anew."""
         if epoch == self.epoch:
             return True
         if epoch < self.epoch:
@@ -115,14 +136,14 @@ class Inbound:
             self.reorder_s = max(self.reorder_s, now_s - self.advanced_s)
 
     def leaps(self, seq: int) -> bool:
-        """Whether a number is further ahead than a sender can be that has had no answer for long."""
+        """Whether a number is made up: it is further ahead than any sender gets, even without answers."""
         return LEAP_MAX < (seq - self.highest & _U32) < _U32 - LEAP_MAX
 
     @property
     def whole(self) -> bool:
-        """Whether all up to the highest have certainly come.
+        """Whether all datagrams up to the highest have certainly come.
 
-        Where some came late or twice, one that was lost may have been made up for by a copy of another.
+        Where some came late or twice it is not certain: a copy of one may stand in the count for a lost one.
         """
         return self.received == self.highest and not self.unordered
 
@@ -137,12 +158,18 @@ class Inbound:
 
 
 class Flow:
-    """All that concerns one peer.
+    """Both directions between this peer and another one.
 
-    process: the epoch that its datagrams must carry, where membership has told (``None``: not yet). mute: it
-    is gone for now; nothing is sent to it, and what is known of it is kept. doubted: it has been noted that
-    datagrams in its name come from elsewhere. answers: how many were sent to it, numbered apart from what is
-    counted.
+    process: the epoch that its datagrams must carry, as membership tells (``None``: it has not told).
+    mute: whether the peer is gone for now. Nothing is sent to it, and what is known of it is kept.
+    path: numbers and measures what is sent to it.
+    answers: how many answers were sent to it. They have numbers of their own.
+    queue: messages that wait.
+    endings: end markers without an answer, by the number of the message's last datagram.
+    inbound: what has come from it.
+    ping_s, pings: when next to request an answer, and how many requests had none.
+    dropped_late: messages that were dropped unsent.
+    doubted: whether it was noted that datagrams in its name come from another address.
     """
 
     def __init__(self, peer: PeerId, address: Address) -> None:
@@ -161,17 +188,17 @@ class Flow:
         self._asked = 0
 
     def hear(self, now_s: float) -> None:
-        """Something came from this peer: ask for the answer that is overdue now, not when patience ends."""
+        """Something came from this peer. If requests had become rare, the next one leaves at once."""
         if self.pings > PINGS:
             self.ping_s, self.pings = min(self.ping_s, now_s), 0
 
     def asks(self, n: int) -> bool:
-        """Whether the last of the next ``n`` datagrams asks for an answer: eight times in a window.
+        """Whether the last of the next ``n`` datagrams asks for an answer.
 
-        What is answered at once makes a burst, and the window has to have room for it beyond what fills the
-        path.
-
-        Until a round trip is known for sure, each does; so does what leaves first, while no queue is full.
+        One asks about eight times in a window, and when the window is full. With fewer answers, each would
+        let a longer burst leave, and the window would need room for it beyond what fills the path. Until a
+        round trip is known for sure, every train asks. So does a train that leaves while nothing is under
+        way: it meets no full queue.
         """
         path = self.path
         if (
@@ -185,14 +212,14 @@ class Flow:
         return True
 
     def push(self, outgoing: Outgoing) -> None:
-        """Queue a message."""
+        """Queue a message; at ``QUEUE_MAX``, drop the oldest."""
         if len(self.queue) >= QUEUE_MAX:
             self.queue.popleft()
             self.dropped_late += 1
         self.queue.append(outgoing)
 
     def expire(self, now_s: float) -> None:
-        """Drop what can no longer come in time."""
+        """Drop messages and end markers whose deadline has passed."""
         queue = self.queue
         while queue and queue[0].deadline_s <= now_s:
             queue.popleft()
@@ -201,12 +228,12 @@ class Flow:
             del self.endings[number]
 
     def clear(self) -> None:
-        """Nothing that waits is sent any more; what is known of the peer is kept."""
+        """Drop what waits to be sent; what is known of the peer is kept."""
         self.queue.clear()
         self.endings.clear()
 
     def retire(self) -> None:
-        """Nothing goes to this process or comes from it for now, and maybe never again: keep its counts."""
+        """This process has lost its seat, maybe for ever: keep its counts, and few of its end markers."""
         self.clear()
         endings = self.inbound.endings
         kept = list(endings)[-ENDINGS_APART_MAX:]

@@ -39,8 +39,8 @@ _DATA, _LAST, _ASK = int(Kind.DATA), int(Kind.LAST), int(Kind.ASK)
 _DATA_KINDS = (_DATA, _LAST, _ASK)
 _U32 = 0xFFFFFFFF
 _HALF = np.uint64(32)
-_FIRST = np.uint64(0xFFFF0000FFFF00FF)  # of the first word, all but the kind and the sender
-_NEXT = np.uint64(1 << 32)  # from one chunk to the next
+_FIRST = np.uint64(0xFFFF0000FFFF00FF)  # all of the first word but the kind and the sender
+_NEXT = np.uint64(1 << 32)  # what a header's sixth word grows by from one chunk to the next
 Indices = NDArray[np.int64]
 NO_ROWS: Bytes = np.empty((0, CHUNK_BYTES), np.uint8)
 _NO_KEY = MessageKey(0, 0, 0, 0)
@@ -52,8 +52,9 @@ _NO_SETS = np.empty(0, np.uint64)
 class Short:
     """A header-only datagram: an end marker, an answer, or a request for one.
 
-    received, highest: an answer's: how many datagrams have come, and the highest number.
-    waited_s: an answer's: how long ago that one came.
+    received: in an answer, how many datagrams have come.
+    highest: in an answer, the highest number of these.
+    waited_s: in an answer, how long ago the newest of these came.
     """
 
     kind: Kind
@@ -71,10 +72,16 @@ class Short:
 
 @dataclass(slots=True)
 class Refused:
-    """Datagrams that were not accepted, by reason; ``schemas`` names who sent what.
+    """How many datagrams were not accepted, by reason.
 
-    elsewhere: in the name of a peer, from another address than its own. leaps: of numbers that it cannot have
-    come to.
+    malformed: of no size or kind that there is, or with a weight out of range.
+    foreign: of another crew, or for another peer.
+    corrupt: with a wrong tag.
+    schema: with another hash than the channel's.
+    version: in another version of the wire format.
+    elsewhere: in the name of a peer, but not from its address.
+    leaps: with a number that the peer cannot have come to.
+    schemas: by peer, the hash that was refused last.
     """
 
     malformed: int = 0
@@ -96,7 +103,7 @@ class Refused:
 class Framer:
     """Builds and checks the datagrams of one peer.
 
-    sealed: the link sees to it that nothing damaged or made up gets through, so the check is left out.
+    sealed: whether the link lets nothing through that was damaged or made up, so that the check is left out.
     """
 
     def __init__(self, identity: Identity, epoch: int, sealed: bool = False) -> None:
@@ -104,10 +111,11 @@ class Framer:
         self.epoch, self._sealed = epoch, sealed
         self.refused = Refused()
         self.schemas: dict[int, int] = {}
-        """The hash that each open channel's datagrams carry."""
-        self._named: dict[int, int] = {}  # and back: a named channel's number by it
+        """By open channel, the hash that its datagrams carry."""
+        self._named: dict[int, int] = {}  # the way back: by hash, a named channel's number
         self.strays: list[tuple[PeerId, int, int, int, bool]] = []
-        """Of the last ``runs``: rows of another schema, in its words without the run. They have come, too."""
+        """Rows of another schema in the last ``runs``: sender, first row, end row, epoch, and whether one
+        asks for an answer. They give no run, but count as come."""
         self._key = identity.key
         self._crew_id = identity.crew_id
         self._first = VERSION | self._crew_id << 16  # what each header begins with, but for kind and peers
@@ -121,9 +129,9 @@ class Framer:
         self._kernels: ModuleType | None = None
 
     def open(self, channel: int, schema: int) -> None:
-        """The datagrams of a channel carry ``schema``, from now on.
+        """Have a channel's datagrams carry the hash ``schema`` from now on.
 
-        Raises ValueError: another named channel has the same one (once in 2^32 pairs by chance).
+        Raises ValueError: another named channel has the same hash (by chance once in 2^32 pairs).
         """
         if channel >= NAMED and self._named.get(schema, channel) != channel:
             raise ValueError(
@@ -135,13 +143,13 @@ class Framer:
         self.schemas[channel] = schema
 
     def _channel(self, byte: int, schema: int) -> int:
-        """The channel that a header names; of a named one that is not open here: a number that none has."""
+        """The channel that a header names; a number of no channel where a named one is not open here."""
         return self._named.get(schema, byte) if byte == NAMED_BYTE else byte
 
     def compile(self) -> None:
-        """Let compiled loops do the tables from now on, with the same results, where numba is installed.
+        """Use compiled loops from now on where numba is installed. The results are the same.
 
-        It takes a second or so, and is for a thread of its own; the others go on meanwhile.
+        This takes a second or so. A thread of its own calls it, and the others go on meanwhile.
         """
         if fast.compiled():
             from ragtag.network.link import kernels
@@ -158,10 +166,13 @@ class Framer:
         ask: bool = False,
         schema: int | None = None,
     ) -> Bytes:
-        """Datagrams, uint8 ``[k, 1152]``, for ``chunks`` (indices into the message) with these numbers.
+        """Datagrams with chunks of a run, uint8 ``[k, 1152]``. The table is valid until the next call.
 
-        last: the final one ends the message; ask: it asks for an answer. schema: the channel's, unless given.
-        The table is valid until the next call.
+        chunks: their indices in the message, ascending, ``[k]``.
+        seqs: the datagrams' numbers, ``[k]``.
+        last: whether the last datagram ends the message.
+        ask: whether the last datagram asks for an answer.
+        schema: the hash that they carry; ``None``: the channel's.
         """
         k = len(chunks)
         if len(self._slab) < k:
@@ -186,7 +197,7 @@ class Framer:
             headers[-1, 0] = first | (_LAST if last else _ASK) << 8
         which = (int(chunks[0]), int(chunks[-1]), k)
         if run.payload is not self._payload or which != self._which:
-            # an owner sends its average to one peer after the other: the chunks are here already
+            # else the chunks are here already: an owner sends its average to one peer after the other
             self._payload, self._which = (run.payload, which) if high - low == k else (None, which)
             self._fill(words, headers, run.payload[at])
         else:
@@ -195,7 +206,7 @@ class Framer:
         return rows
 
     def _fill(self, words: Words, headers: Words, payload: Bytes) -> None:
-        """Whole datagrams; the sums of their chunks are kept."""
+        """Write whole datagrams, and keep the sums of their chunks for the next peer's headers."""
         k = len(words)
         chunks = payload.view("<u8")
         if self._kernels is not None and not self._sealed and chunks.flags.carray:
@@ -207,7 +218,7 @@ class Framer:
         self._check(words, headers)
 
     def _check(self, words: Words, headers: Words) -> None:
-        """Write the check, unless the link seals; the sums of the chunks are there."""
+        """Write the tags, unless the link seals. The sums of the chunks are known."""
         if not self._sealed:
             words[:, TAG_WORD] = tags(words.view(np.uint8), self._key, headers, self._sums[: len(words)])
 
@@ -215,7 +226,7 @@ class Framer:
         return self.schemas.get(key.channel, 0) if given is None else given
 
     def forget(self) -> None:
-        """Forget the chunks that were sent last: their memory may change now."""
+        """Forget the chunks that were framed last: their memory may change from now on."""
         self._payload = None
 
     def short(
@@ -262,7 +273,7 @@ class Framer:
         return bytes(packed)
 
     def parse_short(self, data: bytes) -> Short | None:
-        """A header-only datagram, or None where it is not the crew's."""
+        """A header-only datagram, read; ``None``: refused, and counted in ``refused``."""
         fields = _SHORT.unpack(data)
         version, kind, crew, sender, dest, seq, epoch, tag, _, schema, number = fields[:11]
         channel, stage, block, chunk, total, waited_s, highest = fields[11:]
@@ -285,12 +296,15 @@ class Framer:
         return Short(Kind(kind), sender, key, schema, chunk, total, number, highest, seq, epoch, waited_s)
 
     def parse(self, table: Bytes) -> tuple[Bytes, Headers]:
-        """The rows of ``table`` that are the crew's data, with a copy of their headers."""
+        """The rows of ``table`` that are the crew's data, and a copy of their headers.
+
+        The others are counted in ``refused``.
+        """
         if self._kernels is not None and not self._sealed:
             words = np.empty((len(table), 8), "<u8")
             if self._kernels.check(table.view("<u8"), words, self._mine, self._key_word):
                 return table, words.view(HEADER)[:, 0]
-        words = table.view("<u8")[:, :8].copy()  # side by side: columns of it stay in the cache
+        words = table.view("<u8")[:, :8].copy()  # side by side, so that columns stay in the cache
         kind = words[:, 0] >> np.uint64(8) & np.uint64(0xFF)
         ok = words[:, 0] & _FIRST == self._mine
         ok &= (kind == _DATA) | (kind == _LAST) | (kind == _ASK)
@@ -316,8 +330,10 @@ class Framer:
         self.refused.foreign += int((~ok & ~other & ~here).sum())
 
     def runs(self, rows: Bytes, headers: Headers) -> list[tuple[Run, int, int, int, bool]]:
-        """Runs of consecutive chunks: each with its first row, its end row, its sender's epoch, and
-        whether it asks for an answer."""
+        """Runs of consecutive chunks in the rows that ``parse`` has returned.
+
+        Each comes with its first row, its end row, its sender's epoch, and whether it asks for an answer.
+        """
         self.strays.clear()
         if len(rows) == 0:
             return []
@@ -356,10 +372,10 @@ class Framer:
 
     @staticmethod
     def ending(peer: PeerId, key: MessageKey, total: int) -> Run:
-        """An empty run that says that nothing more of a message will come."""
+        """An empty run: it says that nothing more of a message will come."""
         return Run(peer, key, 0, total, NO_ROWS, _NO_FLOATS, _NO_SETS, ended=True)
 
 
 def _byte(key: MessageKey) -> int:
-    """A key's channel as the header carries it."""
+    """The byte of a header that names a key's channel: the same for all named ones."""
     return key.channel if key.channel < NAMED else NAMED_BYTE

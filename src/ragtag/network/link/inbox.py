@@ -1,4 +1,4 @@
-"""What reaches a peer: datagrams to runs, answers to windows, marks to ends of messages."""
+"""The way in: turns data into runs, answers into windows, and marks into ends of messages."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from ragtag.network.link.outbox import Outbox
 from ragtag.protocols.node import Node
 
 _SENDER = HEADER.fields["sender"][1] // 2 if HEADER.fields is not None else 0
-"""The column of the sender, where a datagram is a row of 16-bit numbers."""
+"""The sender's column in a table of datagrams as 16-bit numbers."""
 _NOBODY = 1 << 16
 """No peer's number."""
 
 
 @dataclass(slots=True)
 class Taken:
-    """What one pass over the socket brought.
+    """What one pass over the link brought.
 
-    people: peers that came (again) or said good-bye; runs: in order of arrival; later: ends of messages, and
-    when to believe them (what they have overtaken may still come); drained: nothing was left to read.
+    people: peers that came (again) or said good-bye.
+    runs: in order of arrival.
+    later: ends of messages, and when to believe each; what it has overtaken may still come before.
+    drained: whether nothing was left to read.
     """
 
     people: list[Joined | Left]
@@ -37,7 +39,11 @@ class Taken:
 
 
 class Inbox:
-    """The way in over one socket. members: who comes is told by membership, not by a datagram."""
+    """The way in over one link.
+
+    members: whether membership tells which peers come and go. Else their datagrams do.
+    received: how many datagrams of data came.
+    """
 
     def __init__(
         self,
@@ -52,14 +58,14 @@ class Inbox:
         self._outbox, self._node, self._members = outbox, node, members
         self.received = 0
         self.notes: list[Noted] = []
-        """What is to be told of; whoever tells it clears it."""
-        self._heard: dict[PeerId, Flow] = {}  # in this pass: others need no answer
+        """What is to be noted; the driver clears it."""
+        self._heard: dict[PeerId, Flow] = {}  # peers heard in this pass; the others need no answer
         self._peer_at: dict[Address, PeerId] = {}
         self.reindex()
 
     def receive(self, now_s: float) -> Taken:
-        """Take what has come, and answer it. Arrived payloads are valid until the next call."""
-        behind_ns = time.time_ns() - int(1e9 * now_s)  # of the clock that dates arrivals, to this driver's
+        """Take what has come, and answer it. The runs' payloads are valid until the next call."""
+        behind_ns = time.time_ns() - int(1e9 * now_s)  # the driver's clock, to the arrivals'
         got = self._link.receive()
         self._framer.refused.malformed += got.malformed
         taken = Taken([], [], [], got.drained)
@@ -84,15 +90,15 @@ class Inbox:
         return taken
 
     def reindex(self) -> None:
-        """Peers have come, or moved: whose datagrams come from which address."""
-        # a seat that was left empty has its last holder's address, who may sit elsewhere now
+        """Peers have come or moved: learn anew which peer sends from which address."""
+        # A mute flow keeps the address of a process that may have another seat now: the flow of that one wins
         flows = sorted(self._flows.values(), key=lambda flow: not flow.mute)
         self._peer_at = {flow.address: flow.peer for flow in flows}
 
     def _of_their_senders(self, got: Received) -> Bytes:
-        """The rows that come from the address of the peer that they claim to be of.
+        """The rows that come from the address of the peer in whose name they are.
 
-        Of the others, those that are the crew's are counted and noted: whoever knows its name can make them.
+        Rows of the crew that do not are counted and noted: anybody that knows the crew's name can make them.
         """
         at = [self._peer_at.get(source, _NOBODY) for _, source in got.sources]
         senders = got.table.view("<u2")[:, _SENDER]
@@ -110,7 +116,7 @@ class Inbox:
         return rows
 
     def _note_elsewhere(self, peer: PeerId, source: Address) -> None:
-        """Once per peer: behind a router that translates addresses nobody would know why it is not heard."""
+        """Note it once per peer. A router that translates addresses causes it, and nobody would know why."""
         flow = self._flows.get(peer)
         if flow is None or flow.doubted:
             return
@@ -128,8 +134,8 @@ class Inbox:
         rows = self._of_their_senders(got)
         senders = rows.view("<u2")[:, _SENDER]
         if np.count_nonzero(senders[1:] != senders[:-1]) >= 2 * len(self._flows):
-            # a queue on the way has mixed them datagram by datagram: each sender's own are in order, and
-            # together they are one run, which costs as much as one datagram does
+            # A queue on the way has mixed senders datagram by datagram. Each sender's own are in order, and
+            # sorted they make one run, which costs as much as a single datagram
             rows = rows[np.argsort(senders, kind="stable")]
         rows, headers = self._framer.parse(rows)
         self.received += len(rows)
@@ -138,7 +144,7 @@ class Inbox:
         found: list[tuple[Run | None, PeerId, int, int, int, bool]] = [
             (run, run.peer, a, b, epoch, asks) for run, a, b, epoch, asks in self._framer.runs(rows, headers)
         ]
-        if self._framer.strays:  # a path that delivers what nobody wants any more loses nothing
+        if self._framer.strays:  # data of another schema is of no use, but the path has not lost it
             found = sorted([*found, *((None, *stray) for stray in self._framer.strays)], key=lambda f: f[2])
         for run, sender, a, b, epoch, asks in found:
             flow = self._flows.get(sender)
@@ -156,7 +162,7 @@ class Inbox:
 
     def _enter(self, now_s: float, flow: Flow, epoch: int, taken: Taken) -> bool:
         if flow.process is not None and epoch != flow.process:
-            return False  # another process that claims this one's number, or claimed it once
+            return False  # another process with this peer's number, now or once
         known = flow.inbound.epoch
         if not flow.inbound.enter(epoch):
             return False
@@ -166,7 +172,7 @@ class Inbox:
             flow.inbound.since_s = now_s
         if known != epoch and (known != -1 or flow.peer in self._node.gone):
             flow.path.restart()
-            if not self._members:  # leftovers of one that has left bring nobody back
+            if not self._members:  # else a late datagram of a peer that has left would bring it back
                 taken.people.append(Joined(flow.peer))
         return True
 
@@ -201,10 +207,10 @@ class Inbox:
                 del flow.endings[number]
 
     def _ending_of(self, now_s: float, flow: Flow, run: Run, number: int, taken: Taken) -> Run:
-        """A marked last datagram: what is missing of its message will not come, unless it was overtaken."""
+        """Take a run with a marked end. What its message lacks will not come, unless it was overtaken."""
         inbound = flow.inbound
         new = inbound.new_ending(run.key, number)
-        if not inbound.whole:  # else the answer to come says as much: nothing is missing
+        if not inbound.whole:  # else the next answer says that nothing is missing, which is as good
             self._outbox.answer(now_s, flow, Kind.END_ACK, chunk=number)
         if new and inbound.reorder_s == 0.0:
             return run
@@ -214,7 +220,7 @@ class Inbox:
         return replace(run, ended=False)
 
     def _end_message(self, now_s: float, flow: Flow, short: Short, taken: Taken) -> None:
-        """The copy of a marked last datagram's mark."""
+        """Take an end marker: a copy of the mark on a message's last datagram."""
         number = short.chunk
         self._outbox.answer(now_s, flow, Kind.END_ACK, chunk=number)
         if short.schema != self._framer.schemas.get(short.key.channel, 0):

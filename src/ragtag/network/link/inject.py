@@ -1,7 +1,7 @@
 """Faults on the way out of a real socket: the same names, streams and masks as in the simulator.
 
-Loss of data is drawn per message, so that a live and a simulated run of one seed lose the same chunks.
-The driver's own answers have no counterpart in the simulator; their losses come from a stream of their own.
+Loss of data is drawn per message, so that a live and a simulated run of one seed lose the same chunks. The
+driver's answers have no counterpart in the simulator, so their losses come from a stream of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ HELD_BYTES_MAX = 64 << 20
 
 @dataclass(slots=True)
 class Held:
-    """Datagrams that an injected delay keeps back, bounded in bytes; beyond that they are lost."""
+    """Datagrams that an injected delay keeps back. Beyond ``HELD_BYTES_MAX`` in all they are lost.
+
+    overflowed: how many calls of ``push`` have lost theirs so.
+    """
 
     heap: list[tuple[float, int, PeerId, Bytes | bytes]] = field(default_factory=list)
     held_bytes: int = 0
@@ -37,7 +40,7 @@ class Held:
         heapq.heappush(self.heap, (due_s, self._count, dest, data))
 
     def pop_due(self, now_s: float) -> tuple[PeerId, Bytes | bytes] | None:
-        """The next datagrams that are due, or None."""
+        """The next datagrams that are due, and their peer; ``None``: none are."""
         if not self.heap or self.heap[0][0] > now_s:
             return None
         _, _, dest, data = heapq.heappop(self.heap)
@@ -46,7 +49,11 @@ class Held:
 
 
 class Injector:
-    """Draws what happens to the datagrams that one peer sends."""
+    """Draws what happens to the datagrams that one peer sends.
+
+    held: what delays keep back.
+    dropped: datagrams of data that were lost by injection.
+    """
 
     def __init__(self, faults: Faults, seed: int, me: PeerId) -> None:
         self.faults, self._seed, self._me = faults, seed, me
@@ -65,12 +72,12 @@ class Injector:
             faults.latency_s
             or faults.jitter_s
             or faults.reorder
-            or faults.duplicate  # or what is sent once would overtake what is sent twice
+            or faults.duplicate  # copies go through the heap, and all else with them lest it overtake
             or math.isfinite(faults.rate_bytes_per_s)
         )
 
     def draw(self, run: Run) -> Bools | None:
-        """Which chunks of a message get through (bool ``[total]``); ``None``: all."""
+        """Which chunks of a run's message get through, bool ``[total]``; ``None``: all."""
         return self._losses.draw(self._me, run.peer, run.key, run.total)
 
     def marker_lost(self, dest: PeerId, key: MessageKey, repeat: int) -> bool:
@@ -78,7 +85,7 @@ class Injector:
         return self._losses.marker_lost(self._me, dest, key, repeat)
 
     def answer_lost(self, dest: PeerId) -> bool:
-        """Whether an answer of the driver's own is lost."""
+        """Whether the next answer to ``dest`` is lost."""
         if self.faults.loss is None:
             return False
         index = self._shorts[dest] = self._shorts.get(dest, 0) + 1
@@ -93,7 +100,7 @@ class Injector:
         return bool(faults.one_way or faults.partitions) and faults.cut(self._me, dest, now_s)
 
     def due_s(self, now_s: float, size: int) -> float:
-        """When datagrams of ``size`` bytes in all that leave now get out of the injected line."""
+        """When datagrams that leave now get out of the injected line; ``size``: their bytes in all."""
         faults = self.faults
         due = now_s
         if math.isfinite(faults.rate_bytes_per_s):
@@ -107,11 +114,11 @@ class Injector:
         return due
 
     def duplicated(self) -> bool:
-        """Whether these datagrams are sent twice."""
+        """Draw whether the next datagrams are sent twice."""
         return bool(self.faults.duplicate) and self._uniform("duplicate") < self.faults.duplicate
 
     def frozen_until_s(self, now_s: float) -> float:
-        """Until when this peer stands still (``now_s``: it does not)."""
+        """Until when an injected freeze stops this peer; ``now_s``: none does."""
         ends = [
             f.at_s + f.for_s
             for f in self.faults.freezes

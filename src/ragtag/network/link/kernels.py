@@ -1,7 +1,7 @@
 """Loops over tables of datagrams that numba compiles; ``Framer.compile`` imports them.
 
-Each reads a row once, while it is in the cache. They write the same bytes as ``ragtag.core.wire`` and
-``ragtag.network.link.frame`` do without them, and accept the same rows.
+Each loop reads a row once, while it is in the cache. It writes the same bytes as ``ragtag.core.wire`` and
+``ragtag.network.link.frame`` do without it, and accepts the same rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ragtag.core.compiled import compile_
 from ragtag.core.types import WEIGHT_MAX
 from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, FINAL, HEADER_BYTES, ODD_INTS, TAG_WORD, Kind, Words
 
-_HEADER, _CHUNK = HEADER_BYTES // 8, CHUNK_BYTES // 8  # constant numbers of turns are what vectorises
+_HEADER, _CHUNK = HEADER_BYTES // 8, CHUNK_BYTES // 8  # in words; a loop of constant length vectorises
 _TAG = TAG_WORD
 _O0, _O1, _SUM, _O3, _O4, _O5, _O6, _O7 = (np.uint64(odd) for odd in ODD_INTS)
 _FINAL, _HALF = np.uint64(FINAL), np.uint64(32)
@@ -23,7 +23,7 @@ _FIRST, _BYTE = np.uint64(0xFFFF0000FFFF00FF), np.uint64(0xFF)  # all but the ki
 _KIND, _WEIGHT = np.uint64(8), np.uint64(32)
 _DATA, _LAST, _ASK = np.uint64(Kind.DATA), np.uint64(Kind.LAST), np.uint64(Kind.ASK)
 _WEIGHT_MOST = np.uint64(np.float32(WEIGHT_MAX).view(np.uint32))
-"""As bits: of numbers that are not negative the larger one has the larger bits."""
+"""The most that a weight may be, as bits: of two floats from 0 on the larger one has the larger bits."""
 _warming = Lock()
 
 
@@ -39,10 +39,10 @@ def _tag(header: Words, total: np.uint64, key: np.uint64) -> np.uint64:
 
 @compile_
 def check(table: Words, headers: Words, first: np.uint64, key: np.uint64) -> bool:
-    """Copies the headers of ``table``, uint64 ``[k, 144]``, to ``headers``, ``[k, 8]``.
+    """Copy the headers of ``table``, uint64 ``[k, 144]``, to ``headers``, ``[k, 8]``, and check them.
 
-    Whether all rows are data, begin with ``first`` (but for kind and sender), have the right tag
-    and a weight from 0 to the most that is believed. If not, which and why is for others to find.
+    Returns whether all rows are data, begin with ``first`` (but for kind and sender), have the right tag, and
+    a weight from 0 to ``WEIGHT_MAX``. If not, the caller finds out which row and why.
     """
     fine = True
     for i in range(table.shape[0]):
@@ -62,9 +62,9 @@ def check(table: Words, headers: Words, first: np.uint64, key: np.uint64) -> boo
 
 @compile_
 def fill(table: Words, headers: Words, chunks: Words, sums: Words, key: np.uint64) -> None:
-    """Writes whole datagrams, uint64 ``[k, 144]``: headers, with their tags, and chunks, ``[k, 136]``.
+    """Write whole datagrams to ``table``, uint64 ``[k, 144]``: headers ``[k, 8]`` and chunks ``[k, 136]``.
 
-    The sums of the chunks' words go to ``sums``.
+    The headers get their tags in ``table``. The sums of the chunks' words go to ``sums``, ``[k]``.
     """
     for i in range(table.shape[0]):
         total = np.uint64(0)
@@ -79,7 +79,7 @@ def fill(table: Words, headers: Words, chunks: Words, sums: Words, key: np.uint6
 
 
 def warm() -> None:
-    """Compile them, or read what was compiled before; after that no call compiles, whatever it is given."""
+    """Compile the loops, or load what was compiled before. After that no call compiles anything."""
     kernels: tuple[Any, ...] = (fill, check)
     with _warming:
         if kernels[-1].signatures:

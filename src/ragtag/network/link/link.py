@@ -1,8 +1,8 @@
 """What Inbox and Outbox stand on: trains of datagrams out, trains of datagrams in.
 
-A link knows no message and no peer: it moves rows of one size (``core.wire``) between addresses, loses what
-it must, and says so. One that seals, paces or uses another protocol is a file beside ``udp`` and ``memory``
-and a line of ``links``; it may stand on another link.
+A link knows no message and no peer. It moves rows of one size (``core.wire``) between addresses, loses what
+it must, and says so. A link that seals, paces or uses another protocol is a file beside ``udp`` and
+``memory``, and a line of ``LINKS``. It may stand on another link.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ TRAIN = 56
 """Datagrams in one system call: 56 of 1,152 bytes stay below the 65,507 of one UDP payload and below
 the 64 segments that older kernels allow (UDP_MAX_SEGMENTS)."""
 SLAB_TRAINS = 16
-"""Trains in one pass: so many share what a pass costs beside its bytes, and a megabyte stays in the cache."""
+"""Trains in one pass. They share the fixed cost of a pass, and their megabyte still fits in the cache."""
 SLAB_ROWS = TRAIN * SLAB_TRAINS
 BROKEN = {errno.EBADF, errno.ENOTSOCK, errno.EFAULT}
-"""Errors that no way and no other machine can cause: the socket is not one any more."""
+"""Errors that no path and no other machine can cause: the file descriptor is no socket any more."""
 FAILING_MAX = 4096
-"""Addresses whose errors are told apart."""
+"""Pairs of address and error that are remembered; beyond, all are forgotten."""
 
 
 @dataclass(slots=True)
 class Received:
     """What one pass over a link brought.
 
-    table: uint8 ``[k, 1152]``, full datagrams in order of arrival; a view of the link's own buffer,
-    valid until the next pass.
+    table: uint8 ``[k, 1152]``, full datagrams in order of arrival. It is a view of the link's own buffer,
+        valid until the next pass.
     short: header-only datagrams.
     malformed: how many datagrams of any other size came.
-    drained: nothing was left to read.
-    sources: where rows came from: the row after the last one from there, and the address.
-    short_sources: where each of ``short`` came from.
-    came_ns, short_came_ns: when each of ``sources`` and ``short`` reached this machine, by ``time.time_ns``;
-        the driver may have been busy since. Empty: not known.
+    drained: whether nothing was left to read.
+    sources: for each train, the row after its last one, and the address that it came from.
+    short_sources: for each of ``short``, the address that it came from.
+    came_ns, short_came_ns: when each of ``sources`` and ``short`` reached this machine, by ``time.time_ns``.
+        The driver may have been busy since. Empty: not known.
     """
 
     table: Bytes
@@ -53,11 +53,13 @@ class Received:
 
 
 class Failures:
-    """Errors of sends, each of which is a lost datagram: counted, and told once per address and kind.
+    """Errors of sends, counted, and told once per address and kind. What was sent is lost.
 
-    An error lasts until a send to that address goes through. Of errors that come and go, the first is told,
-    the second, the fourth, and so on. news: what is to be told, and of which address; whoever tells it clears
-    it.
+    An error lasts until a send to that address goes through. Of an error that comes and goes, the first time
+    is told, the second, the fourth, and so on.
+
+    count: how many sends have failed.
+    news: addresses, and what is to be told of each. The caller that tells it clears it.
     """
 
     def __init__(self) -> None:
@@ -67,7 +69,7 @@ class Failures:
         self._times: dict[tuple[Address, int], int] = {}
 
     def failed(self, address: Address, error: OSError) -> None:
-        """A send to an address has failed. Raises the error, where the socket itself is broken."""
+        """A send to an address has failed. Raises ``error`` where the socket itself is broken."""
         if error.errno in BROKEN:
             raise error
         self.count += 1
@@ -86,11 +88,11 @@ class Failures:
 
     @property
     def lasting(self) -> bool:
-        """Whether any error lasts: only then are sends that go through of interest."""
+        """Whether any error lasts. Only then must ``went`` be called."""
         return bool(self._lasting)
 
     def went(self, address: Address) -> None:
-        """A send to an address has gone through."""
+        """A send to an address has gone through: its error lasts no more."""
         self._lasting.pop(address, None)
 
 
@@ -99,25 +101,25 @@ class Link(Protocol):
 
     @property
     def sealed(self) -> bool:
-        """Whether nothing that was damaged or made up on the way is ever handed over.
+        """Whether the link never hands over what was damaged or made up on the way.
 
-        A header's check is left out then, and the 16 bytes of its tag are the link's.
+        Then a header's check is left out, and the link may use the 16 bytes of its tag.
         """
 
     @property
     def failures(self) -> Failures:
-        """What could not be sent, for whoever tells it."""
+        """What could not be sent; the driver notes it."""
 
     @property
     def address(self) -> Address:
-        """Where others reach this link."""
+        """The address at which others reach this link."""
 
     @property
     def capacity(self) -> int:
-        """How many datagrams that nobody has read yet are sure not to be lost here."""
+        """How many datagrams the link surely keeps until they are read."""
 
     def unusable(self, address: Address) -> str:
-        """Why nothing can be sent from here to an address; empty: it can be."""
+        """Why nothing can be sent from here to an address; empty: it can."""
 
     def fileno(self) -> int:
         """A file descriptor to poll: readable when something has come, writable when ``send`` has room."""
@@ -125,15 +127,15 @@ class Link(Protocol):
     def send(self, rows: Bytes, address: Address) -> int:
         """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: there is no room now).
 
-        The rows stay the caller's, unchanged: their chunks may be sent to the next peer. A link that encrypts
+        The rows stay as they are, as the caller may send their chunks to the next peer. A link that encrypts
         writes to a table of its own.
         """
 
     def send_short(self, datagram: bytes, address: Address) -> None:
-        """Send one header-only datagram; where there is no room it is lost, as in a full queue on the way."""
+        """Send one header-only datagram. Where there is no room it is lost, as in a full queue on the way."""
 
     def receive(self) -> Received:
         """Take what has come, at most about ``SLAB_ROWS`` datagrams, without waiting."""
 
     def close(self) -> None:
-        """Nothing is sent or received any more."""
+        """End the link: nothing is sent or received any more."""

@@ -1,4 +1,4 @@
-"""A link between drivers of one process: bounded queues in memory, no socket of the network."""
+"""A link between drivers of one process: bounded queues in memory, and no network."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ragtag.network.link.link import SLAB_ROWS, Failures, Received
 
 HOST = "memory"
 CAPACITY = 4096
-"""Datagrams that wait at one link: 5 MB. What comes beyond is lost, as in a socket's full buffer."""
+"""Datagrams that may wait at one link: 5 MB. Beyond, they are lost, as in a socket's full buffer."""
 
 
 class Hub:
-    """Links that reach one another, by their ports.
+    """Links of one process that reach one another by their ports.
 
-    loss: the share of datagrams that is lost on each way, drawn from a stream of each sender's own.
+    loss: the share of datagrams that is lost from link to link. Each sender draws from a stream of its own.
     """
 
     def __init__(self, loss: float = 0.0, seed: int = 0) -> None:
@@ -34,7 +34,7 @@ class Hub:
         self._lock = Lock()
 
     def add(self, link: MemoryLink, port: int) -> Address:
-        """Give a link its place (port 0: any). Raises ValueError: another link has it."""
+        """Give a link its address, at a port (0: any). Raises ValueError: another link has the port."""
         with self._lock:
             while port == 0 or (HOST, port) in self._links:
                 if port:
@@ -44,23 +44,28 @@ class Hub:
             return HOST, port
 
     def at(self, address: Address) -> MemoryLink | None:
-        """The link at an address, if there is one."""
+        """The link at an address; ``None``: there is none."""
         return self._links.get(address)
 
     def remove(self, address: Address) -> None:
-        """Nothing reaches this address any more."""
+        """Forget the link at an address: nothing reaches it any more."""
         with self._lock:
             self._links.pop(address, None)
 
 
 HUB = Hub()
-"""Where links meet that are given none."""
+"""The hub of links that are given none."""
 
 
 class MemoryLink:
-    """One end of a hub: others' threads put datagrams into its queue, its own takes them out.
+    """One link of a hub. Other links' threads put datagrams into its queue, and its own takes them out.
 
     A byte waits at ``fileno`` exactly while the queue is not empty.
+
+    capacity: datagrams that may wait in the queue.
+    overflowed: datagrams that were lost as the queue was full.
+
+    Raises ValueError: ``fd`` is given, or another link of the hub has the port.
     """
 
     sealed = True  # in one process nothing is damaged, and there are no strangers
@@ -86,7 +91,7 @@ class MemoryLink:
         self._draws = generator(hub.seed, "memory", self.address[1])
 
     def unusable(self, address: Address) -> str:
-        """Why nothing can be sent to an address; empty: it can be."""
+        """Why nothing can be sent to an address; empty: it can."""
         return "" if address[0] == HOST else f"{address[0]!r} is outside this process"
 
     def fileno(self) -> int:
@@ -94,7 +99,7 @@ class MemoryLink:
         return self._wake_in.fileno()
 
     def close(self) -> None:
-        """Leave the hub; what waits is dropped."""
+        """Leave the hub, and drop what waits in the queue."""
         self._hub.remove(self.address)
         with self._lock:
             self._queue.clear()
@@ -105,7 +110,7 @@ class MemoryLink:
     # -- Out
 
     def send(self, rows: Bytes, address: Address) -> int:
-        """Send uint8 ``[k, 1152]``; all rows leave, and what there is no room for is lost."""
+        """Send uint8 ``[k, 1152]``. All rows leave; those that find no room at the other end are lost."""
         loss = self._hub.loss
         kept = rows[self._draws.random(len(rows)) >= loss] if loss else rows.copy()
         other = self._hub.at(address)
@@ -123,7 +128,7 @@ class MemoryLink:
             other.put(self.address, datagram)
 
     def put(self, source: Address, data: Bytes | bytes) -> None:
-        """Another link's thread brings datagrams, which nobody changes any more."""
+        """Queue datagrams from another link's thread. It must not change them any more."""
         with self._lock:
             if self.fileno() < 0:
                 return

@@ -1,4 +1,4 @@
-"""What leaves a peer: queued messages in trains as their windows allow, marks that are repeated, answers."""
+"""The way out: messages in trains, as windows allow; end markers, until they are answered; and answers."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ _U32 = np.uint64(0xFFFFFFFF)
 class Outbox:
     """The way out over one link, with the faults that are injected on it.
 
-    blocked: the link has no room now.
+    blocked: whether the link has no room now.
+    sent, sent_bytes: datagrams that have left, and their bytes.
     """
 
     def __init__(self, link: Link, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]) -> None:
         self._link, self._framer, self._injector, self._flows = link, framer, injector, flows
-        self._busy: dict[PeerId, Flow] = {}  # on which anything may be to do: they were given something
+        self._busy: dict[PeerId, Flow] = {}  # with something queued, now or just before
         self._capacity = link.capacity
         self.blocked = False
         self.sent = self.sent_bytes = 0
 
     @property
     def granted(self) -> int:
-        """How many datagrams each peer may have on its way here: the socket's buffer, shared.
+        """How many datagrams each peer may have on its way here: its share of the link's buffer.
 
-        Of more peers than can be in a group, no more send much at a time.
+        The buffer is cut into ``PEERS_MAX`` shares at most: no more peers are in a group, and so send much.
         """
         return max(2, self._capacity // max(1, min(len(self._flows), PEERS_MAX)))
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to send, or to be answered."""
+        """Whether nothing is left to send, and no end marker lacks its answer."""
         return not self._injector.held.heap and all(
             not f.queue and not f.endings for f in self._busy.values()
         )
 
     def due_s(self, now_s: float) -> float:
-        """When there is next something to send: ``now_s`` or before where it can be sent at once."""
+        """When there is next something to send: ``now_s`` or before means at once."""
         due = [self._injector.held.heap[0][0]] if self._injector.held.heap else []
         for flow in self._busy.values():
             if flow.queue:
@@ -63,7 +64,7 @@ class Outbox:
         return min(due, default=math.inf)
 
     def finish(self, now_s: float, outcome: Outcome) -> None:
-        """A round is done: its values may change, so copy what is still to be sent of them."""
+        """A round is done and its values may change: copy those that are still to be sent."""
         self._framer.forget()
         for flow in self._busy.values():
             flow.expire(now_s)
@@ -73,13 +74,13 @@ class Outbox:
                     outgoing.detach()
 
     def bye(self, now_s: float, copies: int) -> None:
-        """Tell every peer that this one leaves."""
+        """Tell every peer, in so many copies, that this one leaves."""
         for flow in self._flows.values():
             for _ in range(copies):
                 self.answer(now_s, flow, Kind.BYE)
 
     def enqueue(self, effect: Send) -> None:
-        """Queue a run for its peer, with the losses that are injected on its way."""
+        """Queue a run for its peer, and draw the losses that are injected on its way."""
         run = effect.run
         flow = self._flows.get(run.peer)
         if flow is None or flow.mute:
@@ -97,7 +98,7 @@ class Outbox:
         flow.push(Outgoing(run, chunks, alive, effect.deadline_s, schema))
 
     def flush(self, now_s: float) -> None:
-        """Send what may be sent now, and repeat what has not been answered."""
+        """Send what may leave now, and repeat end markers that have not been answered."""
         self.blocked = False
         claim_alike([flow.path for flow in self._busy.values() if flow.queue])
         for flow in list(self._busy.values()):
@@ -120,7 +121,7 @@ class Outbox:
                 self._out(self._flows[due[0]], due[1])
 
     def _send_some(self, now_s: float, flow: Flow) -> bool:
-        """Send the next datagrams of a flow's first message; False: the socket takes no more."""
+        """Send the next datagrams of a flow's first message. ``False``: the link has no more room."""
         outgoing = flow.queue[0]
         n = min(_SEND_ROWS, flow.path.train(now_s), len(outgoing.chunks) - outgoing.at)
         if n <= 0:
@@ -140,7 +141,7 @@ class Outbox:
         if len(chunks):
             rows = self._framer.data(outgoing.run, chunks, seqs & _U32, ends, flow.asks(n), outgoing.schema)
             left = self._put(flow, rows, now_s)
-            if left < len(rows):  # the socket's buffer is full: go on from the first datagram that stayed
+            if left < len(rows):  # no more room: go on from the first datagram that stayed
                 n = int(seqs[left]) - flow.path.sent - 1
         outgoing.at += n
         if n > 0:
@@ -154,7 +155,7 @@ class Outbox:
         return n > 0
 
     def _put(self, flow: Flow, rows: Bytes, now_s: float) -> int:
-        """Send rows, or keep them where the injector delays them; how many have left."""
+        """Send rows, or hold them where the injector delays them. Returns how many need no further send."""
         injector = self._injector
         if not injector.delays and not injector.faults.duplicate:
             left = self._link.send(rows, flow.address)
@@ -165,7 +166,7 @@ class Outbox:
         return len(rows)
 
     def _mark_end(self, now_s: float, flow: Flow, outgoing: Outgoing) -> None:
-        """A message's last datagram has left, marked: repeat the mark as often as the path's loss asks."""
+        """A message's last datagram has left with its mark: send the copies that the path's loss asks for."""
         seq = flow.path.sent
         run = outgoing.run
         ending = Ending(run.key, run.total, seq, outgoing.deadline_s, now_s, outgoing.schema)
@@ -175,7 +176,7 @@ class Outbox:
     def _repeat_endings(self, now_s: float, flow: Flow) -> None:
         for number, ending in list(flow.endings.items()):
             if ending.next_s <= now_s:
-                # unanswered so far: one copy more each time, for a path whose losses are not known yet
+                # One copy more each time, as the path may lose more than is known of it yet
                 self._repeat_ending(
                     now_s, flow, ending, min(_COPIES_MAX, max(flow.path.copies, 1 + ending.rounds))
                 )
@@ -212,7 +213,7 @@ class Outbox:
         highest: int = 0,
         waited_s: float = 0.0,
     ) -> None:
-        """Send one of ``ANSWERS``: they have numbers of their own."""
+        """Send an answer of a kind to a peer. Answers have numbers of their own."""
         flow.answers += 1
         data = self._framer.short(
             kind, flow.peer, chunk=chunk, total=total, received=received, highest=highest, seq=flow.answers,
@@ -221,7 +222,10 @@ class Outbox:
         self.emit(flow, data, now_s)
 
     def emit(self, flow: Flow, data: bytes, now_s: float, drawn: bool = False) -> None:
-        """Send one header-only datagram, through the injector's faults."""
+        """Send one header-only datagram, through the injector's faults.
+
+        drawn: whether the injector has decided already that it is not lost.
+        """
         injector = self._injector
         if (not drawn and injector.answer_lost(flow.peer)) or injector.cut(flow.peer, now_s):
             return
@@ -239,7 +243,7 @@ class Outbox:
             self._count(left, left * data.shape[1])
 
     def acknowledge(self, now_s: float, flow: Flow) -> None:
-        """Tell a peer what has come of its datagrams, and how many more it may send."""
+        """Tell a peer which of its datagrams have come, and how many it may have under way."""
         inbound = flow.inbound
         inbound.unanswered, inbound.asked = 0, False
         waited_s = max(0, time.time_ns() - inbound.came_ns) * 1e-9 if inbound.came_ns else 0.0

@@ -1,7 +1,7 @@
 """A UDP socket that moves trains of datagrams.
 
-On Linux the kernel cuts one 64 KB buffer into datagrams on the way out (UDP_SEGMENT, since 4.18) and
-hands arriving ones over in one buffer (UDP_GRO, since 5.0); elsewhere, or where a device refuses, each
+On Linux the kernel cuts one 64 KB buffer into datagrams on the way out (UDP_SEGMENT, since 4.18), and hands
+arriving datagrams over in one buffer (UDP_GRO, since 5.0). Elsewhere, or where a device refuses, each
 datagram takes its own system call. Both ways carry the same bytes.
 """
 
@@ -25,11 +25,11 @@ SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104  # linux/udp.h; not all in Python's
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h
 _TIMESPEC = struct.Struct("@qq")
 _CONTROL_BYTES = 64
-"""For the size of coalesced datagrams, and when they came."""
+"""Room for the size of coalesced datagrams, and for the time when they came."""
 _RECV_BYTES = 65_536
 _RCVBUF_WANTED = 8 << 20
 _TRUESIZE = 2304
-"""What one datagram of ours takes of a receive buffer at worst: 2,048 bytes of data and an sk_buff."""
+"""Bytes that one datagram of ours takes of a receive buffer at worst: 2,048 of data, and an sk_buff."""
 
 
 class PortInUse(Error, OSError):
@@ -37,9 +37,13 @@ class PortInUse(Error, OSError):
 
 
 class UdpLink:
-    """One bound UDP socket, non-blocking: on loopback, if no address is given.
+    """One bound UDP socket, non-blocking; on loopback, if no address is given.
 
-    plain: without segmentation and coalescing.
+    fd: a bound UDP socket to use, which a launcher hands over.
+    plain: whether to do without segmentation, coalescing and the kernel's time stamps.
+    receive_errors: reads that failed for an earlier send.
+
+    Raises OSError: as ``bound`` does, or where ``fd`` is no UDP socket.
     """
 
     sealed = False
@@ -61,13 +65,13 @@ class UdpLink:
 
     @property
     def address(self) -> Address:
-        """Where this socket listens."""
+        """The address on which this socket listens."""
         host, port = self.sock.getsockname()[:2]
         return str(host), int(port)
 
     @property
     def capacity(self) -> int:
-        """How many datagrams the receive buffer is sure to hold."""
+        """How many datagrams the receive buffer surely holds."""
         size = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         return max(2, int(0.8 * size) // _TRUESIZE)
 
@@ -76,7 +80,7 @@ class UdpLink:
         self.sock.close()
 
     def unusable(self, address: Address) -> str:
-        """Why nothing can be sent from this socket to an address; empty: it can be."""
+        """Why nothing can be sent from this socket to an address; empty: it can."""
         return unusable(address, self.family)
 
     def fileno(self) -> int:
@@ -97,11 +101,11 @@ class UdpLink:
         return sent
 
     def send_short(self, datagram: bytes, address: Address) -> None:
-        """Send one header-only datagram; a full buffer loses it, as a full queue on the way would."""
+        """Send one header-only datagram. A full buffer loses it, as a full queue on the way would."""
         self._send(memoryview(datagram), address)
 
     def _send(self, data: memoryview, address: Address) -> bool:
-        """Whether the socket has room: what the way does not take is lost."""
+        """Send one train. ``False``: the socket has no room. What has no route is lost, but counts sent."""
         try:
             self.sock.sendto(data, address)
         except BlockingIOError:
@@ -116,17 +120,18 @@ class UdpLink:
         return True
 
     def _one_by_one(self, data: memoryview, address: Address) -> bool:
-        """What was sent was refused: by its way, which refuses a datagram without segmentation, too, or
-        because of it. Then the device behind this route has no checksum offload, or takes only datagrams
-        smaller than ours: the kernel cuts these, but sends nothing from a socket that segments. One by one
-        from now on.
+        """A train was refused: try its datagrams one by one, to find out whether segmentation was why.
+
+        If the first goes through, it was. The device behind this route has no checksum offload, or takes only
+        datagrams smaller than ours; the kernel would cut these, but sends none from a socket that segments.
+        Then datagrams leave one by one from now on. If the first is refused as well, the route is why.
         """
         self._segment(False)
         before = self.failures.count
         if not self._send(data[:DATAGRAM_BYTES], address):
-            self._segment(True)  # nothing is known yet
+            self._segment(True)  # the buffer is full: nothing is known yet
             return False
-        if self.failures.count > before:  # so would be the others
+        if self.failures.count > before:  # the others would be refused as well
             self.failures.count += (len(data) - 1) // DATAGRAM_BYTES
             self._segment(True)
             return True
@@ -135,14 +140,14 @@ class UdpLink:
         return True
 
     def _segment(self, on: bool) -> None:
-        """Whether the kernel is to cut what is sent into datagrams."""
+        """Say whether the kernel is to cut what is sent into datagrams."""
         self.segmentation = on
         _option(self.sock, UDP_SEGMENT, DATAGRAM_BYTES if on else 0)
 
     # -- In
 
     def receive(self) -> Received:
-        """Take what has come, at most ``SLAB_TRAINS``, without waiting."""
+        """Take what has come, about ``SLAB_ROWS`` datagrams at most, without waiting."""
         rows, malformed, short = 0, 0, list[bytes]()
         sources, short_sources = list[tuple[int, Address]](), list[Address]()
         came_ns, short_came_ns = list[int](), list[int]()
@@ -157,7 +162,7 @@ class UdpLink:
             except BlockingIOError:
                 drained = True
                 break
-            except OSError as error:  # of an earlier send, which an ICMP message has answered: reported here
+            except OSError as error:  # an ICMP message has answered an earlier send: it is reported here
                 if error.errno in BROKEN:
                     raise
                 self.receive_errors += 1
@@ -177,7 +182,7 @@ class UdpLink:
                 elif rest:
                     malformed += 1
                 rows += full
-                sources.append((rows, source[:2]))  # what the kernel has coalesced is of one flow
+                sources.append((rows, source[:2]))  # the kernel coalesces datagrams of one sender only
                 came_ns.append(came)
             elif size == HEADER_BYTES:
                 short += [bytes(room[i : i + size]) for i in range(0, n - size + 1, size)]
@@ -192,7 +197,7 @@ class UdpLink:
         return Received(table, short, malformed, drained, sources, short_sources, came_ns, short_came_ns)
 
     def _grow_buffers(self) -> None:
-        """Ask for large buffers; the kernel's limit (net.core.rmem_max) decides, root may pass it."""
+        """Ask for large buffers. The kernel's limit (net.core.rmem_max) decides, but root may pass it."""
         for force, plain in (
             (33, socket.SO_RCVBUF),
             (32, socket.SO_SNDBUF),
@@ -212,7 +217,9 @@ class UdpLink:
 
 
 def bound(kind: socket.SocketKind, address: Address, *, again: bool = False) -> socket.socket:
-    """A socket of a kind, bound there; again: though connections of an earlier one may linger.
+    """A socket of a kind, bound to an address.
+
+    again: whether connections of an earlier socket at that address may linger.
 
     Raises:
         PortInUse: another program has the port.
@@ -239,14 +246,14 @@ def bound(kind: socket.SocketKind, address: Address, *, again: bool = False) -> 
 
 
 def family_of_socket(sock: socket.socket) -> int:
-    """4 or 6: of which internet protocol a socket is."""
+    """The version of a socket's internet protocol: 4 or 6."""
     return 6 if sock.family == socket.AF_INET6 else 4
 
 
 def bound_at(host: str) -> socket.socket:
-    """A UDP socket on a free port of this host, which others are told.
+    """A UDP socket on a free port of ``host``, the address of this machine that others are told.
 
-    Raises as ``bound`` does, and OSError where others could not send to that host.
+    Raises OSError: as ``bound`` does, or where others could not send to that address.
     """
     if family_of(host) and (why := unusable((host, 1))):
         raise OSError(errno.EADDRNOTAVAIL, f"{why}: give the address at which others reach this machine")

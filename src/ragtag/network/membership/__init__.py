@@ -1,5 +1,5 @@
 """Membership (``protocols.membership``) over a UDP socket of its own.
 
-``agent`` carries the machine's datagrams, timers and clock; ``admission`` asks the members that an
-invitation names for the crew's key.
+agent: gives the machine its datagrams, timers and clock.
+admission: asks the members that an invitation names for the crew's key.
 """

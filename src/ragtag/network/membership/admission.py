@@ -22,11 +22,15 @@ def ask_for_key(
     deadline_s: float,
     on_wait: Callable[[float], None] = lambda left_s: None,
 ) -> tuple[bytes | None, dict[Address, Said]]:
-    """The crew's key, or ``None``; and what those that refused have said.
+    """The crew's key, or ``None``; and by address, what each member that refused has said.
 
-    addresses: numeric, of one family; all are asked at once, and again after growing pauses. It ends with the
-    first welcome, when all have refused, or after ``deadline_s``. on_wait: called once, with the seconds that
-    are left, when nobody has answered within the first guess of a round trip (RFC 6298).
+    All addresses are asked at once, and again after growing pauses. It returns with the first welcome, when
+    all have refused, or after ``deadline_s`` seconds.
+
+    addresses: numeric, of one family.
+    key, number, ends_unix_s: the invitation's.
+    on_wait: called once with the seconds that are left, when nobody has answered within the first guess of a
+        round trip (RFC 6298).
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     question = ask(key, number, ends_unix_s, nonce)
@@ -42,7 +46,7 @@ def ask_for_key(
         while (left_s := began_s + deadline_s - now_s) > 0 and len(refused) < len(set(addresses)):
             if now_s >= again_s:
                 for address in addresses:
-                    with contextlib.suppress(OSError):  # no way there now; perhaps with the next attempt
+                    with contextlib.suppress(OSError):  # no route now; perhaps at the next attempt
                         sock.sendto(question, address)
                 again_s, pause_s = now_s + pause_s, min(2 * pause_s, 2 * INITIAL_RTO_S)
             if not told and not refused and now_s - began_s >= INITIAL_RTO_S:
@@ -60,7 +64,7 @@ def ask_for_key(
             found = read_answer(key, nonce, data)
             if found is None:
                 continue
-            said, crew_key = found  # from whichever of a member's addresses: it knew the nonce
+            said, crew_key = found  # whatever its address: only a member that was asked knows the nonce
             if said is Said.WELCOME:
                 return crew_key, refused
             refused[source[0], source[1]] = said

@@ -1,6 +1,6 @@
 """Membership over a UDP socket of its own: the machine's datagrams, timers and clock.
 
-Whoever runs it turns it: first the thread that joins, then the driver's.
+One thread at a time turns it: first the thread that joins, then the driver's.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ from ragtag.protocols.membership.types import (
 from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX
 
 READS_MAX = 64
-"""Datagrams that are read in one turn; what is left waits for the next one."""
+"""Datagrams read in one turn at most; the rest wait for the next turn."""
 Told = Changed | Remarked | Failed
-"""What a turn tells: the rest of a machine's effects is done here."""
+"""Effects that a turn returns; the agent carries out the others itself."""
 
 
 class Agent:
-    """One peer's membership. machine: not stepped by anybody else; sock: a bound UDP socket.
+    """One peer's membership over a socket.
 
-    origin_s: where the clock begins, on ``time.monotonic``; a driver that turns the agent counts from there.
-    lost: whether a datagram to an address is lost, where faults are injected.
+    machine: stepped by this agent only.
+    sock: a bound UDP socket; the agent closes it.
+    origin_s: where the clock begins, on ``time.monotonic``. A driver that turns the agent counts from there.
+    lost: whether a datagram to an address is lost at a time, where faults are injected.
+    failure: why this peer cannot be in the crew; empty: it can.
+    entered: whether this peer is a member by now.
     """
 
     def __init__(self, machine: Membership, roster: Roster, sock: socket.socket) -> None:
@@ -63,7 +67,7 @@ class Agent:
     # -- From the thread that turns it
 
     def fileno(self) -> int:
-        """Becomes readable when a datagram has come."""
+        """The socket's file descriptor: readable when a datagram has come."""
         return self._sock.fileno()
 
     def now_s(self) -> float:
@@ -72,7 +76,7 @@ class Agent:
 
     @property
     def due_s(self) -> float:
-        """When it wants to be turned, though nothing has come: at once where there is something to tell."""
+        """When to turn it although nothing has come: at once where there is something to tell."""
         return -math.inf if self._told else self._wake_s
 
     @property
@@ -81,20 +85,20 @@ class Agent:
         return self.machine.over
 
     def join(self, now_s: float, entries: Sequence[Address], deadline_s: float) -> None:
-        """Enter through any of these addresses (none: found a crew); ``deadline_s`` from now."""
+        """Enter through any of these addresses within ``deadline_s`` seconds (no address: found a crew)."""
         self._step(now_s, Join(tuple(entries), now_s + deadline_s))
 
     def describe(self, now_s: float, card: Card) -> None:
-        """Tell the crew this of oneself."""
+        """Tell the crew this card of this peer."""
         self.roster.claim(card)
         self._step(now_s, Describe(encode_card(card)))
 
     def leave(self, now_s: float) -> None:
-        """Announce that this peer goes; it is ``over`` some round trips later."""
+        """Announce that this peer leaves. The agent is ``over`` some round trips later."""
         self._step(now_s, Leave())
 
     def turn(self, now_s: float) -> list[Told]:
-        """Take what has come, run what is due, and tell what has changed."""
+        """Take what has come, run what is due, and return what has changed."""
         for _ in range(READS_MAX):
             try:
                 data, source = self._sock.recvfrom(DATAGRAM_BYTES_MAX + 1)
@@ -118,7 +122,7 @@ class Agent:
         return news
 
     def run_until(self, done: Callable[[], bool], deadline_s: float, take: Callable[[Told], None]) -> None:
-        """Turn it here until ``done()``, or for ``deadline_s``; ``take`` is given all that is told."""
+        """Turn it until ``done()``, for ``deadline_s`` seconds at most; ``take`` gets what turns return."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         until_s = self.now_s() + deadline_s
@@ -131,10 +135,10 @@ class Agent:
             poll.poll(1e3 * min(1.0, max(0.0, min(self._wake_s, until_s) - now_s)))
 
     def listen(self, for_s: float) -> list[Address]:
-        """Who of the crew sends something here within ``for_s``; returns with the first one.
+        """The address of the first peer of the crew that sends something here within ``for_s`` seconds.
 
-        To be called before ``join``, by whoever might begin a crew that exists already: members knock, a few
-        in each period, where they know an entry and no member.
+        A peer that is about to found a crew calls this before ``join``, as the crew may exist already. A few
+        of its members knock in each period at an entry where they know of no member.
         """
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
@@ -168,7 +172,7 @@ class Agent:
             if not self.lost(effect.dest, now_s):
                 self._send(effect)
         elif isinstance(effect, Wake):
-            # Also where the one before is overdue: a datagram was read first, and its step did what was due
+            # This replaces an overdue wake, too: a datagram was read first, and its step did what was due
             self._wake_s = effect.at_s
         elif isinstance(effect, Entered):
             self.entered = True
@@ -179,7 +183,7 @@ class Agent:
             self._told.append(effect)
 
     def _send(self, effect: Transmit) -> None:
-        """Send; what the way does not take, or a full buffer, is lost. No name is looked up."""
+        """Send a datagram. It is lost where there is no route or the buffer is full. No name is looked up."""
         if unusable(effect.dest, self._family):
             return
         try:
@@ -193,7 +197,7 @@ class Agent:
                 self.failures.went(effect.dest)
 
     def _unread(self, error: OSError) -> None:
-        """A read has failed: for an earlier send, which an ICMP message has answered. Raises what has not."""
+        """A read has failed. An ICMP answer to an earlier send is counted; a broken socket is raised."""
         if error.errno in BROKEN:
             raise error
         self.receive_errors += 1

@@ -16,10 +16,12 @@ _DELIVERY_RATE_AT = 160  # linux/tcp.h, struct tcp_info: tcpi_delivery_rate (sin
 class CpuBudget:
     """A share of one core: a bucket of processor time that real time fills, up to ``burst_s``.
 
-    What a thing costs is known once it is done: it is measured, and nothing more is done before the bucket
-    is full again where that emptied it. So in any t seconds no more is used than ``share * t + burst_s`` and
-    what the last thing cost; and work comes in slices, not in crumbs for each of which the trainer's thread
-    is interrupted.
+    The cost of a piece of work is known only once it is done. So it is measured then, and if it emptied the
+    bucket, no work is done before the bucket is full again. In any t seconds the work takes at most
+    ``share * t + burst_s`` seconds and the cost of its last piece. It comes in slices: each slice interrupts
+    the trainer's thread once, where small pieces would interrupt it each time.
+
+    Raises ValueError: the share is not above 0 and at most 1.
     """
 
     def __init__(self, share: float, burst_s: float) -> None:
@@ -29,7 +31,7 @@ class CpuBudget:
         self._left_s, self._filled_s, self._free_s = burst_s, -math.inf, -math.inf
 
     def spend(self, now_s: float, used_s: float) -> None:
-        """So much of a core's time was used."""
+        """Take ``used_s`` seconds of a core's time out of the bucket."""
         filled_s = max(self._filled_s, now_s)
         left_s = min(self._burst_s, self._left_s + self._share * (filled_s - self._filled_s)) - used_s
         self._left_s, self._filled_s = left_s, filled_s
@@ -37,16 +39,20 @@ class CpuBudget:
             self._free_s = filled_s + (self._burst_s - left_s) / self._share
 
     def pause_s(self, now_s: float) -> float:
-        """How long to do nothing."""
+        """For how many seconds to do nothing."""
         return max(0.0, self._free_s - now_s)
 
 
 class LinkBudget:
     """A share of the rate at which paths take bytes, as the kernel measures it on each burst.
 
-    A chunk leaves as fast as its path takes it; after it the link is left alone until the mean is the share.
-    The highest of the last rates of all newcomers counts, as in BBR (Cardwell et al., ACM Queue 14(5), 2016):
-    a burst that the sender itself held up shows less than the path can do.
+    A chunk leaves as fast as its path takes it. Then nothing is sent until the mean rate is down to the
+    share. The highest of the last eight rates counts, whichever newcomers they are of, as in BBR (Cardwell
+    et al., ACM Queue 14(5), 2016): a burst that the sender itself held up shows less than the path can do.
+
+    free_s: when the next chunk may leave.
+
+    Raises ValueError: the share is not above 0 and at most 1.
     """
 
     def __init__(self, share: float) -> None:
@@ -57,7 +63,7 @@ class LinkBudget:
         self.free_s = -math.inf
 
     def sent(self, now_s: float, n_bytes: int, rate_bytes_per_s: float | None) -> None:
-        """A chunk has left; ``None``: the system does not tell at which rate, and nothing is held back."""
+        """A chunk of ``n_bytes`` has left. Where no rate was ever known (``None``), nothing is held back."""
         if rate_bytes_per_s:
             self._rates.append(rate_bytes_per_s)
         if self._rates:
@@ -65,7 +71,7 @@ class LinkBudget:
 
 
 def delivery_rate(sock: socket.socket) -> float | None:
-    """Bytes per second that the path takes, as the kernel has measured (Linux); ``None``: not known."""
+    """Bytes per second that the path takes, as Linux has measured; ``None``: not known."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,8 +1,8 @@
 """A donor: one background thread that gives newcomers the training state over TCP.
 
-Whatever it does, for members, newcomers or strangers, it uses no more of a core than its budget: while that
-is overdrawn it does nothing at all, and it does one thing at a time (a read, a chunk), so that it is never
-overdrawn by more than one. Strangers can hold a few connections for a few seconds, and nothing else.
+The thread uses no more of a core than its budget, for newcomers and strangers together. While the budget is
+overdrawn the thread does nothing at all. It does one thing at a time (a read, a chunk), so the budget is
+never overdrawn by more than one. Strangers can hold a few connections for a few seconds, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from ragtag.network.transfer.session import Closed, DonorLimits, DonorSession
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.transfer.wire import KEY_BYTES
 
-_LOOK_S = 1.0  # how often the trainer's progress is looked at
-_NAP_S = 0.1  # a pause is no longer, so that closing takes no longer
+_LOOK_S = 1.0  # how often to look at the trainer's progress, and how rarely to note strangers
+_NAP_S = 0.1  # the longest pause in one go, as closing waits for its end
 _LOOK = 0  # in place of a selector's mask: a snapshot may have come
 
 
 class DonorServer:
-    """Gives what is on a shelf to whoever has the crew's key.
+    """Gives the snapshots on a shelf to newcomers that show the crew's key.
 
         server = DonorServer(key, shelf, (host, 0))
         server.start()
         ...                         # the trainer: shelf.wanted, shelf.put
         server.close()
 
-    on_note(what, address, detail): ``newcomer`` (was served, and how many bytes), ``refused``, ``failed``
-    (the thread has ended on an error, ``failure``). Called by the donor's thread.
+    on_note: called by the donor's thread with (what, address, detail). what: ``newcomer`` (it was served; the
+        detail has the bytes), ``refused``, or ``failed`` (an error has ended the thread).
+    failure: the error that has ended the thread; ``None``: none has.
 
     Raises:
         ValueError: the key has not 32 bytes, or a share is out of its range.
@@ -75,14 +76,14 @@ class DonorServer:
         self._accept_s = self._sweep_s = self._counted_s = 0.0
         self._looked_s, self._looked_round, self._round_s = -math.inf, -1, 0.0
         self._refused, self._refused_s = 0, -math.inf
-        self._barred = False  # by the system, and noted
+        self._barred = False  # the system lets no connection be accepted, and that was noted
         self.failure: BaseException | None = None
         self.given_bytes = 0
-        """To all newcomers."""
+        """Bytes given to newcomers whose connection has ended."""
         self.used_s = 0.0
-        """Of a core."""
+        """Seconds of a core that the thread has used."""
         self.ended: Counter[str] = Counter()
-        """Connections that ended, by reason (at most 256 different ones are kept apart)."""
+        """How many connections have ended, by reason (beyond 256 reasons: ``other``)."""
 
     @property
     def address(self) -> Address:
@@ -92,19 +93,19 @@ class DonorServer:
 
     @property
     def n_connections(self) -> int:
-        """How many are open."""
+        """How many connections are open."""
         return len(self._sessions)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the thread, and have the shelf wake it after each put."""
         self._shelf.serve(self._wake, time.monotonic)
         self._thread.start()
 
     def close(self, deadline_s: float = 5.0) -> None:
-        """Stop serving, at once: newcomers go on with other donors.
+        """Stop serving at once. Newcomers that are being served go on with other donors.
 
         Raises:
-            TimeoutError: the thread did not end in time.
+            TimeoutError: the thread did not end within ``deadline_s`` seconds.
         """
         self._stop.set()
         self._wake()
@@ -118,7 +119,7 @@ class DonorServer:
     # -- The thread
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: it has ended
+        with contextlib.suppress(OSError):  # full: the thread wakes anyway; closed: it has ended
             self._wake_out.send(b"x")
 
     def _run(self) -> None:
@@ -147,7 +148,7 @@ class DonorServer:
             self._ready.extend((key.fileobj, mask) for key, mask in selected)
 
     def _pay(self) -> None:
-        """All that the thread has used since it paid last, its pauses and this included."""
+        """Charge the budget with all that the thread has used since the last charge, pauses included."""
         counted_s = time.thread_time()
         used_s = counted_s - self._counted_s
         self._counted_s = counted_s
@@ -155,7 +156,7 @@ class DonorServer:
         self._budget.spend(time.monotonic(), used_s)
 
     def _watch(self, now_s: float) -> float:
-        """Have the selector wait for what each connection can go on with; how long, at most."""
+        """Tell the selector what each connection can go on with; returns the longest wait, in seconds."""
         wakes_s = now_s + _LOOK_S
         for sock, session in self._sessions.items():
             wakes_s = min(wakes_s, session.wakes_s())
@@ -194,7 +195,7 @@ class DonorServer:
             self._drop(session, str(closed))
 
     def _clock(self, now_s: float) -> None:
-        """What falls due: connections that took too long, snapshots that nobody reads, the trainer's pace."""
+        """Do what is due: drop connections that took too long, sweep the shelf, time the trainer's rounds."""
         for session in [s for s in self._sessions.values() if now_s >= s.ends_s()]:
             self._drop(session, "took too long" if session.member else "did not show the crew's key in time")
         if now_s >= self._accept_s > 0:
@@ -216,7 +217,7 @@ class DonorServer:
             return
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                self._selector.unregister(self._listener)  # would be readable all the time
+                self._selector.unregister(self._listener)  # it would be readable all the time
                 self._accept_s = time.monotonic() + _LOOK_S
                 if not self._barred:
                     self._note("refused", "", f"no connection can be accepted now ({error.strerror})")
@@ -248,7 +249,7 @@ class DonorServer:
             self._refuse(where, why)
 
     def _refuse(self, where: str, why: str) -> None:
-        """Noted once in a while: strangers decide how often they come, and not how much is written."""
+        """Note refusals once a second at most: strangers must not decide how much is written."""
         self._refused += 1
         now_s = time.monotonic()
         if now_s - self._refused_s >= _LOOK_S:

@@ -1,6 +1,7 @@
 """A newcomer fetches the training state from several donors at once.
 
-A ``Line`` is a connection to one donor: from bytes to the events of the machine in ``protocols.transfer``.
+A ``Line`` is a connection to one donor. It turns bytes into events of the machine in ``protocols.transfer``,
+which decides what to ask of which donor.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _NO_KEY = (
 )
 
 Store = Callable[[int, memoryview], None]
-"""Takes a chunk's index and bytes."""
+"""Keeps a chunk, given its index and bytes."""
 
 
 class _Stage(Enum):
@@ -81,9 +82,13 @@ class _Stage(Enum):
 
 
 class Line:
-    """One connection. ``Told`` is its first event; after ``Lost`` or ``Refused`` it is closed.
+    """A connection to one donor.
 
-    store: is given each intact chunk before its ``Came``.
+    ``Told`` is its first event, unless connecting fails. After ``Lost`` or ``Refused`` it is closed.
+
+    store: called with each intact chunk before its ``Came``.
+    offer: the snapshot that the donor has offered; ``None``: none yet.
+    sock: the socket; ``None``: the address is no address.
     """
 
     def __init__(self, name: str, address: Address, key: bytes, store: Store) -> None:
@@ -118,7 +123,7 @@ class Line:
             self._failed = self._fail(error)
 
     def opened(self) -> list[TransferEvent]:
-        """What came of connecting, where that is known at once."""
+        """The failure to connect, where that is known at once; else nothing."""
         return [] if self._failed is None else [self._failed]
 
     @property
@@ -131,7 +136,7 @@ class Line:
     # -- Out
 
     def ask(self, round_: int) -> None:
-        """Ask for a snapshot."""
+        """Ask for a snapshot of a round or of the first after it."""
         self._say(Wanted(round_))
 
     def fetch(self, index: int) -> None:
@@ -140,7 +145,7 @@ class Line:
         self._say(Want(self._number, index))
 
     def close(self) -> None:
-        """The connection ends."""
+        """End the connection; no more is said or read."""
         self._stage = _Stage.CLOSED
         if self.sock is not None:
             self.sock.close()
@@ -152,7 +157,7 @@ class Line:
     # -- In
 
     def ready(self, mask: int) -> list[TransferEvent]:
-        """The socket is ready: what happened."""
+        """Read and write as the selector's mask says; returns what happened."""
         events: list[TransferEvent] = []
         try:
             if self._stage is _Stage.CONNECTING:
@@ -191,7 +196,7 @@ class Line:
         return Lost(self.name, f"the connection broke ({os.strerror(error)})")
 
     def flush(self) -> None:
-        """Send what is to be sent."""
+        """Send as much of what waits as the socket takes."""
         assert self.sock is not None
         while self._out:
             try:
@@ -279,11 +284,14 @@ class _Turned(Exception):
 
 
 Note = Callable[[str, str, str], None]
-"""Told what, of which donor, and a detail."""
+"""Called with what happened, the donor's name, and a detail."""
 
 
 class TransferError(Error, RuntimeError):
-    """No donor could give the state; the message says why, donor by donor. outcome: how far it came."""
+    """No donor could give the state; the message says why, donor by donor.
+
+    outcome: how far the transfer came; ``None``: it ended before the machine did.
+    """
 
     def __init__(self, message: str, outcome: Outcome | None = None) -> None:
         super().__init__(message)
@@ -292,7 +300,11 @@ class TransferError(Error, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Donor:
-    """A peer that may have the state: its name, and where it gives it away (an IP address and a TCP port)."""
+    """A peer that may have the state.
+
+    name: the peer's name.
+    address: the IP address and the TCP port at which it gives the state away.
+    """
 
     name: str
     address: Address
@@ -300,11 +312,15 @@ class Donor:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A state, and what it is made of.
+    """A state that was fetched, and what it is made of.
 
-    round, step: of the agreed snapshot. rounds: chunks by round, more than one where donors of the agreed
-    round were too few. given: bytes by donor. dropped: who was given up, and why. wasted_bytes: came twice,
-    or damaged.
+    blob: the state's bytes.
+    round, step: of the snapshot on which donors agreed.
+    rounds: chunks by round; more than one round where donors of the agreed one were too few.
+    given: bytes by donor.
+    dropped: by donor that was given up, why.
+    wasted_bytes: bytes that came twice or damaged.
+    took_s: seconds that it took.
     """
 
     blob: bytearray
@@ -330,15 +346,19 @@ def fetch_state(
 ) -> Fetched:
     """Get the state from several donors at once, in this thread, within ``deadline_s`` seconds.
 
-    key: the crew's. donors: three to eight are a good number, since each one that is asked takes a snapshot.
-    schema: of this peer's model. layout_hash_of: computes from the whole blob what donors said of its
-    structure. on_note(what, donor, detail): ``asked``, ``agreed`` (on a round), ``lost``, ``dropped``.
-    agreed_min: see ``protocols.transfer.types``. blob_bytes_max: a few times this peer's own state, so that a
-    donor gone mad cannot fill its memory.
+    key: the crew's, 32 bytes.
+    donors: three to eight are a good number, since each one that is asked takes a snapshot.
+    schema: the hash of this peer's model.
+    layout_hash_of: computes from the whole blob the layout hash that donors have told; ``None``: unchecked.
+    on_note: called with (what, donor, detail). what: ``asked``, ``agreed`` (on a round), ``lost`` or
+        ``dropped``.
+    agreed_min: see ``protocols.transfer.types``.
+    blob_bytes_max: a few times this peer's own state, so that a donor gone mad cannot fill its memory.
 
     Raises:
         TransferError: no donor could complete it; the message says why and what to do.
-        ValueError: the key has not 32 bytes, a donor is named twice, or there is none.
+        ValueError: the key has not 32 bytes, the deadline is not above 0, a donor is named twice, or there
+            is none.
     """
     if len(key) != KEY_BYTES:
         raise ValueError(f"fetch: the crew's key has {len(key)} bytes; it must have {KEY_BYTES}")
@@ -372,7 +392,7 @@ def fetch_state(
 
 
 class _Fetch:
-    """Runs the machine over sockets."""
+    """Runs the transfer machine over a line to each donor."""
 
     def __init__(self, key: bytes, donors: Sequence[Donor], machine: Transfer, on_note: Note | None) -> None:
         self._key, self._machine = key, machine
@@ -388,7 +408,7 @@ class _Fetch:
         self.blob = bytearray()
 
     def run(self, deadline_s: float) -> Finished | GaveUp:
-        """Until it is done, one way or the other."""
+        """Run until the machine has finished or given up; it does so by the deadline."""
         self._events.append(Start(time.monotonic() + deadline_s))
         while True:
             self._work()
@@ -412,7 +432,7 @@ class _Fetch:
         self._selector.close()
 
     def _work(self) -> None:
-        """Tell the machine what has happened, and do what it says."""
+        """Step the machine with the events that wait, and carry out its effects."""
         while self._events and self._ended is None:
             event = self._events.popleft()
             if isinstance(event, Lost | Refused):

@@ -1,4 +1,4 @@
-"""One newcomer's connection, as its donor sees it: what it may ask, and how long it may take."""
+"""One newcomer's connection at its donor: what a newcomer may ask, and how long it may take."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ragtag.protocols.transfer.wire import (
 )
 
 _PIECE_BYTES = 1 << 18
-_READ_BYTES = 512  # some requests: what comes with them is one call of the system, as in sending
+_READ_BYTES = 512  # several requests: one system call takes them all, as in sending
 _ANSWERS_MAX = 64
 
 
@@ -40,12 +40,17 @@ _ANSWERS_MAX = 64
 class DonorLimits:
     """What a donor spends at most. Times bound strangers and peers that hang, not peers that are slow.
 
-    strangers_max: connections that have not shown the key; the oldest gives way. members_max: newcomers
-    served at once. handshake_s: to show the key. idle_s: without a word where one is due, or in one frame.
-    chunk_s: to take one chunk. ask_s: to wait for a snapshot. keep_s: a snapshot that nobody reads is kept.
-    cpu_share: of one core, for all of it (its trainer loses up to 1.4 times as much, as it finds its caches
-    and the interpreter used by another: ``benchmarks/transfer.py``); cpu_burst_s: what is used of it at once.
-    link_share: of the rate of the fastest path, for all newcomers together.
+    strangers_max: connections that have not shown the key. One more, and the oldest of them gives way.
+    members_max: newcomers served at once.
+    handshake_s: how long a stranger has to show the key.
+    idle_s: how long a newcomer may say nothing when it is its turn, and how long one frame may take.
+    chunk_s: how long a newcomer has to take one chunk.
+    ask_s: how long a newcomer may wait for a snapshot.
+    keep_s: how long to keep a snapshot that nobody reads.
+    cpu_share: the share of one core, for all that the thread does. The trainer loses up to 1.4 times as much,
+        as another thread uses its caches and the interpreter (``benchmarks/transfer.py``).
+    cpu_burst_s: seconds of a core used at once.
+    link_share: the share of the fastest path's rate, for all newcomers together.
     """
 
     strangers_max: int = 16
@@ -71,7 +76,12 @@ class _Stage(Enum):
 
 
 class DonorSession:
-    """A connection; its methods raise ``Closed`` when it is over. link: what all newcomers share."""
+    """One connection. Its methods raise ``Closed`` when it is over.
+
+    link: the budget that all newcomers share.
+    given_bytes: bytes of chunks that have left.
+    watched: the events for which the server's selector watches the socket; 0: none.
+    """
 
     def __init__(
         self,
@@ -92,11 +102,11 @@ class DonorSession:
         self._wants: deque[Want] = deque()
         self._asked = False
         self._link = link
-        self._chunk_bytes = 0  # of the chunk under way
+        self._chunk_bytes = 0  # size of the chunk that is being sent; 0: none is
         self.began_s = self._heard_s = self._taken_s = now_s
         self._frame_s = math.inf
         self.given_bytes = 0
-        self.watched = 0  # by the server's selector
+        self.watched = 0
 
     @property
     def member(self) -> bool:
@@ -112,12 +122,12 @@ class DonorSession:
         return (selectors.EVENT_READ if reading else 0) | (selectors.EVENT_WRITE if writing else 0)
 
     def wakes_s(self) -> float:
-        """When to look at it again although nothing came."""
+        """When the server must look at it again although nothing came."""
         ready_s = self._link.free_s if self._wants and not self._out else math.inf
         return min(self.ends_s(), ready_s)
 
     def ends_s(self) -> float:
-        """When it is cut off."""
+        """When the server cuts the connection off, unless something comes or leaves before."""
         if self._stage is not _Stage.MEMBER:
             return self.began_s + self._limits.handshake_s
         ends_s = self._frame_s + self._limits.idle_s
@@ -130,7 +140,11 @@ class DonorSession:
     # -- In
 
     def read(self, now_s: float, round_s: float, *, room: bool) -> None:
-        """Something can be read. room: for one more newcomer."""
+        """Take what can be read.
+
+        round_s: how long a round of the trainer takes, for a newcomer that asks.
+        room: whether the donor can serve one more newcomer.
+        """
         if len(self._out) >= _ANSWERS_MAX:
             return
         try:
@@ -202,7 +216,7 @@ class DonorSession:
     # -- Out
 
     def look(self, now_s: float) -> None:
-        """A snapshot may have come to the shelf."""
+        """A snapshot may have come to the shelf: offer it to a newcomer that waits for one."""
         if self._asked:
             self._offer(now_s, self._shelf.given(self))
 
@@ -230,7 +244,7 @@ class DonorSession:
         self._out.append(data)
 
     def write(self, now_s: float) -> None:
-        """Something can be written: at most one piece, so that newcomers take turns."""
+        """Write one piece at most, so that newcomers take turns."""
         if not self._out and self._wants and now_s >= self._link.free_s:
             self._next_chunk(now_s)
         left = _PIECE_BYTES
@@ -247,7 +261,7 @@ class DonorSession:
             self._flushed(now_s)
 
     def _first(self, n_bytes: int) -> list[memoryview]:
-        """What comes next, ``n_bytes`` at most: a chunk goes with what stands before it, in one call."""
+        """The next ``n_bytes`` at most, for one system call: a chunk goes with what stands before it."""
         first = []
         for data in self._out:
             if n_bytes <= 0:
@@ -289,10 +303,10 @@ class DonorSession:
         self._chunk_bytes = len(data)
 
     def _data(self, snapshot: Snapshot, index: int) -> memoryview:
-        """The bytes that are sent for a chunk."""
+        """The bytes to send for a chunk. Tests override it to damage them."""
         return snapshot.chunk(index)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Leave the shelf, and close the socket."""
         self._shelf.leave(self)
         self.sock.close()

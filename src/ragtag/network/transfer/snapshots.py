@@ -1,4 +1,4 @@
-"""Snapshots on their way from the trainer's thread to the donor's: at most two, none that nobody wants."""
+"""Snapshots on their way from the trainer's thread to the donor's: at most two, and only wanted ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ SNAPSHOTS_MAX = 2
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """A blob, what is offered of it, and the hashes of the chunks that were read so far.
+    """A training state of one round, as bytes.
 
-    number: by which newcomers ask for it. left_s: when its last reader left.
+    number: newcomers ask for its chunks by it.
+    offer: what a newcomer is told of it.
+    blob: the bytes.
+    left_s: when its last reader left; before the first one, when it came.
+    hashes: by index, those of the chunks that were read so far.
     """
 
     number: int
@@ -39,22 +43,23 @@ class Snapshot:
 
 
 class Shelf:
-    """Where the trainer leaves snapshots for newcomers.
+    """A store of at most two snapshots that the trainer's thread and the donor's share.
 
-    After every round the trainer calls ``wanted``, and ``put`` where that says so:
+    The donor's thread says which newcomers (``reader``) want a snapshot, and from which round on. The
+    trainer's thread makes one only where one is wanted. After every round it calls:
 
         if shelf.wanted(round):
             shelf.put(round, step, schema, layout_hash, blob)
 
-    A snapshot that is being read is never replaced: newcomers who come meanwhile read the newest there is.
+    A snapshot that is being read is never replaced. While both are, newcomers that come read the newest.
     """
 
     def __init__(self) -> None:
         self.round = -1
-        """The newest round of which the trainer has told."""
+        """The newest round that the trainer has finished; -1: none."""
         self.closed = False
-        """Nothing is given: this peer is behind its crew itself."""
-        self._wanted: float = math.inf  # read without the lock: the trainer asks after every round
+        """Whether nothing is given, as this peer is behind its crew itself."""
+        self._wanted: float = math.inf  # lowest round; the trainer reads it without the lock
         self._lock = threading.Lock()
         self._snapshots: list[Snapshot] = []
         self._wants: dict[object, int] = {}
@@ -66,14 +71,16 @@ class Shelf:
     # -- The trainer's thread
 
     def wanted(self, round_: int) -> bool:
-        """Whether a snapshot of the round just finished is wanted. Costs two attributes where it is not."""
+        """Whether a snapshot of the round just finished is wanted. It takes no lock."""
         self.round = round_
         return round_ >= self._wanted
 
     def put(self, round_: int, step: int, schema: int, layout_hash: int, blob: bytes) -> bool:
-        """Leave a snapshot; ``False``: it is not kept, as nobody wants it any more or all places are read.
+        """Leave a snapshot, whose blob is not copied.
 
-        schema, layout_hash: 64 bits. The blob is kept as it is, and not copied.
+        It is not kept (``False``) where nobody wants it any more, or where all places are being read.
+
+        schema, layout_hash: 64 bits each.
 
         Raises:
             ValueError: a number is out of its range, or the blob is empty or too large.
@@ -102,8 +109,9 @@ class Shelf:
         return True
 
     def gives(self, gives: bool) -> None:
-        """Whether there is anything to give from now on. Who waits for a snapshot is told that there is not;
-        who reads one reads it to its end.
+        """Say whether there is anything to give from now on.
+
+        If not, newcomers that wait for a snapshot are told so. Those that read one read it to its end.
         """
         with self._lock:
             self.closed = not gives
@@ -115,13 +123,14 @@ class Shelf:
     # -- The donor's thread
 
     def serve(self, on_put: Callable[[], None], now_s: Callable[[], float]) -> None:
-        """Someone serves this shelf: ``on_put`` is called (by the trainer's thread) after each put."""
+        """Serve this shelf from now on: the trainer's thread calls ``on_put`` after each put."""
         self._on_put, self._now_s = on_put, now_s
 
     def ask(self, reader: object, round_: int) -> Snapshot | None:
-        """What ``reader`` is to read: ``round_`` or the first after it; ``None``: see ``given`` after a put.
+        """The snapshot that ``reader`` is to read: of ``round_``, or the first after it.
 
-        Where all places are being read, and none of them is new enough, it is the newest.
+        ``None``: there is none yet; ``given`` has it after a put. Where all places are being read and none
+        holds one that is new enough, it is the newest.
         """
         with self._lock:
             self._leave(reader)
@@ -139,7 +148,7 @@ class Shelf:
             return self._given.get(reader)
 
     def given(self, reader: object) -> Snapshot | None:
-        """What ``reader`` reads."""
+        """The snapshot that ``reader`` reads; ``None``: none."""
         return self._given.get(reader)
 
     def leave(self, reader: object) -> None:
@@ -149,7 +158,7 @@ class Shelf:
             self._review()
 
     def sweep(self, keep_s: float) -> None:
-        """Forget what nobody has read for so long."""
+        """Forget snapshots that nobody has read for ``keep_s`` seconds."""
         with self._lock:
             now_s, busy = self._now_s(), set(map(id, self._given.values()))
             self._snapshots = [s for s in self._snapshots if id(s) in busy or now_s - s.left_s < keep_s]
@@ -177,7 +186,7 @@ class Shelf:
             snapshot.left_s = self._now_s()
 
     def _free(self) -> bool:
-        """Whether there is a place for one more."""
+        """Whether there is a place for one more: an empty one, or one that nobody reads."""
         busy = set(map(id, self._given.values()))
         return len(self._snapshots) < SNAPSHOTS_MAX or any(id(s) not in busy for s in self._snapshots)
 
@@ -191,7 +200,7 @@ class Shelf:
         return True
 
     def _review(self) -> None:
-        """Those who wait while all places are taken read the newest; the others' rounds are wanted."""
+        """Find the lowest wanted round. Readers that wait while all places are taken get the newest."""
         if self._wants and not self._free():
             newest = max(self._snapshots, key=lambda snapshot: snapshot.offer.round)
             self._given |= dict.fromkeys(self._wants, newest)

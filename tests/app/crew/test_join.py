@@ -512,6 +512,7 @@ for k in range(3):
 """
 
 
+@pytest.mark.slow
 def test_peers_that_have_left_form_a_crew_again_and_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     events, ends = launched(tmp_path, 2, AGAIN, PATIENCE_S, run_folder=run)
@@ -656,6 +657,7 @@ def test_a_clock_that_is_set_back_moves_no_record(tmp_path: Path) -> None:
         assert all(b >= a - 0.1 for a, b in pairwise(times))
 
 
+@pytest.mark.slow
 def test_peers_whose_clocks_are_thirty_years_apart_train_together(tmp_path: Path) -> None:
     years_s = 30 * 365.25 * 86_400
     events, ends = clocked(tmp_path, (0.0, -years_s / 2, years_s / 2), 0.0)

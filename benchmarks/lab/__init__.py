@@ -7,6 +7,8 @@ is asked for (relay.py), then for its receiver's downlink (port*: a token bucket
 and is lost, if it is, as it comes in to the receiver's eth0 (nftables).
 ``probe`` (probe.py) measures rate, loss, bursts and delay of what came of it. ``python -m benchmarks.lab``
 runs a command in each namespace.
+
+``line`` needs no root and no namespace: a crew's paths over such links in virtual time, for rate control.
 """
 
 from .lab import Counts, Lab, LabError, host_of, why_not

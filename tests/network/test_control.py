@@ -10,9 +10,9 @@ import pytest
 
 from ragtag.core.seed import generator
 from ragtag.network.control import path as paths
-from ragtag.network.control.controller import Delivery
+from ragtag.network.control.controller import WINDOW_FIRST, Delivery
 from ragtag.network.control.path import TRAINS_MAX, Path
-from ragtag.network.control.window import WINDOW_FIRST, LossWindow
+from ragtag.network.control.window import LossWindow
 from tests.network import crew as crews
 from tests.network.crew import Crew
 

@@ -24,10 +24,8 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ragtag.network.control.controller import QUANTUM_S, Delivery
+from ragtag.network.control.controller import QUANTUM_S, WINDOW_FIRST, Delivery
 
-WINDOW_FIRST = 64
-"""Datagrams before the first answer: about 75 KB, five times TCP's first window (RFC 6928) at our size."""
 WINDOW_MIN = 4
 """Datagrams that keep a path busy while answers come for two at a time (draft, BBR.MinPipeCwnd)."""
 _LOSS_EXCESS = 0.02  # draft, BBR.LossThresh: above the path's own

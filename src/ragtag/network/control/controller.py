@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+WINDOW_FIRST = 64
+"""Datagrams before the first answer: about 75 KB, five times TCP's first window (RFC 6928) at our size."""
 QUANTUM_S = 1e-3
 """What is paced leaves in trains of a millisecond, as Linux' TCP sizes its own: all busy paths' together."""
 
@@ -31,7 +33,6 @@ class Delivery:
         one before was over. None is shorter than five trains.
     tx_in_flight: datagrams under way when what is answered left, at most (draft-ietf-ccwg-bbr,
         RS.tx_in_flight).
-    window_limited: whether the window had no room for more, since the answer before.
     kept_s: how long what was answered, and the answer, lay at the two ends, beside the round trip.
     """
 
@@ -48,7 +49,6 @@ class Delivery:
     rounds: int = 0
     tx_in_flight: int = 0
     kept_s: float = 0.0
-    window_limited: bool = False
 
 
 class Controller(Protocol):

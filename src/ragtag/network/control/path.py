@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ragtag.network.control.bbr import Bbr
-from ragtag.network.control.controller import QUANTUM_S, Controller, Delivery
-from ragtag.network.control.window import WINDOW_FIRST, WINDOW_MAX, WINDOW_MIN, LossWindow
+from ragtag.network.control.controller import QUANTUM_S, WINDOW_FIRST, Controller, Delivery
+from ragtag.network.control.window import WINDOW_MAX, WINDOW_MIN, LossWindow
 
 CONTROLLERS: Mapping[str, Callable[[], Controller]] = {"bbr": Bbr, "window": LossWindow}
 CONTROLLER = "bbr"
@@ -69,7 +69,6 @@ class Path:
         self._forgotten = 0
         self._next_s = 0.0
         self._late_s = 0.0
-        self._window_limited = False
         self._held = True  # by its window, or as there is nothing to send
         self._delivered_s = self._first_s = 0.0
         self._limited_until = -1
@@ -105,7 +104,7 @@ class Path:
             return 0
         room, rate = self.allowance, self.control.rate
         if room <= 0:
-            self._held = self._window_limited = True
+            self._held = True
         if rate == math.inf:
             return room
         train_s = self.control.train_s if self.in_flight else QUANTUM_S  # the first one finds out
@@ -203,10 +202,8 @@ class Path:
                 self._rounds,
                 tx_in_flight,
                 kept_s,
-                self._window_limited,
             )
         )
-        self._window_limited = False
 
     def restart(self) -> None:
         """Another process listens from now on: what its predecessor did not get is no loss of the path."""

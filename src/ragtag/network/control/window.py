@@ -17,10 +17,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ragtag.network.control.controller import QUANTUM_S, Delivery
+from ragtag.network.control.controller import QUANTUM_S, WINDOW_FIRST, Delivery
 
-WINDOW_FIRST = 64
-"""Datagrams before the first answer: about 75 KB, five times TCP's first window (RFC 6928) at our size."""
 WINDOW_MIN = 8
 WINDOW_MAX = 1 << 16
 _EXCESS = 0.02  # BBRv2's loss threshold (draft-cardwell-iccrg-bbr-congestion-control)

@@ -24,6 +24,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
+from ragtag.app.demo.task import net
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.simulation.cost import ComputeCost
@@ -83,20 +84,10 @@ class Digits:
                 yield self.x[order[at : at + BATCH]], self.y[order[at : at + BATCH]]
 
 
-def net(seed: int) -> nn.Sequential:
-    """Two convolutions and two linear layers, as the recipes' net of digits has."""
+def seeded_net(seed: int) -> nn.Sequential:
+    """The demo's net."""
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(512, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
+    return net()
 
 
 def preconditioner(model: nn.Module, inner: torch.optim.Optimizer, how: dict[str, Any], **more: Any) -> KFAC:
@@ -122,7 +113,7 @@ def first(curve: list[float]) -> int | None:
 
 def alone(how: dict[str, Any], seed: int, steps: int) -> dict[str, Any]:
     """One process with the joint batch."""
-    data, model = Digits(seed), net(seed)
+    data, model = Digits(seed), seeded_net(seed)
     inner = torch.optim.SGD(model.parameters(), lr=how["lr"], momentum=0.9, weight_decay=how["weight_decay"])
     kfac = preconditioner(model, inner, how) if "damping" in how else None
     curve: list[float] = []
@@ -151,7 +142,7 @@ def crew(name: str, how: dict[str, Any], seed: int, steps: int) -> dict[str, Any
     data = Digits(seed)
 
     def train(peer: SimulatedTransport) -> dict[str, Any]:
-        model = net(seed)
+        model = seeded_net(seed)
         inner = torch.optim.SGD(
             model.parameters(), lr=how["lr"], momentum=0.9, weight_decay=how["weight_decay"]
         )

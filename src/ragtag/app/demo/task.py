@@ -61,8 +61,13 @@ def load_digits(seed: int) -> Digits:
 
 
 def make_model(seed: int) -> nn.Sequential:
-    """A convolutional net of 38 thousand parameters; the same weights on every peer."""
+    """The same weights on every peer."""
     torch.manual_seed(random.stream_key(seed, "weights") % 2**63)
+    return net()
+
+
+def net() -> nn.Sequential:
+    """A convolutional net of 38 thousand parameters, with weights as torch draws them next."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),

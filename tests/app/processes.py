@@ -106,9 +106,9 @@ class Place:
         self.commands.append(made)
         return made
 
-    def crew(self, n: int) -> Command:
+    def crew(self, n: int, **env: str) -> Command:
         """``ragtag run`` of n peers; averaging when this returns."""
-        crew = self.command("crew", "run", "-n", str(n), "-o", str(self.run), "train.py")
+        crew = self.command("crew", "run", "-n", str(n), "-o", str(self.run), "train.py", **env)
         crew.says(f"heard {bin((1 << n) - 1)}")
         return crew
 

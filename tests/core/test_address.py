@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.core.address import family_of, unusable
+from ragtag.core.address import family_of, is_loopback, unusable
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,8 @@ def test_what_is_taken_the_system_reads_without_looking_it_up(host: str) -> None
     family = family_of(host)
     if not unusable((host, 4000)):
         assert socket.inet_pton(socket.AF_INET6 if family == 6 else socket.AF_INET, host)
+
+
+def test_what_stays_on_this_machine() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.3.2.1", "::1")))
+    assert not any(map(is_loopback, ("10.1.2.3", "0.0.0.0", "fd00::1", "::", "localhost", "")))

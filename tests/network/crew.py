@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +20,13 @@ from ragtag.core.types import Average, Floats, Met, Noted, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link import Link, open_link
+from ragtag.network.link.sealed import SealedLink
 from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps
+from ragtag.protocols.sealing.noise import KeyPair
+from ragtag.protocols.sealing.sessions import Sessions, card_of
 
 PATIENCE_S = 60.0
 """How long a test waits for what must come: far beyond what a busy machine takes."""
@@ -30,7 +34,8 @@ PROBE_S = 10.0
 """How long a round's stages may take: no deadline ends a round unless a test wants it to."""
 NAME = "otters"
 LINK = "udp"
-"""By what crews reach one another, unless they say so: a test that holds over any link sets it."""
+"""By what crews reach one another, unless they say so: a test that holds over any link sets it. "sealed": by
+queues in memory, and every process has keys of its own."""
 
 
 def values_of(peer: int, n_chunks: int, round_: int = 0) -> Floats:
@@ -71,6 +76,7 @@ class Crew:
         self._faults = faults
         self.present = [peer for peer in range(n) if peer not in absent]
         self.drivers: dict[int, Driver] = {}
+        self.cards: dict[Address, tuple[int, bytes]] = {}
         for peer in self.present:
             self.start(peer, self.endpoints[peer])
         for future in [d.configure(0, self.channel, 7) for d in self.drivers.values()]:
@@ -78,14 +84,22 @@ class Crew:
 
     def link(self, address: Address | None = None) -> Link:
         """A link as all peers of this crew have."""
-        return UdpLink(address, plain=True) if self._plain else open_link(address, name=LINK)
+        name = "memory" if LINK == "sealed" else LINK
+        return UdpLink(address, plain=True) if self._plain else open_link(address, name=name)
+
+    def _sealed(self, peer: int, endpoint: Link) -> Link:
+        """A link around another one, with keys of its own that all others know."""
+        keys = KeyPair(os.urandom(32))
+        sessions = Sessions(b"c" * 32, keys, self.cards.get, os.urandom)
+        self.cards[endpoint.address] = peer, card_of(1, keys)
+        return SealedLink(endpoint, Identity(self.name, peer), sessions)
 
     def start(self, peer: int, endpoint: Link) -> Driver:
         """Start a peer's driver."""
         faults = self._faults if isinstance(self._faults, Faults | None) else self._faults.get(peer)
         driver = self.drivers[peer] = Driver(
             Node(peer, self.n, self.seed),
-            endpoint,
+            self._sealed(peer, endpoint) if LINK == "sealed" and not self._plain else endpoint,
             Identity(self.name, peer),
             self.addresses,
             faults=faults,

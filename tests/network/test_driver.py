@@ -20,7 +20,7 @@ from ragtag.core.types import PEERS_MAX, Arrived, Average, Event, Outcome
 from ragtag.core.wire import Identity
 from ragtag.network.control.window import LossWindow
 from ragtag.network.driver.driver import Driver, DriverFailed
-from ragtag.network.link import LINKS, open_link
+from ragtag.network.link import open_link
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.groups.channel import Moshpit
@@ -35,7 +35,7 @@ ALL = (rps, rps_repair, direct, ring)
 sockets = pytest.mark.parametrize("over", ["udp"], indirect=True)
 
 
-@pytest.fixture(autouse=True, params=LINKS)
+@pytest.fixture(autouse=True, params=["udp", "sealed"])
 def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The link that crews stand on; whatever does not ask for a socket holds over any."""
     monkeypatch.setattr(crews, "LINK", request.param)
@@ -76,6 +76,7 @@ def test_the_mean_of_all(method: Averager, n: int) -> None:
             assert len(means) == 1, "every peer holds the same bits"
 
 
+@sockets
 @pytest.mark.parametrize("loss", [0.0, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_more_peers_than_average_directly_average_in_groups(loss: float) -> None:
     n, faults = PEERS_MAX + 2, Faults(loss=Loss(loss) if loss else None)
@@ -539,6 +540,7 @@ def test_a_driver_that_dies_fails_what_waits_for_it(monkeypatch: pytest.MonkeyPa
         assert driver.link.fileno() == -1, "its socket is closed"
 
 
+@sockets
 def test_a_driver_that_never_started_fails_calls_and_closes(over: str) -> None:
     endpoint = open_link(name=over)
     driver = Driver(Node(0, 2, 1), endpoint, Identity("otters", 0), {1: endpoint.address})

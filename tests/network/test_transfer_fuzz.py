@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ragtag.network.transfer.fetch import Donor, TransferError, fetch_state
 from ragtag.network.transfer.session import DonorLimits
-from ragtag.protocols.transfer.frame import Session
+from ragtag.protocols.transfer.frame import FrameSeal
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX
 from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
@@ -50,7 +50,7 @@ def exactly(sock: socket.socket, n: int) -> bytes:
     return data
 
 
-def member(trainer: Trainer) -> tuple[socket.socket, Session]:
+def member(trainer: Trainer) -> tuple[socket.socket, FrameSeal]:
     """A connection of someone who has the key."""
     sock = socket.create_connection(trainer.server.address, PATIENCE_S)
     greeted = exactly(sock, GREETING_BYTES)
@@ -58,7 +58,7 @@ def member(trainer: Trainer) -> tuple[socket.socket, Session]:
     sock.sendall(proved)
     answer = exactly(sock, VERDICT_BYTES)
     assert answer[4] == Verdict.WELCOME
-    return sock, Session(KEY, greeted, proved, donor=False)
+    return sock, FrameSeal(KEY, greeted, proved, donor=False)
 
 
 def is_cut_off(sock: socket.socket) -> bool:
@@ -231,7 +231,7 @@ class Impostor:
             sock.sendall(greeted)
             proved = exactly(sock, PROOF_BYTES)
             sock.sendall(verdict(KEY, greeted, proved, Verdict.WELCOME))
-            session = Session(KEY, greeted, proved, donor=True)
+            session = FrameSeal(KEY, greeted, proved, donor=True)
             for message in self._says:
                 sock.sendall(session.seal(message))
             if self._says and isinstance(self._says[-1], Offering):

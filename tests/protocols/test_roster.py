@@ -113,8 +113,8 @@ def test_a_field_out_of_its_range_makes_no_card(wrong: dict[str, object]) -> Non
 
 def test_a_card_that_says_nothing_of_seats_is_of_a_crew_of_64_at_most() -> None:
     fields = msgspec.msgpack.decode(encode_card(seated(1, seats=SEATS_MAX)))
-    assert fields[-1] == SEATS_MAX
-    read = decode_card(msgspec.msgpack.encode(fields[:-1]))
+    assert fields[-2:] == [SEATS_MAX, b""]
+    read = decode_card(msgspec.msgpack.encode(fields[:-2]))
     assert read is not None and read == seated(1) and read.seats == PEERS_MAX
 
 
@@ -201,14 +201,43 @@ def test_a_member_without_a_card_or_of_another_wire_format_is_refused_by_name() 
     other = mine.changed(member("a", seated(1, wire=VERSION + 1)), None)
     assert other == [
         Noted(
-            "refused", -1, f"a: wire format {VERSION + 1}, {VERSION} here; install the same Ragtag everywhere"
+            "refused",
+            -1,
+            f"a has wire format {VERSION + 1}, {VERSION} here; install the same Ragtag everywhere",
         )
     ]
     bare = mine.changed(changed_to(member("b", seated(1)), metadata=b"otter"), None)
-    assert bare == [Noted("refused", -1, "b: no card; install the same Ragtag everywhere")]
+    assert bare == [Noted("refused", -1, "b has no card; install the same Ragtag everywhere")]
+    assert (
+        mine.unfit == f"a has wire format {VERSION + 1}, {VERSION} here; install the same Ragtag everywhere"
+    )
     mine.changed(member("c", seated(2)), None)
+    assert mine.unfit == "", "there is one to average with"
     turned = mine.changed(changed_to(member("c", seated(2)), metadata=b""), Status.ALIVE)
     assert kinds(turned) == [("refused", 2), Left]
+
+
+KEY = b"\1" + bytes(32)
+
+
+@pytest.mark.parametrize("seals", [False, True])
+def test_a_peer_that_seals_and_one_that_does_not_have_nothing_to_do_with_each_other(seals: bool) -> None:
+    mine = Roster("me", 1, seals)
+    (noted,) = mine.changed(member("a", seated(1, key=b"" if seals else KEY)), None)
+    assert isinstance(noted, Noted) and (noted.what, noted.peer) == ("refused", -1)
+    assert "RAGTAG_SEAL" in noted.detail and mine.unfit == noted.detail and not mine.seats
+    assert kinds(mine.changed(member("b", seated(2, key=KEY if seals else b"")), None))[-1] is Joined
+    assert mine.unfit == ""
+
+
+def test_a_key_is_found_by_the_address_where_its_peer_takes_data() -> None:
+    mine = Roster("me", 1, seals=True)
+    card = seated(1, key=KEY)
+    mine.changed(member("a", card), None)
+    assert mine.at((card.host, card.port)) == (1, KEY)
+    assert mine.at((card.host, card.port + 1)) is None
+    mine.changed(changed_to(member("a", card), status=Status.DEAD), Status.ALIVE)
+    assert mine.at((card.host, card.port)) is None
 
 
 BAD_HOSTS = ["127.0.0.1%x", "255.255.255.255", "otters.example", "::1", "224.0.0.9", "0.0.0.0"]
@@ -220,7 +249,7 @@ def test_a_member_that_takes_data_where_nothing_can_be_sent_is_refused_by_name(h
     mine.claim(seated(0))
     refused = mine.changed(member("a", seated(1, host=host)), None)
     assert kinds(refused) == [("refused", -1)] and not mine.seats
-    assert refused[0].detail.startswith(f"a: takes data where nothing can be sent: '{host}', port ")
+    assert refused[0].detail.startswith(f"a takes data where nothing can be sent: '{host}', port ")
     mine.changed(member("b", seated(2)), None)
     turned = mine.changed(member("b", seated(2, host=host)), Status.ALIVE)
     assert kinds(turned) == [("refused", 2), Left]

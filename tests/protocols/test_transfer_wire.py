@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.transfer.frame import CONTROL_BYTES_MAX, HEAD_BYTES, Chunk, Frame, Reader, Session
+from ragtag.protocols.transfer.frame import CONTROL_BYTES_MAX, HEAD_BYTES, Chunk, Frame, FrameSeal, Reader
 from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
     PROOF_BYTES,
@@ -47,9 +47,9 @@ def shaken(key: bytes = KEY, nonces: tuple[bytes, bytes] = (b"d" * 32, b"n" * 32
     return greeted, proof(key, greeted, nonces[1])
 
 
-def sessions() -> tuple[Session, Session]:
+def sessions() -> tuple[FrameSeal, FrameSeal]:
     greeted, proved = shaken()
-    return Session(KEY, greeted, proved, donor=True), Session(KEY, greeted, proved, donor=False)
+    return FrameSeal(KEY, greeted, proved, donor=True), FrameSeal(KEY, greeted, proved, donor=False)
 
 
 def frames_of(data: bytes, *, chunk_bytes_max: int = 0) -> list[Frame]:
@@ -155,7 +155,7 @@ def test_nothing_can_be_replayed_reflected_reordered_or_moved() -> None:
         donor.open(first)
     greeted, proved = shaken(nonces=(b"e" * 32, b"n" * 32))
     with pytest.raises(WireError, match="forged"):  # moved to another connection
-        Session(KEY, greeted, proved, donor=False).open(first)
+        FrameSeal(KEY, greeted, proved, donor=False).open(first)
 
 
 @given(st.integers(0, 8 * (HEAD_BYTES + 3) - 1), st.sampled_from(MESSAGES))

@@ -37,6 +37,14 @@ def family_of(host: str) -> int:
     return _looked_at(host)[0]
 
 
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to a numeric host stays on this machine."""
+    try:
+        return (IPv6Address(host) if ":" in host else IPv4Address(host)).is_loopback
+    except ValueError:
+        return False
+
+
 def unusable(address: Address, family: int = 0) -> str:
     """Why nothing can be sent to an address from a socket of a family (0: of either); empty: it can be."""
     host, port = address

@@ -92,11 +92,13 @@ class Join(Base, frozen=True, kw_only=True, tag="join"):
 
     rtt_s: mean round trip to the others.
     others: how many were met.
+    sealed: whether what it sends to them is encrypted.
     """
 
     address: str = ""
     rtt_s: Seconds | None = None
     others: Count = 0
+    sealed: bool = False
 
 
 class Phase(Base, frozen=True, kw_only=True, tag="phase"):

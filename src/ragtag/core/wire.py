@@ -13,7 +13,8 @@ numpy reads and writes in place. All integers are little-endian.
 | 4, 6 | u16 | sender, dest | peer ids |
 | 8 | u32 | seq | the packet's number among those of its sender's process to this peer |
 | 12 | u32 | epoch | when the sending process started, in tenths of a second |
-| 16, 24 | u64 | tag, seal | 16 bytes for a link that seals; else a keyed check over header and chunk, and 0 |
+| 16 | u64 | tag | a keyed check over header and chunk; 0 over a link that seals |
+| 24 | u64 | seal | 8 bytes for a link that seals; else 0 |
 | 32 | u32 | schema | hash of what is averaged: shapes, dtypes, order; with a channel's name |
 | 36 | u32 | round | ACK: datagrams received so far |
 | 40 | u8 | channel | 252: a named one; its schema's hash tells which |
@@ -24,12 +25,11 @@ numpy reads and writes in place. All integers are little-endian.
 | 52 | f32 | weight | the chunk's weight in a mean; ACK: seconds since the highest number came |
 | 56 | u64 | heard | the chunk's contributors, a bit each; ACK: the highest number seen |
 
-The first 32 bytes stay in clear; a link that seals encrypts what follows, in a table of its own, and puts its
-tag of 16 bytes between them. No number is used twice by one flow for one of two purposes: what is counted
-(DATA, LAST, ASK, END, PING), and what answers it (ACK, END_ACK, BYE). So (answer or not, number, epoch,
-sender, dest) is a nonce. 32 bits of a number travel; both ends know the rest of it, as in RFC 9000, 17.1.
+No number is used twice by one flow for one of two purposes: what is counted (DATA, LAST, ASK, END, PING),
+and what answers it (ACK, END_ACK, BYE). 32 bits of a number travel; both ends know the rest of it, as in RFC
+9000, 17.1. A link that seals writes another form of the same size (``network/link/sealed``), with a tag.
 
-The check finds corruption and strays. It is no signature: whoever knows the crew's name can forge it. So a
+Without it, the check finds corruption and strays. It is no signature: whoever knows the crew's name can forge it. So a
 receiver takes a datagram only from its sender's address; a good-bye counts only where there is no membership.
 """
 
@@ -48,8 +48,6 @@ from ragtag.core.types import Bools, Bytes
 
 VERSION = 3
 HEADER_BYTES = 64
-CLEAR_BYTES = 32
-"""Of a header, which a link that seals leaves in clear."""
 CHUNK_BYTES = 1088
 DATAGRAM_BYTES = HEADER_BYTES + CHUNK_BYTES
 NAMED = 256

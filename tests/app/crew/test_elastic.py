@@ -31,9 +31,10 @@ from tests.network.agents import KEY, Agents
 
 
 def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
-    crew = place.crew(2)
+    """And all that they send each other is sealed."""
+    crew = place.crew(2, RAGTAG_SEAL="on")
     assert stat.S_IMODE((place.run / TOKEN_FILE).stat().st_mode) == 0o600
-    joined = place.join(kept_token(place.run))
+    joined = place.join(kept_token(place.run), RAGTAG_SEAL="on")
     for peer in (0, 1):
         crew.says("heard 0b111 live [0, 1, 2]", peer)
     joined.says("heard 0b111 live [0, 1, 2]")
@@ -45,7 +46,9 @@ def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
         until(lambda peer=peer: crew.lines(peer)[-1] == "heard 0b11 live [0, 1]", "the others went on")
     place.end()
     assert crew.code() == 0, crew.text
-    told = read_run(place.folder / "run-joined").records()
+    told = list(read_run(place.folder / "run-joined").records())
+    ways = [r for r in (*told, *read_run(place.run).records()) if isinstance(r, trace.Join)]
+    assert [way.sealed for way in ways] == [True] * 3
     records = [r for r in told if isinstance(r, trace.Phase) and r.peer == 2]
     assert tuple(record.name for record in records) == PHASES  # as in virtual time: test_newcomer
     assert all(b.t - b.took_s >= a.t - 1e-2 for a, b in pairwise(records))  # one after the other

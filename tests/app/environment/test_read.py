@@ -36,6 +36,7 @@ PLACE = Place(
     socket_fd=5,
     ready_fd=6,
     faults=Faults(loss=Loss(0.1)),
+    seal=False,
 )
 
 
@@ -110,3 +111,15 @@ def test_a_nonsensical_torchrun_environment_is_refused(change: dict[str, str], m
 def test_a_nonsensical_ragtag_environment_is_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(PlaceError, match=message):
         place_from_environment(PLACE.variables() | change)
+
+
+def test_whether_to_seal_is_said_by_on_or_off() -> None:
+    env = PLACE.variables()
+    assert env["RAGTAG_SEAL"] == "off"
+    sealed = place_from_environment({**env, "RAGTAG_SEAL": "on"})
+    assert sealed is not None and sealed.seal is True
+    with pytest.raises(PlaceError, match="RAGTAG_SEAL is 'yes'; it must be on or off"):
+        place_from_environment({**env, "RAGTAG_SEAL": "yes"})
+    del env["RAGTAG_SEAL"]
+    unsaid = place_from_environment(env)
+    assert unsaid is not None and unsaid.seal is None

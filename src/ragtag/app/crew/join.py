@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import time
 import weakref
 from collections.abc import Mapping
@@ -44,10 +45,12 @@ from ragtag.app.environment import (
 from ragtag.app.invitation.token import ADDRESSES_MAX, Token, TokenError, decode, encode, keep_token
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.core import trace
+from ragtag.core.address import is_loopback
 from ragtag.core.types import PEERS_MAX, Arm, Expired, Left, Noted, PeerId, Tell
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link import Link, open_link
+from ragtag.network.link.sealed import SealedLink, fast_suite
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.crew.joining import (
@@ -63,6 +66,8 @@ from ragtag.protocols.crew.joining import (
 )
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.node import Node
+from ragtag.protocols.sealing.noise import KEY_BYTES, KeyPair
+from ragtag.protocols.sealing.sessions import Sessions, card_of
 
 __all__ = ["JoinError", "join_as", "joined"]
 
@@ -175,7 +180,7 @@ def _join(
         entrance = None
         if known.key is not None:
             way.begin_giving(known.key, data[0], undo)
-            entrance = launched(way.place, data, way.state_port)
+            entrance = launched(way.place, data, way.state_port, way.card(data[0]))
             undo.callback(entrance.agent.close)
         node = Node(place.rank, place.size, place.seed)
         others = set(range(place.size)) - {place.rank}
@@ -231,7 +236,8 @@ def _through(
     undo.callback(endpoint.close)
     way.begin_giving(token.key, host, undo)
     port = endpoint.address[1]
-    entrance, greets = enter(joining, place, token, ways, port, way.state_port, way.phases)
+    card = way.card(host)
+    entrance, greets = enter(joining, place, token, ways, port, way.state_port, way.phases, card)
     undo.callback(entrance.agent.close)
     place = way.place = seated(place, token, entrance)
     if place.run_folder is not None:
@@ -268,6 +274,7 @@ class _Way:
     """How a peer joins.
 
     number: what its launcher calls it (``None``: by its rank).
+    keys: this process's own (``protocols.sealing``), for as long as it has one place in one crew.
     """
 
     place: Place
@@ -280,6 +287,21 @@ class _Way:
     peers: list[Peer] = field(default_factory=list)
     early: list[Noted] = field(default_factory=list)
     phases: Phases = field(default_factory=Phases)
+    keys: KeyPair = field(default_factory=lambda: KeyPair(secrets.token_bytes(KEY_BYTES)))
+
+    def card(self, host: str) -> bytes:
+        """What its membership card tells of its key; empty: it sends its data in clear."""
+        seals = not is_loopback(host) if self.place.seal is None else self.place.seal
+        return card_of(fast_suite(), self.keys) if seals else b""
+
+    def link(self, under: Link, identity: Identity, entrance: Entrance | None) -> Link:
+        """``under``, or one on it that seals, if the crew is told so."""
+        if entrance is None or not entrance.card.key:
+            return under
+        assert self.place.key is not None
+        suite, roster = entrance.card.key[0], entrance.agent.roster
+        sessions = Sessions(self.place.key, self.keys, roster.at, secrets.token_bytes, suite)
+        return SealedLink(under, identity, sessions)
 
     def begin_giving(self, key: bytes, host: str, undo: ExitStack) -> None:
         """Be ready to give this peer's state to those who come later."""
@@ -321,10 +343,11 @@ def _start(
 ) -> tuple[Driver, int] | None:
     """Start the driver, and greet the others; how many were met (``None``: to be done once more)."""
     place = way.place
+    identity = Identity(place.crew, place.rank)
     driver = Driver(
         node,
-        endpoint,
-        Identity(place.crew, place.rank),
+        way.link(endpoint, identity, entrance),
+        identity,
         peers,
         faults=place.faults,
         seed=place.seed,

@@ -19,6 +19,7 @@ from ragtag.core import trace
 from ragtag.core.arrival import arrived, others_in
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
+from ragtag.network.link.sealed import SealedLink
 from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.ledger import EpochReport
@@ -279,6 +280,7 @@ class Logbook:
                 address=f"{host}:{port}",
                 rtt_s=sum(rtts) / len(rtts) if rtts else None,
                 others=met,
+                sealed=isinstance(driver.link, SealedLink) if driver is not None else False,
             )
         )
 

@@ -75,11 +75,14 @@ class Entrance:
         return self.card.seat
 
 
-def launched(place: Place, data: Address, state_port: int = 0) -> Entrance:
-    """Membership of a peer that a launcher has given a seat to; it enters while the crew already meets."""
+def launched(place: Place, data: Address, state_port: int = 0, key: bytes = b"") -> Entrance:
+    """Membership of a peer that a launcher has given a seat to; it enters while the crew already meets.
+
+    key: for its card.
+    """
     assert place.key is not None
     assert place.members is not None
-    card = Card(VERSION, place.rank, 0, _epoch(), True, *data, state_port, place.size, place.seed)
+    card = Card(VERSION, place.rank, 0, _epoch(), True, *data, state_port, place.size, place.seed, key=key)
     sock = _socket(place.member_fd, place.members[place.rank])
     name = place.name or _launched_name(place.rank)
     agent = _agent(name, place.members[place.rank], place.key, card, sock)
@@ -245,9 +248,18 @@ def reachable(token: Token) -> str:
 
 
 def enter(
-    joining: Joining, place: Place, token: Token, ways: Ways, data_port: int, state_port: int, phases: Phases
+    joining: Joining,
+    place: Place,
+    token: Token,
+    ways: Ways,
+    data_port: int,
+    state_port: int,
+    phases: Phases,
+    key: bytes = b"",
 ) -> tuple[Entrance, list[JoiningEffect]]:
     """Enter a crew by its (resolved) token, and take a seat; what ``joining`` wants done next.
+
+    key: for its card.
 
     The socket of ``ways`` is closed with the agent. The peer that listens where the token says begins the
     crew, unless it finds one that averages, or another one that came in together with it has a seat first:
@@ -258,7 +270,9 @@ def enter(
             nobody begins.
     """
     sock, address, entries = ways
-    card = Card(VERSION, NO_SEAT, 0, _epoch(), False, address[0], data_port, state_port, 1, place.seed)
+    card = Card(
+        VERSION, NO_SEAT, 0, _epoch(), False, address[0], data_port, state_port, 1, place.seed, key=key
+    )
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
     agent = _agent(name, address, token.key, card, sock)
     try:
@@ -302,7 +316,8 @@ def _seat(
 def _look(agent: Agent) -> Looked:
     machine = agent.machine
     n, whole = len(machine.live()), machine.whole
-    return Looked(agent.entered, agent.over, agent.failure, machine.period_s, n, whole)
+    failure = agent.failure or agent.roster.unfit
+    return Looked(agent.entered, agent.over or bool(failure), failure, machine.period_s, n, whole)
 
 
 def _turn(agent: Agent, for_s: float) -> None:
@@ -326,7 +341,7 @@ def _epoch() -> int:
 def _agent(name: str, address: Address, key: bytes, card: Card, sock: socket.socket) -> Agent:
     epoch = (int(time.time() * 1e6) << 8 | secrets.randbits(8)) & ((1 << 62) - 1)
     identity = Identity(name, address, epoch, key, encode_card(card), seed=secrets.randbits(62))
-    return Agent(Membership(identity), Roster(name, epoch), sock)
+    return Agent(Membership(identity), Roster(name, epoch, bool(card.key)), sock)
 
 
 def _socket(fd: int | None, address: Address | None) -> socket.socket:

@@ -61,6 +61,7 @@ class Place:
     token: an invitation to a crew that this process joins; ``rank`` is then its number on this machine, until
         it has a seat.
     name: in the membership.
+    seal: whether to encrypt what peers send each other; ``None``: where this peer's address is not loopback.
     """
 
     rank: PeerId
@@ -80,6 +81,7 @@ class Place:
     member_fd: int | None = None
     token: str | None = field(default=None, repr=False)
     name: str | None = None
+    seal: bool | None = None
 
     def of_crew(self, number: int) -> Place:
         """The same place in the ``number``-th crew that this run's processes form, one after another.
@@ -119,6 +121,7 @@ class Place:
             "RAGTAG_MEMBER_FD": self.member_fd,
             "RAGTAG_TOKEN": self.token,
             "RAGTAG_NAME": self.name,
+            "RAGTAG_SEAL": None if self.seal is None else ("on" if self.seal else "off"),
         }
         return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -208,7 +211,7 @@ def _from_torchrun(env: Mapping[str, str]) -> Place:
 
 
 def _with_settings(place: Place, env: Mapping[str, str]) -> Place:
-    """What both ways of starting a peer take from ``RAGTAG_*``: seed, run folder, beginning, faults."""
+    """What all ways of starting a peer take from ``RAGTAG_*``: seed, folder, beginning, faults, sealing."""
     try:
         faults = parse_faults(env.get("RAGTAG_FAULTS", ""))
         check_peers(faults, place.size)
@@ -219,9 +222,13 @@ def _with_settings(place: Place, env: Mapping[str, str]) -> Place:
         started_unix_s = None if started is None else float(started)
     except ValueError:
         raise PlaceError(f"RAGTAG_STARTED is {started!r}; it must be a Unix time in seconds") from None
+    seal = env.get("RAGTAG_SEAL")
+    if seal not in (None, "on", "off"):
+        raise PlaceError(f"RAGTAG_SEAL is {seal[:40]!r}; it must be on or off, alike for all peers")
     folder = env.get("RAGTAG_RUN")
     return replace(
         place,
+        seal=None if seal is None else seal == "on",
         seed=_integer(env, "RAGTAG_SEED") or 0,
         run_folder=Path(folder) if folder else None,
         started_unix_s=started_unix_s,

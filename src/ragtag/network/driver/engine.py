@@ -191,6 +191,7 @@ class Engine:
             self._passes = 0
             self._expire(now_s)
         self.outbox.flush(now_s)
+        self.link.turn(now_s)  # after what waits for keys has asked for them
         if self.link.failures.news:
             self._tell_failures(now_s)
         if self._close_by_s is not None:
@@ -200,7 +201,8 @@ class Engine:
         """How long to wait for the socket, in milliseconds: 0 while something can be sent."""
         if len(self.mailbox):
             return 0
-        due_s = min(self.outbox.due_s(now_s), self._timers[0][0] if self._timers else math.inf)
+        due_s = min(self.outbox.due_s(now_s), self.link.due_s)
+        due_s = min(due_s, self._timers[0][0] if self._timers else math.inf)
         if self.reach is not None:
             due_s = min(due_s, self.reach.due_s)
         if self._close_by_s is not None:

@@ -3,6 +3,7 @@
 link: the interface of what moves trains of datagrams (several in one system call).
 udp: a link over a UDP socket, with segmentation and coalescing.
 memory: a link between drivers of one process. ``LINKS`` has both by name.
+sealed: a link on another one, which encrypts.
 frame: writes and reads headers.
 kernels: the same loops compiled.
 flow: what is kept for each peer.

@@ -111,6 +111,10 @@ class Link(Protocol):
         """What could not be sent; the driver notes it."""
 
     @property
+    def due_s(self) -> float:
+        """When to call ``turn`` although nothing has come."""
+
+    @property
     def address(self) -> Address:
         """The address at which others reach this link."""
 
@@ -124,11 +128,17 @@ class Link(Protocol):
     def fileno(self) -> int:
         """A file descriptor to poll: readable when something has come, writable when ``send`` has room."""
 
+    def turn(self, now_s: float) -> None:
+        """Send what the link itself has to send, such as handshakes. now_s: the driver's clock."""
+
+    def ready(self, address: Address) -> bool:
+        """Whether what is sent to an address can be read there. If not, the link sees to it."""
+
     def send(self, rows: Bytes, address: Address) -> int:
         """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: there is no room now).
 
-        The rows stay as they are, as the caller may send their chunks to the next peer. A link that encrypts
-        writes to a table of its own.
+        Their chunks stay as they are, as the caller may send them to the next peer. A link may write to the
+        16 bytes of a header's tag, and one that encrypts has a table of its own.
         """
 
     def send_short(self, datagram: bytes, address: Address) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections import deque
@@ -68,6 +69,7 @@ class MemoryLink:
     Raises ValueError: ``fd`` is given, or another link of the hub has the port.
     """
 
+    due_s = math.inf
     sealed = True  # in one process nothing is damaged, and there are no strangers
 
     def __init__(
@@ -108,6 +110,13 @@ class MemoryLink:
             self._wake_out.close()
 
     # -- Out
+
+    def turn(self, now_s: float) -> None:
+        """Queues have nothing to send of themselves."""
+
+    def ready(self, address: Address) -> bool:
+        """Always: nothing is encrypted."""
+        return True
 
     def send(self, rows: Bytes, address: Address) -> int:
         """Send uint8 ``[k, 1152]``. All rows leave; those that find no room at the other end are lost."""

@@ -55,6 +55,9 @@ class Outbox:
         due = [self._injector.held.heap[0][0]] if self._injector.held.heap else []
         for flow in self._busy.values():
             if flow.queue:
+                if not self._link.ready(flow.address):
+                    due.append(flow.queue[0].deadline_s)
+                    continue
                 if flow.path.allowance > 0 and not self.blocked:
                     if flow.path.next_s <= now_s:
                         return now_s
@@ -106,6 +109,8 @@ class Outbox:
                 flow.expire(now_s)
             else:
                 self._busy.pop(flow.peer, None)
+            if flow.queue and not self._link.ready(flow.address):
+                continue  # it waits for keys, and its messages' deadlines go on
             if flow.queue and not self.blocked:
                 self.blocked = not self._send_some(now_s, flow)
             if flow.endings:

@@ -8,6 +8,7 @@ datagram takes its own system call. Both ways carry the same bytes.
 from __future__ import annotations
 
 import errno
+import math
 import socket
 import struct
 import sys
@@ -47,6 +48,7 @@ class UdpLink:
     """
 
     sealed = False
+    due_s = math.inf
 
     def __init__(self, address: Address | None = None, *, fd: int | None = None, plain: bool = False) -> None:
         self.sock = (
@@ -88,6 +90,13 @@ class UdpLink:
         return self.sock.fileno()
 
     # -- Out
+
+    def turn(self, now_s: float) -> None:
+        """A socket has nothing to send of itself."""
+
+    def ready(self, address: Address) -> bool:
+        """Always: all that is sent is in clear."""
+        return True
 
     def send(self, rows: Bytes, address: Address) -> int:
         """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: the buffer is full)."""

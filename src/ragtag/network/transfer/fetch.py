@@ -20,7 +20,7 @@ from enum import Enum, auto
 
 from ragtag.core.address import Address
 from ragtag.core.errors import Error
-from ragtag.protocols.transfer.frame import Chunk, Reader, Session
+from ragtag.protocols.transfer.frame import Chunk, FrameSeal, Reader
 from ragtag.protocols.transfer.machine import Transfer
 from ragtag.protocols.transfer.types import (
     BLOB_BYTES_MAX,
@@ -97,7 +97,7 @@ class Line:
         self._stage = _Stage.CONNECTING
         self._reader = Reader(GREETING_BYTES)
         self._greeting = self._proof = b""
-        self._session: Session | None = None
+        self._session: FrameSeal | None = None
         self._out: deque[memoryview] = deque()
         self._number = 0
         self._wanted: set[int] = set()
@@ -242,7 +242,7 @@ class Line:
             raise _Ended("is busy with other newcomers")
         if verdict is not Verdict.WELCOME:
             raise _Turned(_NO_KEY if verdict is Verdict.KEY else "has another version of Ragtag")
-        self._session = Session(self._key, self._greeting, self._proof, donor=False)
+        self._session = FrameSeal(self._key, self._greeting, self._proof, donor=False)
         self._stage = _Stage.OPEN
         self._say(Status())
         self.flush()

@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from ragtag.network.transfer.budget import LinkBudget, delivery_rate
 from ragtag.network.transfer.snapshots import Shelf, Snapshot
-from ragtag.protocols.transfer.frame import Chunk, Reader, Session
+from ragtag.protocols.transfer.frame import Chunk, FrameSeal, Reader
 from ragtag.protocols.transfer.types import OUTSTANDING_MAX
 from ragtag.protocols.transfer.wire import (
     NONCE_BYTES,
@@ -97,7 +97,7 @@ class DonorSession:
         self._stage = _Stage.STRANGER
         self._greeting = greeting(secrets.token_bytes(NONCE_BYTES))
         self._reader = Reader(PROOF_BYTES)
-        self._session: Session | None = None
+        self._session: FrameSeal | None = None
         self._out: deque[memoryview] = deque([memoryview(self._greeting)])
         self._wants: deque[Want] = deque()
         self._asked = False
@@ -198,7 +198,7 @@ class DonorSession:
         self._taken_s = self._heard_s = now_s
         if code is Verdict.WELCOME:
             self._stage = _Stage.MEMBER
-            self._session = Session(self._key, self._greeting, proved, donor=True)
+            self._session = FrameSeal(self._key, self._greeting, proved, donor=True)
         else:
             self._stage = _Stage.LEAVING
 

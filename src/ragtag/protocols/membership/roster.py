@@ -22,6 +22,7 @@ from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, 
 from ragtag.core.wire import VERSION
 from ragtag.protocols.membership.probe import ANNOUNCED_MAX
 from ragtag.protocols.membership.types import HOST_BYTES_MAX, Address, Member, Status
+from ragtag.protocols.sealing.sessions import CARD_BYTES
 
 NO_SEAT = -1
 CARD_BYTES_MAX = 256
@@ -43,6 +44,7 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     state_port: where it gives its training state to newcomers; 0: nowhere.
     founded, seed: the crew's.
     seats: how many seats the crew may have, by all that it averages.
+    key: for sessions (``protocols.sealing``); empty: it sends its data in clear.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
@@ -56,6 +58,7 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     founded: Annotated[int, Meta(ge=1, le=SEATS_MAX)]
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)]
     seats: Annotated[int, Meta(ge=1, le=SEATS_MAX)] = PEERS_MAX
+    key: Annotated[bytes, Meta(max_length=CARD_BYTES)] = b""
 
 
 _decoder = msgspec.msgpack.Decoder(Card)
@@ -122,12 +125,15 @@ class Roster:
 
     A seat belongs to its greatest living claim, in whatever order claims and deaths are heard of. So peers
     that believe the same of all members see the same seats. Its tables are bounded by membership's.
+
+    seals: whether this peer encrypts what it sends, as all of a crew do or none.
     """
 
-    def __init__(self, name: str, epoch: int) -> None:
-        self._name, self._epoch = name, epoch
+    def __init__(self, name: str, epoch: int, seals: bool = False) -> None:
+        self._name, self._epoch, self._seals = name, epoch, seals
         self._mine: Card | None = None
         self._claims: dict[str, Holder] = {}
+        self._refused: dict[str, str] = {}  # members that cannot average with this peer, and why
         self._claimed: dict[PeerId, dict[str, Holder]] = {}  # the same by seat
         self._seats: dict[PeerId, Holder] = {}
         self._terms: dict[PeerId, int] = {}
@@ -141,6 +147,13 @@ class Roster:
     def seats(self) -> Mapping[PeerId, Holder]:
         """The others' seats, those of the dead too."""
         return self._seats
+
+    def at(self, address: Address) -> tuple[PeerId, bytes] | None:
+        """The seat and key of the living member that takes data at an address; ``None``: there is none."""
+        for peer, holder in self._seats.items():
+            if holder.live and (holder.card.host, holder.card.port) == address:
+                return peer, holder.card.key
+        return None
 
     def seat_of(self, name: str) -> PeerId:
         """The seat that a member has, or had last; -1: none."""
@@ -157,6 +170,14 @@ class Roster:
         for peer in {card.seat, before.seat if before is not None else NO_SEAT} - {NO_SEAT}:
             self._terms[peer] = max(self._terms.get(peer, 0), card.term if peer == card.seat else 0)
             self._settle(peer, None)
+
+    @property
+    def unfit(self) -> str:
+        """Why this peer can average with no member that there is; empty: it can, or there is none."""
+        if not self._refused or any(holder.live for holder in self._seats.values()):
+            return ""
+        name, why = next(iter(self._refused.items()))
+        return f"{name} {why}"
 
     def contested(self) -> str:
         """Why this peer's claim does not hold; empty: it does."""
@@ -207,6 +228,7 @@ class Roster:
         """Membership believes something new of a member: what follows for averaging."""
         if member.status is Status.SUSPECT:  # frequent under load; death or refutation is told
             return []
+        self._refused.pop(member.name, None)
         before = self._claims.get(member.name)
         if member.status in (Status.DEAD, Status.LEFT):
             if before is None or before.epoch != member.epoch:
@@ -216,7 +238,7 @@ class Roster:
         card = decode_card(member.metadata)
         if card is None or (why := self._unfit(card)):
             return self._refuse(
-                member, "no card; install the same Ragtag everywhere" if card is None else why
+                member, "has no card; install the same Ragtag everywhere" if card is None else why
             )
         self._withdraw(member.name)
         if card.seat >= 0:
@@ -237,17 +259,24 @@ class Roster:
     def _unfit(self, card: Card) -> str:
         """Why this peer cannot average with a member that tells this card; empty: it can."""
         if card.wire != VERSION:
-            return f"wire format {card.wire}, {VERSION} here; install the same Ragtag everywhere"
+            return f"has wire format {card.wire}, {VERSION} here; install the same Ragtag everywhere"
+        if bool(card.key) != self._seals:
+            one, other = ("seals", "this peer does not") if card.key else ("does not seal", "this peer does")
+            return (
+                f"{one} what it sends, and {other}. Peers do where their address is not loopback, unless "
+                "RAGTAG_SEAL says on or off: set it alike for all"
+            )
         family = 0 if self._mine is None else family_of(self._mine.host)
         why = unusable((card.host, card.port), family)
         return f"takes data where nothing can be sent: {why}" if why else ""
 
     def _refuse(self, member: Member, why: str) -> list[RosterEffect]:
         """A member that has another wire format, or cannot be reached, has no seat."""
+        self._refused[member.name] = why
         before = self._withdraw(member.name)
         seat = NO_SEAT if before is None else before.card.seat
         left = [] if before is None else self._settle(seat, member)
-        return [Noted("refused", seat, f"{member.name}: {why}"), *left]
+        return [Noted("refused", seat, f"{member.name} {why}"), *left]
 
     def _settle(self, peer: PeerId, told: Member | None, was: Holder | None = None) -> list[RosterEffect]:
         """Find a seat's holder, now that news of ``told`` came. was: what ``told`` claimed before."""

@@ -62,7 +62,7 @@ class Frame(NamedTuple):
     body: memoryview
 
 
-class Session:
+class FrameSeal:
     """Seals and opens the frames of one connection. donor: this end is the donor's."""
 
     def __init__(self, key: bytes, greeted: bytes, proved: bytes, *, donor: bool) -> None:

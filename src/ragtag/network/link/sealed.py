@@ -1,0 +1,317 @@
+"""A link that seals: it stands on another one, and encrypts what goes over that.
+
+A datagram keeps its size. Its first 32 bytes hold what the other end knows already (version, crew, both
+peers), a check that is not needed any more, and 8 bytes for a link to use. So there is room for a tag of 16
+bytes, and for 8 bytes in clear:
+
+| offset | type | field | meaning |
+|---|---|---|---|
+| 0 | u8 | SEALED | no other datagram begins so |
+| 1 | u8 | kind | as in ``core.wire`` |
+| 2 | u16 | index | the receiver's, of a session |
+| 4 | u32 | number | low 32 bits of the datagram's number in its session |
+| 8 | | | encrypted: packet's number, epoch, and the header from its schema on; the chunk; the tag |
+
+What is in clear is authenticated, too. A number belongs to the session and not to the packet: a packet that
+finds no room is built anew, and its number would be used twice.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections import Counter
+from functools import cache
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+
+from ragtag.core.address import Address
+from ragtag.core.types import Bools, Bytes
+from ragtag.core.wire import DATAGRAM_BYTES, VERSION, Identity
+from ragtag.network.link.link import SLAB_ROWS, TRAIN, Failures, Link, Received
+from ragtag.protocols.sealing.noise import KEY_BYTES, Cipher, cipher_of
+from ragtag.protocols.sealing.sessions import (
+    AES,
+    CHACHA,
+    INIT,
+    REPLY,
+    SUITES,
+    Numbers,
+    Session,
+    Sessions,
+)
+
+SEALED = 0x43
+_TRIALS = 20
+_CLEAR = 8
+_FIRST = 24  # where in a header stands what is encrypted: the packet's number is copied here from offset 8
+_NONCES = {AES: struct.Struct(">4xQ").pack}
+_NONCE_LITTLE = struct.Struct("<4xQ").pack
+_SHORT = struct.Struct("<BBHI")
+_U32 = np.uint64(0xFFFFFFFF)
+_U16, _U8 = np.uint64(0xFFFF), np.uint64(0xFF)
+_BY_16, _BY_32 = np.uint64(16), np.uint64(32)
+
+
+@cache
+def fast_suite() -> int:
+    """The suite that is faster on this machine: AES-GCM wherever the processor has instructions for it."""
+    plain, nonce = bytes(DATAGRAM_BYTES), bytes(12)
+
+    def fastest_s(cipher: Cipher) -> float:
+        best_s = math.inf
+        for _ in range(_TRIALS):
+            began_s = time.perf_counter()
+            cipher.encrypt(nonce, plain, None)
+            best_s = min(best_s, time.perf_counter() - began_s)
+        return best_s
+
+    return min((AES, CHACHA), key=lambda suite: fastest_s(cipher_of(SUITES[suite], bytes(KEY_BYTES))))
+
+
+class SealedLink:
+    """What is sent over ``link`` is encrypted for its receiver alone; what comes is theirs, or is refused.
+
+    identity: whose datagrams these are; peers' numbers follow from their sessions.
+    sessions: the keys.
+    """
+
+    sealed = True
+
+    def __init__(self, link: Link, identity: Identity, sessions: Sessions) -> None:
+        self._link, self.sessions = link, sessions
+        self._now_s = 0.0
+        self._out = np.zeros((TRAIN, DATAGRAM_BYTES), np.uint8)
+        self._out_view = self._out.reshape(-1).data
+        rows = SLAB_ROWS + 64  # a link may bring some more than it was asked for, and then this grows
+        self._in = np.zeros((rows, DATAGRAM_BYTES), np.uint8)
+        self._word = VERSION | identity.crew_id << 16 | identity.peer << 48
+
+    @property
+    def failures(self) -> Failures:
+        """What could not be sent."""
+        return self._link.failures
+
+    @property
+    def due_s(self) -> float:
+        """When a handshake is to be sent."""
+        return self.sessions.due_s
+
+    @property
+    def address(self) -> Address:
+        """The address at which others reach this link."""
+        return self._link.address
+
+    @property
+    def capacity(self) -> int:
+        """How many datagrams the link surely keeps until they are read."""
+        return self._link.capacity
+
+    def unusable(self, address: Address) -> str:
+        """Why nothing can be sent from here to an address; empty: it can."""
+        return self._link.unusable(address)
+
+    def fileno(self) -> int:
+        """A file descriptor to poll."""
+        return self._link.fileno()
+
+    def close(self) -> None:
+        """End the link."""
+        self._link.close()
+
+    # -- Handshakes
+
+    def turn(self, now_s: float) -> None:
+        """Send handshakes that are due."""
+        self._now_s = now_s
+        for address, row in self.sessions.turn(now_s):
+            self._link.send(np.frombuffer(row, np.uint8).reshape(1, -1), address)
+
+    def ready(self, address: Address) -> bool:
+        """Whether there are keys for an address. If not, the next turn asks for some."""
+        return self.sessions.to(self._now_s, address) is not None
+
+    # -- Out
+
+    def send(self, rows: Bytes, address: Address) -> int:
+        """Send uint8 ``[k, 1152]``, C-contiguous, encrypted; returns how many rows left.
+
+        Where there are no keys yet the rows are lost: a caller looks first (``ready``).
+        """
+        session = self.sessions.to(self._now_s, address)
+        if session is None:
+            return len(rows)
+        words = rows.view("<u8")
+        words[:, 3] = words[:, 1]
+        plain = rows.reshape(-1).data
+        pack = _NONCES.get(session.suite, _NONCE_LITTLE)
+        encrypt, out, clear = session.sealing.encrypt_into, self._out_view, self._out.view("<u8")
+        first = SEALED | session.theirs << 16
+        for at in range(0, len(rows), TRAIN):
+            k = min(TRAIN, len(rows) - at)
+            numbers = np.arange(session.sent + 1, session.sent + 1 + k, dtype=np.uint64)
+            clear[:k, 0] = words[at : at + k, 0] & np.uint64(0xFF00) | np.uint64(first) | numbers << _BY_32
+            here, there = at * DATAGRAM_BYTES, 0
+            for number in range(session.sent + 1, session.sent + 1 + k):
+                encrypt(
+                    pack(number),
+                    plain[here + _FIRST : here + DATAGRAM_BYTES],
+                    out[there : there + _CLEAR],
+                    out[there + _CLEAR : there + DATAGRAM_BYTES],
+                )
+                here += DATAGRAM_BYTES
+                there += DATAGRAM_BYTES
+            session.sent += k
+            left = self._link.send(self._out[:k], address)
+            if left < k:
+                return at + left
+        return len(rows)
+
+    def send_short(self, datagram: bytes, address: Address) -> None:
+        """Send one header-only datagram, encrypted. Without keys it is lost."""
+        session = self.sessions.to(self._now_s, address)
+        if session is None:
+            return
+        session.sent += 1
+        number = session.sent
+        clear = _SHORT.pack(SEALED, datagram[1], session.theirs, number & 0xFFFFFFFF)
+        plain = datagram[8:16] + datagram[_FIRST + 8 :]
+        nonce = _NONCES.get(session.suite, _NONCE_LITTLE)(number)
+        self._link.send_short(clear + session.sealing.encrypt(nonce, plain, clear), address)
+
+    # -- In
+
+    def receive(self) -> Received:
+        """Take what has come: what is sealed and fresh, opened. Handshakes are answered."""
+        got = self._link.receive()
+        k = len(got.table)
+        if k:
+            self._open(got)
+        if got.short:
+            self._open_short(got)
+        return got
+
+    def _open(self, got: Received) -> None:
+        """Put the opened rows in place of those that came."""
+        table, k = got.table, len(got.table)
+        if k > len(self._in):
+            self._in = np.zeros((k, DATAGRAM_BYTES), np.uint8)
+        first = table.view("<u8")[:, 0].copy()
+        ok = first & _U8 == SEALED
+        if not ok.all():
+            self._others(got, np.flatnonzero(~ok).tolist())
+        index = first >> _BY_16 & _U16
+        low = (first >> _BY_32).astype(np.uint32)
+        came = table if table.flags.c_contiguous else np.ascontiguousarray(table)
+        data = came.reshape(-1).data
+        mixed = bool((index[1:] != index[:-1]).any()) or not ok.all()
+        for one in np.unique(index[ok]).tolist() if mixed else [int(index[0])]:
+            rows = np.flatnonzero(ok & (index == one)) if mixed else np.arange(k)
+            session = self.sessions.under(one)
+            if session is None:
+                ok[rows] = False
+                self._unknown(got, rows.tolist())
+                continue
+            numbers = session.came.whole(low[rows])
+            fresh = session.came.fresh(numbers)
+            rows, numbers = self._keep(ok, rows, numbers, fresh, "replayed")
+            true = self._decrypt(session, data, rows.tolist(), numbers)
+            rows, numbers = self._keep(ok, rows, numbers, true, "forged")
+            rows, _ = self._keep(ok, rows, numbers, session.came.take(numbers), "replayed")
+            if len(rows):
+                self.sessions.opened(session)
+                words = self._in.view("<u8")
+                mine = np.uint64(self._word | session.peer << 32)
+                words[rows, 0] = first[rows] & np.uint64(0xFF00) | mine
+                words[rows, 1] = words[rows, 3]
+        got.table = self._in[:k]
+        if not ok.all():
+            got.table = got.table[ok]
+            upto = np.concatenate(([0], np.cumsum(ok)))
+            got.sources = [(int(upto[end]), address) for end, address in got.sources]
+
+    def _keep(
+        self, ok: Bools, rows: Numbers, numbers: Numbers, good: Bools, why: str
+    ) -> tuple[Numbers, Numbers]:
+        """The good ones of some rows, and of their numbers. The others are counted, and are not ``ok``."""
+        if good.all():
+            return rows, numbers
+        self.sessions.refused[why] += int((~good).sum())
+        ok[rows[~good]] = False
+        return rows[good], numbers[good]
+
+    def _decrypt(self, session: Session, data: memoryview, rows: list[int], numbers: Numbers) -> Bools:
+        """Open rows of ``data`` into the same rows of this link's own table; which of them were authentic."""
+        true = np.ones(len(rows), np.bool_)
+        pack = _NONCES.get(session.suite, _NONCE_LITTLE)
+        decrypt, plain = session.opening.decrypt_into, self._in.reshape(-1).data
+        for at, (row, number) in enumerate(zip(rows, numbers.tolist(), strict=True)):
+            here = row * DATAGRAM_BYTES
+            end = here + DATAGRAM_BYTES
+            try:
+                decrypt(
+                    pack(number),
+                    data[here + _CLEAR : end],
+                    data[here : here + _CLEAR],
+                    plain[here + _FIRST : end],
+                )
+            except InvalidTag:
+                true[at] = False
+        return true
+
+    def _others(self, got: Received, rows: list[int]) -> None:
+        """Handshakes among the rows that came are answered; what was not sealed is refused."""
+        for row in rows:
+            if got.table[row, 0] not in (INIT, REPLY):
+                self.sessions.refused["clear"] += 1
+                continue
+            source = self._source(got, row)
+            answer = self.sessions.take(self._now_s, got.table[row].tobytes(), source)
+            if answer is not None:
+                self._link.send(np.frombuffer(answer, np.uint8).reshape(1, -1), source)
+
+    def _unknown(self, got: Received, rows: list[int]) -> None:
+        for source, count in Counter(self._source(got, row) for row in rows).items():
+            self.sessions.unknown(self._now_s, source, count)
+
+    @staticmethod
+    def _source(got: Received, row: int) -> Address:
+        return next(address for end, address in got.sources if row < end)
+
+    def _open_short(self, got: Received) -> None:
+        """Put the opened header-only datagrams in place of those that came."""
+        stamps = got.short_came_ns or [0] * len(got.short)
+        opened: list[tuple[bytes, Address, int]] = []
+        for data, source, came_ns in zip(got.short, got.short_sources, stamps, strict=True):
+            plain = self._opened_short(data, source)
+            if plain is not None:
+                opened.append((plain, source, came_ns))
+        got.short = [plain for plain, _, _ in opened]
+        got.short_sources = [source for _, source, _ in opened]
+        got.short_came_ns = [came_ns for _, _, came_ns in opened]
+
+    def _opened_short(self, data: bytes, source: Address) -> bytes | None:
+        form, kind, index, low = _SHORT.unpack_from(data)
+        if form != SEALED:
+            self.sessions.refused["clear"] += 1
+            return None
+        session = self.sessions.under(index)
+        if session is None:
+            self.sessions.unknown(self._now_s, source)
+            return None
+        numbers = session.came.whole(np.array([low], np.uint32))
+        if not session.came.fresh(numbers)[0]:
+            self.sessions.refused["replayed"] += 1
+            return None
+        nonce = _NONCES.get(session.suite, _NONCE_LITTLE)(int(numbers[0]))
+        try:
+            plain: bytes = session.opening.decrypt(nonce, data[_CLEAR:], data[:_CLEAR])
+        except InvalidTag:
+            self.sessions.refused["forged"] += 1
+            return None
+        session.came.take(numbers)
+        self.sessions.opened(session)
+        word: int = self._word | kind << 8 | session.peer << 32
+        return word.to_bytes(8, "little") + plain[:8] + bytes(16) + plain[8:]

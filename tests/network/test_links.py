@@ -20,7 +20,6 @@ from ragtag.network.link.udp import UdpLink
 from tests.network import crew as crews
 from tests.network.crew import Crew, mean_of
 
-
 CLEAR_BYTES = 32
 """Of a header, which the link of the last test leaves as they are."""
 

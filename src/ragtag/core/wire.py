@@ -29,8 +29,9 @@ No number is used twice by one flow for one of two purposes: what is counted (DA
 and what answers it (ACK, END_ACK, BYE). 32 bits of a number travel; both ends know the rest of it, as in RFC
 9000, 17.1. A link that seals writes another form of the same size (``network/link/sealed``), with a tag.
 
-Without it, the check finds corruption and strays. It is no signature: whoever knows the crew's name can forge it. So a
-receiver takes a datagram only from its sender's address; a good-bye counts only where there is no membership.
+Without it, the check finds corruption and strays. It is no signature: whoever knows the crew's name can forge
+it. So a receiver takes a datagram only from its sender's address; a good-bye counts only where there is no
+membership.
 """
 
 from __future__ import annotations

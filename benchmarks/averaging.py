@@ -4,6 +4,7 @@
     python benchmarks/averaging.py -n 8 --values 1e6 --rounds 30
 
 Rounds of gloo and of Ragtag's methods take turns in the same processes, so that they see the same machine.
+"rps sealed" goes over links that encrypt, as they do wherever an address is not loopback.
 The physical limit beside them is a memory-to-memory copy of the bytes that one process sends and receives.
 """
 
@@ -26,22 +27,42 @@ import torch
 import torch.distributed as dist
 
 from ragtag.codecs.dense import fp32
+from ragtag.core.seed import generator
 from ragtag.core.types import Average, Outcome
 from ragtag.core.wire import Identity, n_chunks
 from ragtag.network.driver.driver import Driver
+from ragtag.network.link import Link
+from ragtag.network.link.sealed import SealedLink, fast_suite
 from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.rps import rps
+from ragtag.protocols.sealing.noise import KEY_BYTES, KeyPair
+from ragtag.protocols.sealing.sessions import Sessions, card_of
 
-METHODS: dict[str, Averager] = {"rps": rps, "allreduce": direct, "ring": ring}
+METHODS: dict[str, Averager] = {"rps": rps, "allreduce": direct, "ring": ring, "rps sealed": rps}
 DEADLINE_S = 60.0
 
 
 def contributions(outcome: Outcome, n: int) -> float:
     """The share of all peers' chunks that are in this peer's averages."""
     return float(np.unpackbits(outcome.heard.view(np.uint8)).sum()) / (n * len(outcome.heard))
+
+
+def started(me: int, store: int, ports: list[int], *, seals: bool) -> Driver:
+    """A driver of peer ``me`` at the ports of a crew."""
+    identity = Identity(f"benchmark-{store}", me)
+    addresses = {peer: ("127.0.0.1", port) for peer, port in enumerate(ports)}
+    link: Link = UdpLink(addresses[me])
+    if seals:
+        keys = [KeyPair(generator(store, "benchmark keys", peer).bytes(KEY_BYTES)) for peer in addresses]
+        cards = {addresses[peer]: (peer, card_of(fast_suite(), key)) for peer, key in enumerate(keys)}
+        sessions = Sessions(bytes(KEY_BYTES), keys[me], cards.get, os.urandom, fast_suite())
+        link = SealedLink(link, identity, sessions)
+    driver = Driver(Node(me, len(ports), seed=0), link, identity, addresses)
+    driver.start()
+    return driver
 
 
 def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.Namespace, out) -> None:
@@ -53,18 +74,17 @@ def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.
         "GLOO_SOCKET_IFNAME": "lo",
     }
     dist.init_process_group("gloo", rank=me, world_size=n, timeout=timedelta(seconds=DEADLINE_S))
-    driver = Driver(
-        Node(me, n, seed=0),
-        UdpLink(("127.0.0.1", ports[me])),
-        Identity(f"benchmark-{arguments.store}", me),
-        {i: ("127.0.0.1", port) for i, port in enumerate(ports)},
-    )
-    driver.start()
     chunks = n_chunks(arguments.values, fp32.elements)
-    for number, method in enumerate(METHODS.values()):
+    drivers = {
+        "clear": started(me, arguments.store, ports[:n], seals=False),
+        "sealed": started(me, arguments.store, ports[n:], seals=True),
+    }
+    over = {name: drivers["sealed" if name.endswith("sealed") else "clear"] for name in METHODS}
+    for number, (name, method) in enumerate(METHODS.items()):
         channel = Channel(method, fp32, chunks, probe_s=5.0, rtt_s=0.01, reuse=True)
-        driver.configure(number, channel, number).result(5)
-    driver.meet(0, b"", DEADLINE_S).result(DEADLINE_S)
+        over[name].configure(number, channel, number).result(5)
+    for driver in drivers.values():
+        driver.meet(0, b"", DEADLINE_S).result(DEADLINE_S)
     values = np.random.default_rng(me).standard_normal((chunks, fp32.elements)).astype(np.float32)
     tensor = torch.from_numpy(values.copy())
     took: dict[str, list[float]] = {name: [] for name in ("gloo", *METHODS)}
@@ -80,7 +100,7 @@ def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.
         for number, name in enumerate(METHODS):
             dist.barrier()
             began = time.perf_counter()
-            outcome = driver.average(Average(number, values, 1.0)).result(DEADLINE_S)
+            outcome = over[name].average(Average(number, values, 1.0)).result(DEADLINE_S)
             took[name].append(time.perf_counter() - began)
             arrived[name].append(contributions(outcome, n))
             if arrived[name][-1] == 1.0:
@@ -93,7 +113,8 @@ def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.
         copies.append(time.perf_counter() - began)
         tensor.copy_(torch.from_numpy(values))
     dist.barrier()
-    driver.close(5.0)
+    for driver in drivers.values():
+        driver.close(5.0)
     out.put((me, took, arrived, errors, copies))
     dist.destroy_process_group()
 
@@ -119,7 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "averaging.json")
     arguments = parser.parse_args()
-    *ports, arguments.store = free_ports(arguments.n + 1)
+    *ports, arguments.store = free_ports(2 * arguments.n + 1)
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
     processes = [
@@ -145,6 +166,7 @@ def main() -> None:
             "cores": os.cpu_count(),
             "kernel": platform.release(),
             "python": platform.python_version(),
+            "load_average_1min": os.getloadavg()[0],
         },
         "processes": arguments.n,
         "values": arguments.values,
@@ -152,6 +174,7 @@ def main() -> None:
         "median_s": median,
         "quartiles_s": {name: statistics.quantiles(times, n=4) for name, times in slowest.items()},
         "ratio_to_gloo": {name: median[name] / median["gloo"] for name in METHODS},
+        "sealed_to_clear": median["rps sealed"] / median["rps"],
         "memory_copy_s": limit,
         "arrived": arrival,
         "largest_error": {name: max(r[3][name] for r in results) for name in METHODS},

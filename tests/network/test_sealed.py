@@ -150,6 +150,17 @@ def test_without_keys_nothing_leaves_but_a_handshake(ends: Ends) -> None:
     assert len(ends.under[0].tape) == 1
 
 
+def test_rows_are_enough_to_show_that_the_other_end_has_the_keys(ends: Ends) -> None:
+    zero, one = ends.links[0], ends.links[1]
+    zero.ready(one.address)
+    zero.turn(0.0)
+    one.receive()
+    zero.receive()
+    assert not one.ready(zero.address)
+    zero.send(ends.rows(2), one.address)
+    assert len(one.receive().table) == 2 and one.ready(zero.address)
+
+
 def test_a_replayed_datagram_is_not_taken_again(ends: Ends) -> None:
     ends.meet()
     ends.links[0].send(ends.rows(60), ends.links[1].address)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ragtag.core.address import Address
@@ -14,6 +14,7 @@ from ragtag.core.seed import generator
 from ragtag.core.wire import DATAGRAM_BYTES
 from ragtag.protocols.sealing.noise import KeyPair
 from ragtag.protocols.sealing.sessions import (
+    _HEAD,
     CHACHA,
     INIT,
     REKEY_AFTER,
@@ -172,6 +173,89 @@ def test_a_member_cannot_speak_from_another_s_address() -> None:
     assert world.session(1, 2) is None  # and what goes to 2 is under no key that 3 has
 
 
+def remade(row: bytes, to: Sessions, **changed: int) -> bytes:
+    """A handshake's datagram with another head, as a member could make it: the mac is right."""
+    names = ("type", "suite", "sender", "receiver", "zero", "count")
+    head = _HEAD.pack(*({**dict(zip(names, _HEAD.unpack_from(row), strict=True)), **changed}.values()))
+    rest = row[_HEAD.size + 16 :]
+    return head + to._mac(head, rest, to._key.public) + rest
+
+
+@pytest.mark.parametrize("changed", [{"sender": 77}, {"count": 9}, {"suite": CHACHA}])
+def test_a_member_cannot_change_another_s_question(changed: dict[str, int]) -> None:
+    world = World()
+    world.session(1, 2)
+    ((_, init),) = world.ends[at(1)].turn(0.0)
+    two = world.ends[at(2)]
+    assert two.take(0.0, remade(init, two), at(1)) is not None
+    assert two.take(0.0, remade(init, two, count=2, **changed) if "count" not in changed else
+                    remade(init, two, **changed), at(1)) is None  # fmt: skip
+    assert two.refused == {"forged": 1}
+
+
+def test_a_member_cannot_change_another_s_answer() -> None:
+    world = World()
+    world.session(1, 2)
+    ((_, init),) = world.ends[at(1)].turn(0.0)
+    reply = world.ends[at(2)].take(0.0, init, at(1))
+    assert reply is not None
+    one = world.ends[at(1)]
+    one.take(0.0, remade(reply, one, sender=77), at(2))
+    assert world.session(1, 2) is None and one.refused == {"forged": 1}
+    mine, theirs = world.meet(within_s=2.0)
+    assert speak(mine, theirs) == b"fish"
+
+
+def test_the_crew_s_key_is_part_of_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever could make a mac without it still could not come to keys."""
+    world = World(keys={2: b"x" * 32})
+    made = Sessions._mac
+
+    def mac(self: Sessions, head: bytes, rest: bytes, to: bytes) -> bytes:
+        key, self._crew_key = self._crew_key, CREW
+        try:
+            return made(self, head, rest, to)
+        finally:
+            self._crew_key = key
+
+    monkeypatch.setattr(Sessions, "_mac", mac)
+    world.session(1, 2)
+    world.run(0.02)
+    assert [row[0] for _, _, row in world.log] == [INIT, REPLY]
+    assert world.session(1, 2) is None and world.ends[at(1)].refused == {"forged": 1}
+
+
+def test_what_was_for_another_member_costs_no_public_key_operation() -> None:
+    world = World(3)
+    world.session(1, 3)
+    ((_, init),) = world.ends[at(1)].turn(0.0)
+    drawn: list[int] = []
+    world.ends[at(2)]._random = lambda size: drawn.append(size) or bytes(size)
+    assert world.ends[at(2)].take(0.0, init, at(1)) is None and drawn == []
+
+
+def test_old_counts_stay_old_where_a_peer_has_moved() -> None:
+    world = World()
+    world.meet()
+    init = next(row for _, _, row in world.log if row[0] == INIT)
+    world.meet_anew()
+    moved = "10.0.9.9", 7000
+    world.cards[moved] = world.cards.pop(at(1))
+    two = world.ends[at(2)]
+    assert two.take(world.now_s, init, moved) is None and two.refused == {"replayed": 1}
+
+
+def test_questions_that_nobody_goes_on_with_fill_no_table() -> None:
+    world = World()
+    one, two = world.ends[at(1)], world.ends[at(2)]
+    for _ in range(30):
+        world.session(1, 2)
+        ((_, init),) = one.turn(world.now_s)
+        two.take(world.now_s, init, at(1))
+        world.run(world.now_s + 100.0)  # the answer is lost, and the question is given up
+    assert len(two._by_index) == 1 and len(one._by_index) == 0
+
+
 def test_a_recorded_handshake_is_worth_nothing() -> None:
     world = World()
     world.meet()
@@ -233,12 +317,32 @@ def test_a_session_is_replaced_after_a_time_and_old_datagrams_still_open() -> No
     world.ends[at(2)].opened(other)
     assert world.session(2, 1) is other
     assert speak(new, other) == b"fish"
+    assert world.ends[at(2)].under(mine.theirs) is theirs
+    assert world.ends[at(1)].under(mine.ours) is mine
 
 
-def test_a_session_is_replaced_after_some_traffic() -> None:
+def test_of_two_that_both_have_something_to_say_one_replaces_the_session() -> None:
+    world = World()
+    world.meet()
+    for _ in range(200):
+        world.run(world.now_s + 1.0)
+        for source, to in ((1, 2), (2, 1)):
+            mine = world.session(source, to)
+            assert mine is not None
+            theirs = world.ends[at(to)].under(mine.theirs)
+            assert theirs is not None
+            world.ends[at(to)].opened(theirs)
+    assert [row[0] for _, _, row in world.log].count(INIT) == 2
+
+
+@pytest.mark.parametrize("way", ["out", "in"])
+def test_a_session_is_replaced_after_some_traffic(way: str) -> None:
     world = World()
     mine, _ = world.meet()
-    mine.sent = REKEY_AFTER
+    if way == "out":
+        mine.sent = REKEY_AFTER
+    else:
+        mine.came.highest = REKEY_AFTER
     assert world.session(1, 2) is mine
     world.run(world.now_s + 1.0)
     assert world.session(1, 2) is not mine
@@ -307,6 +411,7 @@ def test_a_pair_uses_the_cipher_that_both_are_fast_at() -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@example([[WINDOW + 10], [10, 11, 12], [11, 12]])
 @given(st.lists(st.lists(st.integers(1, 60_000), min_size=1, max_size=40), min_size=1, max_size=12))
 def test_a_window_takes_each_number_once_and_none_that_is_too_old(batches: list[list[int]]) -> None:
     window, came, highest = SeenNumbers(), set[int](), 0

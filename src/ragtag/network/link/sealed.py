@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections import Counter
+from collections import Counter, deque
 from functools import cache
 
 import numpy as np
@@ -47,11 +47,10 @@ SEALED = 0x43
 _TRIALS = 20
 _CLEAR = 8
 _FIRST = 24  # where in a header stands what is encrypted: the packet's number is copied here from offset 8
-_NONCES = {AES: struct.Struct(">4xQ").pack}
-_NONCE_LITTLE = struct.Struct("<4xQ").pack
+_NONCES = {AES: struct.Struct(">4xQ").pack, CHACHA: struct.Struct("<4xQ").pack}
+"""By suite, the nonce of a number (as ``noise.nonce_of``)."""
 _SHORT = struct.Struct("<BBHI")
-_U32 = np.uint64(0xFFFFFFFF)
-_U16, _U8 = np.uint64(0xFFFF), np.uint64(0xFF)
+_U16, _U8, _KIND = np.uint64(0xFFFF), np.uint64(0xFF), np.uint64(0xFF00)
 _BY_16, _BY_32 = np.uint64(16), np.uint64(32)
 
 
@@ -71,6 +70,26 @@ def fast_suite() -> int:
     return min((AES, CHACHA), key=lambda suite: fastest_s(cipher_of(SUITES[suite], bytes(KEY_BYTES))))
 
 
+class _Slices:
+    """Slices of each row of a table, kept for as long as tables come in the same memory.
+
+    A link and a framer each use one buffer again and again. Slicing it anew costs a third of encrypting it.
+    """
+
+    def __init__(self, *bounds: tuple[int, int]) -> None:
+        self._bounds, self._at, self._rows = bounds, 0, 0
+        self._slices: list[list[memoryview]] = []
+
+    def of(self, table: Bytes) -> list[list[memoryview]]:
+        """For each of the bounds a slice of each row; ``table`` uint8 ``[k, 1152]``, C-contiguous."""
+        at = int(table.ctypes.data)
+        if at != self._at or len(table) > self._rows:
+            data, starts = table.reshape(-1).data, range(0, table.size, DATAGRAM_BYTES)
+            self._slices = [[data[row + a : row + b] for row in starts] for a, b in self._bounds]
+            self._at, self._rows = at, len(table)  # the slices keep that memory: no other table is there
+        return self._slices
+
+
 class SealedLink:
     """What is sent over ``link`` is encrypted for its receiver alone; what comes is theirs, or is refused.
 
@@ -84,9 +103,11 @@ class SealedLink:
         self._link, self.sessions = link, sessions
         self._now_s = 0.0
         self._out = np.zeros((TRAIN, DATAGRAM_BYTES), np.uint8)
-        self._out_view = self._out.reshape(-1).data
         rows = SLAB_ROWS + 64  # a link may bring some more than it was asked for, and then this grows
         self._in = np.zeros((rows, DATAGRAM_BYTES), np.uint8)
+        sealed, plain = ((0, _CLEAR), (_CLEAR, DATAGRAM_BYTES)), ((_FIRST, DATAGRAM_BYTES),)
+        self._sealed_out, self._plain_out = _Slices(*sealed), _Slices(*plain)
+        self._sealed_in, self._plain_in = _Slices(*sealed), _Slices(*plain)
         self._word = VERSION | identity.crew_id << 16 | identity.peer << 48
 
     @property
@@ -145,25 +166,17 @@ class SealedLink:
             return len(rows)
         words = rows.view("<u8")
         words[:, 3] = words[:, 1]
-        plain = rows.reshape(-1).data
-        pack = _NONCES.get(session.suite, _NONCE_LITTLE)
-        encrypt, out, clear = session.sealing.encrypt_into, self._out_view, self._out.view("<u8")
-        first = SEALED | session.theirs << 16
+        (plain,) = self._plain_out.of(rows)
+        clear, rest = self._sealed_out.of(self._out)
+        first, heads = np.uint64(SEALED | session.theirs << 16), self._out.view("<u8")[:, 0]
+        pack, encrypt = _NONCES[session.suite], session.sealing.encrypt_into
         for at in range(0, len(rows), TRAIN):
             k = min(TRAIN, len(rows) - at)
-            numbers = np.arange(session.sent + 1, session.sent + 1 + k, dtype=np.uint64)
-            clear[:k, 0] = words[at : at + k, 0] & np.uint64(0xFF00) | np.uint64(first) | numbers << _BY_32
-            here, there = at * DATAGRAM_BYTES, 0
-            for number in range(session.sent + 1, session.sent + 1 + k):
-                encrypt(
-                    pack(number),
-                    plain[here + _FIRST : here + DATAGRAM_BYTES],
-                    out[there : there + _CLEAR],
-                    out[there + _CLEAR : there + DATAGRAM_BYTES],
-                )
-                here += DATAGRAM_BYTES
-                there += DATAGRAM_BYTES
+            numbers = range(session.sent + 1, session.sent + 1 + k)
+            low = np.arange(numbers.start, numbers.stop, dtype=np.uint64) << _BY_32
+            heads[:k] = words[at : at + k, 0] & _KIND | first | low
             session.sent += k
+            deque(map(encrypt, map(pack, numbers), plain[at : at + k], clear, rest), maxlen=0)
             left = self._link.send(self._out[:k], address)
             if left < k:
                 return at + left
@@ -178,7 +191,7 @@ class SealedLink:
         number = session.sent
         clear = _SHORT.pack(SEALED, datagram[1], session.theirs, number & 0xFFFFFFFF)
         plain = datagram[8:16] + datagram[_FIRST + 8 :]
-        nonce = _NONCES.get(session.suite, _NONCE_LITTLE)(number)
+        nonce = _NONCES[session.suite](number)
         self._link.send_short(clear + session.sealing.encrypt(nonce, plain, clear), address)
 
     # -- In
@@ -205,7 +218,6 @@ class SealedLink:
         index = first >> _BY_16 & _U16
         low = (first >> _BY_32).astype(np.uint32)
         came = table if table.flags.c_contiguous else np.ascontiguousarray(table)
-        data = came.reshape(-1).data
         mixed = bool((index[1:] != index[:-1]).any()) or not ok.all()
         for one in np.unique(index[ok]).tolist() if mixed else [int(index[0])]:
             rows = np.flatnonzero(ok & (index == one)) if mixed else np.arange(k)
@@ -217,14 +229,14 @@ class SealedLink:
             numbers = session.came.whole(low[rows])
             fresh = session.came.fresh(numbers)
             rows, numbers = self._keep(ok, rows, numbers, fresh, "replayed")
-            true = self._decrypt(session, data, rows.tolist(), numbers)
+            true = self._decrypt(session, came, rows, numbers)
             rows, numbers = self._keep(ok, rows, numbers, true, "forged")
             rows, _ = self._keep(ok, rows, numbers, session.came.take(numbers), "replayed")
             if len(rows):
                 self.sessions.opened(session)
                 words = self._in.view("<u8")
                 mine = np.uint64(self._word | session.peer << 32)
-                words[rows, 0] = first[rows] & np.uint64(0xFF00) | mine
+                words[rows, 0] = first[rows] & _KIND | mine
                 words[rows, 1] = words[rows, 3]
         got.table = self._in[:k]
         if not ok.all():
@@ -242,23 +254,27 @@ class SealedLink:
         ok[rows[~good]] = False
         return rows[good], numbers[good]
 
-    def _decrypt(self, session: Session, data: memoryview, rows: list[int], numbers: Numbers) -> Bools:
-        """Open rows of ``data`` into the same rows of this link's own table; which of them were authentic."""
+    def _decrypt(self, session: Session, came: Bytes, rows: Numbers, numbers: Numbers) -> Bools:
+        """Open rows that came into the same rows of this link's own table; which of them were authentic."""
         true = np.ones(len(rows), np.bool_)
-        pack = _NONCES.get(session.suite, _NONCE_LITTLE)
-        decrypt, plain = session.opening.decrypt_into, self._in.reshape(-1).data
-        for at, (row, number) in enumerate(zip(rows, numbers.tolist(), strict=True)):
-            here = row * DATAGRAM_BYTES
-            end = here + DATAGRAM_BYTES
+        clear, rest = self._sealed_in.of(came)
+        (plain,) = self._plain_in.of(self._in)
+        wanted = rows.tolist()
+        opening = map(
+            session.opening.decrypt_into,
+            map(_NONCES[session.suite], numbers.tolist()),
+            map(rest.__getitem__, wanted),
+            map(clear.__getitem__, wanted),
+            map(plain.__getitem__, wanted),
+        )
+        at = 0
+        while at < len(wanted):
             try:
-                decrypt(
-                    pack(number),
-                    data[here + _CLEAR : end],
-                    data[here : here + _CLEAR],
-                    plain[here + _FIRST : end],
-                )
+                for _ in opening:
+                    at += 1
             except InvalidTag:
                 true[at] = False
+                at += 1
         return true
 
     def _others(self, got: Received, rows: list[int]) -> None:
@@ -305,7 +321,7 @@ class SealedLink:
         if not session.came.fresh(numbers)[0]:
             self.sessions.refused["replayed"] += 1
             return None
-        nonce = _NONCES.get(session.suite, _NONCE_LITTLE)(int(numbers[0]))
+        nonce = _NONCES[session.suite](int(numbers[0]))
         try:
             plain: bytes = session.opening.decrypt(nonce, data[_CLEAR:], data[:_CLEAR])
         except InvalidTag:

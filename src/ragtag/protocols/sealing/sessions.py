@@ -153,7 +153,7 @@ class _Other:
     prefers: the suite that is fast there.
     public: its public key.
     count: the highest count of its INITs.
-    answer: to the one of that count; ``answered`` is that one's mac.
+    answer: to the one of that count.
     current: the session to send under; ``before``: the one before it, under which datagrams may still come;
         ``coming``: one that the other end has begun, and under which nothing has come yet.
     asked: a handshake that waits for its answer, until ``again_s``; the wait after that one is ``pause_s``.
@@ -171,7 +171,6 @@ class _Other:
     again_s: float = math.inf
     pause_s: float = _PAUSE_S
     wanted: bool = False
-    answered: bytes = b""
     answer: bytes = b""
 
     def sessions(self) -> Iterator[Session]:
@@ -372,8 +371,8 @@ class Sessions:
     def _answer(
         self, now_s: float, other: _Other, row: bytes, suite: int, sender: int, count: int
     ) -> bytes | None:
-        if count == other.count and compare_digest(row[_MAC], other.answered):
-            return other.answer  # sent again, as the answer was lost
+        if count == other.count and other.answer:
+            return other.answer  # it was sent again, as the answer was lost
         if count <= other.count:
             self.refused["replayed"] += 1
             return None
@@ -386,7 +385,7 @@ class Sessions:
         if handshake.remote != other.public:  # a member, but not the one that is at this address
             self.refused["forged"] += 1
             return None
-        other.count, other.answered = count, row[_MAC]
+        other.count = count
         if other.coming is not None:
             self._by_index.pop(other.coming.ours, None)
         index = self._free_index()

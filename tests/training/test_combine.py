@@ -59,6 +59,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "buffers": {"buffers": {"buffers": True}, "no buffers": {"buffers": False}},
     "coherence": {"coherence": {"coherence": ragtag.Coherence()}},
     "weight": {"weight 2": {"weight": 2.0}},
+    "overlap": {"overlap": {"overlap": True}},
 }
 TRIPLES = [
     {"average": "gradients", "compress": ragtag.TopK(0.5), "align": ragtag.Align(every=2)},
@@ -76,7 +77,7 @@ TRIPLES = [
 """Three at once, as the README and the papers have them."""
 
 
-BESIDE = ("inner", "buffers", "coherence", "weight")
+BESIDE = ("inner", "buffers", "coherence", "weight", "overlap")
 """What hardly meets the rest: with it pairs are tried among the slow tests."""
 
 
@@ -131,7 +132,7 @@ def clashes_of(options: dict[str, Any]) -> list[Clash]:
     for other in ("coherence", "weight"):
         options.pop(other, None)
     parameters = [nn.Parameter(torch.zeros(1))]
-    given: dict[str, Any] = {"average": "models", "align": True}
+    given: dict[str, Any] = {"average": "models", "align": True, "overlap": False}
     given |= dict.fromkeys(("schedule", "every", "outer", "codec", "compress", "method"))
     given |= options
     given["averager"] = given.pop("method")

@@ -137,6 +137,7 @@ class Crew:
         compress: TopK | None = None,
         outer: Nesterov | Streaming | None = None,
         align: Align | bool = True,
+        overlap: bool = False,
         coherence: Coherence | None = None,
         deadline_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
@@ -158,6 +159,7 @@ class Crew:
         compress: ``ragtag.TopK(...)``: send the largest entries, the rest later.
         outer: ``ragtag.Outer(...)``: outer momentum on averages of models (DiLoCo).
         align: ``ragtag.Align(...)``, or False: how replicas that average gradients are kept alike.
+        overlap: average while the next step is computed, and correct the model by it after that step.
         coherence: ``ragtag.Coherence()``: measure how far gradients agree with earlier ones.
         deadline_s: bounds each round; by default the bound comes from measurement.
         on_outcome: called with each round's outcome.
@@ -194,6 +196,7 @@ class Crew:
                 codec=codec,
                 compress=compress,
                 align=align,
+                overlap=overlap,
                 deadline_s=deadline_s,
                 coherence=coherence,
                 on_outcome=told,

@@ -138,6 +138,7 @@ def asked_of(
     codec: Codec | str | None,
     compress: TopK | None,
     align: Align | bool,
+    overlap: bool,
     has_model: bool,
 ) -> Asked:
     """What an optimizer of a crew of ``n`` is asked for, names looked up and checked to go together.
@@ -150,6 +151,8 @@ def asked_of(
         raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
     if not isinstance(align, bool | Align):
         raise TypeError(f"align is {align!r}; it is ragtag.Align(every=...), or False: never")
+    if not isinstance(overlap, bool):
+        raise TypeError(f"overlap is {overlap!r}; it is True or False")
     if not isinstance(codec, str | Codec | None):
         raise TypeError(f"codec is {_short(codec)}; it is one of {', '.join(DENSE)}")
     if isinstance(codec, str) and codec not in DENSE:
@@ -165,6 +168,7 @@ def asked_of(
         codec=codec,
         compress=compress,
         align=align,
+        overlap=overlap,
         has_model=has_model,
     )
     require_together(asked)
@@ -226,6 +230,7 @@ def exchange_of(
             name=name,
             content=content,
             fragments=1 if outer is None else outer.fragments,
+            corrects=asked.overlap,
         )
         if outer is not None:
             exchange = Outer(dense, outer, len(names))

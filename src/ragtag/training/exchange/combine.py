@@ -42,6 +42,7 @@ class Asked:
     codec: Codec | str | None = None
     compress: TopK | None = None
     align: Align | bool = True
+    overlap: bool = False
     has_model: bool = False
     has_buffers: bool | None = None
 
@@ -62,7 +63,7 @@ class Asked:
     @property
     def delay(self) -> int:
         """How many local steps an average may be under way while training goes on."""
-        return self.outer.delay if isinstance(self.outer, Streaming) else 0
+        return self.outer.delay if isinstance(self.outer, Streaming) else int(self.overlap)
 
     def with_buffers(self, some: bool) -> Asked:
         """The same, now that it is known whether buffers are averaged."""
@@ -124,6 +125,7 @@ DIFFERENCES = Feature(
 )
 CODEC = Feature("codec=...", lambda a: a.codec is not None)
 ALIGN = Feature("align=Align(...)", lambda a: isinstance(a.align, Align))
+OVERLAP = Feature("overlap=True", lambda a: a.overlap)
 NO_MODEL = Feature("no model=", lambda a: not a.has_model)
 BUFFERS = Feature("a model with buffers that are averaged", lambda a: bool(a.has_buffers))
 MOMENTUM = Feature("an optimizer with momentum", _momentum)
@@ -250,6 +252,35 @@ CLASHES = (
         RING,
         "a ring passes sums on, and sums of selections do not stay small; use RPS() or AllReduce(), or leave "
         "out compress",
+    ),
+    Clash(
+        OVERLAP,
+        GRADIENTS,
+        "an average of gradients that comes behind the next step would be of an older model; use "
+        'average="models"',
+    ),
+    Clash(
+        OVERLAP,
+        OUTER,
+        "outer= says itself how long its averages may be under way: leave out overlap, and write "
+        "outer=ragtag.Outer(delay=1)",
+    ),
+    Clash(
+        OVERLAP,
+        COMPRESS,
+        "selections are of what changed since the last average, which overlap=True would not wait for: give "
+        "one of them",
+    ),
+    Clash(
+        OVERLAP,
+        PARTIAL,
+        "a schedule that lets slow peers miss rounds has their turns wait for the average; use every=..., or "
+        "leave out overlap",
+    ),
+    Clash(
+        OVERLAP,
+        CENTRE,
+        "a peer goes on from a central state when it has it: use RPS() or AllReduce(), or leave out overlap",
     ),
     Clash(
         CORRECTION,

@@ -25,6 +25,9 @@ class Replica:
     content: what the parts are ("models", "gradients").
     fragments: equal parts of the table, of which each round averages one, in turn.
     share: let tensors live in the table (``Bucket``).
+    corrects: whether an average that local steps did not wait for corrects what they came to: values become
+        the average, and what has changed since they were sent (computation and communication decoupled:
+        CoCoD-SGD, Shen et al., IJCAI 2019, equation 4).
     together_s: as for ``Transport.configure``.
     Raises SchemaMismatch, naming the first tensor that differs, when another peer averages something else on
         this channel.
@@ -41,6 +44,7 @@ class Replica:
         content: str = "models",
         fragments: int = 1,
         share: bool = True,
+        corrects: bool = False,
         together_s: float | None = None,
     ) -> None:
         self.bucket = Bucket(parts, codec.elements, fragments=fragments, share=share)
@@ -50,6 +54,7 @@ class Replica:
         self.kept_share = 0.0
         """How much is kept of what values became while a round was under way; the rest is the average's."""
         self._sent: Floats | None = None
+        self._corrects = corrects
         self._leaps = Leaps()
         self._transport, self._channel = transport, channel_of(name)
         transport.configure(self._channel, self.schema, method, codec, together_s=together_s)
@@ -86,10 +91,12 @@ class Replica:
         return self._start(self._sent, weight, deadline_s, aside)
 
     def end(self, begun: Pending) -> Outcome:
-        """The second half: ``kept_share`` of what values have become meanwhile, the rest of the average."""
+        """The second half: ``kept_share`` of what values have become meanwhile, the rest of the average; or,
+        where this ``corrects``, the average and all that has changed meanwhile.
+        """
         outcome = begun.wait()
         self.bucket.flatten()
-        return self._take(outcome, self.kept_share)
+        return self._take(outcome, self.kept_share, self._sent if self._corrects else None)
 
     @property
     def kept(self) -> bool:
@@ -119,11 +126,13 @@ class Replica:
     ) -> Pending:
         return self._transport.start(self._channel, values, require_weight(weight), deadline_s, aside, due)
 
-    def _take(self, outcome: Outcome, kept: float = 0.0) -> Outcome:
+    def _take(self, outcome: Outcome, kept: float = 0.0, sent: Floats | None = None) -> Outcome:
         table = outcome.mean if self.after is None else self.after(outcome)
         row = outcome.round % self.schema.fragments * len(table)
+        own = self.bucket.values[row : row + len(table)]
+        if sent is not None:
+            table = table + (own - sent)
         if kept:
-            own = self.bucket.values[row : row + len(table)]
             table = np.float32(kept) * own + np.float32(1.0 - kept) * table
         self.bucket.restore(table, outcome.averaged, row)
         self._leaps.took(outcome, outcome.mean)

@@ -218,12 +218,17 @@ class AveragedModel:
             self._on_outcome(outcome)
         return outcome
 
-    # -- Averages that local steps do not wait for (outer=Outer(delay=...))
+    # -- Averages that local steps do not wait for (overlap=True, outer=Outer(delay=...))
 
     def _begin(self) -> None:
         """Begin an average, and go on with local steps."""
         self._end()
         exchange = self._ready()
+        arrived = self._arrive()
+        if arrived is not None:
+            self._since = 0
+            self._averaged(arrived, taken=True)
+            return
         weight = self._mode.offer(self._weight())
         self._under_way = exchange.begin(weight, self._deadline_s, self.scheduling.begin())
         self._since = 0

@@ -66,6 +66,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         rounds, and what a spoilt round (a death, lost chunks, growth) left different is made the same from
         the next comparison on, model and optimizer state, within 2 % of the bytes.
         ``ragtag.Align(every=...)``: how often; False: never (see ``training.align``). On all peers the same.
+    overlap: average while the next step is computed: the average that a step begins is taken over after the
+        next one, as a correction (see ``dense.Replica``). ``average()`` and the crew's end wait for it.
     weight: how much this peer counts in a mean: a number, a function called before each average, or
         "samples": the number of samples since the last average.
     samples: how many samples this peer has been given so far (a crew tells that by itself).
@@ -101,6 +103,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         codec: Codec | DenseName | None = None,
         compress: TopK | None = None,
         align: Align | bool = True,
+        overlap: bool = False,
         deadline_s: float | None = None,
         coherence: Coherence | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
@@ -126,6 +129,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             codec=codec,
             compress=compress,
             align=align,
+            overlap=overlap,
             has_model=model is not None,
         )
         self._inner = inner

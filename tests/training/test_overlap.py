@@ -1,0 +1,146 @@
+"""Averages behind the next step: what they come to, and what they cost, in virtual time."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ragtag
+from ragtag.core.faults import Faults, Loss
+from ragtag.core.types import Outcome
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+from tests.training.fake_transport import FakeCrew
+
+
+class Flat(nn.Module):
+    def __init__(self, n: int = 300) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(n))
+
+
+def pull(peer: int, step: int) -> torch.Tensor:
+    """A step's gradient: another one on each peer."""
+    return torch.full((1,), float(1 + peer) * (1 + step))
+
+
+def trained(peer: SimulatedTransport, steps: int, n: int = 300, **options: Any) -> list[torch.Tensor]:
+    """The model after each step, and at its end."""
+    model = Flat(n)
+    optimizer = CrewOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), peer, model=model, **options)
+    seen = []
+    for step in range(steps):
+        peer.compute()
+        model.w.grad = pull(peer.me, step).expand(n).clone()
+        optimizer.step()
+        seen.append(model.w.detach().clone())
+    optimizer._averaged.settle()
+    seen.append(model.w.detach().clone())
+    return seen
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_average_is_taken_over_one_step_later_with_what_that_step_changed(every: int) -> None:
+    crew = SimulatedCrew(2, Faults(latency_s=0.001), cost=ComputeCost(0.05))
+    found = crew.run(lambda peer: trained(peer, 8, every=every, overlap=True))
+    models, sent = [0.0, 0.0], [0.0, 0.0]
+    under_way = False
+    for step in range(8):
+        models = [w - float(pull(peer, step)) for peer, w in enumerate(models)]
+        if under_way:
+            mean = sum(sent) / 2
+            models = [mean + (w - own) for w, own in zip(models, sent, strict=True)]
+            under_way = False
+        if (step + 1) % every == 0:
+            sent, under_way = list(models), True
+        for peer, seen in enumerate(found):
+            assert seen is not None
+            torch.testing.assert_close(seen[step], torch.full((300,), models[peer]), rtol=1e-5, atol=1e-4)
+    if under_way:  # settled: no step has been taken since
+        mean = sum(sent) / 2
+        for seen in found:
+            assert seen is not None
+            torch.testing.assert_close(seen[-1], torch.full((300,), mean), rtol=1e-5, atol=1e-4)
+
+
+def test_where_no_average_came_own_values_stay() -> None:
+    crew = SimulatedCrew(2, Faults(loss=Loss(0.999), latency_s=0.001), cost=ComputeCost(0.05))
+    found = crew.run(lambda peer: trained(peer, 4, every=1, overlap=True, deadline_s=0.2))
+    for peer, seen in enumerate(found):
+        assert seen is not None
+        alone = -float(sum(pull(peer, step) for step in range(4)))
+        assert (seen[3] == alone).float().mean() > 0.5
+
+
+def seconds_per_step(rate: float, **options: Any) -> float:
+    """The median time of a step in which .05 s are computed, of 600,000 values on lines of a rate."""
+    crew = SimulatedCrew(4, Faults(latency_s=0.001, rate_bytes_per_s=rate), cost=ComputeCost(0.05))
+
+    def train(peer: SimulatedTransport) -> list[float]:
+        model = Flat(600_000)
+        optimizer = CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model, **options)
+        took = []
+        for _ in range(12):
+            began_s = peer.now_s()
+            peer.compute()
+            model.w.grad = torch.ones_like(model.w)
+            optimizer.step()
+            took.append(peer.now_s() - began_s)
+        optimizer._averaged.settle()
+        return took[4:]
+
+    return median(t for took in crew.run(train) if took is not None for t in took)
+
+
+@pytest.mark.parametrize("rate", [1.2e8, 5e7])
+def test_an_average_is_hidden_behind_a_step_or_a_step_behind_an_average(rate: float) -> None:
+    plain, overlapped = seconds_per_step(rate), seconds_per_step(rate, overlap=True)
+    average = plain - 0.05
+    assert average > 0.02
+    assert overlapped <= 1.1 * max(0.05, average), (overlapped, average)
+    assert overlapped < 0.8 * plain
+
+
+def test_a_newcomer_gets_into_step_before_it_begins_one() -> None:
+    model, outcomes = Flat(), list[Outcome]()
+    optimizer = CrewOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), FakeCrew(1).transport(0), model=model, overlap=True,
+        on_outcome=outcomes.append,
+    )  # fmt: skip
+    other = Flat()
+    crew = CrewOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), FakeCrew(1).transport(0), model=other)
+    brought = crew.average()
+    optimizer._averaged.arrive = lambda: brought
+    for _ in range(3):
+        model.w.grad = torch.ones_like(model.w)
+        optimizer.step()
+    assert outcomes[0] is brought and len(outcomes) == 2
+    assert optimizer._averaged.arrive is None
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"average": "gradients"}, "older model"),
+        ({"outer": ragtag.Outer(), "every": 5}, "Outer\\(delay=1\\)"),
+        ({"compress": ragtag.TopK(0.1)}, "give one of them"),
+        ({"schedule": "partial"}, "every=..."),
+        ({"schedule": "asynchronous"}, "central state"),
+    ],
+)
+def test_what_does_not_go_with_it_is_said(options: dict[str, Any], why: str) -> None:
+    model = Flat()
+    with pytest.raises(ValueError, match=why):
+        CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), FakeCrew(1).transport(0), model=model, overlap=True,
+            **options,
+        )  # fmt: skip
+    with pytest.raises(TypeError, match="True or False"):
+        CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), FakeCrew(1).transport(0), model=model, overlap=2,
+        )  # fmt: skip

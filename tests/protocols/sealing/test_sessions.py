@@ -333,6 +333,7 @@ def test_of_two_that_both_have_something_to_say_one_replaces_the_session() -> No
             assert theirs is not None
             world.ends[at(to)].opened(theirs)
     assert [row[0] for _, _, row in world.log].count(INIT) == 2
+    assert {len(end._by_index) for end in world.ends.values()} == {2}, "the one before, and no older one"
 
 
 @pytest.mark.parametrize("way", ["out", "in"])

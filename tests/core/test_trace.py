@@ -71,6 +71,18 @@ SAMPLES: list[trace.Record] = [
     trace.Note(t=2.6, peer=2, what="silent", other=4),
     trace.Error(t=2.7, peer=1, what="the script raised", detail="Traceback ..."),
     trace.Result(t=9.0, name="survivors", value=0.96, expected=0.965, tolerance=0.01, passed=True),
+    trace.Link(
+        t=9.4,
+        peer=2,
+        other=1,
+        sent=900,
+        lost=90,
+        late=2,
+        rate_bytes_per_s=1.25e7,
+        rtt_s=0.01,
+        min_rtt_s=0.001,
+        held_s={"rate": 1.5},
+    ),
     trace.Leave(
         t=9.5,
         peer=2,

@@ -181,6 +181,12 @@ def test_nine_in_ten_arrive_and_no_deadline_is_needed(loss: Loss | BurstLoss) ->
                 assert ((outcome.heard[~outcome.averaged]) == 1 << peer).all()
                 gathered.append(outcome.averaged.mean())
                 scattered.append(np.mean([int(h).bit_count() for h in outcome.heard[outcome.averaged]]))
+        ways = {(peer, way.peer): way for peer, driver in crew.drivers.items() for way in driver.directions()}
+        assert set(ways) == {(a, b) for a in range(n) for b in range(n) if a != b}
+        lost = sum(way.lost for way in ways.values()) / sum(way.sent for way in ways.values())
+        assert lost == pytest.approx(0.1, abs=0.05)
+        assert all(0 < way.min_rtt_s <= way.rtt_s < PATIENCE_S for way in ways.values())
+        assert all(way.rate_bytes_per_s >= 0 and way.late == 0 for way in ways.values())
     # one in three chunks is one's own and cannot get lost; of bursts there are fewer than of datagrams
     tolerance = 0.02 if isinstance(loss, Loss) else 0.06
     assert np.mean(gathered) == pytest.approx(1 / 3 + 2 / 3 * 0.9, abs=tolerance)

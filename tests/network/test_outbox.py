@@ -10,7 +10,7 @@ from ragtag.core.faults import Faults
 from ragtag.core.types import Bytes, MessageKey, Run, Send
 from ragtag.core.wire import ANSWERS, CHUNK_BYTES, Identity, Kind, headers_of
 from ragtag.network.control.controller import Delivery
-from ragtag.network.link.flow import Flow
+from ragtag.network.link.flow import Flow, Hold
 from ragtag.network.link.frame import Framer, Short
 from ragtag.network.link.inbox import Inbox
 from ragtag.network.link.inject import Injector
@@ -30,6 +30,7 @@ class Wire:
     capacity = 4096
 
     def __init__(self) -> None:
+        self.keys, self.room = True, 1 << 20
         self.rows: list[Bytes] = []
         self.shorts: list[bytes] = []
         self.next: list[Bytes] = []
@@ -37,9 +38,10 @@ class Wire:
         self.came_ns = 0
 
     def ready(self, address: Address) -> bool:
-        return True
+        return self.keys
 
     def send(self, rows: Bytes, address: Address) -> int:
+        rows = rows[: self.room]
         self.rows.append(rows.copy())
         return len(rows)
 
@@ -114,6 +116,34 @@ def test_what_was_begun_goes_on_as_it_was_when_its_channel_is_opened_anew() -> N
     here.give(1)
     here.outbox.flush(9.1)
     assert headers_of(here.wire.rows[-1])["schema"].tolist() == [NEW], "what is begun now is of the new one"
+
+
+def test_what_keeps_a_message_from_leaving_is_known_and_for_how_long() -> None:
+    here = Peer(0)
+    path, flow, outbox = here.flow.path, here.flow, here.outbox
+    here.give(100)
+    here.wire.keys = False
+    outbox.flush(0.0)
+    assert flow.held is Hold.KEYS and path.sent == 0, "what has no keys yet waits, and is not lost"
+    outbox.flush(1.0)
+    here.wire.keys, here.wire.room = True, 0
+    outbox.flush(3.0)
+    assert flow.held is Hold.SOCKET
+    here.wire.room, path.control.window, path.granted = 1 << 20, 10, 1000
+    outbox.flush(4.0)
+    assert flow.held is Hold.WINDOW and path.sent == 10
+    path.granted = 5
+    outbox.flush(4.5)
+    assert flow.held is Hold.RECEIVER
+    path.granted, path.control.window, path.control.rate, path._next_s = 1000, 1000, 1.0, 90.0
+    outbox.flush(5.0)
+    assert flow.held is Hold.RATE
+    path.control.rate, path._next_s = np.inf, 0.0
+    outbox.flush(7.0)
+    assert flow.held is None and not flow.queue
+    outbox.flush(9.0)
+    expected = {Hold.KEYS: 3.0, Hold.SOCKET: 1.0, Hold.WINDOW: 0.5, Hold.RECEIVER: 0.5, Hold.RATE: 2.0}
+    assert flow.held_s == expected
 
 
 def test_what_nobody_wants_any_more_has_come_all_the_same() -> None:

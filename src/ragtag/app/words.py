@@ -70,7 +70,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def bytes_text(count: int) -> str:
+def bytes_text(count: float) -> str:
     """A number of bytes in decimal units."""
     size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while size >= 1000 and len(units) > 1:

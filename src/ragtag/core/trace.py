@@ -379,6 +379,27 @@ class Result(Base, frozen=True, kw_only=True, tag="result"):
     detail: str = ""
 
 
+class Link(Base, frozen=True, kw_only=True, tag="link"):
+    """What a peer knows of the way to another one when it ends; counts since the start.
+
+    sent, lost: datagrams that left, and that did not come.
+    late: messages whose deadline passed before they left.
+    rate_bytes_per_s: what the path delivers, as rate control has measured it; 0: not known.
+    rtt_s, min_rtt_s: round trips, smoothed with what busy ends keep, and the path's shortest; 0: none known.
+    held_s: what kept messages from leaving, and for how long in all: keys, socket, receiver, window, rate,
+        driver.
+    """
+
+    other: Annotated[int, Meta(ge=0, lt=1 << 20)]
+    sent: Count
+    lost: Count = 0
+    late: Count = 0
+    rate_bytes_per_s: Annotated[float, Meta(ge=0.0, le=1e15)] = 0.0
+    rtt_s: Seconds = 0.0
+    min_rtt_s: Seconds = 0.0
+    held_s: Annotated[dict[str, Seconds], Meta(max_length=32)] = {}
+
+
 class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     """A peer ends; all counts since the start. failed: not as planned, an error has ended it.
 
@@ -386,6 +407,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
         same model. Empty: not known.
     round: the last one that it averaged; -1: none.
     rounds_alone: so many of its rounds had nobody else's values, though its crew had others.
+    refused: datagrams that came and were not accepted, by reason.
 
     Of peer -1 (with no counts): the launcher or the world has seen the run to its end.
     """
@@ -399,6 +421,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     digest: str = ""
     round: LastRound = -1
     rounds_alone: Count = 0
+    refused: Annotated[dict[str, Count], Meta(max_length=32)] = {}
 
 
 class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):
@@ -423,6 +446,7 @@ Known = (
     | Note
     | Error
     | Result
+    | Link
     | Leave
 )
 Record = Known | Unknown

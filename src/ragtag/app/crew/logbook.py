@@ -32,6 +32,8 @@ ALONE_AFTER = 3
 """Rounds without others in a row after which a peer calls itself alone. One or two are a peer that was early
 or late, or a group that did not come together."""
 NAMED_MAX = 8
+LINKS_MAX = 64
+"""Ways to other peers that a peer records when it ends."""
 """Of more peers than this, a warning says how many they are."""
 
 
@@ -313,6 +315,7 @@ class Logbook:
             if not failed:  # else what went wrong is the last word
                 self._tell(0.0)
             traffic = None if self._driver is None else self._driver.traffic()
+            self._record_links()
             self._writer.write(
                 trace.Leave(
                     t=self.now_s(),
@@ -326,9 +329,29 @@ class Logbook:
                     digest=joined_digest([stand.digest for stand in stands]),
                     round=max((stand.round for stand in stands), default=-1),
                     rounds_alone=alone,
+                    refused={} if self._driver is None else self._driver.refusals(),
                 )
             )
             self._writer.close()
+
+    def _record_links(self) -> None:
+        """What is known of the ways to the others: of those to which most was sent."""
+        ways = [] if self._driver is None else self._driver.directions()
+        for way in sorted(ways, key=lambda way: way.sent, reverse=True)[:LINKS_MAX]:
+            self.record(
+                trace.Link(
+                    t=self.now_s(),
+                    peer=self._rank,
+                    other=way.peer,
+                    sent=way.sent,
+                    lost=way.lost,
+                    late=way.late,
+                    rate_bytes_per_s=way.rate_bytes_per_s,
+                    rtt_s=way.rtt_s,
+                    min_rtt_s=way.min_rtt_s,
+                    held_s=dict(way.held_s),
+                )
+            )
 
 
 def _is_one(figure: Any) -> bool:

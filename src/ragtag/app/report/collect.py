@@ -18,6 +18,7 @@ from ragtag.app.report.series import Bins
 from ragtag.core import trace
 
 ITEMS_MAX = 200
+LINKS_MAX = 4096
 _TOLD = {"has left": "left", "declared dead": "dead", "takes part": "elsewhere", "back": "elsewhere"}
 
 
@@ -52,7 +53,12 @@ class Collector:
         elif isinstance(record, trace.Eval):
             self._eval(peer, record)
         elif isinstance(record, trace.Join) and peer is not None:
-            peer.joined_t = record.t
+            peer.joined_t, peer.sealed = record.t, record.sealed
+        elif isinstance(record, trace.Link):
+            if len(self._to.links) < LINKS_MAX:
+                self._to.links.append(record)
+            else:
+                self._to.links_left_out += 1
         elif isinstance(record, trace.Leave) and peer is not None:
             self._leave(peer, record)
         elif isinstance(record, trace.Note):
@@ -171,7 +177,7 @@ class Collector:
         peer.bytes_sent = max(peer.bytes_sent, record.bytes_sent)
         peer.bytes_received = max(peer.bytes_received, record.bytes_received)
         peer.datagrams_lost = record.datagrams_lost
-        peer.digest, peer.last_round = record.digest, record.round
+        peer.digest, peer.last_round, peer.refused = record.digest, record.round, record.refused
 
     def _fault(self, record: trace.Fault) -> None:
         if len(self._to.faults) < ITEMS_MAX:

@@ -33,6 +33,8 @@ class PeerFigures:
 
     missed: how often others waited for it in vain.
     misses: how often it waited in vain.
+    sealed: whether what it sent was encrypted (``None``: it has not said so).
+    refused: datagrams that it did not accept, by reason.
     told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
     digest: of the model that it ended with.
     last_round: the last one that it averaged.
@@ -61,6 +63,8 @@ class PeerFigures:
     told: str = ""
     digest: str = ""
     last_round: int = -1
+    sealed: bool | None = None
+    refused: dict[str, int] = field(default_factory=dict)
     round_s: Sample = field(default_factory=lambda: Sample(values_max=1 << 14))
 
 
@@ -234,6 +238,8 @@ class Summary:
     mean_eval: trace.Eval | None = None
     sparse: dict[int, Selections] = field(default_factory=dict)
     replicas: dict[int, Comparisons] = field(default_factory=dict)
+    links: list[trace.Link] = field(default_factory=list)
+    links_left_out: int = 0
     damage: list[str] = field(default_factory=list)
     thinned: int = 0
     thinned_rounds: int = 0

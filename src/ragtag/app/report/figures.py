@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ragtag.app.report.data import FREEZES, PeerFigures, Summary
+from ragtag.core import trace
 
 
 def figures(summary: Summary) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def figures(summary: Summary) -> dict[str, Any]:
             for f in summary.faults
         ],
         "per_peer": [peer_figures(p) for p in summary.peers.values()],
+        "links": [link_figures(link) for link in summary.links],
         "results": [
             {
                 "name": r.name,
@@ -94,9 +96,26 @@ def peer_figures(peer: PeerFigures) -> dict[str, Any]:
         "bytes_sent": peer.bytes_sent,
         "bytes_received": peer.bytes_received,
         "datagrams_lost": peer.datagrams_lost,
+        "sealed": peer.sealed,
+        "refused": peer.refused,
         "accuracy": peer.accuracy,
         "loss": peer.loss,
         "losses_not_finite": peer.batch_losses_bad,
         "digest": peer.digest or None,
         "last_round": None if peer.last_round < 0 else peer.last_round,
+    }
+
+
+def link_figures(link: trace.Link) -> dict[str, Any]:
+    """The way from one peer to another; None where nothing was measured."""
+    return {
+        "from": link.peer,
+        "to": link.other,
+        "datagrams": link.sent,
+        "lost": link.lost / link.sent if link.sent else None,
+        "late_messages": link.late,
+        "rate_bytes_per_s": link.rate_bytes_per_s or None,
+        "rtt_s": link.rtt_s or None,
+        "min_rtt_s": link.min_rtt_s or None,
+        "held_s": link.held_s,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
@@ -22,6 +23,7 @@ from ragtag.app.words import (
     seconds,
     these_peers,
 )
+from ragtag.core import trace
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 _BAD = frozenset({"declared dead", "lost its seat", "no member any more"})
@@ -32,6 +34,23 @@ _SELECTED = tuple(
         *("peer", "rounds", "sent whole", "density", "bytes saved", "energy captured", "residual"),
         *("delivered", "given back", "came late", "never came"),
     )
+)
+LINKS_SHOWN = 24
+HELD_BY = {
+    "keys": "a handshake",
+    "socket": "a full socket",
+    "receiver": "room at the receiver",
+    "window": "the path's window",
+    "rate": "the path's rate",
+    "driver": "other messages",
+}
+"""By what a trace says keeps messages from leaving (``network.link.flow.Hold``), what a reader is told."""
+_LINK = (
+    ("way", ""),
+    *(
+        (name, "num")
+        for name in ("rate", "shortest", "round trip", "datagrams", "lost", "late", "waited for")
+    ),
 )
 _COMPARED = tuple(
     (name, "num")
@@ -180,6 +199,50 @@ def peers(summary: Summary) -> str:
     cap = "Peers without figures joined from elsewhere: their traces are there."
     where = f"<p class='cap'>{cap}</p>" if away else ""
     return f"<section><h2>Peers</h2>{table(heads, rows)}{where}</section>"
+
+
+def links(summary: Summary) -> str:
+    """The section: of each peer's ways to the others those that took longest; nothing in virtual time."""
+    if not summary.links:
+        return ""
+    shown = sorted(summary.links, key=_burden, reverse=True)[:LINKS_SHOWN]
+    shown.sort(key=lambda link: (link.peer, link.other))
+    ways = len(summary.links) + summary.links_left_out
+    those = f" Shown are the {len(shown)} on which messages waited longest, of {ways:,}."
+    those = those if ways > len(shown) else ""
+    said = [p.sealed for p in summary.peers.values() if p.sealed is not None]
+    how = "sealed" if all(said) else "in clear" if not any(said) else "partly sealed"
+    refused: Counter[str] = Counter()
+    for peer in summary.peers.values():
+        refused.update(peer.refused)
+    strange = ", ".join(f"{why} {count:,}" for why, count in refused.most_common())
+    turned = f" Refused: {strange}." if strange else ""
+    caption = (
+        f"What peers sent each other was {how}.{turned} Of each way: what the path delivered, as rate "
+        "control has measured it; round trips, the shortest and with what busy peers keep; datagrams lost; "
+        f"messages that were late before they left; what kept messages waiting for longest.{those}"
+    )
+    rows = [_way(link) for link in shown]
+    return f'<section><h2>Links</h2><p class="cap">{escape(caption)}</p>{table(_LINK, rows)}</section>'
+
+
+def _burden(link: trace.Link) -> tuple[float, int]:
+    return sum(link.held_s.values()), link.sent
+
+
+def _way(link: trace.Link) -> str:
+    held = max(link.held_s.items(), key=lambda item: item[1], default=None)
+    cells = (
+        f"{link.peer} \N{RIGHTWARDS ARROW} {link.other}",
+        bytes_text(link.rate_bytes_per_s) + "/s" if link.rate_bytes_per_s else None,
+        seconds(link.min_rtt_s) if link.min_rtt_s else None,
+        seconds(link.rtt_s) if link.rtt_s else None,
+        f"{link.sent:,}",
+        percent(link.lost / link.sent) if link.sent else None,
+        f"{link.late:,}" if link.late else None,
+        None if held is None else f"{HELD_BY.get(held[0], held[0])}, {seconds(held[1])}",
+    )  # fmt: skip
+    return "".join(cell(text, "num" if at else "nw") for at, text in enumerate(cells))
 
 
 def selections(summary: Summary) -> str:

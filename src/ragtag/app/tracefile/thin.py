@@ -24,7 +24,7 @@ ROUNDS_BYTES = 64 << 20
 ALL_BYTES = 96 << 20
 LAST_BYTES = 128 << 20
 _COHERENCE_MAX = 256
-_FEW = (trace.Run, trace.Join, trace.Error, trace.Result, trace.Leave)
+_FEW = (trace.Run, trace.Join, trace.Error, trace.Result, trace.Link, trace.Leave)
 
 _R = TypeVar("_R", bound=trace.Base)
 

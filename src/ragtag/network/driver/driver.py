@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ragtag.core.address import Address
 from ragtag.core.faults import Faults
@@ -31,6 +31,7 @@ from ragtag.core.wire import DATAGRAM_BYTES, Identity
 from ragtag.network.driver.engine import Engine
 from ragtag.network.driver.mailbox import DriverFailed
 from ragtag.network.link import Link
+from ragtag.network.link.sealed import SealedLink
 from ragtag.network.membership.agent import Agent
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.membership.machine import Membership
@@ -57,6 +58,27 @@ class Traffic:
     datagrams_received: int
     datagrams_lost: int
     refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """What is known of the way from this peer to another one.
+
+    sent, lost: datagrams that left, and that are known not to have come.
+    late: messages whose deadline passed before they left.
+    rate_bytes_per_s: what the path delivers, by rate control; 0: not known.
+    rtt_s, min_rtt_s: round trips, smoothed with what busy ends keep, and the path's shortest; 0: none known.
+    held_s: what has kept messages from leaving, and for how long (``network.link.flow.Hold``).
+    """
+
+    peer: PeerId
+    sent: int
+    lost: int
+    late: int
+    rate_bytes_per_s: float
+    rtt_s: float
+    min_rtt_s: float
+    held_s: Mapping[str, float]
 
 
 class Driver:
@@ -310,8 +332,32 @@ class Driver:
             datagrams_sent=self.engine.outbox.sent,
             datagrams_received=self.engine.inbox.received,
             datagrams_lost=max(0, lost),
-            refused=self.engine.framer.refused.total,
+            refused=sum(self.refusals().values()),
         )
+
+    def directions(self) -> list[Direction]:
+        """The ways to other peers to which something has left (a snapshot)."""
+        found = []
+        for peer, flow in sorted(self.engine.flows.items()):
+            path = flow.path
+            if path.sent:
+                rate, lost = path.control.bandwidth * DATAGRAM_BYTES, max(0, path.acked - path.received)
+                shortest_s = path.min_rtt_s if path.min_rtt_s < math.inf else 0.0
+                held_s = {hold.value: seconds for hold, seconds in flow.held_s.copy().items()}
+                found.append(
+                    Direction(peer, path.sent, lost, flow.dropped_late, rate, path.srtt_s, shortest_s, held_s)
+                )
+        return found
+
+    def refusals(self) -> dict[str, int]:
+        """How many datagrams came and were not accepted, by reason."""
+        refused = self.engine.framer.refused
+        counts = {field.name: getattr(refused, field.name) for field in fields(refused)}
+        counts.pop("schemas")
+        if isinstance(self.link, SealedLink):
+            for reason, count in self.link.sessions.refused.copy().items():
+                counts[reason] = counts.get(reason, 0) + count
+        return {reason: count for reason, count in counts.items() if count}
 
     @property
     def refused(self) -> dict[PeerId, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +158,22 @@ class Inbound:
         return True
 
 
+class Hold(StrEnum):
+    """What keeps a message from leaving.
+
+    KEYS: a handshake is under way. SOCKET: its buffer is full. RECEIVER: as much is under way as it has room
+    for. WINDOW: as much as rate control allows. RATE: the next train has its time. DRIVER: it is the turn of
+    others.
+    """
+
+    KEYS = "keys"
+    SOCKET = "socket"
+    RECEIVER = "receiver"
+    WINDOW = "window"
+    RATE = "rate"
+    DRIVER = "driver"
+
+
 class Flow:
     """Both directions between this peer and another one.
 
@@ -169,6 +186,8 @@ class Flow:
     inbound: what has come from it.
     ping_s, pings: when next to request an answer, and how many requests had none.
     dropped_late: messages that were dropped unsent.
+    held, held_s: what keeps the next message from leaving now (``None``: nothing waits), and for how long
+        each such thing has kept some, in seconds.
     doubted: whether it was noted that datagrams in its name come from another address.
     """
 
@@ -185,6 +204,8 @@ class Flow:
         self.pings = 0
         self.dropped_late = 0
         self.doubted = False
+        self.held: Hold | None = None
+        self.held_s: dict[Hold, float] = {}
         self._asked = 0
 
     def hear(self, now_s: float) -> None:

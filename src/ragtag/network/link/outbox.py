@@ -10,7 +10,7 @@ import numpy as np
 from ragtag.core.types import PEERS_MAX, Bytes, Outcome, PeerId, Send
 from ragtag.core.wire import HEADER_BYTES, Kind
 from ragtag.network.control.path import claim_alike
-from ragtag.network.link.flow import PINGS, Ending, Flow, Outgoing
+from ragtag.network.link.flow import PINGS, Ending, Flow, Hold, Outgoing
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inject import Injector
 from ragtag.network.link.link import SLAB_ROWS, Link
@@ -33,6 +33,7 @@ class Outbox:
         self._busy: dict[PeerId, Flow] = {}  # with something queued, now or just before
         self._capacity = link.capacity
         self.blocked = False
+        self._flushed_s = 0.0
         self.sent = self.sent_bytes = 0
 
     @property
@@ -102,6 +103,10 @@ class Outbox:
 
     def flush(self, now_s: float) -> None:
         """Send what may leave now, and repeat end markers that have not been answered."""
+        since_s, self._flushed_s = max(0.0, now_s - self._flushed_s), now_s
+        for flow in self._busy.values():
+            if flow.held is not None:
+                flow.held_s[flow.held] = flow.held_s.get(flow.held, 0.0) + since_s
         self.blocked = False
         claim_alike([flow.path for flow in self._busy.values() if flow.queue])
         for flow in list(self._busy.values()):
@@ -121,9 +126,22 @@ class Outbox:
                     self.emit(flow, self._framer.short(Kind.PING, flow.peer, seq=flow.path.sent), now_s)
                 flow.ping_s = now_s + max(1e-3, flow.path.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
                 flow.pings += 1
+        for flow in self._busy.values():
+            flow.held = self._hold(now_s, flow) if flow.queue else None
         while (due := self._injector.held.pop_due(now_s)) is not None:
             if due[0] in self._flows:
                 self._out(self._flows[due[0]], due[1])
+
+    def _hold(self, now_s: float, flow: Flow) -> Hold:
+        """What keeps a flow's next message from leaving."""
+        path = flow.path
+        if not self._link.ready(flow.address):
+            return Hold.KEYS
+        if self.blocked:
+            return Hold.SOCKET
+        if path.allowance <= 0:
+            return Hold.RECEIVER if path.granted < path.control.window else Hold.WINDOW
+        return Hold.RATE if path.next_s > now_s else Hold.DRIVER
 
     def _send_some(self, now_s: float, flow: Flow) -> bool:
         """Send the next datagrams of a flow's first message. ``False``: the link has no more room."""

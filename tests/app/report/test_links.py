@@ -36,8 +36,9 @@ def test_each_way_has_its_figures(tmp_path: Path) -> None:
     section = written(tmp_path).partition("<h2>Links</h2>")[2].partition("</section>")[0]
     assert "What peers sent each other was sealed." in section and "Refused" not in section
     row = section[section.index("1 \N{RIGHTWARDS ARROW} 0") :].partition("</tr>")[0]
-    cells = [cell.partition("<")[0] for cell in row.split('<td class="num">')[1:]]
-    assert cells == ["12.5 MB/s", "2 ms", "12.5 ms", "2,000", "2 %", "3", "the path's rate, 2.5 s"]
+    cells = [cell.partition("<")[0] for cell in row.split('<td class="n">')[1:]]
+    assert cells == ["12.5 MB/s", "2 ms", "12.5 ms", "2,000", "2 %", "3"]
+    assert "the path&#x27;s rate, 2.5 s" in row
     ((one, two), per_peer) = report_json(tmp_path)["links"], report_json(tmp_path)["per_peer"]
     assert (two["from"], two["to"], two["lost"], two["held_s"]) == (1, 0, 0.02, {"rate": 2.5, "window": 0.25})
     assert one["late_messages"] == 0 and {peer["sealed"] for peer in per_peer} == {True}

@@ -46,11 +46,9 @@ HELD_BY = {
 }
 """By what a trace says keeps messages from leaving (``network.link.flow.Hold``), what a reader is told."""
 _LINK = (
-    ("way", ""),
-    *(
-        (name, "num")
-        for name in ("rate", "shortest", "round trip", "datagrams", "lost", "late", "waited for")
-    ),
+    ("Way", ""),
+    *((name, "n") for name in ("Rate", "Shortest", "Round trip", "Datagrams", "Lost", "Late")),
+    ("Waited for", ""),
 )
 _COMPARED = tuple(
     (name, "num")
@@ -242,7 +240,7 @@ def _way(link: trace.Link) -> str:
         f"{link.late:,}" if link.late else None,
         None if held is None else f"{HELD_BY.get(held[0], held[0])}, {seconds(held[1])}",
     )  # fmt: skip
-    return "".join(cell(text, "num" if at else "nw") for at, text in enumerate(cells))
+    return "".join(cell(text, kind or "nw") for text, (_, kind) in zip(cells, _LINK, strict=True))
 
 
 def selections(summary: Summary) -> str:

@@ -187,27 +187,42 @@ def test_what_waited_for_the_other_to_listen_is_no_round_trip_once_there_is_anot
     assert not here.flow.asks(1), "it is known by now, and asked for more rarely"
 
 
-def test_what_lay_at_the_two_ends_is_no_part_of_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 ms until a busy driver reads, 20 ms until the other reads its answer: 5 ms are the path's."""
-    clock_ns = [10**18]
+@pytest.mark.parametrize("still_s", [0.0, 0.02])
+def test_what_lay_at_the_two_ends_is_no_part_of_the_path(
+    still_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 ms until a busy driver reads, 20 ms until the other reads its answer: 5 ms are the path's.
+
+    still_s: for how long the thread stands still between its two clocks: the path is no shorter for that.
+    """
+    began_ns = 10**18
+    clock_ns = [began_ns + 5_000_000]
     monkeypatch.setattr("time.time_ns", lambda: clock_ns[0])
     here, there = Peer(0), Peer(1)
     exchanged(here, there, 0.0, 0.005)  # each has heard the other
     here.give(1)
     here.outbox.flush(1.0)
     there.wire.next, here.wire.rows = here.wire.rows, []
-    there.wire.came_ns = clock_ns[0] = 10**18 + 10**9
-    clock_ns[0] += 30_000_000
+    there.wire.came_ns, clock_ns[0] = began_ns + 1_002_500_000, began_ns + 1_032_500_000
     there.inbox.receive(1.0325)
     here.wire.next_shorts, there.wire.shorts = there.wire.shorts[-1:], []
-    here.wire.came_ns = clock_ns[0] = 10**18 + 2 * 10**9
-    clock_ns[0] += 20_000_000
+    here.wire.came_ns, clock_ns[0] = began_ns + 1_035_000_000, began_ns + 1_055_000_000 + int(1e9 * still_s)
     seen: list[Delivery] = []
     here.flow.path.control = Heard(seen)
     here.inbox.receive(1.055)
     (sample,) = seen
     assert sample.rtt_s == pytest.approx(0.005, abs=1e-4) and sample.kept_s == pytest.approx(0.05, abs=1e-4)
     assert here.flow.path.srtt_s > 0.005, "when to ask again goes by all of it"
+
+
+def test_a_clock_that_is_set_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_ns = [10**18]
+    monkeypatch.setattr("time.time_ns", lambda: clock_ns[0])
+    inbox = Peer(0).inbox
+    assert inbox._clocks(0.0) == 10**18
+    for now_s, ahead_ns in ((1.0, 3600 * 10**9), (2.0, -(10**9)), (3.0, 0)):
+        clock_ns[0] = 10**18 + int(1e9 * now_s) + ahead_ns
+        assert inbox._clocks(now_s) == 10**18 + ahead_ns
 
 
 def test_datagrams_that_a_queue_has_mixed_come_as_one_run_of_each_sender() -> None:

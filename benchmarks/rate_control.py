@@ -5,7 +5,8 @@
 For each line (rate, round trip, queue, loss) four or eight peers average 18 times, as they would live: the
 paths and controllers are the product's (benchmarks/lab/line.py). `time` is the median round over what an
 uplink needs to send all of it, and the longest; `dropped` the share of datagrams that found no room in a
-queue. The first three rounds do not count for the time.
+queue. The first three rounds do not count for the time. Then, the share of a line of 50 Mbit/s that one path
+has beside one TCP flow (CUBIC); the goal is a third to two thirds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.line import Crew
+from lab.line import Crew, share_beside_tcp
 from ragtag.network.control.controller import Controller
 from ragtag.network.control.path import CONTROLLERS
 
@@ -36,6 +37,25 @@ LINES: tuple[dict[str, Any], ...] = (
     {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05, "loss": 0.1},
     {"n": 8},
 )
+
+
+BESIDE: tuple[dict[str, Any], ...] = (
+    {},
+    {"queue_ms": 5.0},
+    {"queue_ms": 50.0},
+    {"rtt_s": 0.01},
+    {"rtt_s": 0.05, "queue_ms": 50.0},
+    {"message": 2000.0},
+    {"message": 6000.0},
+)
+
+
+def beside(name: str, make: Callable[[], Controller], line: dict[str, Any]) -> dict[str, Any]:
+    """One controller beside TCP."""
+    share = round(share_beside_tcp(make(), **line), 3)
+    said = ", ".join(f"{key} {value:g}" for key, value in line.items()) or "20 ms of queue, .2 ms, endless"
+    print(f"{said:<44}{name:<8}{share:>7.2f}", flush=True)
+    return {"control": name, "line": line, "share_beside_cubic": share}
 
 
 def measure(name: str, make: Callable[[], Controller], line: dict[str, Any]) -> dict[str, Any]:
@@ -63,6 +83,8 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"{'line':<44}{'control':<8}{'time':>7}{'longest':>8}{'dropped':>9}")
     rows = [measure(name, CONTROLLERS[name], line) for line in LINES for name in asked.controls]
+    print("the share beside one TCP flow (goal: .33 to .67)")
+    rows += [beside(name, CONTROLLERS[name], line) for line in BESIDE for name in asked.controls]
     if asked.out:
         command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
         at = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from ragtag.core.seed import generator
@@ -189,6 +190,77 @@ class Sender:
     def rate_between(self, from_s: float, until_s: float) -> float:
         """Datagrams a second that came."""
         return sum(k for at_s, k in self.came if from_s <= at_s < until_s) / (until_s - from_s)
+
+
+class Tcp:
+    """A TCP flow that always has more to send: CUBIC (RFC 9438) after slow start, an answer for two segments.
+
+    came: when how many came.
+    """
+
+    def __init__(self, loop: Loop, way: Way) -> None:
+        self.loop, self.way = loop, way
+        self.window, self.came = 10.0, list[tuple[float, int]]()
+        self._slow_until = math.inf  # slow start, up to this window
+        self._in_flight, self._sent, self._recover = 0, 0, 0
+        self._full, self._since_s, self._reno, self._rtt_s = 0.0, 0.0, 0.0, way.rtt_s
+
+    def wake(self) -> None:
+        """Send what the window allows."""
+        while self.window - self._in_flight >= 2:
+            self._in_flight, self._sent = self._in_flight + 2, self._sent + 2
+            self.way.send(2, partial(self._arrive, self._sent, self.loop.now_s))
+
+    def _arrive(self, number: int, left_s: float, came: int) -> None:
+        self.came.append((self.loop.now_s, came))
+        self.loop.at(self.loop.now_s + self.way.rtt_s / 2, partial(self._answer, number, left_s, came))
+
+    def _answer(self, number: int, left_s: float, came: int) -> None:
+        now_s = self.loop.now_s
+        self._in_flight -= 2
+        self._rtt_s += 0.125 * (now_s - left_s - self._rtt_s)
+        if came < 2:
+            if number > self._recover:  # once in a round trip
+                self._recover, self._full, self._since_s = self._sent, self.window, now_s
+                self.window = self._slow_until = self._reno = max(2.0, 0.7 * self.window)
+        elif self.window < self._slow_until:
+            self.window += 2
+        else:
+            back_s = (self._full * 0.3 / 0.4) ** (1 / 3)
+            self._reno += 3 * 0.3 / 1.7 * 2 / self.window
+            aim = max(self._full + 0.4 * (now_s - self._since_s + self._rtt_s - back_s) ** 3, self._reno)
+            self.window += (min(max(aim, self.window), 1.5 * self.window) - self.window) * 2 / self.window
+        self.wake()
+
+    def rate_between(self, from_s: float, until_s: float) -> float:
+        """Segments a second that came."""
+        return sum(k for at_s, k in self.came if from_s <= at_s < until_s) / (until_s - from_s)
+
+
+def share_beside_tcp(
+    control: Controller,
+    *,
+    mbit: float = 50.0,
+    queue_ms: float = 20.0,
+    rtt_s: float = 2e-4,
+    message: float = math.inf,
+    for_s: float = 30.0,
+) -> float:
+    """The share of a line that a path has beside one CUBIC flow, after a third of the time.
+
+    message: datagrams that are sent at a time, with 20 ms between (inf: always more).
+    """
+    loop, rate = Loop(), datagrams(mbit)
+    line = Line(loop, lambda _: rate, int(rate * queue_ms / 1e3), rtt_s, seed=1)
+    path, tcp = Sender(loop, line, control), Tcp(loop, line)
+    tcp.wake()
+    while loop.now_s < for_s:
+        path.give(message)
+        while path.backlog > 0 and loop.now_s < for_s:
+            loop.next()
+        loop.run(loop.now_s + 0.02)
+    ours, theirs = (one.rate_between(for_s / 3, for_s) for one in (path, tcp))
+    return ours / (ours + theirs)
 
 
 @dataclass(frozen=True)

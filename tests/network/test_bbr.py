@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.lab.line import Crew, Line, Sender, datagrams
-from ragtag.network.control.bbr import WINDOW_MIN, Ambient, Bbr, Losses, Probe
+from benchmarks.lab.line import Crew, Line, Sender, Tcp, datagrams, share_beside_tcp
+from ragtag.network.control.bbr import WINDOW_MIN, Ambient, Bbr, Cubic, Losses, Probe
 from ragtag.network.control.controller import Delivery
 from ragtag.network.control.window import LossWindow
 from ragtag.simulation.loop import Loop
@@ -295,3 +295,57 @@ def test_paths_of_one_peer_claim_alike() -> None:
     starved = Bbr(bandwidth=10.0, fair=5000.0, min_rtt_s=1e-3, _filled=True, phase=Probe.CRUISE)
     starved.acknowledged(Delivery(1.0, 5, 5, 5, 1000, 1e-3, 1e-3, 1e-3, None, False, rounds=1))
     assert starved.rate >= 5000.0
+
+
+# -- Beside others
+
+
+@pytest.mark.parametrize("line", [{"mbit": 20.0, "message": 800.0}, {"message": 6000.0}])
+def test_beside_one_tcp_flow_it_keeps_its_share_and_leaves_it_the_rest(line: dict[str, float]) -> None:
+    """Without competing it has .13 to .28. ``benchmarks/rate_control.py`` has more lines, and what is missed."""
+    assert 1 / 3 <= share_beside_tcp(Bbr(), **line) <= 2 / 3
+
+
+def test_a_window_grows_as_cubic_does() -> None:
+    """RFC 9438: doubling at first; back to where the queue was full after K seconds; then beyond it."""
+    cubic = Cubic(10.0)
+    cubic.grow(0.0, 0.02)
+    assert cubic.window == 20.0
+    cubic.window = 400.0
+    cubic.shrink(10.0)
+    assert cubic.window == pytest.approx(280.0)
+    k_s = (400.0 * 0.3 / 0.4) ** (1 / 3)
+    seen = []
+    for at_s in (0.5 * k_s, k_s, 1.2 * k_s):
+        cubic.grow(10.0 + at_s, 0.0)
+        seen.append(cubic.window)
+    assert 280 < seen[0] < 400 and seen[1] == pytest.approx(400.0, abs=1.0) and seen[2] > 400.5
+
+
+def test_it_competes_only_where_a_queue_stands_that_is_not_its_own() -> None:
+    loop, rate = Loop(), datagrams(50.0)
+    line = Line(loop, lambda _: rate, int(rate * 0.02), 2e-4, seed=1)
+    one = Sender(loop, line, Bbr())
+    for _ in range(30):
+        one.give(800)
+        while one.backlog > 0:
+            loop.next()
+        loop.run(loop.now_s + 0.02)
+        assert isinstance(one.control, Bbr) and one.control.compete is None
+    tcp = Tcp(loop, line)
+    tcp.wake()
+    competed = False
+    for _ in range(60):
+        one.give(800)
+        while one.backlog > 0:
+            loop.next()
+        loop.run(loop.now_s + 0.02)
+        competed |= one.control.compete is not None
+    assert competed
+    tcp.window = -math.inf  # the other flow has ended
+    for _ in range(20):
+        one.give(800)
+        while one.backlog > 0:
+            loop.next()
+        loop.run(loop.now_s + 0.02)
+    assert one.control.compete is None

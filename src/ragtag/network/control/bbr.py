@@ -40,7 +40,14 @@ _AMBIENT_MAX = 0.5
 _MEETING_S = 4.0 * QUANTUM_S  # trains of three milliseconds that meet in a queue wait for each other so long
 _EMPTY_S = 2.0 * QUANTUM_S
 _DEEP = 4.0
-_BETA = 0.7  # draft, BBR.Beta
+_BETA = 0.7  # draft, BBR.Beta; RFC 9438, section 4.6
+_INCREASE = 3.0 * (1.0 - _BETA) / (1.0 + _BETA)  # datagrams a round trip: RFC 9438, section 4.3
+_CUBIC = 0.4  # RFC 9438, section 5: datagrams a second cubed
+_AHEAD = 1.2  # a window's datagrams leave in somewhat less than a round trip
+_STANDING_S = 2.0 * _MEETING_S  # a crew's own trains do not wait for each other so long
+_HELD = 0.5  # of the deepest queue: what others hold
+_FULL = 0.8  # of the deepest queue: it is full
+_BESET = 2
 _GROWTH = 1.25  # draft: a rate that grows by less in three round trips has come to the path's
 _PLATEAU_ROUNDS = 3
 _DRAIN_ROUNDS = 3
@@ -133,6 +140,37 @@ class Ambient:
 
 
 @dataclass(slots=True)
+class Cubic:
+    """A window that grows until the queue is full, as TCP's does (RFC 9438).
+
+    It grows to what it was when the queue was full last, first fast and then slowly, and beyond; and at least
+    as fast as Reno's. Before the queue was full for the first time it doubles from round to round.
+
+    window: datagrams under way.
+    """
+
+    window: float
+    _full: float = 0.0  # W_max
+    _since_s: float = math.inf  # when it last shrank
+    _reno: float = 0.0
+
+    def grow(self, now_s: float, rtt_s: float) -> None:
+        """A round trip is over in which the queue was not full."""
+        if self._since_s == math.inf:
+            self.window *= 2.0
+            return
+        back_s = (self._full * (1.0 - _BETA) / _CUBIC) ** (1.0 / 3.0)
+        cubic = self._full + _CUBIC * (now_s - self._since_s + rtt_s - back_s) ** 3
+        self._reno += _INCREASE
+        self.window = max(self.window, min(max(cubic, self._reno), 1.5 * self.window))
+
+    def shrink(self, now_s: float) -> None:
+        """The queue is full."""
+        self._full, self._since_s = self.window, now_s
+        self.window = self._reno = max(_BETA * self.window, WINDOW_MIN)
+
+
+@dataclass(slots=True)
 class Bbr:
     """BBR as drafted, with the path's own losses known, and probing by round trips as in its first version.
 
@@ -144,6 +182,8 @@ class Bbr:
     ambient: what the path loses of itself.
     longterm: datagrams under way at which a probe lost too many; inf: none has.
     shortterm: datagrams a second, since too many were lost without a probe, and until the next one.
+    compete: by what this path keeps its share beside others that keep the queue full; ``None``: there are
+        none.
     _short: the queue has overflowed though nothing in it had to wait for long.
     """
 
@@ -157,6 +197,7 @@ class Bbr:
     ambient: Ambient = field(default_factory=Ambient)
     longterm: float = math.inf
     shortterm: float = math.inf
+    compete: Cubic | None = None
     _round: int = 0
     _began: int = 0  # the round in which this phase began
     _seen: Losses = field(default_factory=Losses)  # in this round
@@ -170,13 +211,19 @@ class Bbr:
     _min_rtt_at_s: float = 0.0
     _probe_rtt_until_s: float = math.inf
     _queued_s: float = 0.0  # what was answered last has waited in queues so long,
-    _deepest_s: float = 0.0  # and so long at most
+    _deepest_s: float = 0.0  # and so long at most;
+    _lowest_s: float = math.inf  # in this cycle or message so long at least,
+    _peak_s: float = 0.0  # in this round at most
+    _most: int = 0  # datagrams under way in this round at most
+    _beset: int = 0  # of the last ones, in how many others kept a queue
+    _before_s: float = math.inf  # the shortest round trip, before it is looked for anew
     _kept_s: list[float] = field(default_factory=lambda: [0.0] * _KEPT_ROUNDS)
 
     def sent(self, now_s: float, count: int, in_flight: int) -> None:
         """A path that stood idle has an empty queue: nothing is left to drain, and its round trip shows."""
         if count != in_flight:
             return
+        self._look_for_others()
         if self.phase in (Probe.DRAIN, Probe.DOWN):
             self._enter(Probe.CRUISE)
             self._pace(self._to_send(self._rate()))
@@ -187,6 +234,7 @@ class Bbr:
         """Update the model, go from phase to phase, and set the rate and the window."""
         lost = sample.passed - sample.delivered
         self._seen.add(sample.passed, lost)
+        self._most = max(self._most, sample.tx_in_flight, sample.in_flight)
         self._measure(sample)
         if self._unfilled(sample):
             self.ambient.learn(sample.passed, lost)
@@ -257,6 +305,8 @@ class Bbr:
         if sample.rtt_s is not None:
             self._queued_s = sample.rtt_s - self.min_rtt_s
             self._deepest_s = max(self._deepest_s, self._queued_s)
+            self._lowest_s = min(self._lowest_s, self._queued_s)
+            self._peak_s = max(self._peak_s, self._queued_s)
 
     # -- From phase to phase
 
@@ -269,8 +319,34 @@ class Bbr:
                 self._grew, self._full, self._full_rounds = self._full > 0, self._latest, 0
             else:
                 self._full_rounds += 1
-        if self.ambient.exceeded(seen) and not self._grew:
+        if self.compete is not None:
+            self._contend(sample)
+        elif self.ambient.exceeded(seen) and not self._grew:
             self._lose(sample)
+        self._peak_s, self._most = 0.0, 0
+
+    def _contend(self, sample: Delivery) -> None:
+        """Grow and shrink as those do that keep the queue full, so that this path keeps its share."""
+        seen, rival = self._seen, self.compete
+        assert rival is not None
+        if self._peak_s >= _FULL * self._deepest_s and seen.lost > self.ambient.share * seen.passed:
+            rival.shrink(sample.now_s)
+        elif 2.0 * self._most >= rival.window:  # else it is not the window that bounds what is under way
+            rival.grow(sample.now_s, self.min_rtt_s + self._queued_s)
+
+    def _look_for_others(self) -> None:
+        """A message or a cycle is over. In each this path drains what is its own; others' queue stands."""
+        if self._lowest_s < math.inf:
+            self._beset_by(self._lowest_s > max(_STANDING_S, _HELD * self._deepest_s))
+            self._lowest_s = math.inf
+
+    def _beset_by(self, others: bool) -> None:
+        """Whether others kept a queue just now. Only what holds twice counts."""
+        self._beset = min(_BESET, self._beset + 1) if others else max(0, self._beset - 1)
+        if self._beset == 0:
+            self.compete = None
+        elif self._beset == _BESET and self.compete is None:
+            self.compete = Cubic(max(self.window, WINDOW_MIN))
 
     def _lose(self, sample: Delivery) -> None:
         """More was lost in a round than the path loses of itself."""
@@ -293,6 +369,7 @@ class Bbr:
             self._hold(sample, in_flight)
         elif self.min_rtt_s < math.inf and sample.now_s > self._min_rtt_at_s + _MIN_RTT_S:
             self._enter(Probe.PROBE_RTT)
+            self._before_s = self.min_rtt_s
             self.min_rtt_s, self._probe_rtt_until_s = math.inf, math.inf
         elif phase == Probe.STARTUP:
             if self._full_rounds >= _PLATEAU_ROUNDS:
@@ -324,6 +401,7 @@ class Bbr:
         if phase == Probe.DOWN:
             if self._cycle[1]:  # else there was little to send, and nothing was learned
                 self._cycle = self._cycle[1], 0.0
+            self._look_for_others()
             self.ambient.age()
             self._deepest_s *= _KEEP
         self.phase, self._began = phase, self._round
@@ -335,6 +413,10 @@ class Bbr:
                 self._probe_rtt_until_s = sample.now_s + _PROBE_RTT_S
         elif sample.now_s >= self._probe_rtt_until_s:
             self._min_rtt_at_s = sample.now_s
+            others = self.min_rtt_s > self._before_s + _STANDING_S
+            self._beset_by(others)
+            if others:  # what they keep in the queue is no part of the path; if it is, that shows in time
+                self.min_rtt_s = (self._before_s + self.min_rtt_s) / 2.0
             self._enter(Probe.CRUISE if self._filled else Probe.STARTUP)
 
     # -- What follows
@@ -368,5 +450,9 @@ class Bbr:
         if self.phase == Probe.PROBE_RTT:
             self.window = min(self.window, self._to_send(_WINDOW[Probe.PROBE_RTT] * self.product))
             self.window = max(self.window, WINDOW_MIN)
+        elif self.compete is not None:
+            pace = self.compete.window / (self.min_rtt_s + self._queued_s)
+            self.rate = min(_AHEAD * pace, _PACING[Probe.STARTUP] * self.bandwidth)
+            self.window = self.compete.window + pace * self.kept_s
         elif self._filled:
             self.window = max(WINDOW_MIN, min(self.window, self.longterm))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
+import socket
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,12 +13,25 @@ from typing import Any
 import pytest
 
 from ragtag.core import seed as random
-from ragtag.network.transfer import donor
+from ragtag.network.transfer import donor, session
 from ragtag.network.transfer.budget import CpuBudget, LinkBudget
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor, fetch_state
-from ragtag.network.transfer.session import DonorLimits
-from ragtag.network.transfer.snapshots import Shelf
+from ragtag.network.transfer.session import DonorLimits, DonorSession
+from ragtag.network.transfer.snapshots import Shelf, Snapshot
+from ragtag.protocols.sealing.noise import KeyPair
+from ragtag.protocols.sealing.sessions import AES
+from ragtag.protocols.transfer.frame import Chunk, FrameSeal, Reader
+from ragtag.protocols.transfer.types import chunk_bytes_for
+from ragtag.protocols.transfer.wire import (
+    GREETING_BYTES,
+    VERDICT_BYTES,
+    FrameKeys,
+    NewcomerEnd,
+    Offering,
+    Want,
+    Wanted,
+)
 from tests.network.transferring import KEY, PATIENCE_S, SCHEMA, blob_of, layout_of
 
 Used = Sequence[tuple[float, float]]
@@ -82,6 +98,8 @@ class Virtual:
     def __init__(self, server: DonorServer, thing_s: float) -> None:
         self.now_s = self.cpu_s = 0.0
         self.used: list[tuple[float, float]] = []
+        self.worked = Counter[str]()  # bytes, by what was done with them, since the last thing began
+        self.most = Counter[str]()  # in any one thing
         self._thing_s = thing_s
         self._handle, self._selector = server._handle, server._selector
         server._handle = self._work  # type: ignore[method-assign]
@@ -97,7 +115,9 @@ class Virtual:
         self.now_s += pause_s
 
     def _work(self, source: object, mask: int) -> None:
+        self.worked.clear()
         self._handle(source, mask)
+        self.most |= self.worked
         self.now_s += self._thing_s
         self.cpu_s += self._thing_s
         self.used.append((self.now_s, self._thing_s))
@@ -116,9 +136,23 @@ def test_a_donor_keeps_its_budget_from_the_first_chunk_on(
     newcomers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf, limits, size, thing_s = Shelf(), DonorLimits(link_share=1.0), 2_000_000, 0.0004
+    piece_bytes = chunk_bytes_for(size) // 2
     server = DonorServer(KEY, shelf, limits=limits)
     virtual = Virtual(server, thing_s)
     monkeypatch.setattr(donor, "time", virtual)
+    monkeypatch.setattr(session, "PIECE_BYTES", piece_bytes)
+    seal_piece, hashed = FrameSeal.seal_piece, Snapshot.hash
+
+    def sealing(seal: FrameSeal, data: memoryview, into: memoryview) -> memoryview:
+        virtual.worked["sealed"] += len(data)
+        return seal_piece(seal, data, into)
+
+    def hashing(snapshot: Snapshot, index: int, n_bytes: int) -> bytes | None:
+        virtual.worked["hashed"] += n_bytes
+        return hashed(snapshot, index, n_bytes)
+
+    monkeypatch.setattr(FrameSeal, "seal_piece", sealing)
+    monkeypatch.setattr(Snapshot, "hash", hashing)
     shelf.serve(server._wake, virtual.monotonic)
     blob, round_ = blob_of(0, 1, size), 0
 
@@ -137,10 +171,49 @@ def test_a_donor_keeps_its_budget_from_the_first_chunk_on(
     server._end()
     assert [future.result() for future in came] == [size] * newcomers
     assert server.used_s == pytest.approx(virtual.cpu_s)
+    assert virtual.most == {"sealed": piece_bytes, "hashed": piece_bytes}
     # From the first accepted connection on; a step of 11 ms has one burst, and a thing at each of its ends.
     for window_s in (0.011, 0.1, 0.25):
         allowed_s = limits.cpu_share * window_s + limits.cpu_burst_s + 2 * thing_s
         assert most_used_s(virtual.used, window_s) <= allowed_s
+
+
+def test_a_newcomer_that_reads_little_at_a_time_gets_a_chunk_of_many_pieces_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What has not left yet is not written over: there is memory for one piece."""
+    blob, shelf = blob_of(0, 1, 100_000), Shelf()
+    monkeypatch.setattr(session, "PIECE_BYTES", 1 << 14)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        ours.setblocking(False)
+        giving = DonorSession(ours, KEY, shelf, DonorLimits(), LinkBudget(1.0), 0.0)
+        giving.write(0.0)
+        hello = NewcomerEnd(KEY, theirs.recv(GREETING_BYTES), AES, KeyPair(b"N" * 32))
+        theirs.sendall(hello.data)
+        giving.read(0.0, 0.0, room=True)
+        giving.write(0.0)
+        keys = hello.judged(theirs.recv(VERDICT_BYTES))
+        assert isinstance(keys, FrameKeys)
+        seal = FrameSeal(keys)
+        theirs.sendall(seal.seal(Wanted(0)) + seal.seal(Want(1, 0)))
+        shelf.ask(giving, 0)
+        assert shelf.put(0, 0, SCHEMA, layout_of(blob), blob)
+        giving.read(0.0, 0.0, room=True)
+        reader = Reader(1)
+        reader.part(1, 0)
+        reader.takes_chunks = True
+        came: list[object] = []
+        theirs.setblocking(False)
+        for _ in range(1000):
+            giving.write(0.0)
+            with contextlib.suppress(BlockingIOError):
+                frame = reader.filled(theirs.recv_into(reader.space()[:1000]))
+                came += [] if frame is None else [seal.open(frame)]
+    assert isinstance(came[-1], Chunk) and came[-1].intact and came[-1].data == blob
+    assert giving.given_bytes == len(blob)
+    assert [type(said) for said in came[:-1] if said is not None] == [Offering]
 
 
 def test_the_budget_of_a_path_follows_its_rate() -> None:

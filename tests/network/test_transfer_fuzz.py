@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -14,24 +16,26 @@ from hypothesis import strategies as st
 
 from ragtag.network.transfer.fetch import Donor, TransferError, fetch_state
 from ragtag.network.transfer.session import DonorLimits
-from ragtag.protocols.transfer.frame import FrameSeal
+from ragtag.protocols.sealing.noise import KeyPair
+from ragtag.protocols.sealing.sessions import AES
+from ragtag.protocols.transfer.frame import FRAME_BYTES_MAX, FrameSeal
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX
 from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
-    PROOF_BYTES,
+    HELLO_BYTES,
     VERDICT_BYTES,
+    FrameKeys,
     Gone,
     Here,
     Message,
+    NewcomerEnd,
     Offering,
     Status,
     Verdict,
     Want,
     Wanted,
+    answered,
     greeting,
-    hash_of,
-    proof,
-    verdict,
 )
 from tests.network.transferring import KEY, PATIENCE_S, SCHEMA, Trainer, layout_of, training, until
 
@@ -54,11 +58,11 @@ def member(trainer: Trainer) -> tuple[socket.socket, FrameSeal]:
     """A connection of someone who has the key."""
     sock = socket.create_connection(trainer.server.address, PATIENCE_S)
     greeted = exactly(sock, GREETING_BYTES)
-    proved = proof(KEY, greeted, bytes(32))
-    sock.sendall(proved)
-    answer = exactly(sock, VERDICT_BYTES)
-    assert answer[4] == Verdict.WELCOME
-    return sock, FrameSeal(KEY, greeted, proved, donor=False)
+    hello = NewcomerEnd(KEY, greeted, AES, KeyPair(b"N" * 32))
+    sock.sendall(hello.data)
+    keys = hello.judged(exactly(sock, VERDICT_BYTES))
+    assert isinstance(keys, FrameKeys)
+    return sock, FrameSeal(keys)
 
 
 def is_cut_off(sock: socket.socket) -> bool:
@@ -199,6 +203,100 @@ def test_where_there_is_no_room_a_newcomer_comes_again(trainer: Trainer) -> None
         sock.close()
 
 
+# -- On the line
+
+
+class Relay:
+    """Stands between newcomers and a donor, keeps all that goes through, and may change it.
+
+    damage: of the bytes to newcomers, the one that is changed; ``None``: none is.
+    """
+
+    def __init__(self, trainer: Trainer, damage: int | None = None) -> None:
+        self.to_donor, self.to_newcomers = bytearray(), bytearray()
+        self._address, self._damage = trainer.server.address, damage
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+
+    @property
+    def donor(self) -> Donor:
+        return Donor("behind", self._listener.getsockname())
+
+    def _carry(self) -> None:
+        while True:
+            try:
+                newcomer, _ = self._listener.accept()
+            except OSError:
+                return
+            with newcomer, socket.create_connection(self._address) as donor:
+                while self._carried(newcomer, donor):
+                    pass
+
+    def _carried(self, newcomer: socket.socket, donor: socket.socket) -> bool:
+        for source in select.select([newcomer, donor], [], [], PATIENCE_S)[0]:
+            tape = self.to_donor if source is newcomer else self.to_newcomers
+            with contextlib.suppress(ConnectionError):
+                data = bytearray(source.recv(1 << 16))
+                at = -1 if self._damage is None else self._damage - len(tape)
+                tape += data
+                if source is donor and 0 <= at < len(data):
+                    data[at] ^= 1
+                (donor if source is newcomer else newcomer).sendall(data)
+                if data:
+                    continue
+            return False
+        return True
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+
+def through(relay: Relay) -> bytearray:
+    """A state that is fetched through a relay."""
+    try:
+        return fetch_state(KEY, [relay.donor], schema=SCHEMA, deadline_s=PATIENCE_S).blob
+    finally:
+        relay.close()
+
+
+def test_nobody_on_the_line_reads_the_state_or_can_use_what_went_over_it(trainer: Trainer) -> None:
+    until(lambda: trainer.server.n_connections == 0, "all connections ended")
+    relay = Relay(trainer)
+    blob = through(relay)
+    assert len(relay.to_newcomers) > len(blob) == trainer.total_bytes
+    for at in range(0, len(blob) - 16, 1009):
+        assert blob[at : at + 16] not in relay.to_newcomers
+    assert SCHEMA.to_bytes(8, "big") not in relay.to_newcomers + relay.to_donor
+    until(lambda: trainer.server.n_connections == 0, "that one ended")
+    puts, given_bytes = len(trainer.puts), trainer.server.given_bytes
+    with socket.create_connection(trainer.server.address, PATIENCE_S) as sock:
+        exactly(sock, GREETING_BYTES)
+        sock.sendall(relay.to_donor[:HELLO_BYTES])
+        assert exactly(sock, VERDICT_BYTES) == b"RagX" + bytes([Verdict.KEY]) + bytes(VERDICT_BYTES - 5)
+        sock.sendall(relay.to_donor[HELLO_BYTES:])
+        assert is_cut_off(sock)
+    assert (puts, given_bytes) == (len(trainer.puts), trainer.server.given_bytes)
+
+
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [
+        (0, "is no donor"),
+        (GREETING_BYTES - 1, "does not have this peer's key"),
+        (GREETING_BYTES + VERDICT_BYTES - 1, "does not have this peer's key"),
+        (GREETING_BYTES + VERDICT_BYTES + 20, "forged, or was damaged on its way"),
+        (200_000, "forged, or was damaged on its way"),
+    ],
+)
+def test_one_changed_byte_on_the_line_ends_the_connection(trainer: Trainer, at: int, error: str) -> None:
+    with pytest.raises(TransferError, match=error):
+        through(Relay(trainer, at))
+
+
 # -- What a newcomer takes for a donor
 
 
@@ -229,13 +327,15 @@ class Impostor:
         if self._shakes:
             greeted = greeting(bytes(32))
             sock.sendall(greeted)
-            proved = exactly(sock, PROOF_BYTES)
-            sock.sendall(verdict(KEY, greeted, proved, Verdict.WELCOME))
-            session = FrameSeal(KEY, greeted, proved, donor=True)
+            answer, keys = answered(KEY, greeted, exactly(sock, HELLO_BYTES), KeyPair(b"D" * 32))
+            sock.sendall(answer)
+            assert isinstance(keys, FrameKeys)
+            session = FrameSeal(keys)
             for message in self._says:
                 sock.sendall(session.seal(message))
             if self._says and isinstance(self._says[-1], Offering):
-                sock.sendall(session.seal_chunk(1, 5, hash_of(b"x"), 1) + b"x")
+                sock.sendall(session.seal_chunk(1, 5, bytes(32), 1))
+                sock.sendall(session.seal_piece(memoryview(b"x"), memoryview(bytearray(FRAME_BYTES_MAX))))
         sock.sendall(self._data)
 
     def close(self) -> None:
@@ -276,6 +376,11 @@ ASKED = [Here(1, 0.0), Offering(1, 3, 30, SCHEMA, 1, 10, 1)]
 )
 def test_a_member_gone_mad_is_dropped_and_named(says: list[Message], error: str) -> None:
     assert error in outcome_of(Impostor(shakes=True, says=says), 1.0)
+
+
+def test_a_donor_of_an_earlier_version_is_named() -> None:
+    told = outcome_of(Impostor(shakes=False, data=struct.pack("<4sB3x32s", b"RagX", 1, bytes(32))), 5.0)
+    assert "speaks version 1 of the transfer, and this peer 2; install the same version of Ragtag" in told
 
 
 def test_another_program_is_named() -> None:

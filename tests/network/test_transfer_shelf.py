@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ragtag.network.transfer.snapshots import SNAPSHOTS_MAX, Shelf
 from ragtag.protocols.transfer.types import CHUNK_BYTES_MIN
-from ragtag.protocols.transfer.wire import hash_of
+from ragtag.protocols.transfer.wire import chunk_hasher
 
 
 def put(shelf: Shelf, round_: int, blob: bytes = b"state") -> bool:
@@ -108,14 +108,19 @@ def test_what_nobody_reads_is_forgotten() -> None:
     assert shelf.n_snapshots == 0
 
 
-def test_a_chunk_is_hashed_when_it_is_first_read() -> None:
+def test_a_chunk_is_hashed_once_and_piece_by_piece_when_it_is_first_read() -> None:
     shelf = Shelf()
     shelf.ask("ann", 0)
     put(shelf, 0, b"a" * CHUNK_BYTES_MIN + b"b")
     snapshot = shelf.given("ann")
     assert snapshot is not None
-    assert snapshot.hash(1) == hash_of(b"b")
+    hasher = chunk_hasher()
+    hasher.update(b"a" * CHUNK_BYTES_MIN)
+    half = CHUNK_BYTES_MIN // 2
+    assert snapshot.hash(0, half) is None and snapshot.hash(1, half) is not None
     assert set(snapshot.hashes) == {1}
+    assert snapshot.hash(0, half) == hasher.digest() == snapshot.hash(0, 1)
+    assert not snapshot.hashing
 
 
 @given(

@@ -343,6 +343,13 @@ def _recorded() -> tuple[MemberWorld, list[tuple[int, bytes]]]:
 CALM, RECORDED = _recorded()
 
 
+def test_a_recorded_crew_s_datagrams_tell_no_names_and_no_addresses() -> None:
+    text = b"".join(data for _, data in RECORDED)
+    assert len(text) > 10_000
+    for word in (name_of(0).split("-")[0], *(address_of(peer)[0] for peer in range(4))):
+        assert word.encode() not in text
+
+
 def test_a_recorded_crew_cannot_be_played_to_a_member_that_was_restarted() -> None:
     world, taken = _recorded()
     world.crash(1)

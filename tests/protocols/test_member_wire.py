@@ -66,6 +66,31 @@ def test_only_the_living_have_an_address_and_only_the_accused_accusers() -> None
     assert record_of(member, (1, 2)) == Record("b", 9, 3, Status.SUSPECT, accusers=(1, 2))
 
 
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_nothing_of_a_message_can_be_read(message: Message) -> None:
+    data = Seal(KEY, 5).seal(message, 6)[HEADER_BYTES:]
+    plain = msgspec.msgpack.encode(message)
+    assert len(data) == len(plain)
+    assert not any(plain[at : at + 4] in data for at in range(len(plain) - 3))
+
+
+def test_one_number_twice_tells_nothing_of_either_message() -> None:
+    """Processes of one epoch, as copies of a machine are: a stream cipher's output would be the same."""
+    said = [(Gossip("a", [ALIVE]), 6), (Gossip("b", [ALIVE]), 6), (Gossip("a", [ALIVE]), 7)]
+    plain = [msgspec.msgpack.encode(message) for message, _ in said]
+    data = [Seal(KEY, 5).seal(message, dest) for message, dest in said]
+    for one, other in ((0, 1), (0, 2)):
+        clear = mixed(plain[one], plain[other])
+        for first in (HEADER_BYTES - 16, HEADER_BYTES):  # whether the tag is before the message or after it
+            secret = mixed(data[one][first:], data[other][first:])
+            same = sum(a == b for a, b in zip(clear, secret, strict=False))
+            assert same < len(clear) / 4
+
+
+def mixed(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_any_changed_byte_is_noticed(at: int, change: int) -> None:
     data = bytearray(Seal(KEY, 5).seal(MESSAGES[0], 6))
@@ -77,7 +102,12 @@ def test_any_changed_byte_is_noticed(at: int, change: int) -> None:
 
 @pytest.mark.parametrize(
     ("opener", "dest", "why"),
-    [(Seal(OTHER_KEY, 6), 6, "foreign"), (Seal(KEY, 7), 6, "misdirected"), (Seal(KEY, 6), 0, "misdirected")],
+    [
+        (Seal(OTHER_KEY, 6), 6, "foreign"),
+        (Seal(KEY, 7), 6, "misdirected"),
+        (Seal(KEY, 6), 0, "misdirected"),
+        (Seal(KEY, 5), 6, "misdirected"),
+    ],  # sent back to its sender
 )
 def test_why_it_is_refused_is_counted(opener: Seal, dest: int, why: str) -> None:
     assert opener.open(Seal(KEY, 5).seal(MESSAGES[0], dest)) is None
@@ -125,9 +155,8 @@ JUNK = st.recursive(
 def test_any_message_under_the_right_key_is_read_or_refused(tag: int, fields: list[object]) -> None:
     class Raw(Seal):
         def junk(self, body: bytes) -> bytes:
-            data = self.seal(MESSAGES[0], 6)
-            header = data[: HEADER_BYTES - 16]
-            return header + self._tag(header, body) + body
+            header = self.seal(MESSAGES[0], 6)[: HEADER_BYTES - 16]
+            return header + self._cipher.encrypt(body, [header])
 
     data = Raw(KEY, 5).junk(msgspec.msgpack.encode([tag, *fields]))
     seal = Seal(KEY, 6)

@@ -1,37 +1,50 @@
-"""The transfer's bytes: who has the key is believed, and nothing else is, whatever comes."""
+"""The transfer's bytes: who has the key is believed and reads, and nobody else does, whatever comes."""
 
 from __future__ import annotations
 
 import contextlib
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.protocols.transfer.frame import CONTROL_BYTES_MAX, HEAD_BYTES, Chunk, Frame, FrameSeal, Reader
+from ragtag.protocols.sealing.noise import Handshake, KeyPair
+from ragtag.protocols.sealing.sessions import AES, CHACHA
+from ragtag.protocols.transfer.frame import (
+    CONTROL_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    PIECE_BYTES,
+    Chunk,
+    Frame,
+    FrameSeal,
+    Reader,
+)
+from ragtag.protocols.transfer.types import CHUNK_BYTES_MAX
 from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
-    PROOF_BYTES,
+    HELLO_BYTES,
     VERDICT_BYTES,
+    FrameKeys,
     Gone,
     Here,
     Message,
+    NewcomerEnd,
     Offering,
     Status,
     Verdict,
     Want,
     Wanted,
     WireError,
-    examined,
+    answered,
+    chunk_hasher,
     greeting,
-    hash_of,
-    judged,
-    proof,
-    verdict,
 )
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
+GREETED = greeting(b"d" * 32)
+DONORS, NEWCOMERS = KeyPair(b"D" * 32), KeyPair(b"N" * 32)
 MESSAGES: list[Message] = [
     Status(),
     Wanted(7),
@@ -42,21 +55,38 @@ MESSAGES: list[Message] = [
 ]
 
 
-def shaken(key: bytes = KEY, nonces: tuple[bytes, bytes] = (b"d" * 32, b"n" * 32)) -> tuple[bytes, bytes]:
-    greeted = greeting(nonces[0])
-    return greeted, proof(key, greeted, nonces[1])
+def shaken(
+    key: bytes = KEY, suite: int = AES, *, room: bool = True
+) -> tuple[NewcomerEnd, bytes, FrameKeys | Verdict]:
+    """A newcomer's hello, and a donor's answer and keys."""
+    hello = NewcomerEnd(key, GREETED, suite, NEWCOMERS)
+    return hello, *answered(KEY, GREETED, hello.data, DONORS, room=room)
 
 
-def sessions() -> tuple[FrameSeal, FrameSeal]:
-    greeted, proved = shaken()
-    return FrameSeal(KEY, greeted, proved, donor=True), FrameSeal(KEY, greeted, proved, donor=False)
+def sessions(suite: int = AES) -> tuple[FrameSeal, FrameSeal]:
+    """Both ends of a connection: the donor's, and the newcomer's."""
+    hello, answer, donors = shaken(suite=suite)
+    keys = hello.judged(answer)
+    assert isinstance(keys, FrameKeys) and isinstance(donors, FrameKeys)
+    return FrameSeal(donors), FrameSeal(keys)
 
 
-def frames_of(data: bytes, *, chunk_bytes_max: int = 0) -> list[Frame]:
+def chunk_of(donor: FrameSeal, data: bytes, hashed: bytes | None = None) -> bytes:
+    """A chunk as it stands on the line."""
+    hasher = chunk_hasher()
+    hasher.update(data if hashed is None else hashed)
+    out = donor.seal_chunk(3, 5, hasher.digest(), len(data))
+    memory = memoryview(bytearray(FRAME_BYTES_MAX))
+    for at in range(0, len(data), PIECE_BYTES):
+        out += bytes(donor.seal_piece(memoryview(data)[at : at + PIECE_BYTES], memory))
+    return out
+
+
+def frames_of(data: bytes, *, takes_chunks: bool = False) -> list[Frame]:
     """All frames in a stream; each is copied out of the reader's buffer."""
     reader = Reader(1)
     reader.part(1, 0)
-    reader.chunk_bytes_max = chunk_bytes_max
+    reader.takes_chunks = takes_chunks
     frames = []
     while data:
         space = reader.space()
@@ -70,58 +100,98 @@ def frames_of(data: bytes, *, chunk_bytes_max: int = 0) -> list[Frame]:
     return frames
 
 
-def test_the_handshake_has_the_sizes_of_its_table() -> None:
-    greeted, proved = shaken()
-    assert (len(greeted), len(proved)) == (GREETING_BYTES, PROOF_BYTES)
-    assert len(verdict(KEY, greeted, proved, Verdict.WELCOME)) == VERDICT_BYTES
+@pytest.mark.parametrize("suite", [AES, CHACHA])
+def test_both_ends_come_to_the_same_keys_by_messages_of_their_table_s_sizes(suite: int) -> None:
+    hello, answer, donors = shaken(suite=suite)
+    assert (len(GREETED), len(hello.data), len(answer)) == (GREETING_BYTES, HELLO_BYTES, VERDICT_BYTES)
+    keys = hello.judged(answer)
+    assert isinstance(keys, FrameKeys) and isinstance(donors, FrameKeys)
+    assert (keys.suite, keys.ours, keys.theirs) == (donors.suite, donors.theirs, donors.ours)
+    assert keys.ours != keys.theirs
 
 
-def test_both_ends_know_each_other_by_the_key() -> None:
-    greeted, proved = shaken()
-    for room, code in ((True, Verdict.WELCOME), (False, Verdict.BUSY)):
-        assert examined(KEY, greeted, proved, room=room) is code
-        assert judged(KEY, greeted, proved, verdict(KEY, greeted, proved, code)) is code
+def test_a_donor_without_room_says_so_only_to_a_member() -> None:
+    hello, answer, verdict = shaken(room=False)
+    assert verdict is hello.judged(answer) is Verdict.BUSY
+    assert shaken(OTHER_KEY, room=False)[2] is Verdict.KEY
 
 
 def test_a_newcomer_with_another_key_is_refused_and_learns_nothing() -> None:
-    greeted, proved = shaken(OTHER_KEY)
-    assert examined(KEY, greeted, proved) is Verdict.KEY
-    answer = verdict(KEY, greeted, proved, Verdict.KEY)
-    assert judged(OTHER_KEY, greeted, proved, answer) is Verdict.KEY
-    assert answer[8:] == bytes(32)
+    hello, answer, verdict = shaken(OTHER_KEY)
+    assert verdict is hello.judged(answer) is Verdict.KEY
+    assert answer[8:] == bytes(VERDICT_BYTES - 8)
+
+
+def test_neither_a_stranger_nor_a_recorded_hello_costs_a_donor_a_shared_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hellos = [NewcomerEnd(key, GREETED, AES, NEWCOMERS).data for key in (OTHER_KEY, KEY)]
+    computed: list[bytes] = []
+    monkeypatch.setattr(KeyPair, "shared", lambda pair, public: computed.append(public))
+    for hello in hellos:
+        assert answered(KEY, greeting(b"e" * 32), hello, DONORS)[1] is Verdict.KEY
+    assert not computed
 
 
 def test_a_donor_with_another_key_is_not_believed() -> None:
-    greeted, proved = shaken()
-    forged = bytearray(verdict(KEY, greeted, proved, Verdict.WELCOME))
-    forged[-1] ^= 1
-    assert judged(KEY, greeted, proved, bytes(forged)) is Verdict.KEY
+    """Neither one that has a key of its own, nor one that says welcome to what it cannot read."""
+    hello = NewcomerEnd(KEY, GREETED, AES, NEWCOMERS)
+    theirs = NewcomerEnd(OTHER_KEY, GREETED, AES, NEWCOMERS)
+    welcome, _ = answered(OTHER_KEY, GREETED, theirs.data, DONORS)
+    assert welcome[4] == Verdict.WELCOME and hello.judged(welcome) is Verdict.KEY
 
 
-def test_a_recorded_proof_is_worth_nothing_with_another_nonce() -> None:
-    _, proved = shaken()
-    assert examined(KEY, greeting(b"e" * 32), proved) is Verdict.KEY
+def test_a_recorded_hello_is_worth_nothing_in_another_connection() -> None:
+    recorded = NewcomerEnd(KEY, GREETED, AES, NEWCOMERS).data
+    assert answered(KEY, greeting(b"e" * 32), recorded, DONORS)[1] is Verdict.KEY
 
 
 def test_other_programs_and_versions_are_named() -> None:
     with pytest.raises(WireError, match="no donor"):
-        proof(KEY, b"SSH-2.0-OpenSSH_9.6 and some more bytes.", b"n" * 32)
-    newer = bytearray(greeting(b"d" * 32))
-    newer[4] = 9
-    with pytest.raises(WireError, match="version 9"):
-        proof(KEY, bytes(newer), b"n" * 32)
+        NewcomerEnd(KEY, b"SSH-2.0-OpenSSH_9.6 and some more bytes.", AES, NEWCOMERS)
+    for version in (1, 9):
+        other = struct.pack("<4sB3x32s", b"RagX", version, b"d" * 32)  # as every version has it
+        assert len(other) == len(GREETED) and other[:4] == GREETED[:4] and GREETED[4] == 2
+        with pytest.raises(WireError, match=f"speaks version {version} of the transfer, and this peer 2"):
+            NewcomerEnd(KEY, other, AES, NEWCOMERS)
 
 
-@given(st.binary(min_size=PROOF_BYTES, max_size=PROOF_BYTES))
-def test_no_random_proof_is_welcome(proved: bytes) -> None:
-    assert examined(KEY, greeting(b"d" * 32), proved) is Verdict.KEY
+def test_a_member_of_another_version_is_told_so_and_a_stranger_is_not() -> None:
+    for key, verdict in ((KEY, Verdict.VERSION), (OTHER_KEY, Verdict.KEY)):
+        head = struct.pack("<4sBB2x", b"RagX", 3, AES)
+        handshake = Handshake(
+            "NNpsk0", "AESGCM", initiator=True, psk=key, prologue=b"ragtag transfer" + GREETED + head,
+            ephemeral=NEWCOMERS,
+        )  # fmt: skip
+        answer, told = answered(KEY, GREETED, head + handshake.write(), DONORS)
+        assert told is verdict and answer == struct.pack("<4sB", b"RagX", verdict).ljust(VERDICT_BYTES, b"\0")
+        assert NewcomerEnd(KEY, GREETED, AES, NEWCOMERS).judged(answer) is verdict
 
 
-@given(st.binary(min_size=VERDICT_BYTES, max_size=VERDICT_BYTES))
-def test_no_random_verdict_is_a_welcome(answer: bytes) -> None:
-    greeted, proved = shaken()
+@given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
+def test_no_random_hello_is_welcome(hello: bytes) -> None:
+    assert answered(KEY, GREETED, hello, DONORS)[1] is Verdict.KEY
+
+
+@given(st.binary(min_size=VERDICT_BYTES, max_size=VERDICT_BYTES), st.booleans())
+def test_no_random_verdict_is_a_welcome(answer: bytes, like: bool) -> None:
     with contextlib.suppress(WireError):
-        assert judged(KEY, greeted, proved, answer) is not Verdict.WELCOME
+        judged = NewcomerEnd(KEY, GREETED, AES, NEWCOMERS).judged(b"RagX\0" * like + answer[5 * like :])
+        assert isinstance(judged, Verdict) and judged is not Verdict.WELCOME
+
+
+@given(st.booleans(), st.integers(0, HELLO_BYTES - 1), st.integers(1, 255))
+def test_any_changed_byte_of_a_handshake_leaves_both_without_keys(
+    answers: bool, at: int, change: int
+) -> None:
+    hello, answer, _ = shaken()
+    data = bytearray(answer if answers else hello.data)
+    data[at] ^= change
+    if not answers:
+        assert isinstance(answered(KEY, GREETED, bytes(data), DONORS)[1], Verdict)
+    elif not 5 <= at < 8:  # nothing stands there
+        with contextlib.suppress(WireError):
+            assert isinstance(hello.judged(bytes(data)), Verdict)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -132,20 +202,61 @@ def test_messages_arrive_as_they_were_sent(message: Message) -> None:
         assert newcomer.open(frame) == message
 
 
-def test_a_chunk_arrives_with_its_bytes_and_damage_is_seen() -> None:
-    donor, newcomer = sessions()
-    data = bytes(range(200))
-    for sent, intact in ((data, True), (b"x" + data[1:], False)):
-        head = donor.seal_chunk(3, 5, hash_of(data), len(data))
-        (frame,) = frames_of(head + sent, chunk_bytes_max=200)
-        chunk = newcomer.open(frame)
+@pytest.mark.parametrize("suite", [AES, CHACHA])
+@pytest.mark.parametrize("size", [1, 200, PIECE_BYTES, 2 * PIECE_BYTES + 3])
+def test_a_chunk_arrives_with_its_bytes_and_damage_is_seen(suite: int, size: int) -> None:
+    donor, newcomer = sessions(suite)
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    for sent, intact in ((data, True), (b"x" + data[1:], False), (data, True)):
+        *parts, last = frames_of(chunk_of(donor, sent, data), takes_chunks=True)
+        assert all(len(frame.body) <= PIECE_BYTES + 16 for frame in (*parts, last))
+        assert [newcomer.open(frame) for frame in parts] == [None] * len(parts)
+        chunk = newcomer.open(last)
         assert isinstance(chunk, Chunk)
         assert (chunk.number, chunk.index, chunk.intact, bytes(chunk.data)) == (3, 5, intact, sent)
 
 
+def test_messages_may_come_between_the_pieces_of_a_chunk() -> None:
+    donor, newcomer = sessions()
+    head = donor.seal_chunk(3, 5, bytes(32), 2)
+    memory = memoryview(bytearray(FRAME_BYTES_MAX))
+    first = bytes(donor.seal_piece(memoryview(b"a"), memory))
+    between = donor.seal(Gone(1))
+    last = bytes(donor.seal_piece(memoryview(b"b"), memory))
+    *others, chunk = map(newcomer.open, frames_of(head + first + between + last, takes_chunks=True))
+    assert others == [None, None, Gone(1)]
+    assert isinstance(chunk, Chunk) and bytes(chunk.data) == b"ab" and not chunk.intact
+
+
+def test_a_chunk_s_bytes_are_no_more_than_it_says_and_than_any_has() -> None:
+    memory = memoryview(bytearray(FRAME_BYTES_MAX))
+    for pieces, error in ((["ab"], "more of a chunk"), (["a", "b"], "more of a chunk"), ([], "before all")):
+        donor, newcomer = sessions()
+        data = donor.seal_chunk(3, 5, bytes(32), 1)
+        data += b"".join(bytes(donor.seal_piece(memoryview(p.encode()), memory)) for p in pieces)
+        data += b"" if pieces else donor.seal_chunk(3, 6, bytes(32), 1)
+        with pytest.raises(WireError, match=error):
+            for frame in frames_of(data, takes_chunks=True):
+                newcomer.open(frame)
+    for n_bytes in (0, CHUNK_BYTES_MAX + 1):
+        donor, newcomer = sessions()
+        (frame,) = frames_of(donor.seal_chunk(3, 5, bytes(32), n_bytes), takes_chunks=True)
+        with pytest.raises(WireError, match=f"a chunk of {n_bytes} bytes"):
+            newcomer.open(frame)
+
+
+def test_nothing_that_is_sent_can_be_read() -> None:
+    donor, _ = sessions()
+    text = b"what a state is made of; " * 50
+    line = chunk_of(donor, text) + donor.seal(MESSAGES[4])
+    plain = [text, msgspec.msgpack.encode(MESSAGES[4]), struct.pack("<III", 3, 5, len(text))]
+    assert not any(part[at : at + 8] in line for part in plain for at in range(len(part) - 7))
+
+
 def test_nothing_can_be_replayed_reflected_reordered_or_moved() -> None:
     donor, newcomer = sessions()
-    first, second = (frames_of(donor.seal(Gone(i)))[0] for i in range(2))
+    first, second = (frames_of(donor.seal(Gone(7)))[0] for _ in range(2))
+    assert first.body != second.body  # the same message: only its number differs
     with pytest.raises(WireError, match="forged"):  # reordered
         newcomer.open(second)
     newcomer.open(first)
@@ -153,37 +264,53 @@ def test_nothing_can_be_replayed_reflected_reordered_or_moved() -> None:
         newcomer.open(first)
     with pytest.raises(WireError, match="forged"):  # reflected
         donor.open(first)
-    greeted, proved = shaken(nonces=(b"e" * 32, b"n" * 32))
+    hello = NewcomerEnd(KEY, GREETED, AES, NEWCOMERS)
+    elsewhere = hello.judged(answered(KEY, GREETED, hello.data, KeyPair(b"E" * 32))[0])
+    assert isinstance(elsewhere, FrameKeys)
     with pytest.raises(WireError, match="forged"):  # moved to another connection
-        FrameSeal(KEY, greeted, proved, donor=False).open(first)
+        FrameSeal(elsewhere).open(first)
 
 
-@given(st.integers(0, 8 * (HEAD_BYTES + 3) - 1), st.sampled_from(MESSAGES))
-def test_no_changed_bit_goes_unnoticed(bit: int, message: Message) -> None:
-    donor, newcomer = sessions()
-    data = bytearray(donor.seal(message))
-    if bit // 8 >= len(data):
-        return
-    data[bit // 8] ^= 1 << bit % 8
-    try:
-        for frame in frames_of(bytes(data)):
-            newcomer.open(frame)
-            raise AssertionError("taken")
-    except WireError:
-        pass
+def test_a_piece_cannot_be_replayed_or_left_out() -> None:
+    def frames() -> tuple[FrameSeal, list[Frame]]:
+        donor, newcomer = sessions()
+        return newcomer, frames_of(chunk_of(donor, bytes(3 * PIECE_BYTES)), takes_chunks=True)
+
+    for order in ([0, 1, 1], [0, 2], [0, 1, 3], [1]):
+        newcomer, sent = frames()
+        for at in order[:-1]:
+            newcomer.open(sent[at])
+        with pytest.raises(WireError):
+            newcomer.open(sent[order[-1]])
 
 
-@given(st.lists(st.binary(max_size=300), max_size=8), st.sampled_from([0, 200]))
-def test_garbage_is_refused_and_holds_no_more_than_a_frame(parts: list[bytes], chunk_bytes_max: int) -> None:
+@pytest.mark.parametrize("message", [*MESSAGES, None], ids=lambda message: type(message).__name__)
+def test_no_changed_byte_goes_unnoticed(message: Message | None) -> None:
+    """None: a chunk. Its bytes are refused as a message's are, before its hash is looked at."""
+    for at in range(132):
+        donor, newcomer = sessions()
+        data = bytearray(chunk_of(donor, b"chunk" * 8) if message is None else donor.seal(message))
+        if at >= len(data):
+            break
+        data[at] ^= 1 << at % 8
+        taken = None
+        with contextlib.suppress(WireError):
+            for frame in frames_of(bytes(data), takes_chunks=message is None):
+                taken = newcomer.open(frame)
+        assert taken is None, f"byte {at}"
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.booleans())
+def test_garbage_is_refused_and_holds_no_more_than_a_frame(parts: list[bytes], takes_chunks: bool) -> None:
     reader = Reader(1)
     reader.part(1, 0)
-    reader.chunk_bytes_max = chunk_bytes_max
+    reader.takes_chunks = takes_chunks
     _, newcomer = sessions()
     data = b"".join(parts)
     try:
         while data:
             space = reader.space()
-            assert 0 < len(space) <= max(CONTROL_BYTES_MAX, 40 + chunk_bytes_max)
+            assert 0 < len(space) <= (PIECE_BYTES if takes_chunks else CONTROL_BYTES_MAX) + 16
             n = min(len(space), len(data))
             space[:n] = data[:n]
             data = data[n:]
@@ -198,19 +325,21 @@ def test_garbage_is_refused_and_holds_no_more_than_a_frame(parts: list[bytes], c
 @pytest.mark.parametrize(
     ("length", "kind", "error"),
     [
-        (0, 1, "0 bytes"),
-        (CONTROL_BYTES_MAX + 1, 1, "bytes where"),
+        (16, 1, "16 bytes"),
+        (CONTROL_BYTES_MAX + 17, 1, "bytes where"),
         (1 << 31, 2, "bytes where"),
-        (40, 2, "bytes where"),
-        (50, 3, "kind 3"),
+        (59, 2, "bytes where"),
+        (16, 3, "bytes where"),
+        (PIECE_BYTES + 17, 3, "bytes where"),
+        (50, 4, "kind 4"),
     ],
 )
 def test_frames_that_no_peer_sends_end_before_their_body(length: int, kind: int, error: str) -> None:
     with pytest.raises(WireError, match=error):
-        frames_of(struct.pack("<IB3xQ", length, kind, 0) + bytes(16), chunk_bytes_max=1000)
-    if kind == 2:
+        frames_of(struct.pack("<IB3x", length, kind), takes_chunks=True)
+    if kind in (2, 3):
         with pytest.raises(WireError, match="not expected"):
-            frames_of(struct.pack("<IB3xQ", length, kind, 0) + bytes(16))
+            frames_of(struct.pack("<IB3x", length, kind))
 
 
 def test_a_sealed_message_that_makes_no_sense_is_refused() -> None:

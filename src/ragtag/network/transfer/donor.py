@@ -1,8 +1,9 @@
 """A donor: one background thread that gives newcomers the training state over TCP.
 
 The thread uses no more of a core than its budget, for newcomers and strangers together. While the budget is
-overdrawn the thread does nothing at all. It does one thing at a time (a read, a chunk), so the budget is
-never overdrawn by more than one. Strangers can hold a few connections for a few seconds, and nothing else.
+overdrawn the thread does nothing at all. It does one thing at a time (a read, a piece of a chunk), so the
+budget is never overdrawn by more than one. Strangers can hold a few connections for a few seconds, and
+nothing else.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from enum import Enum, auto
 
 from ragtag.core.address import Address
 from ragtag.core.errors import Error
+from ragtag.network.link.sealed import fast_suite
+from ragtag.protocols.sealing.noise import KeyPair
 from ragtag.protocols.transfer.frame import Chunk, FrameSeal, Reader
 from ragtag.protocols.transfer.machine import Transfer
 from ragtag.protocols.transfer.types import (
@@ -47,20 +49,18 @@ from ragtag.protocols.transfer.types import (
 from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
     KEY_BYTES,
-    NONCE_BYTES,
     VERDICT_BYTES,
     Behind,
     Gone,
     Here,
     Message,
+    NewcomerEnd,
     Offering,
     Status,
     Verdict,
     Want,
     Wanted,
     WireError,
-    judged,
-    proof,
 )
 
 _READS_MAX = 64
@@ -75,8 +75,7 @@ Store = Callable[[int, memoryview], None]
 
 class _Stage(Enum):
     CONNECTING = auto()
-    GREETING = auto()
-    VERDICT = auto()
+    HANDSHAKE = auto()
     OPEN = auto()
     CLOSED = auto()
 
@@ -96,7 +95,7 @@ class Line:
         self._key, self._store = key, store
         self._stage = _Stage.CONNECTING
         self._reader = Reader(GREETING_BYTES)
-        self._greeting = self._proof = b""
+        self._hello: NewcomerEnd | None = None
         self._session: FrameSeal | None = None
         self._out: deque[memoryview] = deque()
         self._number = 0
@@ -184,7 +183,7 @@ class Line:
         error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-        self._stage = _Stage.GREETING
+        self._stage = _Stage.HANDSHAKE
 
     def _fail(self, error: int) -> Lost | Refused:
         self.close()
@@ -226,35 +225,35 @@ class Line:
 
     def _shake(self, n: int) -> None:
         """``n`` bytes of the handshake came."""
-        greeting = self._stage is _Stage.GREETING
-        part = self._reader.part(n, VERDICT_BYTES if greeting else 0)
+        part = self._reader.part(n, VERDICT_BYTES if self._hello is None else 0)
         if part is None:
             return
-        if greeting:
-            self._greeting = part
-            self._proof = proof(self._key, part, secrets.token_bytes(NONCE_BYTES))
-            self._stage = _Stage.VERDICT
-            self._out.append(memoryview(self._proof))
+        if self._hello is None:
+            ephemeral = KeyPair(secrets.token_bytes(KEY_BYTES))
+            self._hello = NewcomerEnd(self._key, part, fast_suite(), ephemeral)
+            self._out.append(memoryview(self._hello.data))
             self.flush()
             return
-        verdict = judged(self._key, self._greeting, self._proof, part)
-        if verdict is Verdict.BUSY:
+        keys = self._hello.judged(part)
+        if keys is Verdict.BUSY:
             raise _Ended("is busy with other newcomers")
-        if verdict is not Verdict.WELCOME:
-            raise _Turned(_NO_KEY if verdict is Verdict.KEY else "has another version of Ragtag")
-        self._session = FrameSeal(self._key, self._greeting, self._proof, donor=False)
+        if isinstance(keys, Verdict):
+            raise _Turned(_NO_KEY if keys is Verdict.KEY else "has another version of Ragtag")
+        self._session = FrameSeal(keys)
         self._stage = _Stage.OPEN
         self._say(Status())
         self.flush()
 
-    def _take(self, message: Message | Chunk, events: list[TransferEvent]) -> None:
+    def _take(self, message: Message | Chunk | None, events: list[TransferEvent]) -> None:
+        if message is None:
+            return  # part of a chunk
         if isinstance(message, Chunk):
             events.append(self._chunk(message))
         elif isinstance(message, Here):
             events.append(Told(self.name, message.round, message.round_s))
         elif isinstance(message, Offering):
             self.offer, self._number = message.offer(), message.number
-            self._reader.chunk_bytes_max = message.chunk_bytes
+            self._reader.takes_chunks = True
             events.append(Offered(self.name, self.offer))
         elif isinstance(message, Gone):
             raise _Ended("does not have its snapshot any more")

@@ -12,11 +12,18 @@ from enum import Enum, auto
 
 from ragtag.network.transfer.budget import LinkBudget, delivery_rate
 from ragtag.network.transfer.snapshots import Shelf, Snapshot
-from ragtag.protocols.transfer.frame import Chunk, FrameSeal, Reader
+from ragtag.protocols.sealing.noise import KEY_BYTES, KeyPair
+from ragtag.protocols.transfer.frame import (
+    CONTROL_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    PIECE_BYTES,
+    FrameSeal,
+    Reader,
+)
 from ragtag.protocols.transfer.types import OUTSTANDING_MAX
 from ragtag.protocols.transfer.wire import (
+    HELLO_BYTES,
     NONCE_BYTES,
-    PROOF_BYTES,
     Behind,
     Gone,
     Here,
@@ -26,12 +33,11 @@ from ragtag.protocols.transfer.wire import (
     Want,
     Wanted,
     WireError,
-    examined,
+    answered,
     greeting,
-    verdict,
 )
 
-_PIECE_BYTES = 1 << 18
+_WRITE_BYTES = FRAME_BYTES_MAX + CONTROL_BYTES_MAX
 _READ_BYTES = 512  # several requests: one system call takes them all, as in sending
 _ANSWERS_MAX = 64
 
@@ -96,13 +102,15 @@ class DonorSession:
         self._key, self._shelf, self._limits = key, shelf, limits
         self._stage = _Stage.STRANGER
         self._greeting = greeting(secrets.token_bytes(NONCE_BYTES))
-        self._reader = Reader(PROOF_BYTES)
+        self._reader = Reader(HELLO_BYTES)
         self._session: FrameSeal | None = None
         self._out: deque[memoryview] = deque([memoryview(self._greeting)])
         self._wants: deque[Want] = deque()
         self._asked = False
         self._link = link
-        self._chunk_bytes = 0  # size of the chunk that is being sent; 0: none is
+        self._chunk: memoryview | None = None  # what is being sent; ``None``: no chunk is
+        self._cut = 0  # so many of its bytes are encrypted
+        self._piece = memoryview(b"")  # memory for one encrypted piece of it
         self.began_s = self._heard_s = self._taken_s = now_s
         self._frame_s = math.inf
         self.given_bytes = 0
@@ -113,17 +121,22 @@ class DonorSession:
         """Whether the other side has shown the key."""
         return self._stage is _Stage.MEMBER
 
+    @property
+    def _writing(self) -> bool:
+        """Whether something is on its way out."""
+        return bool(self._out) or self._chunk is not None
+
     # -- What to wait for
 
     def interest(self, now_s: float) -> int:
         """Which of readable and writable to wait for; 0: neither."""
         reading = len(self._out) < _ANSWERS_MAX
-        writing = self._out or (self._wants and now_s >= self._link.free_s)
+        writing = self._writing or (self._wants and now_s >= self._link.free_s)
         return (selectors.EVENT_READ if reading else 0) | (selectors.EVENT_WRITE if writing else 0)
 
     def wakes_s(self) -> float:
         """When the server must look at it again although nothing came."""
-        ready_s = self._link.free_s if self._wants and not self._out else math.inf
+        ready_s = self._link.free_s if self._wants and not self._writing else math.inf
         return min(self.ends_s(), ready_s)
 
     def ends_s(self) -> float:
@@ -131,7 +144,7 @@ class DonorSession:
         if self._stage is not _Stage.MEMBER:
             return self.began_s + self._limits.handshake_s
         ends_s = self._frame_s + self._limits.idle_s
-        if self._out:
+        if self._writing:
             return min(ends_s, self._taken_s + self._limits.chunk_s)
         if self._asked:
             return min(ends_s, self._heard_s + self._limits.ask_s)
@@ -170,9 +183,9 @@ class DonorSession:
         if self._stage is _Stage.LEAVING:
             raise Closed("was refused")
         if self._session is None:
-            proved = self._reader.part(n, 0)
-            if proved is not None:
-                self._prove(now_s, proved, room)
+            hello = self._reader.part(n, 0)
+            if hello is not None:
+                self._answer(now_s, hello, room)
             return
         frame = self._reader.filled(n)
         if frame is None:
@@ -189,18 +202,18 @@ class DonorSession:
         elif isinstance(message, Want):
             self._want(now_s, message)
         else:
-            what = "a chunk" if isinstance(message, Chunk) else type(message).__name__
-            raise Closed(f"sent {what}, which only donors send")
+            raise Closed(f"sent {type(message).__name__}, which only donors send")
 
-    def _prove(self, now_s: float, proved: bytes, room: bool) -> None:
-        code = examined(self._key, self._greeting, proved, room=room)
-        self._out.append(memoryview(verdict(self._key, self._greeting, proved, code)))
+    def _answer(self, now_s: float, hello: bytes, room: bool) -> None:
+        ephemeral = KeyPair(secrets.token_bytes(KEY_BYTES))
+        data, keys = answered(self._key, self._greeting, hello, ephemeral, room=room)
+        self._out.append(memoryview(data))
         self._taken_s = self._heard_s = now_s
-        if code is Verdict.WELCOME:
-            self._stage = _Stage.MEMBER
-            self._session = FrameSeal(self._key, self._greeting, proved, donor=True)
-        else:
+        if isinstance(keys, Verdict):
             self._stage = _Stage.LEAVING
+        else:
+            self._stage = _Stage.MEMBER
+            self._session = FrameSeal(keys)
 
     def _want(self, now_s: float, want: Want) -> None:
         snapshot = self._shelf.given(self)
@@ -239,15 +252,17 @@ class DonorSession:
         self._push(now_s, memoryview(self._session.seal(message)))
 
     def _push(self, now_s: float, data: memoryview) -> None:
-        if not self._out:
+        if not self._writing:
             self._taken_s = now_s
         self._out.append(data)
 
     def write(self, now_s: float) -> None:
-        """Write one piece at most, so that newcomers take turns."""
-        if not self._out and self._wants and now_s >= self._link.free_s:
+        """Encrypt and write one piece at most, so that newcomers take turns."""
+        if not self._writing and self._wants and now_s >= self._link.free_s:
             self._next_chunk(now_s)
-        left = _PIECE_BYTES
+        elif self._chunk is not None and not self._out:
+            self._next_piece()
+        left = _WRITE_BYTES
         while self._out and left > 0:
             try:
                 n = self.sock.sendmsg(self._first(left))
@@ -261,7 +276,7 @@ class DonorSession:
             self._flushed(now_s)
 
     def _first(self, n_bytes: int) -> list[memoryview]:
-        """The next ``n_bytes`` at most, for one system call: a chunk goes with what stands before it."""
+        """The next ``n_bytes`` at most, for one system call: a piece goes with what stands before it."""
         first = []
         for data in self._out:
             if n_bytes <= 0:
@@ -278,10 +293,10 @@ class DonorSession:
         self._out[0] = self._out[0][n_bytes:]
 
     def _flushed(self, now_s: float) -> None:
-        if self._chunk_bytes:
-            self._link.sent(now_s, self._chunk_bytes, delivery_rate(self.sock))
-            self.given_bytes += self._chunk_bytes
-            self._chunk_bytes = 0
+        if self._chunk is not None and self._cut == len(self._chunk):
+            self._link.sent(now_s, len(self._chunk), delivery_rate(self.sock))
+            self.given_bytes += len(self._chunk)
+            self._chunk = None
             self._heard_s = now_s
         if self._stage is _Stage.LEAVING:
             try:
@@ -291,16 +306,29 @@ class DonorSession:
 
     def _next_chunk(self, now_s: float) -> None:
         assert self._session is not None
-        want = self._wants.popleft()
+        want = self._wants[0]
         snapshot = self._shelf.given(self)
         if snapshot is None or snapshot.number != want.number:
+            self._wants.popleft()
             self._say(now_s, Gone(want.number))
             return
+        digest = snapshot.hash(want.index, PIECE_BYTES)
+        if digest is None:
+            return  # go on in the next turn
+        self._wants.popleft()
         data = self._data(snapshot, want.index)
-        head = self._session.seal_chunk(want.number, want.index, snapshot.hash(want.index), len(data))
-        self._push(now_s, memoryview(head))
-        self._push(now_s, data)
-        self._chunk_bytes = len(data)
+        self._push(now_s, memoryview(self._session.seal_chunk(want.number, want.index, digest, len(data))))
+        self._chunk, self._cut = data, 0
+        self._next_piece()
+
+    def _next_piece(self) -> None:
+        """Encrypt the next piece. The one before it has left, so its memory is free."""
+        assert self._session is not None and self._chunk is not None
+        piece = self._chunk[self._cut : self._cut + PIECE_BYTES]
+        if not self._piece:
+            self._piece = memoryview(bytearray(FRAME_BYTES_MAX))
+        self._out.append(self._session.seal_piece(piece, self._piece))
+        self._cut += len(piece)
 
     def _data(self, snapshot: Snapshot, index: int) -> memoryview:
         """The bytes to send for a chunk. Tests override it to damage them."""

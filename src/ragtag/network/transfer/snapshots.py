@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX, Offer, chunk_bytes_for
-from ragtag.protocols.transfer.wire import hash_of
+from ragtag.protocols.transfer.wire import chunk_hasher
 
 SNAPSHOTS_MAX = 2
 
@@ -22,6 +23,7 @@ class Snapshot:
     blob: the bytes.
     left_s: when its last reader left; before the first one, when it came.
     hashes: by index, those of the chunks that were read so far.
+    hashing: those that are computed now, and from how many bytes so far.
     """
 
     number: int
@@ -29,16 +31,27 @@ class Snapshot:
     blob: memoryview
     left_s: float
     hashes: dict[int, bytes] = field(default_factory=dict)
+    hashing: dict[int, tuple[hashlib.blake2b, int]] = field(default_factory=dict)
 
     def chunk(self, index: int) -> memoryview:
         """The bytes of one chunk."""
         first, until = self.offer.span(index)
         return self.blob[first:until]
 
-    def hash(self, index: int) -> bytes:
-        """The hash of one chunk, computed when it is first read."""
-        if index not in self.hashes:
-            self.hashes[index] = hash_of(self.chunk(index))
+    def hash(self, index: int, n_bytes: int) -> bytes | None:
+        """The hash of one chunk, computed from ``n_bytes`` more of it; ``None``: that was not all of it.
+
+        It is computed once, however many newcomers read the chunk, and when it is first read.
+        """
+        if index in self.hashes:
+            return self.hashes[index]
+        data = self.chunk(index)
+        hasher, upto = self.hashing.pop(index) if index in self.hashing else (chunk_hasher(), 0)
+        hasher.update(data[upto : upto + n_bytes])
+        if upto + n_bytes < len(data):
+            self.hashing[index] = hasher, upto + n_bytes
+            return None
+        self.hashes[index] = hasher.digest()
         return self.hashes[index]
 
 

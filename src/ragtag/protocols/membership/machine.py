@@ -5,7 +5,7 @@ Protocol", DSN 2002) with suspicion and incarnation numbers, and from Lifeguard 
 "Lifeguard: Local Health Awareness for More Accurate Failure Detection", DSN-W 2018) a suspicion that shortens
 as others agree, an accusation that is told to the accused first, and doubt in oneself. Beyond both: a
 partition heals (the dead are pinged, rarely), all times follow from measured round trips, and every datagram
-is authenticated, bound to two processes, and taken once.
+is encrypted, bound to two processes, and taken once.
 
     types       events and effects                  view       what this peer believes of members
     wire        datagrams                           probe      failure detection

@@ -1,14 +1,16 @@
-"""What a donor and a newcomer say to each other over TCP, after each has shown that it has the crew's key.
+"""What a donor and a newcomer say to each other over TCP, and how both come to keys first.
 
-Nothing here does I/O. The donor greets with a nonce. The newcomer proves with another that it has the key.
-The donor proves the same, or refuses (mutual authentication by challenge and response, as in ISO/IEC 9798-4).
-A peer without the key has then seen a nonce and a refusal. Integers are little-endian.
+Nothing here does I/O. The donor greets with a nonce. The newcomer answers with the first message of a Noise
+handshake (``NNpsk0``, whose shared key is the crew's), and the donor with the second one, or with a refusal.
+A peer without the key has then seen a nonce and a refusal, and has cost the donor one key pair. The nonce is
+in the handshake's prologue: what was recorded is worth nothing in another connection. Integers are
+little-endian.
 
-    greeting  magic[4] version u8 0[3] nonce[32]
-    proof     magic[4] version u8 0[3] nonce[32] tag[32]
-    verdict   magic[4] code u8    0[3] tag[32]
+    greeting  magic[4] version u8 0[3]          nonce[32]       alike in all versions
+    hello     magic[4] version u8 suite u8 0[2] noise[48]
+    verdict   magic[4] code u8    0[3]          noise[48]       zeros, unless it is a welcome
 
-Frames follow (``frame``). The contents are authenticated, not secret.
+Frames follow (``frame``), under keys that nobody can compute later (forward secrecy).
 """
 
 from __future__ import annotations
@@ -16,19 +18,24 @@ from __future__ import annotations
 import hashlib
 import struct
 from enum import IntEnum
-from hmac import compare_digest
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
+from ragtag.protocols.sealing.noise import TAG_BYTES, Handshake, HandshakeError, KeyPair
+from ragtag.protocols.sealing.sessions import SUITES
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX, CHUNK_BYTES_MAX, CHUNKS_MAX, Offer
 
 MAGIC = b"RagX"
-VERSION = 1
+VERSION = 2
 KEY_BYTES = NONCE_BYTES = HASH_BYTES = 32
 _GREETING = struct.Struct("<4sB3x32s")
-GREETING_BYTES = VERDICT_BYTES = _GREETING.size
-PROOF_BYTES = _GREETING.size + 32
+_HELLO = struct.Struct("<4sBB2x")
+_VERDICT = struct.Struct("<4sB3x")
+_NOISE_BYTES = 32 + TAG_BYTES
+GREETING_BYTES = _GREETING.size
+HELLO_BYTES, VERDICT_BYTES = _HELLO.size + _NOISE_BYTES, _VERDICT.size + _NOISE_BYTES
+_PROLOGUE = b"ragtag transfer"
 
 
 class WireError(ValueError):
@@ -36,7 +43,7 @@ class WireError(ValueError):
 
 
 class Verdict(IntEnum):
-    """A donor's answer to a proof."""
+    """A donor's answer to a newcomer's hello."""
 
     WELCOME = 0
     KEY = 1
@@ -104,64 +111,107 @@ class Behind(Struct, array_like=True, tag=7, frozen=True):
 Message = Status | Wanted | Want | Here | Offering | Gone | Behind
 
 
-def hash_of(data: bytes | memoryview) -> bytes:
-    """The hash of a chunk's bytes."""
-    return hashlib.blake2b(data, digest_size=HASH_BYTES, person=b"ragtag-chunk").digest()
+def chunk_hasher() -> hashlib.blake2b:
+    """Computes the hash of a chunk from its bytes, piece by piece."""
+    return hashlib.blake2b(digest_size=HASH_BYTES, person=b"ragtag-chunk")
 
 
 # -- The handshake
 
 
+class FrameKeys(NamedTuple):
+    """What seals a connection's frames.
+
+    suite: a cipher's name.
+    ours, theirs: keys of 32 bytes, for what this end sends, and for what comes.
+    """
+
+    suite: str
+    ours: bytes
+    theirs: bytes
+
+
 def greeting(nonce: bytes) -> bytes:
-    """A donor's first bytes."""
+    """A donor's first bytes. nonce: 32 random bytes, for one connection."""
     return _GREETING.pack(MAGIC, VERSION, nonce)
 
 
-def proof(key: bytes, greeted: bytes, nonce: bytes) -> bytes:
-    """A newcomer's answer.
+class NewcomerEnd:
+    """A newcomer's end of the handshake, from a greeting on.
+
+    suite: the cipher for the connection, by its number in ``sealing.sessions``.
+    ephemeral: a key pair for this connection alone.
 
     Raises:
         WireError: the greeting is no donor's, or that of another version; the message says which.
     """
-    magic, version, _ = _GREETING.unpack(greeted)
-    if magic != MAGIC:
-        raise WireError("what listens there is no donor of Ragtag")
-    if version != VERSION:
-        raise WireError(
-            f"speaks version {version} of the transfer, and this peer {VERSION}; install the same version of "
-            "Ragtag on both"
-        )
-    head = _GREETING.pack(MAGIC, VERSION, nonce)
-    return head + keyed(key, greeted + head, b"ragtag-x-proof")
+
+    def __init__(self, key: bytes, greeted: bytes, suite: int, ephemeral: KeyPair) -> None:
+        magic, version, _ = _GREETING.unpack(greeted)
+        if magic != MAGIC:
+            raise WireError("what listens there is no donor of Ragtag")
+        if version != VERSION:
+            raise WireError(
+                f"speaks version {version} of the transfer, and this peer {VERSION}; install the same "
+                "version of Ragtag on both"
+            )
+        head = _HELLO.pack(MAGIC, VERSION, suite)
+        self._suite = SUITES[suite]
+        self._handshake = _handshake(key, self._suite, greeted + head, ephemeral, initiator=True)
+        self.data = head + self._handshake.write()
+        """The hello, to be sent."""
+
+    def judged(self, answer: bytes) -> FrameKeys | Verdict:
+        """What a donor answers: keys, or why not. A welcome counts only if it was made with the crew's key.
+
+        Raises:
+            WireError: it is no donor's.
+        """
+        magic, code = _VERDICT.unpack_from(answer)
+        if magic != MAGIC or code not in list(Verdict):
+            raise WireError("what listens there is no donor of Ragtag")
+        if code != Verdict.WELCOME:
+            return Verdict(code)
+        try:
+            self._handshake.read(answer[_VERDICT.size :])
+        except HandshakeError:
+            return Verdict.KEY
+        ours, theirs = self._handshake.split()
+        return FrameKeys(self._suite, ours, theirs)
 
 
-def examined(key: bytes, greeted: bytes, proved: bytes, *, room: bool = True) -> Verdict:
-    """A donor's verdict on a proof: a welcome only for a peer with the key, and where there is room."""
-    head, tag = proved[: _GREETING.size], proved[_GREETING.size :]
-    magic, version, _ = _GREETING.unpack(head)
-    if magic != MAGIC or not compare_digest(tag, keyed(key, greeted + head, b"ragtag-x-proof")):
-        return Verdict.KEY
-    if version != VERSION:
-        return Verdict.VERSION
-    return Verdict.WELCOME if room else Verdict.BUSY
+def answered(
+    key: bytes, greeted: bytes, hello: bytes, ephemeral: KeyPair, *, room: bool = True
+) -> tuple[bytes, FrameKeys | Verdict]:
+    """A donor's answer to a hello, and what follows from it: keys, or why there are none.
+
+    ephemeral: a key pair for this connection alone.
+    room: whether one more newcomer can be served.
+    """
+    head, message = hello[: _HELLO.size], hello[_HELLO.size :]
+    magic, version, suite = _HELLO.unpack(head)
+    if magic != MAGIC or suite not in SUITES:
+        return _refusal(Verdict.KEY)
+    handshake = _handshake(key, SUITES[suite], greeted + head, ephemeral, initiator=False)
+    try:
+        handshake.read(message)
+        if version != VERSION:
+            return _refusal(Verdict.VERSION)
+        if not room:
+            return _refusal(Verdict.BUSY)
+        data = _VERDICT.pack(MAGIC, Verdict.WELCOME) + handshake.write()
+    except HandshakeError:
+        return _refusal(Verdict.KEY)
+    theirs, ours = handshake.split()
+    return data, FrameKeys(SUITES[suite], ours, theirs)
 
 
-def verdict(key: bytes, greeted: bytes, proved: bytes, code: Verdict) -> bytes:
-    """A donor's answer to a proof. Only a welcome shows that the donor has the key, too."""
-    tag = keyed(key, greeted + proved, b"ragtag-x-welc") if code is Verdict.WELCOME else bytes(32)
-    return _GREETING.pack(MAGIC, code, tag)
+def _refusal(code: Verdict) -> tuple[bytes, Verdict]:
+    return _VERDICT.pack(MAGIC, code) + bytes(_NOISE_BYTES), code
 
 
-def judged(key: bytes, greeted: bytes, proved: bytes, answer: bytes) -> Verdict:
-    """What a donor's answer says. A welcome counts only with the key. Raises WireError: it is no donor's."""
-    magic, code, tag = _GREETING.unpack(answer)
-    if magic != MAGIC or code not in list(Verdict):
-        raise WireError("what listens there is no donor of Ragtag")
-    if code == Verdict.WELCOME and not compare_digest(tag, keyed(key, greeted + proved, b"ragtag-x-welc")):
-        return Verdict.KEY
-    return Verdict(code)
-
-
-def keyed(key: bytes, data: bytes, person: bytes, size: int = 32) -> bytes:
-    """Keyed BLAKE2b of some bytes. person: names the purpose."""
-    return hashlib.blake2b(data, key=key, digest_size=size, person=person).digest()
+def _handshake(key: bytes, suite: str, said: bytes, ephemeral: KeyPair, *, initiator: bool) -> Handshake:
+    """One end of a connection's handshake. said: what both ends have in clear."""
+    return Handshake(
+        "NNpsk0", suite, initiator=initiator, psk=key, prologue=_PROLOGUE + said, ephemeral=ephemeral
+    )

@@ -233,7 +233,7 @@ class Incoming:
 
 def whole_message(peer: PeerId, key: MessageKey, payload: Bytes, weight: Floats, heard: PeerSet) -> Run:
     """A run that is a whole message, its end marked."""
-    return Run(peer, key, 0, len(payload), payload, weight, heard, ended=True)
+    return Run(peer, key, 0, len(payload), payload, weight, heard, None, True)
 
 
 def blob_message(peer: PeerId, key: MessageKey, blob: bytes) -> Run:

@@ -69,7 +69,8 @@ class Values:
 
     def owners(self) -> Collection[PeerId]:
         """See ``stages.Content``."""
-        return {self.spec.owners[block] for block in self._gathered}
+        sizes = self.spec.layout.sizes
+        return {owner for j, owner in enumerate(self.spec.owners) if owner != self.spec.me and sizes[j]}
 
     # -- Begin: scatter own copies to the owners
 
@@ -194,6 +195,7 @@ class Values:
             for peer in stages.others():
                 run = whole_message(peer, key, payload, weight, heard)
                 yield stages.send(run, stages.waiting.until_s)
+        self._copies.clear()  # nothing asks any more what has come of them
 
     def awaited(self) -> Iterable[tuple[int, PeerId, Incoming]]:
         """See ``stages.Content``."""
@@ -231,6 +233,7 @@ class Values:
             self._mean[kept] = begin.values[kept]
             self._weight[kept] = begin.weight
             self._heard[kept] = bit(self.spec.me)
+        self._gathered.clear()  # nor of these
         return Result(self._mean, self._weight, self._heard, self._averaged)
 
     def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:

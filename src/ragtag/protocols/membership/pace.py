@@ -21,8 +21,8 @@ class RoundTrip:
     does not arise), and a path that has become slower shows it without a back-off.
 
     rto_s: how long an answer may take: at least half as long again as it typically does, and at most a few
-        times the quickest of the last answers. One that its sender slept on is no round trip, and a mean would
-        remember it for long.
+        times the quickest of the last answers. One that its sender slept on is no round trip, and a mean
+        would remember it for long.
     """
 
     srtt_s: float = 0.0

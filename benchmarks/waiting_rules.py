@@ -57,7 +57,7 @@ def _no_asking() -> None:
 
 def _no_never() -> None:
     def answers(self: Any, run: Any) -> None:
-        self.of[run.peer].answered = True
+        self.answered.add(run.peer)
 
     progress.Waiting.answers = answers  # type: ignore[method-assign]
 
@@ -80,7 +80,7 @@ def _no_grace() -> None:
 
 
 def _silent_in_gather() -> None:
-    progress.Waiting._is_silent = staticmethod(lambda peer: False)  # type: ignore[method-assign]
+    progress.Waiting._is_silent = lambda self, peer: False  # type: ignore[method-assign]
 
 
 def _no_patience() -> None:

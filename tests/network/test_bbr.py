@@ -302,7 +302,7 @@ def test_paths_of_one_peer_claim_alike() -> None:
 
 @pytest.mark.parametrize("line", [{"mbit": 20.0, "message": 800.0}, {"message": 6000.0}])
 def test_beside_one_tcp_flow_it_keeps_its_share_and_leaves_it_the_rest(line: dict[str, float]) -> None:
-    """Without competing it has .13 to .28. ``benchmarks/rate_control.py`` has more lines, and what is missed."""
+    """Without competing it has .13 to .28. ``benchmarks/rate_control.py`` has more lines, and misses."""
     assert 1 / 3 <= share_beside_tcp(Bbr(), **line) <= 2 / 3
 
 

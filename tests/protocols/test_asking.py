@@ -136,15 +136,15 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
         return node.step(0.01, Arrived([replace(share, peer=peer, key=MessageKey(0, 0, stage, block))]))
 
     arrives(1, SCATTER, mine)
-    waiting, lacking = machine.waiting, {(SCATTER, mine)}
-    assert waiting.of[2].owes == lacking and not waiting.of[1].owes
+    waiting, lacking = machine.waiting, {(2, SCATTER, mine)}
+    assert waiting.owed == lacking
     waiting._ask(9.0)
     node.step(
         0.02, Arrived([blob_message(2, MessageKey(0, 0, NEVER, of_1), b"")])
     )  # not what it was asked for
-    assert waiting.of[2].never == set()
+    assert waiting.never == set()
     node.step(0.02, Arrived([blob_message(2, MessageKey(0, 0, NEVER, mine), b"")]))
-    assert waiting.of[2].never == lacking == waiting.of[2].owes
+    assert waiting.never == lacking == waiting.owed
     machine.step(0.03, Expired(machine.spec.timer("answer scatter")))
-    assert waiting.of[1].owes == {(GATHER, of_1)} and waiting.of[2].owes == {(GATHER, of_2)}
+    assert waiting.owed == {(1, GATHER, of_1), (2, GATHER, of_2)}
     assert machine.lesson().in_vain == {2} and waiting.missed() == (2,)

@@ -30,7 +30,7 @@ def test_training_improves_the_quality(model) -> None:
     model_ = task.initial(0)
     first, (_, loss) = task.quality(model_), task.whole(model_)
     assert task.quality(model_) == first and math.isfinite(loss)
-    for _ in range(40):
+    for _ in range(12):
         gradient, _ = task.whole(model_)
         model_ = model_ - 0.5 * task.rates["SGD"] * gradient
     assert (task.quality(model_) > first) == task.rises

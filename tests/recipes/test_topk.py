@@ -11,7 +11,7 @@ import pytest
 
 from ragtag.codecs.sparse.threshold import gaussian_threshold
 from ragtag.recipes import RECIPES
-from ragtag.recipes.tasks.images import Task, digits
+from ragtag.recipes.tasks.images import Task
 from ragtag.recipes.topk import compare as topk_compare
 from ragtag.recipes.topk import plan as topk_plan
 from ragtag.recipes.topk import recipe as topk
@@ -34,7 +34,7 @@ def few(monkeypatch) -> None:
     load = Sources.load
 
     def shortened(self: Sources, task: str) -> Task:
-        whole = digits() if task == IMAGES else load(self, task)
+        whole = load(self, task)
         small = replace(whole, train_x=whole.train_x[:64], train_y=whole.train_y[:64])
         return replace(small, test_x=whole.test_x[:20], test_y=whole.test_y[:20])
 

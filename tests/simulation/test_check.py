@@ -144,8 +144,7 @@ def test_a_weight_that_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the bitmap of what has come, a duplicate is added up again."""
 
     def fresh(self: Incoming, run: Run) -> list[tuple[int, int]]:
-        self.ended |= run.ended
-        self.left = 0
+        self.left, self.closed = 0, True
         return [(0, len(run.payload))] if len(run.payload) else []
 
     monkeypatch.setattr(Incoming, "fresh", fresh)

@@ -38,7 +38,8 @@ class Codec(NamedTuple):
     elements: values per chunk.
     encode: float32 ``[k, elements]`` to uint8 ``[k, chunk_bytes]`` (may share memory with its input).
     decode: chunks to float32 ``[k, elements]``, into the array given.
-    accumulate: ``sum += weight * decode(chunks)``, with ``weight`` float32 ``[k]``, a weight per chunk.
+    accumulate: ``sum += weight * decode(chunks)``, with ``weight`` float32 ``[k]``, a weight per chunk. Numpy
+        warns of sums that are not finite. None is, of 64 peers' finite chunks that weigh ``WEIGHT_MAX`` each.
     exact: whether decode(encode(x)) is x, bit for bit.
     finite: which chunks hold finite values only (see ``finite_rows``), bool ``[k]``; ``None``: all do.
     """

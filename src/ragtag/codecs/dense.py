@@ -15,6 +15,7 @@ from ragtag.codecs.values import GROUP, from_bf16, groups, to_bf16
 from ragtag.core.types import Bools, Bytes, Floats
 from ragtag.core.wire import CHUNK_BYTES
 
+_FLOAT32 = np.dtype("<f4")
 _SCALE_BITS = np.uint32(0xFFFFFF00)
 """A scale has 16 significant bits: 127 times it, and that divided by 127, are exact."""
 _SCALE_MIN, _SCALE_MAX = np.float32(2.0**-110), np.float32(2.679e36)
@@ -27,32 +28,31 @@ _EXPONENT_SURE = np.uint16(59 + 127 << 7)
 
 
 def _encode(values: Floats) -> Bytes:
-    return np.asarray(values, "<f4").view(np.uint8)
+    return np.asarray(values, _FLOAT32).view(np.uint8)
 
 
 def _decode(chunks: Bytes, out: Floats) -> None:
-    out[:] = chunks.view("<f4")
+    out[:] = chunks.view(_FLOAT32)
 
 
 def _add(values: Floats, weight: Floats, total: Floats) -> None:
-    """``total += values * weight``, a weight per row. The caller finds what overflows."""
+    """``total += values * weight``, a weight per row."""
     first = weight[0]
-    with np.errstate(over="ignore", invalid="ignore"):
-        if len(weight) == 1 or (weight == first).all():
-            if first == 1.0:
-                total += values
-            else:
-                total += values * first
+    if len(weight) == 1 or (weight == first).all():
+        if first == 1.0:
+            total += values
         else:
-            total += values * weight[:, None]
+            total += values * first
+    else:
+        total += values * weight[:, None]
 
 
 def _accumulate(chunks: Bytes, weight: Floats, total: Floats) -> None:
-    _add(chunks.view("<f4"), weight, total)
+    _add(chunks.view(_FLOAT32), weight, total)
 
 
 def _finite(chunks: Bytes) -> Bools | None:
-    return finite_rows(chunks.view("<f4"))
+    return finite_rows(chunks.view(_FLOAT32))
 
 
 fp32 = Codec(

@@ -1,8 +1,11 @@
 """One event loop for all that runs in virtual time: a clock, a heap, and processes that freeze or end.
 
 Events are planned for a time and happen in the order of their times. Of events at one time the one that was
-planned first comes first. A ``Port`` is one machine's process: an event for it waits while it is frozen, and
-is dropped once it has ended. Nothing here sleeps: a second of virtual time takes as long as its events do.
+planned first comes first. Many share a time, since what a peer sends at once arrives at once. So the heap is
+one of times, and each time has a list of events.
+
+A ``Port`` is one machine's process: an event for it waits while it is frozen, and is dropped once it has
+ended. Nothing here sleeps: a second of virtual time takes as long as its events do.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import Any
 _LOG_BYTES = 1 << 16
 
 Call = Callable[[], object]
+_Planned = tuple[int, "Port | None", Any]
+"""An event: its order, the port that it is for (``None``: the event is a call), and the event itself."""
 
 
 class Port:
@@ -55,7 +60,11 @@ class Loop:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.events = self.order = 0
-        self._heap: list[tuple[float, int, Port | None, Any]] = []
+        self._times: list[float] = []
+        self._at: dict[float, list[_Planned]] = {}
+        """What is planned for each time in the heap, in its order."""
+        self._now: list[_Planned] = []
+        """What is left of this time's events, the last first. What is planned for now comes after them."""
         self._planned = 0
         self._halted: dict[Port, None] = {}
         self._healed = False
@@ -76,7 +85,11 @@ class Loop:
         if not at_s >= self.now_s:
             raise ValueError(f"it is {self.now_s} s already; nothing can be planned for {at_s} s")
         self._planned = order = self._planned + 1
-        heappush(self._heap, (at_s, order, port, event))
+        planned = self._at.get(at_s)
+        if planned is None:
+            planned = self._at[at_s] = []
+            heappush(self._times, at_s)
+        planned.append((order, port, event))
         return order
 
     def give(self, port: Port, event: Any) -> None:
@@ -100,20 +113,18 @@ class Loop:
     @property
     def due_s(self) -> float:
         """When the next event happens; ``inf``: there is none."""
-        return self._heap[0][0] if self._heap else math.inf
+        if self._now:
+            return self.now_s
+        return self._times[0] if self._times else math.inf
 
     def next(self) -> bool:
         """Let the next event happen. Returns whether there was one."""
-        if not self._heap:
+        if not self._now and not self._go_to(math.inf):
             return False
-        at_s, order, port, event = heappop(self._heap)
-        self.now_s = at_s
+        order, port, event = self._now.pop()
         self.events += 1
         if port is None:
             event()
-        elif port.held is None and at_s < port.ends_s:
-            self.order = order
-            port.take(event)
         else:
             self._give(order, port, event)
         return True
@@ -124,17 +135,16 @@ class Loop:
         Raises:
             RuntimeError: more than ``events_max`` events have happened.
         """
-        heap, stop = self._heap, self.events + events_max
-        while heap and heap[0][0] <= until_s:
+        stop = self.events + events_max
+        while (self._now and self.now_s <= until_s) or self._go_to(until_s):
             if self.events >= stop:
                 raise RuntimeError(
-                    f"{events_max} events and not done at {heap[0][0]} s of virtual time: "
+                    f"{events_max} events and not done at {self.now_s} s of virtual time: "
                     f"machines that answer each other for ever, or raise events_max"
                 )
-            at_s, order, port, event = heappop(heap)  # as ``next``, without its call
-            self.now_s = at_s
+            order, port, event = self._now.pop()  # as ``next``, without its calls
             self.events += 1
-            if port is not None and port.held is None and at_s < port.ends_s:
+            if port is not None and port.held is None and self.now_s < port.ends_s:
                 self.order = order
                 port.take(event)
             elif port is None:
@@ -143,6 +153,15 @@ class Loop:
                 self._give(order, port, event)
         if self.now_s < until_s < math.inf:
             self.now_s = until_s
+
+    def _go_to(self, until_s: float) -> bool:
+        """Go on to the next time for which anything is planned, if it is ``until_s`` or sooner."""
+        if self._now or not self._times or self._times[0] > until_s:
+            return False
+        self.now_s = heappop(self._times)
+        self._now = self._at.pop(self.now_s)
+        self._now.reverse()
+        return True
 
     def _give(self, order: int, port: Port, event: Any) -> None:
         if self.now_s >= port.ends_s:

@@ -30,15 +30,38 @@ from tests.network.agents import KEY, Agents
 # -- Coming
 
 
-def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
-    """And all that they send each other is sealed."""
+def test_a_newcomer_by_invitation_takes_part_and_leaves(place: Place) -> None:
+    """An invitation holds no key, and a forged one lets nobody in. Once the run is over nobody is invited.
+
+    All that the peers send each other is sealed.
+    """
     crew = place.crew(2, RAGTAG_SEAL="on")
     assert stat.S_IMODE((place.run / TOKEN_FILE).stat().st_mode) == 0o600
-    joined = place.join(kept_token(place.run), RAGTAG_SEAL="on")
+    invite = place.command("invite", "invite", str(place.run), "--minutes", "10")
+    assert invite.code() == 0, invite.text
+    text = next(line for line in invite.text.splitlines() if line.startswith("ragtag2-"))
+    token, kept = decode(text), decode(kept_token(place.run))
+    assert len(token.number) == 16 and token.key != kept.key and token.ends_unix_s > 0 and not kept.number
+
+    joined = place.join(text, RAGTAG_SEAL="on")
+    forged = encode(replace(token, ends_unix_s=token.ends_unix_s + 3600))
+    file = place.folder / "token.txt"
+    file.write_text(f"  {forged}\n\n")
+    for refused in (
+        place.command("forged", "join", "train.py", RAGTAG_TOKEN=forged),
+        place.command("forged-file", "join", str(file), "-o", "run-forged", "--no-watch", "train.py"),
+    ):
+        assert refused.code() == 1
+        assert "does not know this invitation" in refused.text and "[0]" not in refused.text
+
     for peer in (0, 1):
         crew.says("heard 0b111 live [0, 1, 2]", peer)
     joined.says("heard 0b111 live [0, 1, 2]")
     assert joined.lines(0)[0].startswith("seat 2 ")
+    if sys.platform == "linux":  # other systems do not let a process take a token off its command line
+        for process in (joined.process.pid, joined.pid(0)):
+            assert text.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
+        assert b"xxxxxxxx" in Path(f"/proc/{joined.process.pid}/cmdline").read_bytes()
     until(lambda: len(decode(kept_token(place.run)).addresses) == 3, "the token told of all three")
     (place.folder / "stop.2").touch()
     assert joined.code() == 0, joined.text
@@ -58,6 +81,13 @@ def test_a_newcomer_by_token_takes_part_and_leaves(place: Place) -> None:
         assert next(iter(notes(place.run, "has left", peer))).other == 2
         assert not notes(place.run, "declared dead", peer)
         assert not notes(place.run, "lost its seat", peer)
+    for command in ("invite", "join"):
+        late = place.command(
+            f"late-{command}", command, str(place.run), *(["train.py"] if command == "join" else [])
+        )
+        assert late.code() == 1
+        assert "has ended: nobody writes its trace, and no member of crew" in " ".join(late.text.split())
+        assert "[0]" not in late.text
 
 
 @pytest.mark.slow
@@ -133,33 +163,6 @@ def test_a_newcomer_with_another_model_is_told_the_tensor_and_is_never_waited_fo
     assert notes(place.run, "comes") and not notes(place.run, "takes part", 3)
 
 
-def test_an_invitation_in_a_file_lets_in_and_holds_no_key(place: Place) -> None:
-    """Options may stand before the script. Once the run is over nobody is invited."""
-    crew = place.crew(2)
-    invite = place.command("invite", "invite", str(place.run), "--minutes", "10")
-    assert invite.code() == 0, invite.text
-    text = next(line for line in invite.text.splitlines() if line.startswith("ragtag2-"))
-    token, kept = decode(text), decode(kept_token(place.run))
-    assert len(token.number) == 16 and token.key != kept.key and token.ends_unix_s > 0 and not kept.number
-    file = place.folder / "token.txt"
-    file.write_text(f"  {text}\n\n")
-    joined = place.command("joined", "join", str(file), "-o", "run-joined", "--no-watch", "train.py")
-    joined.says("heard 0b111 live [0, 1, 2]")
-    forged = encode(replace(token, ends_unix_s=token.ends_unix_s + 3600))
-    refused = place.command("forged", "join", "train.py", RAGTAG_TOKEN=forged)
-    assert refused.code() == 1
-    assert "does not know this invitation" in refused.text and "[0]" not in refused.text
-    place.end()
-    assert (crew.code(), joined.code()) == (0, 0), crew.text + joined.text
-    for command in ("invite", "join"):
-        late = place.command(
-            f"late-{command}", command, str(place.run), *(["train.py"] if command == "join" else [])
-        )
-        assert late.code() == 1
-        assert "has ended: nobody writes its trace, and no member of crew" in " ".join(late.text.split())
-        assert "[0]" not in late.text
-
-
 def test_members_that_do_not_answer_are_named_and_nobody_trains_alone(place: Place) -> None:
     (place.folder / "train.py").write_text("import ragtag\nragtag.join(deadline_s=3.0)\nprint('trains')")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
@@ -174,18 +177,6 @@ def test_members_that_do_not_answer_are_named_and_nobody_trains_alone(place: Pla
     assert f"{said}, 2 s more" in joined.text
     assert f"no member of crew 'otters' answered at 127.0.0.1:{address[1]} within 3 s" in joined.text
     assert "trains" not in joined.text
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not let a process do that")
-def test_a_token_in_the_command_line_is_not_left_there(place: Place) -> None:
-    token = new_invitation("127.0.0.1", "otters").text
-    joined = place.join(token)
-    joined.says("seat 0")
-    for process in (joined.process.pid, joined.pid(0)):
-        assert token.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
-    assert b"xxxxxxxx" in Path(f"/proc/{joined.process.pid}/cmdline").read_bytes()
-    place.end()
-    assert joined.code() == 0, joined.text
 
 
 # -- Bad input

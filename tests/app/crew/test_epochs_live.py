@@ -19,7 +19,7 @@ HOLD, AVERAGE, here = int(os.environ["HOLD"]), os.environ["AVERAGE"], os.environ
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 3)
-loader = DataLoader(TensorDataset(torch.ones(400, 4)), batch_size=2, shuffle=True)
+loader = DataLoader(TensorDataset(torch.ones(240, 4)), batch_size=2, shuffle=True)
 with ragtag.join(deadline_s=60.0) as crew:
     newcomer = "NEWCOMER" in os.environ
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -25,8 +25,10 @@ from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.types import Limits
 from ragtag.protocols.rounds.rps import rps
+from tests.app.drivers import transports
 from tests.network.agents import KEY
 from tests.network.crew import PATIENCE_S, until
+from tests.network.crew import Crew as NetworkCrew
 
 N = 70
 PAUSE_S = 1.0
@@ -156,8 +158,8 @@ def test_70_live_peers_average_in_groups_and_a_newcomer_gets_the_71st_seat() -> 
 
 
 def test_what_averages_directly_is_refused_by_name_with_the_way_out() -> None:
-    with crew_of(PEERS_MAX + 1) as crews:
-        transport = crews[2]._peer.transport
-        assert isinstance(transport, DriverTransport)
+    """Before anybody is met, so that one peer of the crew is enough."""
+    with NetworkCrew(PEERS_MAX + 1, method=METHOD, absent=range(1, PEERS_MAX + 1)) as crew:
+        transport = transports(crew)[0]
         with pytest.raises(ValueError, match=r"65 seats, and 'rps' averages 64 at most; .*ragtag\.Moshpit"):
             transport.configure(0, schema(rps), rps, fp32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
 from ragtag.core.types import Outcome
 from ragtag.network.driver.driver import Driver, DriverFailed
+from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.rps import rps
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -245,6 +247,20 @@ def test_a_peer_that_died_before_its_first_average_holds_nobody_up_for_longer_th
         assert (came[peer].mean == 0.5).all()
     assert "no model from peer 2 yet; going on without" in caplog.messages
     assert GIVE_UP_S <= took_s < 1.75 * GIVE_UP_S
+
+
+def test_who_left_before_it_was_known_for_a_member_is_absent_once_it_answers_nothing() -> None:
+    """At the end of a short run two peers waited for it until their deadline."""
+    notices = Notices(frozenset({1, 2, 3, 4}), {}, {}, silent=frozenset({1, 2, 3}))
+    driver = SimpleNamespace(
+        node=SimpleNamespace(me=0, gone=frozenset({1})),
+        seats={0: "otter-0", 1: "otter-1", 2: "otter-2", 4: "otter-4"},
+        notices=lambda topic: notices,
+    )
+    by_membership = DriverTransport(driver, GIVE_UP_S, entrance=object())  # type: ignore[arg-type]
+    assert by_membership.absent(0) == {1, 3}, "2 is a member, and silent for now"
+    driver.seats = {}
+    assert DriverTransport(driver, GIVE_UP_S).absent(0) == {1, 2, 3}  # type: ignore[arg-type]
 
 
 def test_a_wait_ends_when_the_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:

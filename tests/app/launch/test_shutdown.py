@@ -43,6 +43,7 @@ def test_peers_are_asked_then_told_then_killed() -> None:
 LAUNCHER = """
 import json, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+signal.signal(signal.SIGINT, signal.default_int_handler)  # or in a shell's background
 from dataclasses import asdict
 from pathlib import Path
 from ragtag.app.launch import launch

@@ -391,8 +391,10 @@ class DriverTransport:
         self.standing.again()
 
     def absent(self, topic: int) -> frozenset[PeerId]:
-        """The peers that have left or died, as membership tells; without it, those that answer nothing."""
-        return self._driver.node.gone if self._entrance is not None else self.notices(topic).silent
+        """The peers that have left or died, as membership tells. It tells nothing of one that left or died
+        before this peer knew it for a member: without membership, or a seat in it, one that answers nothing.
+        """
+        return self._driver.node.gone | (self.notices(topic).silent - self._driver.seats.keys())
 
     def heard_of(self, channel: int) -> int:
         """The newest round of a channel that anything has come of; -1: none."""

@@ -18,7 +18,6 @@ from ragtag.core.types import (
     Arrived,
     Average,
     Begin,
-    Done,
     Effect,
     Event,
     Expired,
@@ -291,14 +290,11 @@ class Rounds:
         return machine
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:
-        """Look for the end of the active round among a machine's effects."""
-        if not effects:
+        """A machine has taken an event: is the round under way over?"""
+        machine = None if self.active is None else self.rounds[self.active]
+        if machine is None or machine.outcome is None:
             return effects
-        outcome = next((e.outcome for e in effects if isinstance(e, Done)), None)
-        if outcome is None:
-            return effects
-        presence = self._crew.presence
-        lesson = self.rounds[outcome.round].lesson()
+        outcome, lesson, presence = machine.outcome, machine.lesson(), self._crew.presence
         owed = {peer: came for peer, came in lesson.owed.items() if peer not in self._aside}
         self._end(outcome, lesson)
         self.budgets.learn(
@@ -334,8 +330,7 @@ class Rounds:
     def _deliver_alike(self, now_s: float, number: int, event: Arrived) -> list[Effect]:
         """Runs of one round, whose senders cut the vector as this peer does."""
         if number == self.active:  # most are of the round under way
-            effects = self.rounds[number].step(now_s, event)
-            return self._settle(effects) if effects else effects
+            return self._settle(self.rounds[number].step(now_s, event))
         if not self._admits(number):
             return []
         if number <= self.done:

@@ -96,7 +96,8 @@ class PushSum(PartialMachine):
             seen = self._seen[entry] = Incoming(run.total)
         for a, b in seen.fresh(run):
             rows = slice(run.first + a, run.first + b)
-            self.channel.codec.accumulate(run.payload[a:b], run.weight[a:b], self._sum[rows])
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.channel.codec.accumulate(run.payload[a:b], run.weight[a:b], self._sum[rows])
             self._weight[rows] += run.weight[a:b]
             self._heard[run.peer] = None
         if run.key.round == self.active and seen.closed:

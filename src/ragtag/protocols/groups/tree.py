@@ -80,7 +80,10 @@ class TreeAllReduce(PartialMachine):
         for a, b in incoming.fresh(run):
             rows = slice(run.first + a, run.first + b)
             if key.stage == _UP:
-                self.channel.codec.accumulate(run.payload[a:b], np.ones(b - a, np.float32), self._sum[rows])
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self.channel.codec.accumulate(
+                        run.payload[a:b], np.ones(b - a, np.float32), self._sum[rows]
+                    )
             else:
                 self.channel.codec.decode(run.payload[a:b], self._sum[rows])
                 self._weight[rows] = 0

@@ -19,28 +19,21 @@ class RoundTrip:
 
     Each attempt has its own number, and late answers count, too. So no sample is ambiguous (Karn's problem
     does not arise), and a path that has become slower shows it without a back-off.
+
+    rto_s: how long an answer may take: at least half as long again as it typically does, and at most a few
+        times the quickest of the last answers. One that its sender slept on is no round trip, and a mean
+        would remember it for long.
     """
 
     srtt_s: float = 0.0
     var_s: float = 0.0
+    rto_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     @property
     def measured(self) -> bool:
         """Whether there has been a sample."""
         return self.srtt_s > 0
-
-    @property
-    def rto_s(self) -> float:
-        """How long an answer may take: at least half as long again as it typically does.
-
-        At most a few times the quickest of the last answers: one that its sender slept on is no round trip,
-        and a mean would remember it for long.
-        """
-        if not self.recent_s:
-            return 0.0
-        typical_s = max(self.srtt_s + 4 * self.var_s, 1.5 * self.srtt_s)
-        return min(typical_s, _RECENT * min(self.recent_s))
 
     def sample(self, took_s: float) -> None:
         """An answer took ``took_s``."""
@@ -51,6 +44,8 @@ class RoundTrip:
         else:
             self.var_s += (abs(took_s - self.srtt_s) - self.var_s) / 4
             self.srtt_s += (took_s - self.srtt_s) / 8
+        typical_s = max(self.srtt_s + 4 * self.var_s, 1.5 * self.srtt_s)
+        self.rto_s = min(typical_s, _RECENT * min(self.recent_s))
 
 
 @dataclass(slots=True)

@@ -201,9 +201,9 @@ class Ring:
             )
         if good is not None and stage == GATHER:
             self._lack(slice(at, at + len(good)), ~good)
-        if incoming.ended and incoming.left and self._begun is None:
+        if incoming.closed and incoming.left and self._begun is None:
             self._repair.later(incoming, run.peer, run.key)
-        elif incoming.ended and incoming.left:
+        elif incoming.closed and incoming.left:
             effects += self._repair.ask(now_s, incoming, run.peer, run.key, self._until_s)
         return effects
 

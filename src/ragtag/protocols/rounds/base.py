@@ -176,32 +176,31 @@ def spans_of(mask: Bools) -> list[tuple[int, int]]:
 
 
 class Incoming:
-    """Which chunks of one message from one peer have come. Each counts once."""
+    """Which chunks of one message from one peer have come. Each counts once.
 
-    __slots__ = ("_got", "ended", "left", "total")
+    left: how many have not.
+    closed: nothing more will come: all is there, or the rest was lost.
+    """
+
+    __slots__ = ("_got", "closed", "left", "total")
 
     def __init__(self, total: int) -> None:
         self._got: Bools | None = None  # made when needed: a message of one chunk never does
         self.left = self.total = total
-        self.ended = total == 0
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more will come: all is there, or the rest was lost."""
-        return self.ended or self.left == 0
+        self.closed = total == 0
 
     def fresh(self, run: Run) -> Sequence[tuple[int, int]]:
         """Mark a run's chunks as come: the spans ``[a, b)`` of its rows that are new."""
         k = len(run.payload)
         if run.ended:
-            self.ended = True
+            self.closed = True
         if k == 0 or self.left == 0:
             return ()
         first, mask = run.first, run.mask
         if self.total == 1:
             if mask is not None and not mask[0]:
                 return ()
-            self.left = 0
+            self.left, self.closed = 0, True
             return _ONE
         if self._got is None:
             self._got = np.zeros(self.total, np.bool_)
@@ -209,7 +208,7 @@ class Incoming:
         if not before.any():
             if mask is None:
                 before[:] = True
-                self.left -= k
+                self._less(k)
                 return ((0, k),)
             new = mask
             before[:] = mask
@@ -217,8 +216,13 @@ class Incoming:
             new = ~before if mask is None else mask & ~before
             before |= new
         spans = spans_of(new)
-        self.left -= sum(b - a for a, b in spans)
+        self._less(sum(b - a for a, b in spans))
         return spans
+
+    def _less(self, came: int) -> None:
+        self.left -= came
+        if not self.left:
+            self.closed = True
 
     def missing(self) -> Bools:
         """bool ``[total]``: the chunks that have not come."""
@@ -229,7 +233,7 @@ class Incoming:
 
 def whole_message(peer: PeerId, key: MessageKey, payload: Bytes, weight: Floats, heard: PeerSet) -> Run:
     """A run that is a whole message, its end marked."""
-    return Run(peer, key, 0, len(payload), payload, weight, heard, ended=True)
+    return Run(peer, key, 0, len(payload), payload, weight, heard, None, True)
 
 
 def blob_message(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
@@ -240,7 +244,7 @@ def blob_message(peer: PeerId, key: MessageKey, blob: bytes) -> Run:
 
 UNSOUND = "not finite"
 """The note on a peer whose values, or a sum with them, cannot be averaged."""
-_WEIGHT_MOST = np.float32(WEIGHT_MAX).view(np.uint32)
+_WEIGHT_MOST = int(np.float32(WEIGHT_MAX).view(np.uint32))
 
 
 def sound(codec: Codec, run: Run) -> Bools | None:
@@ -252,11 +256,13 @@ def sound(codec: Codec, run: Run) -> Bools | None:
     """
     if not len(run.payload):
         return None
-    fit: Bools = run.weight.view(np.uint32) <= _WEIGHT_MOST
+    weights = run.weight.view(np.uint32)
+    heaviest = weights.item() if len(weights) == 1 else weights.max()  # most messages of a small model
     finite = codec.finite(run.payload)
-    if finite is None:
-        return None if fit.all() else fit
-    return finite & fit
+    if heaviest <= _WEIGHT_MOST:
+        return finite
+    fit: Bools = weights <= _WEIGHT_MOST
+    return fit if finite is None else finite & fit
 
 
 def within(spans: Sequence[tuple[int, int]], good: Bools) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
-"""Whom a round waits for, and when it waits no longer: one ``Progress`` for each peer.
+"""Whom a round waits for, and when it waits no longer.
 
 In each of its two stages a round waits for *shares*: messages, named by stage and block, that a peer owes. A
 peer is waited for exactly while it owes one. There are seven ways (``Why``) in which that ends, each through
-``Waiting._release``, and ``MEANS`` says what follows:
+``Waiting._release``, and each says what follows:
 
 | why | how it is seen | missed | would more time help | owes again in GATHER |
 |---|---|---|---|---|
@@ -25,9 +25,9 @@ The reason for each rule is in docs/protocols.md. ``benchmarks/waiting_rules.py`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection
 from enum import Enum
-from operator import itemgetter
 
 import numpy as np
 
@@ -40,92 +40,43 @@ BEFORE, SCATTERING, GATHERING, DONE = range(4)
 WITNESSES = 2
 """How many owners, at least, must have gone on without a peer. In a crew of three one owner is most of the
 others, and its line alone may have lost the share that is still on its way here."""
-Share = tuple[int, int]
-"""A message that a peer owes: its stage and block."""
-_peer = itemgetter(0)
+Share = tuple[PeerId, int, int]
+"""A message that a peer owes: the peer, and the message's stage and block."""
 _NONE = "", ""
 _TIMERS = _NONE, ("ask scatter", "answer scatter"), ("ask gather", "answer gather"), _NONE
 """Timers, by the stage to which they belong: to ask, and to see which peers have answered."""
 
 
 class Why(Enum):
-    """Why a peer is waited for no longer (see the table above)."""
-
-    IN = "in"
-    PASSED = "passed"
-    ELSEWHERE = "elsewhere"
-    LATE = "late"
-    OUTVOTED = "outvoted"
-    SILENT = "silent"
-    NEVER = "never"
-
-
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """What follows from a ``Why``.
+    """Why a peer is waited for no longer (see the table above).
 
     missed: the outcome names the peer.
     vain: more time would not have helped.
     """
 
-    missed: bool = False
-    vain: bool = False
+    IN = "in", False, False
+    PASSED = "passed", False, False
+    ELSEWHERE = "elsewhere", False, False
+    LATE = "late", True, False
+    OUTVOTED = "outvoted", True, False
+    SILENT = "silent", True, False
+    NEVER = "never", True, True
 
-
-MEANS = {
-    Why.IN: Meaning(),
-    Why.PASSED: Meaning(),
-    Why.ELSEWHERE: Meaning(),
-    Why.LATE: Meaning(missed=True),
-    Why.OUTVOTED: Meaning(missed=True),
-    Why.SILENT: Meaning(missed=True),
-    Why.NEVER: Meaning(missed=True, vain=True),
-}
-
-
-@dataclass(slots=True)
-class Progress:
-    """One peer in one round, as another sees it.
-
-    awaited: the round waits for it, and it was not seen in a later one. Once false it stays so.
-    owes: the shares that are waited for now.
-    came: something of this round has come from it.
-    gave: one of its copies has come.
-    answered: it has said something since it was asked whether it is there.
-    never: of the shares that it owes, those of which it says that they come no more. Empty once something
-        comes from it after all.
-    elsewhere: blocks of this peer whose shares it sends to another.
-    contributors: the peers in its averages, a bit each; -1: none of them has come yet.
-    missed: see ``Meaning``.
-    vain: see ``Meaning``.
-    """
-
-    awaited: bool = False
-    owes: set[Share] = field(default_factory=set)
-    came: bool = False
-    gave: bool = False
-    answered: bool = False
-    never: frozenset[Share] = frozenset()
-    elsewhere: frozenset[int] = frozenset()
-    contributors: int = -1
-    missed: bool = False
-    vain: bool = False
-
-
-class _Peers(dict[PeerId, Progress]):
-    """Each peer's progress, made when it is first asked for."""
-
-    def __missing__(self, peer: PeerId) -> Progress:
-        progress = self[peer] = Progress()
-        return progress
+    def __init__(self, _: str, missed: bool, vain: bool) -> None:
+        self.missed, self.vain = missed, vain
 
 
 class Waiting:
     """Whom one round waits for, in the stage that it is in.
 
-    of: each peer's progress.
     until_s: this stage's deadline.
-    lacking: how many shares are waited for.
+    owed: the shares that are waited for now.
+    came: the peers from which something of this round has come.
+    gave: those of which a copy has come.
+    answered: those that have said something since they were asked whether they are there.
+    vain: those that it went on without, and for which more time would not have helped (see ``Why``).
+    never: the owed shares that will not come, as their peers say. It is as if a peer had not said so once
+        something comes from it after all.
     expired: a stage ended without a share.
     last: the peer whose share ended the first stage, or the lowest of those without which it ended.
     waited_for: the peers that the round waited for when it began.
@@ -136,11 +87,22 @@ class Waiting:
         self.stage = BEFORE
         self.begun: Begin
         self.until_s = 0.0
-        self.lacking = 0
+        self.owed: set[Share] = set()
+        self.came: set[PeerId] = set()
+        self.gave: set[PeerId] = set()
+        self.answered: set[PeerId] = set()
+        self.vain: set[PeerId] = set()
+        self.never: set[Share] = set()
         self.expired = False
         self.last = -1
         self.waited_for: tuple[PeerId, ...] = ()
-        self.of = _Peers()
+        self._missed: set[PeerId] = set()
+        self._awaited: set[PeerId] = set()
+        """The peers that it waits for, without those that were seen in a later round."""
+        self._elsewhere: set[tuple[PeerId, int]] = set()
+        """Peers, and blocks of this one whose shares they send to another."""
+        self._told: dict[PeerId, int] = {}
+        """The contributors to an owner's average, a bit each, by the owner."""
         self._few = 0
         self._grace_s = 0.0
 
@@ -153,10 +115,8 @@ class Waiting:
         from which all withheld theirs was away itself. They know of it by now, so all of them owe.
         """
         self.stage, self.begun, self._grace_s = SCATTERING, begin, begin.grace_s
-        awaited = begin.waiting & self._spec.members - {self._spec.me}
-        self.waited_for = tuple(sorted(awaited))
-        for peer in self.waited_for:
-            self.of[peer].awaited = True
+        self._awaited = set(begin.waiting & self._spec.members - {self._spec.me})
+        self.waited_for = tuple(sorted(self._awaited))
         self.until_s = now_s + begin.scatter_s
         return [peer for peer in self.waited_for if peer not in begin.withheld] or list(self.waited_for)
 
@@ -166,48 +126,44 @@ class Waiting:
         """
         self.stage, self.until_s = GATHERING, max(now_s, self.until_s) + self.begun.gather_s
 
-    def owe(self, peer: PeerId, share: Share) -> None:
+    def owe(self, share: Share) -> None:
         """Wait for a share from now on, unless it goes to another owner, or its peer is past the round."""
-        progress = self.of[peer]
-        if share[0] == SCATTER:
-            if share[1] in progress.elsewhere:
+        peer, stage, block = share
+        if stage == SCATTER:
+            if (peer, block) in self._elsewhere:
                 return
-        elif not progress.awaited or self._is_silent(progress):
+        elif peer not in self._awaited or self._is_silent(peer):
             return
-        progress.owes.add(share)
-        self.lacking += 1
+        self.owed.add(share)
 
-    @staticmethod
-    def _is_silent(progress: Progress) -> bool:
+    def _is_silent(self, peer: PeerId) -> bool:
         """Whether it was waited for in the first stage in vain: nothing will come in the second either."""
-        return progress.missed and not progress.came and not progress.vain
+        return peer in self._missed and peer not in self.came and peer not in self.vain
 
     # -- Ways in which waiting ends
 
-    def closed(self, peer: PeerId, share: Share) -> None:
+    def closed(self, share: Share) -> None:
         """``IN``: a share has come, or what has not come of it was lost."""
-        progress = self.of[peer]
-        if share in progress.owes:
-            self._release(progress, {share}, Why.IN)
-            if self.stage == SCATTERING and not self.lacking:
-                self.last = peer
+        if share in self.owed:
+            self._release((share,), Why.IN)
+            if self.stage == SCATTERING and not self.owed:
+                self.last = share[0]
 
     def elsewhere(self, peer: PeerId, block: int) -> None:
         """``ELSEWHERE``: a peer's share of a block went to another that it takes for the owner."""
-        progress = self.of[peer]
-        progress.elsewhere |= {block}
-        if (SCATTER, block) in progress.owes:
-            self._release(progress, {(SCATTER, block)}, Why.ELSEWHERE)
+        self._elsewhere.add((peer, block))
+        share = peer, SCATTER, block
+        if share in self.owed:
+            self._release((share,), Why.ELSEWHERE)
 
     def passed(self, peer: PeerId) -> None:
         """``PASSED``: nothing of this round comes from a peer any more, and what has not come was lost."""
-        progress = self.of[peer]
-        progress.awaited = False
-        self._release(progress, set(progress.owes), Why.PASSED)
+        self._awaited.discard(peer)
+        self._release(self._owed_by(peer), Why.PASSED)
 
     def overdue(self) -> None:
         """``LATE``: the stage's deadline has passed."""
-        self._miss([(peer, set(p.owes), Why.LATE) for peer, p in self._open()])
+        self._miss(set(self.owed), Why.LATE)
 
     def outvoted(self, told_by: PeerId, heard: PeerSet) -> None:
         """``OUTVOTED``: an owner has sent an average, with its contributors. Wait for no peer that most lack.
@@ -215,80 +171,76 @@ class Waiting:
         Each peer's deadline comes from its own measurements. This rule makes the middle one count: a peer
         that would wait much longer goes on with those that did.
         """
-        teller = self.of[told_by]
-        if teller.contributors < 0:
-            teller.contributors = int(np.bitwise_or.reduce(heard))
-        told = [p.contributors for p in self.of.values() if p.contributors >= 0]
-        awaited = [p for p in self.of.values() if p.awaited]
+        told, awaited = self._told, self._awaited
+        if told_by not in told:
+            told[told_by] = int(np.bitwise_or.reduce(heard))
         if 2 * len(told) < len(awaited):
             return
-        for peer, progress in sorted(self._open(), key=_peer):
-            others = [p for p in awaited if p is not progress]
-            without = sum(p.contributors >= 0 and not p.contributors >> peer & 1 for p in others)
+        for peer in sorted(_peers(self.owed)):
+            others = awaited - {peer}
+            without = sum(not told[other] >> peer & 1 for other in others if other in told)
             if without >= WITNESSES and 2 * without > len(others):
-                self._release(progress, set(progress.owes), Why.OUTVOTED)
+                self._release(self._owed_by(peer), Why.OUTVOTED)
                 self.expired, self.last = True, peer
 
     def asked_from_next(self, peer: PeerId) -> bool:
         """``NEVER``, the second time: a peer asks this one for a message of the next round. Whether it is
         waited for no longer.
         """
-        progress = self.of[peer]
-        if progress.owes and progress.owes <= progress.never:
-            self._miss([(peer, set(progress.owes), Why.NEVER)])
+        owed = self._owed_by(peer)
+        if owed and owed <= self.never:
+            self._miss(owed, Why.NEVER)
             return True
-        progress.never |= progress.owes
+        self.never |= owed
         return False
 
-    def _release(self, progress: Progress, shares: set[Share], why: Why) -> None:
+    def _release(self, shares: Collection[Share], why: Why) -> None:
         """Wait for these shares no longer."""
-        progress.owes -= shares
-        progress.never -= shares
-        self.lacking -= len(shares)
-        progress.missed |= MEANS[why].missed
-        progress.vain |= MEANS[why].vain
+        self.owed.difference_update(shares)
+        if self.never:
+            self.never.difference_update(shares)
+        if why.missed:
+            self._missed |= _peers(shares)
+        if why.vain:
+            self.vain |= _peers(shares)
 
-    def _miss(self, lost: list[tuple[PeerId, set[Share], Why]]) -> None:
+    def _miss(self, shares: Collection[Share], why: Why) -> None:
         """The stage goes on without these shares."""
+        assert why.missed
         self.expired = True
-        for _, shares, why in lost:
-            assert shares and MEANS[why].missed
-        if self.stage == SCATTERING and lost:
-            self.last = min(peer for peer, _, _ in lost)
-        for peer, shares, why in lost:
-            self._release(self.of[peer], shares, why)
+        if self.stage == SCATTERING and shares:
+            self.last = min(_peers(shares))
+        self._release(shares, why)
 
-    def _open(self) -> list[tuple[PeerId, Progress]]:
-        return [(peer, progress) for peer, progress in self.of.items() if progress.owes]
+    def _owed_by(self, peer: PeerId) -> set[Share]:
+        return {share for share in self.owed if share[0] == peer}
 
     # -- What comes
 
-    def spoke(self, peer: PeerId) -> Progress:
+    def spoke(self, peer: PeerId) -> None:
         """Something of this round came from a peer."""
-        progress = self.of[peer]
-        progress.answered = True
-        if progress.never:
-            progress.never = frozenset()
-        return progress
+        self.answered.add(peer)
+        if self.never:
+            self.never -= self._owed_by(peer)
 
     def answers(self, run: Run) -> None:
         """A peer has answered what it was asked."""
-        progress = self.of[run.peer]
-        progress.answered = True
+        self.answered.add(run.peer)
         if run.key.stage == NEVER:
             stage = SCATTER if self.stage == SCATTERING else GATHER
-            progress.never |= progress.owes & {(stage, self._spec.block(run.key))}
+            self.never |= self.owed & {(run.peer, stage, self._spec.block(run.key))}
 
     # -- Asking
 
     def count(self, now_s: float) -> list[Effect]:
         """A stage begins: few shares are half of those waited for now, or as many as one peer owes."""
-        self._few = max(self.lacking // 2, *(len(progress.owes) for _, progress in self._open()))
+        each = Counter(peer for peer, _, _ in self.owed)
+        self._few = max(len(self.owed) // 2, *each.values())
         return self.look_around(now_s)
 
     def look_around(self, now_s: float) -> list[Effect]:
         """Where only few shares are missing: ask their peers whether they are there, after a while."""
-        if not 0 < self.lacking <= self._few:
+        if not 0 < len(self.owed) <= self._few:
             return []
         self._few = 0  # from here on timers ask
         return self._arm(now_s, 0, self.begun.gather_s)
@@ -300,7 +252,7 @@ class Waiting:
         The time counts from now on where this peer slept through its deadline. One or two others are asked
         meanwhile.
         """
-        overdue = len(self._open())
+        overdue = len(_peers(self.owed))
         if self.stage != SCATTERING or self._grace_s <= 0 or 2 * overdue <= len(self.waited_for):
             return None
         self.until_s += max(0.0, now_s - self.until_s) + self._grace_s
@@ -323,14 +275,14 @@ class Waiting:
         """``SILENT``, ``NEVER``: the time for answers is over. ``False``: ``name`` is another timer."""
         if name != _TIMERS[self.stage][1]:
             return False
-        silent = [(peer, set(p.owes), Why.SILENT) for peer, p in self._open() if not p.answered]
-        for peer, _, _ in silent:
+        silent = {share for share in self.owed if share[0] not in self.answered}
+        never = self.never - silent
+        for peer in _peers(silent):
             if self._spec.patience is not None:
                 self._spec.patience.gave_up(self._spec.round, peer, self.until_s)
-        never = [(peer, set(p.never), Why.NEVER) for peer, p in self._open() if p.answered and p.never]
-        for lost in (silent, never):
+        for lost, why in ((silent, Why.SILENT), (never, Why.NEVER)):
             if lost:
-                self._miss(lost)
+                self._miss(lost, why)
         return True
 
     def ask_again(self, now_s: float) -> list[Effect]:
@@ -347,13 +299,10 @@ class Waiting:
         return [Arm(self._spec.timer(_TIMERS[self.stage][which]), now_s + wait_s)]
 
     def _ask(self, until_s: float) -> list[Effect]:
-        asked: list[Effect] = []
-        for peer, progress in sorted(self._open(), key=_peer):
-            progress.answered = False
-            progress.never = frozenset()
-            for stage, block in sorted(progress.owes):
-                asked.append(Send(question(peer, self._spec.key(stage, block)), until_s))
-        return asked
+        self.answered -= _peers(self.owed)
+        self.never.clear()
+        asked = sorted(self.owed)
+        return [Send(question(peer, self._spec.key(stage, block)), until_s) for peer, stage, block in asked]
 
     # -- Looking
 
@@ -364,4 +313,9 @@ class Waiting:
 
     def missed(self) -> tuple[PeerId, ...]:
         """The peers that the round went on without."""
-        return tuple(sorted(peer for peer, progress in self.of.items() if progress.missed))
+        return tuple(sorted(self._missed))
+
+
+def _peers(shares: Collection[Share]) -> set[PeerId]:
+    """Whose shares these are."""
+    return {share[0] for share in shares}

@@ -57,7 +57,9 @@ class Values:
         for block in mine:
             self._mean[layout.spans[block]] = 0.0
         self._averaged = np.zeros(layout.n_chunks, np.bool_)
-        self._incoming: dict[tuple[PeerId, int], Incoming] = {}
+        self._copies: dict[int, dict[PeerId, Incoming]] = {
+            j: {} for j, owner in enumerate(spec.owners) if owner == spec.me
+        }
         self._unsound: set[PeerId] = set()
         self._gathered = {
             j: Incoming(layout.sizes[j])
@@ -67,7 +69,8 @@ class Values:
 
     def owners(self) -> Collection[PeerId]:
         """See ``stages.Content``."""
-        return {self.spec.owners[block] for block in self._gathered}
+        sizes = self.spec.layout.sizes
+        return {owner for j, owner in enumerate(self.spec.owners) if owner != self.spec.me and sizes[j]}
 
     # -- Begin: scatter own copies to the owners
 
@@ -75,14 +78,14 @@ class Values:
         """See ``stages.Content``."""
         spec, begin = self.spec, stages.begun
         spans, sizes, values = spec.layout.spans, spec.layout.sizes, begin.values
-        weights = np.full(max(sizes), begin.weight, np.float32)
-        peers = np.full(max(sizes), bit(spec.me) if begin.weight > 0 else 0, np.uint64)
+        me = bit(spec.me) if begin.weight > 0 else 0
+        rows = {k: (np.full(k, begin.weight, np.float32), np.full(k, me, np.uint64)) for k in set(sizes)}
         for block, owner in stages.turn():
             if owner == spec.me and sizes[block]:
                 yield from self._add_own(block, begin)
             elif sizes[block]:
-                k, payload = sizes[block], spec.codec.encode(values[spans[block]])
-                run = whole_message(owner, spec.key(SCATTER, block), payload, weights[:k], peers[:k])
+                payload = spec.codec.encode(values[spans[block]])
+                run = whole_message(owner, spec.key(SCATTER, block), payload, *rows[sizes[block]])
                 yield stages.send(run, stages.waiting.until_s)
 
     def _add_own(self, block: int, begin: Begin) -> list[Effect]:
@@ -107,31 +110,30 @@ class Values:
         self, stages: Stages, now_s: float, run: Run, block: int
     ) -> tuple[Incoming | None, list[Effect]]:
         """See ``stages.Content``."""
-        stage, layout, waiting, owner = (
-            run.key.stage,
-            self.spec.layout,
-            stages.waiting,
-            self.spec.owners[block],
-        )
+        stage, layout, waiting = run.key.stage, self.spec.layout, stages.waiting
         if run.total != layout.sizes[block] or run.first + len(run.payload) > run.total:
             return None, []
         at = layout.starts[block] + run.first
         if stage == SCATTER:
-            if owner != self.spec.me or waiting.stage > SCATTERING:
+            copies = self._copies.get(block)
+            if copies is None or waiting.stage > SCATTERING:
                 return None, []
-            incoming = self.scattered_of(run.peer, block)
+            incoming = copies.get(run.peer)
+            if incoming is None:
+                incoming = copies[run.peer] = Incoming(run.total)
             return incoming, self._accumulate(run, incoming, at)
         if stage != GATHER:
             return None, []
         stages.told = True
+        owner = self.spec.owners[block]
         if owner == self.spec.me:
             return None, stages.owns_it_too(now_s, run.peer, block)
-        if block not in self._gathered or waiting.stage > GATHERING:
+        incoming = self._gathered.get(block)
+        if incoming is None or waiting.stage > GATHERING:
             return None, []
-        incoming = self._gathered[block]
         noted = self._store(run, incoming, at)
-        if incoming.left == 0:  # the average is here, whichever peer it came from
-            waiting.closed(owner, (GATHER, block))
+        if incoming.left == 0 and run.peer != owner:  # the average is here, though another sent it
+            waiting.closed((owner, GATHER, block))
         return incoming, noted
 
     def _accumulate(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:
@@ -141,13 +143,16 @@ class Values:
         spans = incoming.fresh(run)
         for a, b in spans if good is None else within(spans, good):
             span = slice(at + a, at + b)
-            accumulate(payload[a:b], weight[a:b], self._mean[span])
             if b - a == 1:  # for numpy an element costs a third of a slice
                 self._weight[at + a] += weight[a]
                 self._heard[at + a] |= heard[a]
-                continue
-            self._weight[span] += weight[a:b]
-            self._heard[span] |= heard[a:b]
+            else:
+                self._weight[span] += weight[a:b]
+                self._heard[span] |= heard[a:b]
+            if b - a == len(payload):
+                accumulate(payload, weight, self._mean[span])
+            else:
+                accumulate(payload[a:b], weight[a:b], self._mean[span])
         return [] if good is None else self._refused(run.peer)
 
     def _store(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:
@@ -157,7 +162,7 @@ class Values:
         spans = incoming.fresh(run)
         for a, b in spans if good is None else within(spans, good):
             span = slice(at + a, at + b)
-            decode(payload[a:b], self._mean[span])
+            decode(payload if b - a == len(payload) else payload[a:b], self._mean[span])
             if b - a == 1:
                 self._weight[at + a], self._heard[at + a] = weight[a], heard[a]
                 self._averaged[at + a] = weight[a] > 0
@@ -186,11 +191,11 @@ class Values:
                 yield from self._refused(
                     peer, "what it and others sent has no finite mean, and is no average"
                 )
+            key, weight, heard = spec.key(GATHER, block), self._weight[span], self._heard[span]
             for peer in stages.others():
-                run = whole_message(
-                    peer, spec.key(GATHER, block), payload, self._weight[span], self._heard[span]
-                )
+                run = whole_message(peer, key, payload, weight, heard)
                 yield stages.send(run, stages.waiting.until_s)
+        self._copies.clear()  # nothing asks any more what has come of them
 
     def awaited(self) -> Iterable[tuple[int, PeerId, Incoming]]:
         """See ``stages.Content``."""
@@ -228,11 +233,9 @@ class Values:
             self._mean[kept] = begin.values[kept]
             self._weight[kept] = begin.weight
             self._heard[kept] = bit(self.spec.me)
+        self._gathered.clear()  # nor of these
         return Result(self._mean, self._weight, self._heard, self._averaged)
 
-    def scattered_of(self, peer: PeerId, block: int) -> Incoming:
+    def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
         """See ``stages.Content``."""
-        incoming = self._incoming.get((peer, block))
-        if incoming is None:
-            incoming = self._incoming[peer, block] = Incoming(self.spec.layout.sizes[block])
-        return incoming
+        return self._copies[block].get(peer)

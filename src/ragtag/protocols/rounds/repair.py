@@ -92,14 +92,14 @@ class Repairer:
         self, now_s: float, incoming: Incoming, peer: PeerId, key: MessageKey, deadline_s: float
     ) -> list[Effect]:
         """Ask for the holes of a message that has ended. It is open again until its next end marker."""
-        incoming.ended = False
+        incoming.closed = False
         self._asked[peer, key] = _Asked(incoming, incoming.left, now_s)
         effects: list[Effect] = [Send(request(peer, key, incoming.missing()), deadline_s)]
         return effects if self._armed else [*effects, self._arm(now_s)]
 
     def later(self, incoming: Incoming, peer: PeerId, key: MessageKey) -> None:
         """Remember to ask for the holes of a message that ended before this peer began the round."""
-        incoming.ended = False
+        incoming.closed = False
         self._asked[peer, key] = _Asked(incoming, incoming.left, -math.inf)
 
     def again(self, now_s: float, deadline_s: float) -> list[Effect]:

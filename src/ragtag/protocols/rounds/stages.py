@@ -35,7 +35,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.rounds.asking import ANSWERS, QUESTION
 from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson, Spec
-from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, SCATTERING, Progress, Share, Waiting
+from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, SCATTERING, Share, Waiting
 from ragtag.protocols.rounds.repair import Repairer
 
 
@@ -109,12 +109,11 @@ class Stages:
         """See ``Lesson``. All peers owe an owner their shares; owners alone owe the other peers."""
         waiting, owns = self.waiting, bool(self.content.mine)
         owing = self.others() if owns else sorted(self.content.owners())
-        of = waiting.of
-        here = (peer for peer in waiting.waited_for if peer in of and of[peer].came and not of[peer].gave)
+        here = waiting.came.intersection(waiting.waited_for) - waiting.gave
         return Lesson(
-            owed={peer: peer in of and of[peer].came for peer in owing},
-            in_vain=frozenset(peer for peer, progress in of.items() if progress.vain),
-            answered=frozenset(peer for peer, progress in of.items() if progress.answered),
+            owed={peer: peer in waiting.came for peer in owing},
+            in_vain=frozenset(waiting.vain),
+            answered=frozenset(waiting.answered),
             withheld=frozenset(here) if owns and waiting.stage != BEFORE else frozenset(),
             owns=owns,
         )
@@ -129,7 +128,7 @@ class Stages:
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
         """Wait for a peer no longer: what has not come from it was lost."""
         self.waiting.passed(peer)
-        return self.waiting.look_around(now_s) if self.waiting.lacking else self._advance(now_s)
+        return self.waiting.look_around(now_s) if self.waiting.owed else self._advance(now_s)
 
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
         """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
@@ -145,8 +144,9 @@ class Stages:
                 if run.key.stage in ANSWERS:
                     self.waiting.answers(run)
                 else:
-                    effects += self._take(now_s, run, self.waiting.spoke(run.peer))
-            return effects if self.waiting.lacking else effects + self._advance(now_s)
+                    self.waiting.spoke(run.peer)
+                    effects += self._take(now_s, run)
+            return effects if self.waiting.owed else effects + self._advance(now_s)
         if isinstance(event, Begin):
             return self._begin(now_s, event)
         if isinstance(event, Expired):
@@ -161,13 +161,12 @@ class Stages:
         giving = waiting.begin(now_s, begin)
         effects: list[Effect] = list(self.content.scatter(self))
         for block in self.content.mine:
-            share = (SCATTER, block)
             for peer in giving:
-                self._wait_for(peer, share, self.content.scattered_of(peer, block))
+                self._wait_for((peer, SCATTER, block), self.content.scattered_of(peer, block))
         effects.append(Arm(self.spec.timer("scatter"), waiting.until_s))
         if self._repair is not None:
             effects += self._repair.again(now_s, waiting.round_until_s)
-        return effects + (waiting.count(now_s) if waiting.lacking else self._advance(now_s))
+        return effects + (waiting.count(now_s) if waiting.owed else self._advance(now_s))
 
     def _expire(self, now_s: float, name: str) -> list[Effect]:
         waiting, stage = self.waiting, self.waiting.stage
@@ -189,7 +188,7 @@ class Stages:
 
     # -- Arrivals
 
-    def _take(self, now_s: float, run: Run, sender: Progress) -> list[Effect]:
+    def _take(self, now_s: float, run: Run) -> list[Effect]:
         spec, waiting, stage, block = self.spec, self.waiting, run.key.stage, self.spec.block(run.key)
         if not 0 <= block < len(spec.owners) or run.peer not in spec.members or run.peer == spec.me:
             return []
@@ -198,17 +197,17 @@ class Stages:
                 return []
             return self._repair.answer(run, now_s + waiting.begun.gather_s)  # the other may have begun later
         if stage == SCATTER:
-            sender.gave = True
+            waiting.gave.add(run.peer)
         incoming, effects = self.content.take(self, now_s, run, block)
         if incoming is None:
             return effects
-        sender.came = True
-        if stage == GATHER and waiting.stage == SCATTERING and waiting.lacking and len(run.heard):
+        waiting.came.add(run.peer)
+        if stage == GATHER and waiting.stage == SCATTERING and waiting.owed and len(run.heard):
             waiting.outvoted(run.peer, run.heard)
-        if self._repair is not None and incoming.ended and incoming.left:
-            return effects + self._ask(now_s, run, incoming, self._repair)
         if incoming.closed:
-            waiting.closed(run.peer, (stage, block))
+            if self._repair is not None and incoming.left:
+                return effects + self._ask(now_s, run, incoming, self._repair)
+            waiting.closed((run.peer, stage, block))
             effects += waiting.look_around(now_s)
         return effects
 
@@ -219,7 +218,7 @@ class Stages:
         deadline. A peer that owns all blocks sends nothing before it reduces, so it would be heard only when
         the round is over for others, in later rounds too, and would not be taken for living.
         """
-        self.waiting.of[peer].came = True
+        self.waiting.came.add(peer)
         self.waiting.elsewhere(peer, block)
         return self.waiting.look_around(now_s)
 
@@ -245,7 +244,7 @@ class Stages:
 
     def _advance(self, now_s: float) -> list[Effect]:
         waiting = self.waiting
-        if waiting.lacking or waiting.stage not in (SCATTERING, GATHERING):
+        if waiting.owed or waiting.stage not in (SCATTERING, GATHERING):
             return []
         return self._turn_over(now_s) if waiting.stage == SCATTERING else self._finish(now_s)
 
@@ -255,9 +254,9 @@ class Stages:
         waiting.turn_over(now_s)
         effects: list[Effect] = list(self.content.reduce(self))
         for block, owner, incoming in self.content.awaited():
-            self._wait_for(owner, (GATHER, block), incoming)
+            self._wait_for((owner, GATHER, block), incoming)
         effects.append(Arm(self.spec.timer("gather"), waiting.until_s))
-        return effects + (waiting.count(now_s) if waiting.lacking else self._advance(now_s))
+        return effects + (waiting.count(now_s) if waiting.owed else self._advance(now_s))
 
     def _finish(self, now_s: float) -> list[Effect]:
         self.waiting.stage = DONE
@@ -300,7 +299,9 @@ class Stages:
 
     def send(self, run: Run, deadline_s: float) -> Send:
         """Send a message, and keep it for repairs."""
-        return Send(run if self._repair is None else self._repair.remember(run), deadline_s)
+        if self._repair is not None:
+            self._repair.remember(run)
+        return Send(run, deadline_s)
 
     def turn(self) -> list[tuple[int, PeerId]]:
         """Blocks with their owners, the next peers' first, so that not all send to one peer at once."""
@@ -312,6 +313,6 @@ class Stages:
         me, n = self.spec.me, max(self.spec.members) + 1
         return sorted(self.spec.members - {me}, key=lambda peer: (peer - me) % n)
 
-    def _wait_for(self, peer: PeerId, share: Share, incoming: Incoming | None) -> None:
+    def _wait_for(self, share: Share, incoming: Incoming | None) -> None:
         if incoming is None or not incoming.closed or (self._repair is not None and incoming.left):
-            self.waiting.owe(peer, share)
+            self.waiting.owe(share)

@@ -48,6 +48,9 @@ COUNTS = ("tests/recipes/test_grouping.py", "-k", "counts_by_its_samples or para
 TIMES = ("tests/paper/test_grouping_claims.py",)
 SCHEDULE = "src/ragtag/schedules/grouping.py"
 GATE = "src/ragtag/protocols/central/grouping.py"
+REDUCE = "src/ragtag/protocols/rounds/reduce.py"
+MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
+REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
@@ -127,6 +130,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "arrival.staleness >= self.discard_from",
         "arrival.staleness < 0",
         ("tests/recipes/test_without_a_pace.py", "-k", "leave_the_straggler_out"),
+    ),
+    Sabotage(
+        "rps: sums in place of means",
+        REDUCE,
+        "np.divide(mean, weight[:, None], out=mean, where=some[:, None])",
+        "pass",
+        MIXING,
+    ),
+    Sabotage(
+        "rps: owners that do not rotate",
+        "src/ragtag/protocols/rounds/layout.py",
+        'random.permutation(random.stream_key(seed, "owners", round_), n)',
+        "tuple(range(n))",
+        MIXING,
+    ),
+    Sabotage(
+        "rps: a user's optimizer takes no average",
+        "src/ragtag/training/exchange/dense.py",
+        "self.bucket.restore(table, outcome.averaged, row)",
+        "self.bucket.restore(table, outcome.averaged & False, row)",
+        REPLICAS,
     ),
     Sabotage(
         "DropCompute: the threshold is not looked at",

@@ -17,14 +17,13 @@ from ragtag.recipes.grouping.methods import (
     METHODS,
     PROGRESSIVE,
     RINGMASTER,
-    SYNC,
     cut,
     grouped,
     micro_s,
     scheduled,
 )
 from ragtag.recipes.grouping.training import LATENCY_S, Look, Trial, Work, train
-from ragtag.recipes.tasks.digits import Net, Pool, digits_data, train_size
+from ragtag.recipes.tasks.digits import Net, Pool, digits_data
 from ragtag.schedules.asynchronous import Asynchronous
 from ragtag.schedules.grouping import predicted
 from ragtag.schedules.softsync import SoftSync

@@ -48,6 +48,7 @@ COUNTS = ("tests/recipes/test_grouping.py", "-k", "counts_by_its_samples or para
 TIMES = ("tests/paper/test_grouping_claims.py",)
 SCHEDULE = "src/ragtag/schedules/grouping.py"
 GATE = "src/ragtag/protocols/central/grouping.py"
+TOPK = ("tests/recipes/test_topk.py", "-k", "miniature")
 REDUCE = "src/ragtag/protocols/rounds/reduce.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
@@ -151,6 +152,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "self.bucket.restore(table, outcome.averaged, row)",
         "self.bucket.restore(table, outcome.averaged & False, row)",
         REPLICAS,
+    ),
+    Sabotage(
+        "top-k: the k smallest",
+        "src/ragtag/codecs/sparse/topk.py",
+        "return largest_of(u, at_least(u, least)[0], k)",
+        'return select_at(u, np.sort(np.argsort(np.abs(u), kind="stable")[:k]))',
+        TOPK,
+    ),
+    Sabotage(
+        "top-k: the largest is left out",
+        "src/ragtag/codecs/sparse/topk.py",
+        "return largest_of(u, at_least(u, least)[0], k)",
+        "return largest_of(u * (np.abs(u) < np.abs(u).max()), at_least(u, least)[0], k)",
+        TOPK,
     ),
     Sabotage(
         "DropCompute: the threshold is not looked at",

@@ -199,7 +199,7 @@ class Plan:
                 splits=(1, 30),
                 softened=(15,),
                 soft_epochs=12,
-                soft_steps=150,
+                soft_steps=100,
                 compensated=tuple(key for key in compensation.measured() if compensation.mends(key)),
             )
         return Plan(
@@ -235,7 +235,8 @@ class Plan:
 
     def _soft(self) -> list[tuple[int, bool, int]]:
         kinds = [(0, False), *((n, corrected) for n in self.softened for corrected in (True, False))]
-        return [(n, corrected, seed) for n, corrected in kinds for seed in self.seeds]
+        few = self.seeds if self.trained else self.seeds[:1]
+        return [(n, c, seed) for n, c in kinds for seed in (self.seeds if c or not n else few)]
 
     def _compensated(self) -> list[tuple[compensation.Key, int]]:
         seeds = self.seeds if self.trained else self.seeds[:1]

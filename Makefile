@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CACHES := .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo test test-all check lint format clean house
+.PHONY: help demo test test-all check lint format clean house sabotage
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ lint: $(STAMP) ## format, lint, types and layers
 
 house: $(STAMP) ## lines by room, modules with one importer, cycles, names used twice
 	$(BIN)/python tools/house.py
+
+sabotage: $(STAMP) ## break the code in a copy, case by case: something must turn red each time
+	$(BIN)/python tools/sabotage.py
 
 check: lint test ## lint, then the fast tests
 

@@ -4,17 +4,22 @@ import pytest
 
 from ragtag.recipes import RECIPES
 from ragtag.recipes.grouping import compare as grouping_compare
+from ragtag.recipes.grouping import compensation, counts, gossip
 from ragtag.recipes.grouping import measure as grouping_measure
 from ragtag.recipes.grouping import recipe as grouping
-from ragtag.recipes.grouping.measure import METHODS, SCENES, Plan
+from ragtag.recipes.grouping.measure import NAMES, SCENES, Plan
+from ragtag.recipes.grouping.methods import BACKUP
 from ragtag.recipes.grouping.training import Trial
+
+KEYS = tuple(key for key in compensation.measured() if compensation.mends(key))
 
 
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:
-    tiny = Plan(
-        (0, 1), (0.0, 5.0), 2, 40, (1, 30), (15,), 60, complete=False, live_s=1.0, compensation_epochs=1
-    )
+    tiny = Plan((0, 1), (0.0, 5.0), (BACKUP, gossip.NAME), ((3.0, 1),), 1, 6, 6, (30,), (15,), 1, 8, KEYS, 1)
     monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: tiny))
+    for module in (grouping_measure, compensation):
+        monkeypatch.setattr(module, "train_size", lambda: 240)
+    monkeypatch.setattr(grouping_measure, "SCENE_STEPS", dict.fromkeys(SCENES, 12))
     told = []
     report = grouping.reproduce(out=tmp_path / "out", jobs=1, progress=lambda *what: told.append(what))
     assert told[-1][0] == told[-1][1] == len(told) == len(tiny.jobs())
@@ -25,27 +30,46 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
         "groups after",
         "older than 2n",
         "fixed rate",
-        "21 times slower: accuracy",
+        "the slow one's",
+        "stale updates count 1/tau",
         "3 hidden layers, rate 0.7, lambda 3",
     ):
         assert part in names
-    assert all(r.ok for r in report.rows if r.group.startswith("T(g)") or "staleness" in r.group)
-    assert {line[0] for line in report.tables[0].rows} == set(METHODS)
+    sure = ("How much an update counts", "A parabola")
+    assert not [r for r in report.rows if r.group.startswith(sure) and not r.ok]
+    assert len(report.tables[0].rows) == 2 and len(report.tables[1].rows) == 3
+    assert {line[0] for line in report.tables[2].rows} == set(NAMES)
+    assert [line[0] for line in report.tables[-1].rows] == [
+        "SSP, DSSP",
+        "Prague (random groups)",
+        "AD-PSGD",
+    ]
     loaded = json.loads((tmp_path / "out/results.json").read_text("utf-8"))
-    assert len(loaded["data"]["trials"]) == 2 * 2 * len(METHODS) and loaded["rows"][0]["source"]
+    assert len(loaded["data"]["trials"]) == 8 and loaded["rows"][0]["source"]
     page = (tmp_path / "out/index.html").read_text("utf-8")
     assert page.count("<svg") == 2 and "range over 2 seeds" in page
 
 
 def test_plans() -> None:
     full, quick = Plan.of(quick=False, seeds=5), Plan.of(quick=True, seeds=5)
-    assert full.seeds == (0, 1, 2, 3, 4) and min(full.delays) == 0 and max(full.delays) == 5
+    assert full.seeds == (0, 1, 2, 3, 4) and min(full.delays) == 0 and full.worst == quick.worst == 5
     assert len(quick.jobs()) < len(full.jobs()) / 4
     assert RECIPES["grouping"] == grouping.__name__
 
 
+def test_every_method_is_judged_or_listed_as_not_reproduced() -> None:
+    judged = grouping_compare.expected_times()
+    listed = " ".join(what for what, _ in grouping_compare.NOT_REPRODUCED)
+    assert all(name in judged or name.split(" of ")[0] in listed for name in NAMES)
+
+
 def test_how_many_groups_there_were_is_read_from_notes() -> None:
-    trial = Trial("x", 0, notes=[(5.0, "2 groups: 15 + 1"), (7.0, "peer 3 waits"), (9.0, "1 group")])
+    notes = [
+        (5.0, "groups", "2 groups: 0 1 + 2"),
+        (7.0, "barrier ended", "1 of 2"),
+        (9.0, "groups", "1 group: 0"),
+    ]
+    trial = Trial("x", 0, notes=notes)
     assert [grouping_compare.groups_at(trial, t) for t in (0, 5, 8, 9)] == [1, 2, 2, 1]
 
 
@@ -66,3 +90,24 @@ def test_nonsense_is_refused(tmp_path, wrong) -> None:
 def test_other_data_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="digits only"):
         grouping.reproduce(out=tmp_path, data=tmp_path)
+
+
+def test_an_update_counts_by_its_samples_and_no_more_than_one_over_its_staleness() -> None:
+    """By the closed form, on the library's central state: a straggler, and a group that others overtake."""
+    crew = counts.CREW - 1 + 1 / (1 + counts.DELAY)
+    one_of_many = counts.shares(counts.DELAY)
+    assert one_of_many[-1].movement == pytest.approx(0.25 / crew, rel=grouping_compare.COUNT)
+    assert one_of_many[0].movement == pytest.approx(1 / crew, rel=grouping_compare.COUNT)
+    small, *large = counts.shares()
+    assert small.movement == pytest.approx(1 / 5, rel=grouping_compare.COUNT)
+    for one in large:
+        assert one.stale == pytest.approx(counts.RATIO, rel=grouping_compare.COUNT)
+        expected = 1 / counts.RATIO / counts.LARGE_PEERS
+        assert one.movement == pytest.approx(expected, rel=grouping_compare.COUNT)
+
+
+def test_on_a_parabola_the_correction_decides_whether_training_converges() -> None:
+    for corrected in (True, False):
+        expected = counts.expected_growth(corrected)
+        assert counts.growth(corrected) == pytest.approx(expected, rel=grouping_compare.COUNT)
+    assert counts.expected_growth(True) < 1 < counts.expected_growth(False)

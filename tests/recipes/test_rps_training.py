@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from ragtag.core.channels import channel_of
+from ragtag.core.types import Floats, Outcome
+from ragtag.protocols.rounds.rps import rps
+from ragtag.recipes.grouping.training import Values
+from ragtag.recipes.lockstep import run_rounds
+from ragtag.recipes.rps.theory import line
 from ragtag.recipes.rps.training import Setup, _Crew, train
 from ragtag.recipes.tasks.images import Batches, digits, shards
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 BASE = Setup("models", "all-reduce", 1.0, by_label=True, seed=1, steps=4, n=4)
 
@@ -41,7 +49,7 @@ def test_gradient_averaging_drifts_and_rps_does_not() -> None:
 def test_the_unit_of_loss_is_the_block_or_the_datagram() -> None:
     task = digits()
     block, datagram = _Crew(BASE, task), _Crew(replace(BASE, unit="datagram"), task)
-    assert [len(block.offer()[0]), block.codec.elements] == [4, 9571]
+    assert [len(block.offer()[0]), block.codec.elements] == [4, 9572]
     assert [len(datagram.offer()[0]), datagram.codec.elements] == [141, 272]
 
 
@@ -71,9 +79,66 @@ def test_averaged_momentum_travels_with_the_model() -> None:
     assert np.isfinite([local.end.loss, both.end.loss]).all()
 
 
-def _outcome(mean: np.ndarray, weight: float):
-    from ragtag.core.types import Outcome
+def test_stacked_replicas_are_a_crew_of_users_optimizers() -> None:
+    """Each peer runs a user's loop over lines that lose the same messages: the models are the same."""
+    setup = replace(BASE, method="RPS", arrival=0.8)
+    task = digits()
+    stacked = _Crew(setup, task)
+    models: list[torch.Tensor] = []
 
+    def then(done: int, outcomes: list[Outcome]) -> list[Floats] | None:
+        stacked.apply(outcomes)
+        models.append(stacked._models.clone())
+        return stacked.offer() if done + 1 < setup.steps else None
+
+    run_rounds(
+        stacked.offer(),
+        then,
+        method=rps,
+        faults=setup.faults,
+        seed=setup.seed,
+        codec=stacked.codec,
+        number=channel_of("model"),
+    )
+    crew = SimulatedCrew(setup.n, line(0.0), setup.seed)
+    crew.world.call(1.0, lambda _: crew.world._link.change(setup.faults))  # all have met by then
+    parts = shards(task, setup.n, setup.seed, setup.by_label)
+
+    def loop(peer: SimulatedTransport) -> tuple[list[torch.Tensor], int]:
+        first = torch.cat([p.initial(setup.seed, i).flatten() for i, p in enumerate(task.parameters)])
+        model = Values(first)
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=task.learning_rate),
+            peer,
+            method=rps,
+            model=model,
+            codec=stacked.codec,
+            seed=setup.seed,
+        )
+        batches = Batches(parts[peer.me], task.batch, setup.seed, peer.me)
+        sizes = [int(np.prod(p.shape)) for p in task.parameters]
+        found, lost = [], 0
+        for step in range(setup.steps):
+            peer.pause(1.0 + step - peer.now_s())  # all begin a round at once, as the stacked ones do
+            at = torch.from_numpy(batches.next())
+            optimizer.zero_grad()
+            pieces = torch.split(model.values, sizes)
+            w = [x.view(p.shape) for x, p in zip(pieces, task.parameters, strict=True)]
+            torch.nn.functional.cross_entropy(task.forward(w, task.train_x[at]), task.train_y[at]).backward()
+            optimizer.step()
+            assert optimizer.outcome is not None
+            lost += int((~optimizer.outcome.averaged).sum())
+            found.append(model.values.detach().clone())
+        return found, lost
+
+    users = [came for came in crew.run(loop) if came is not None]
+    assert sum(lost for _, lost in users) > 4
+    for step, together in enumerate(models):
+        theirs = torch.stack([found[step] for found, _ in users])
+        torch.testing.assert_close(together, theirs, rtol=1e-4, atol=1e-6)
+
+
+def _outcome(mean: np.ndarray, weight: float):
     k = len(mean)
     return Outcome(
         channel=0,

@@ -37,12 +37,14 @@ def run_rounds(
     seed: int,
     codec: Codec = fp32,
     deadline_s_min: float = DEADLINE_S_MIN,
+    number: int = 0,
 ) -> list[Traffic]:
     """Average ``first`` (one ``[n_chunks, elements]`` per peer), then what ``then`` returns, until it stops.
 
     Returns the traffic on each peer's line.
 
     deadline_s_min: a stage's measured deadline is no shorter; 0: as short as measurement says.
+    number: of the channel, which names the draws of what is lost.
 
     Raises:
         RuntimeError: the world comes to rest before ``then`` stops.
@@ -53,7 +55,7 @@ def run_rounds(
         method, codec, n_chunks, probe_s=4 * LATENCY_S, rtt_s=2 * LATENCY_S, floor_s=deadline_s_min
     )
     for node in nodes:
-        node.configure(0, channel)
+        node.configure(number, channel)
     outcomes: dict[PeerId, Outcome] = {}
     done, stopped = 0, False
 
@@ -66,11 +68,11 @@ def run_rounds(
         outcomes.clear()
         done, stopped = done + 1, values is None
         for p, mine in enumerate(values or ()):
-            world.at(now_s + STEP_S, p, Average(0, mine, 1.0))
+            world.at(now_s + STEP_S, p, Average(number, mine, 1.0))
 
     world = World(nodes, faults, seed, on_done=on_done)
     for peer, values in enumerate(first):
-        world.at(0.0, peer, Average(0, values, 1.0))
+        world.at(0.0, peer, Average(number, values, 1.0))
     world.run()
     if not stopped:
         raise RuntimeError(f"the world came to rest in round {done} with {len(outcomes)} of {n} peers done")

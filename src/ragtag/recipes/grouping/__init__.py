@@ -1,6 +1,6 @@
-"""Progressive grouping (balancing stragglers against staleness), beside eleven other methods.
+"""Progressive grouping (balancing stragglers against staleness), beside other methods.
 
-``training`` is training without a common pace, ``methods`` has the methods, ``central`` trains with the
-machines that run live. ``compensation`` measures whether delay compensation helps. ``measure`` lists the
-jobs.
+``training`` is a user's training loop without a common pace, ``methods`` has what it asks of the crew's
+optimizer, ``gossip`` a baseline. ``counts`` measures how much updates count, ``compensation`` whether delay
+compensation helps. ``measure`` lists the jobs.
 """

@@ -12,15 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ragtag.optim.compensate import compensated
 from ragtag.recipes.base import Row, Table, number, row
-from ragtag.recipes.grouping.methods import Central
-from ragtag.recipes.grouping.training import Crew, Trial, Update, Work
+from ragtag.recipes.grouping.training import Method, Trial, Work, train
 from ragtag.recipes.tasks.digits import Net, train_size
 from ragtag.schedules.asynchronous import Asynchronous
+from ragtag.training.exchange.central import Centre
 
 N, BATCH, EPOCHS, JITTER = 16, 8, 10, 0.1
 FIRST_SEED = 100
@@ -38,37 +35,18 @@ Key = tuple[str, float, float]
 """Model, learning rate, strength."""
 
 
-class CompensatingCrew(Crew):
-    """A crew that compensates stale gradients before they are scaled and averaged."""
-
-    def __init__(self, work: Work, strength: float) -> None:
-        super().__init__(work)
-        self._strength = strength
-
-    def mean_gradient(self, updates: Sequence[tuple[Update, float]]) -> Tensor:
-        """The updates' mean, each compensated for the model's movement since."""
-        if not self._strength:
-            return super().mean_gradient(updates)
-        assert self.model is not None
-        total = sum(len(update.samples) for update, _ in updates)
-        found = torch.zeros_like(self.model)
-        for update, scale in updates:
-            assert update.model is not None
-            gradient = super().mean_gradient([(update, 1.0)]).numpy()
-            with np.errstate(all="ignore"):  # a run may diverge
-                fixed = compensated(gradient, self.model.numpy(), update.model.numpy(), self._strength)
-            found += torch.from_numpy(fixed) * (scale * len(update.samples) / total)
-        return found
-
-
 def train_compensated(key: Key, seed: int, epochs: int = EPOCHS) -> Trial:
     """Digits on 16 asynchronous peers of one speed."""
     model, rate, strength = key
     net = Net(MODELS[model])
     work = Work(N, BATCH, epochs * train_size(), rate, FIRST_SEED + seed, net=net, jitter=JITTER)
-    trial = CompensatingCrew(work, strength).run(Central(Asynchronous()))
-    trial.method = f"asynchronous, lambda {strength:g}"
-    return trial
+    centred = Method(lambda _: {"method": Centre(Asynchronous(), compensate=strength)})
+    return train(f"asynchronous, lambda {strength:g}", work, centred)
+
+
+def mends(key: Key) -> bool:
+    """Whether staleness does harm at this rate, and a run is without compensation or has much of it."""
+    return key[1] == HARSH[key[0]] and key[2] != SMALL
 
 
 def measured() -> list[Key]:
@@ -91,6 +69,8 @@ def rows(trials: Trials) -> list[Row]:
     group = f"Delay compensation, {N} asynchronous peers: accuracy gained"
     for model in MODELS:
         for strength in STRENGTHS[1:]:
+            if (model, GENTLE[model], strength) not in trials:
+                continue
             gained = gains(trials, model, GENTLE[model], strength)
             what = f"{model}, rate {GENTLE[model]:g}, lambda {strength:g}"
             found.append(_gain(what, gained, 0.0, 0.01, "there is nothing to mend", group, "="))

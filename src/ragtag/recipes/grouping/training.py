@@ -1,27 +1,37 @@
-"""Training without a common pace, in virtual time: peers compute as long as the cost model says.
+"""Training without a common pace, in virtual time: each peer runs a user's training loop.
 
-One process has a heap of ends of steps and timers. A *method* (``methods``) is told of each, and says which
-peer begins what and which updates make the next model. It knows only speeds that it has measured. Exchanging
-updates takes no time here, so that waiting is compared with staleness alone.
+Peers compute as long as the cost model says, take samples from one pool, and step by
+``training.optimizer.CrewOptimizer`` over ``simulation.transport``. Schedules, groups, barriers, deadlines and
+the central state are the library's own. Nobody is told who is slow.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults
+from ragtag.core.schema import ALIGN
+from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.recipes.tasks.digits import Indices, Net, Pool, train_size
 from ragtag.simulation.cost import ComputeCost
-from ragtag.simulation.loop import Loop
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 STEP_S = 1.0
 """How long a step of a whole batch takes on a peer that is not delayed."""
+LATENCY_S = 1e-4
+"""One-way delay of the lines: what is compared is waiting against staleness, not how long a message takes."""
+SETTLED = 3
+"""In a peer's first steps a central state has no other deadlines than a probe's, far shorter than a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class Work:
     seed: int
     net: Net | None = Net()  # noqa: RUF009
     jitter: float = 0.0
-    faults: Faults = Faults()  # noqa: RUF009
+    faults: Faults = Faults(latency_s=LATENCY_S)  # noqa: RUF009
     looks: int = 24
 
     def __post_init__(self) -> None:
@@ -56,15 +66,17 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """A peer's step: its samples, and the model (with its version) at which the gradient is taken."""
+class Method:
+    """How a crew trains.
 
-    peer: int
-    samples: Indices
-    model: Tensor | None
-    version: int
-    began_s: float
-    ended_s: float
+    options: the arguments of ``crew.optimizer``, for this work.
+    micro: micro-batches of a step; each is a local step of the optimizer.
+    keeps: each peer has a model of its own, which keeps its update whatever an average comes to.
+    """
+
+    options: Callable[[Work], Mapping[str, Any]]
+    micro: int = 1
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +94,26 @@ class Trial:
     """The results of a run.
 
     took_s: until all samples had gone into the model.
+    half_s: until half of them had.
+    half_dropped: samples left out until then.
     used: samples that went into the model.
     dropped: samples whose gradients were computed and left out.
     busy: share of the peers' time spent computing.
-    versions: of the model.
-    staleness: how many updates were so many versions old.
-    notes: the method's notes, with their times.
+    staleness: how many updates in the model were so many versions old, but for each peer's first ``SETTLED``.
+    notes: what machines noted (kind and detail), with their times.
     """
 
     method: str
     seed: int
     took_s: float = 0.0
+    half_s: float = 0.0
+    half_dropped: int = 0
     used: int = 0
     dropped: int = 0
     busy: float = 0.0
-    versions: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
-    notes: list[tuple[float, str]] = field(default_factory=list)
+    notes: list[tuple[float, str, str]] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float:
@@ -113,6 +127,17 @@ class Trial:
         count = sum(self.staleness.values())
         return sum(k * v for k, v in self.staleness.items()) / count if count else 0.0
 
+    @property
+    def settled_s(self) -> float:
+        """The time of the second half, twice: speeds and deadlines are known by then."""
+        return 2 * (self.took_s - self.half_s)
+
+    @property
+    def left_out(self) -> float:
+        """The share of samples whose gradients were computed and left out, in the second half."""
+        dropped = self.dropped - self.half_dropped
+        return dropped / max(1, self.used / 2 + dropped)
+
     def beyond(self, limit: float) -> float:
         """The share of updates that were older than ``limit`` versions."""
         return sum(v for k, v in self.staleness.items() if k > limit) / max(1, sum(self.staleness.values()))
@@ -125,147 +150,132 @@ class Trial:
         return float("inf")
 
 
-class Method(Protocol):
-    """Decides which peer begins what, and what becomes of updates."""
+def train(name: str, work: Work, method: Method) -> Trial:
+    """Train until all samples are in the model.
 
-    def start(self, crew: Crew) -> None:
-        """Set the peers to work."""
-        ...
-
-    def computed(self, crew: Crew, update: Update) -> None:
-        """A peer has ended a step."""
-        ...
+    Raises simulation.transport.Stuck: all peers stand still before that.
+    """
+    torch.set_num_threads(1)
+    return _Training(name, work, method).run()
 
 
-class Crew:
-    """The peers, the model and the clock."""
+class Values(nn.Module):
+    """A model that is one vector. Its gradient is written out by the task, in numpy."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, self.n, self.version = work, work.n, 0
-        self.model: Tensor | None = work.net.initial(work.seed) if work.net else None
-        self.used = self.dropped = 0
-        self.staleness: Counter[int] = Counter()
-        self.looks: list[Look] = []
-        self.notes: list[tuple[float, str]] = []
-        self.measured = Measured()
-        self.mean_model: Callable[[], Tensor | None] = lambda: self.model
-        self._cost = ComputeCost(STEP_S / work.batch, sigma=work.jitter, seed=work.seed)
+    def __init__(self, first: Tensor) -> None:
+        super().__init__()
+        self.values = nn.Parameter(first.clone())
+
+
+def one_chunk(size: int) -> Codec:
+    """Values as they are, in one chunk: a central state then has one block, as the papers' server has."""
+    return fp32._replace(elements=-(-size // ALIGN) * ALIGN)
+
+
+class _Training:
+    """The training of all peers, with evaluations on the way."""
+
+    def __init__(self, name: str, work: Work, method: Method) -> None:
+        self._work, self._method = work, method
+        self._trial = Trial(name, work.seed)
+        self._first = work.net.initial(work.seed) if work.net else torch.zeros(ALIGN)
         self._pool = Pool(train_size() if work.net else work.samples, work.seed)
-        self._loop = Loop()
         self._steps = [0] * work.n
         self._busy_s = 0.0
+        self._staleness: Counter[int] = Counter()
+        cost = ComputeCost(STEP_S / work.batch, sigma=work.jitter, seed=work.seed)
+        self._crew = SimulatedCrew(work.n, work.faults, work.seed, cost=cost, on_note=self._noted)
+
+    def run(self) -> Trial:
+        trial = self._trial
+        self._crew.run(lambda peer: _Trainee(self, peer).train())
+        trial.staleness = dict(sorted(self._staleness.items()))
+        return trial
+
+    # -- What one peer's loop asks and tells
 
     @property
-    def now_s(self) -> float:
-        """Virtual time."""
-        return self._loop.now_s
+    def work(self) -> Work:
+        """The work of all peers."""
+        return self._work
 
-    def run(self, method: Method) -> Trial:
-        """Work until all samples are in the model. Raises RuntimeError: all peers stop before that."""
-        method.start(self)
-        self._method = method
-        while self.used < self.work.samples:
-            if not self._loop.next():
-                raise RuntimeError(
-                    f"{type(method).__name__}: all peers stand still after {self.used} of "
-                    f"{self.work.samples} samples, at {self.now_s:g} s"
-                )
-        return Trial(
-            method=type(method).__name__,
-            seed=self.work.seed,
-            took_s=self.now_s,
-            used=self.used,
-            dropped=self.dropped,
-            busy=self._busy_s / (self.n * self.now_s),
-            versions=self.version,
-            staleness=dict(sorted(self.staleness.items())),
-            looks=self.looks,
-            notes=self.notes,
+    @property
+    def over(self) -> bool:
+        """Whether all samples are in the model."""
+        return self._trial.used >= self._work.samples
+
+    def optimizer(self, model: Values, peer: SimulatedTransport, **told: Any) -> CrewOptimizer:
+        """The optimizer that a script would ask its crew for."""
+        with torch.no_grad():
+            model.values.copy_(self._first)
+        inner = torch.optim.SGD(model.parameters(), lr=self._work.learning_rate)
+        asked = {"codec": one_chunk(len(self._first) + ALIGN), **self._method.options(self._work)}
+        return CrewOptimizer(
+            inner, peer, model=model, weight="samples", seed=self._work.seed, **told, **asked
         )
 
-    def at(self, at_s: float, then: Callable[[], None]) -> None:
-        """Call ``then`` at ``at_s``. Of calls at one time the one that was asked for first comes first."""
-        self._loop.at(at_s, then)
+    def samples(self) -> Indices:
+        """The samples of a peer's next local step."""
+        return self._pool.take(self._work.batch // self._method.micro)
 
-    def begin(self, peer: int, samples: int | None = None, model: Tensor | None = None) -> None:
-        """A peer takes samples (a batch) from the pool, the newest model (or its own), and computes."""
-        taken = self._pool.take(self.work.batch if samples is None else samples)
-        step, began_s = self._steps[peer], self.now_s
+    def computed(self, peer: PeerId, for_s: float) -> None:
+        """A peer has computed a local step."""
         self._steps[peer] += 1
-        ended_s = self._cost.ends_s(peer, step, len(taken), began_s, self.work.faults)
-        if ended_s == float("inf"):
-            return  # it crashes
-        mine = self.model if model is None else model
-        update = Update(peer, taken, mine, self.version, began_s, ended_s)
+        self._busy_s += for_s
 
-        def ended() -> None:
-            self._busy_s += ended_s - began_s
-            self._method.computed(self, update)
+    def averaged(self, peer: PeerId, samples: int, model: Values, now_s: float, outcome: Outcome) -> None:
+        """A peer's samples are in the model or not; what has come from the crew is in its own model."""
+        trial, work = self._trial, self._work
+        if self.over or not samples:
+            return
+        if self._method.keeps or (outcome.averaged.all() and int(outcome.heard[0]) >> peer & 1):
+            if self._steps[peer] > SETTLED:
+                self._staleness.update(outcome.stale or ())
+            every = work.samples / work.looks
+            due = int((trial.used + samples) / every) > int(trial.used / every)
+            trial.used += samples
+            if due and work.net is not None:
+                trial.looks.append(Look(now_s, trial.used, *work.net.look(model.values.detach())))
+        else:
+            trial.dropped += samples
+        if not trial.half_s and 2 * trial.used >= work.samples:
+            trial.half_s, trial.half_dropped = now_s, trial.dropped
+        if self.over:
+            trial.took_s, trial.busy = now_s, self._busy_s / (work.n * now_s)
 
-        self.at(ended_s, ended)
-
-    def step(self, updates: Sequence[tuple[Update, float]]) -> None:
-        """Make the next version: the model moves by the mean of updates, weighted by samples, each times its
-        scale. Updates at one model are one gradient."""
-        for update, _ in updates:
-            self.staleness[self.version - update.version] += 1
-        if self.work.net is not None:
-            assert self.model is not None
-            self.model = self.model - self.work.learning_rate * self.mean_gradient(updates)
-        self.version += 1
-        self.count(sum(len(update.samples) for update, _ in updates))
-
-    def mean_gradient(self, updates: Sequence[tuple[Update, float]]) -> Tensor:
-        """The updates' mean, weighted by samples, each times its scale."""
-        assert self.work.net is not None
-        total = sum(len(update.samples) for update, _ in updates)
-        by_model: dict[int, list[tuple[Update, float]]] = defaultdict(list)
-        for update, scale in updates:
-            by_model[id(update.model)].append((update, scale / total))
-        found: Tensor | None = None
-        for same in by_model.values():
-            indices = np.concatenate([update.samples for update, _ in same])
-            weights = np.concatenate([np.full(len(u.samples), s, np.float32) for u, s in same])
-            model = same[0][0].model
-            assert model is not None
-            part = self.work.net.gradient(model, indices, weights)
-            found = part if found is None else found + part
-        assert found is not None
-        return found
-
-    def count(self, samples: int) -> None:
-        """So many samples have gone into the model: evaluate it where that is due."""
-        every = self.work.samples / self.work.looks
-        due = int((self.used + samples) / every) > int(self.used / every)
-        self.used += samples
-        model = self.mean_model()
-        if due and self.work.net is not None and model is not None:
-            self.looks.append(Look(self.now_s, self.used, *self.work.net.look(model)))
-
-    def drop(self, update: Update) -> None:
-        """Leave an update out."""
-        self.dropped += len(update.samples)
-
-    def note(self, what: str) -> None:
-        """Note something for a reader of the results."""
-        self.notes.append((self.now_s, what))
+    def _noted(self, peer: PeerId, now_s: float, note: Noted) -> None:
+        if not self.over:
+            self._trial.notes.append((now_s, note.what, note.detail))
 
 
-class Measured:
-    """Measured step times: for each peer the median of the last few."""
+class _Trainee:
+    """One peer: its model, its optimizer, and the body of a user's training loop."""
 
-    WINDOW = 5
+    def __init__(self, training: _Training, peer: SimulatedTransport) -> None:
+        self._training, self._peer = training, peer
+        self._model = Values(torch.zeros(training.work.net.size if training.work.net else ALIGN))
+        self._taken = self._pending = 0
+        self._optimizer = training.optimizer(
+            self._model, peer, samples=lambda: self._taken, on_outcome=self._averaged
+        )
 
-    def __init__(self) -> None:
-        self._last: dict[int, list[float]] = defaultdict(list)
-        self._step_s: dict[int, float] = {}
+    def train(self) -> None:
+        training, peer, values = self._training, self._peer, self._model.values
+        net = training.work.net
+        values.grad = torch.zeros_like(values)
+        while not training.over:
+            at = training.samples()
+            if net is not None:
+                even = np.full(len(at), 1 / len(at), np.float32)
+                with np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
+                    values.grad.copy_(net.gradient(values.detach(), at, even))
+            began_s = peer.now_s()
+            peer.compute(len(at))
+            training.computed(peer.me, peer.now_s() - began_s)
+            self._taken += len(at)
+            self._pending += len(at)
+            self._optimizer.step()
 
-    def add(self, update: Update) -> None:
-        """A step has ended."""
-        last = [*self._last[update.peer][1 - self.WINDOW :], update.ended_s - update.began_s]
-        self._last[update.peer] = last
-        self._step_s[update.peer] = sorted(last)[len(last) // 2]
-
-    def step_s(self) -> dict[int, float]:
-        """Seconds per step of each peer that has ended one."""
-        return dict(self._step_s)
+    def _averaged(self, outcome: Outcome) -> None:
+        samples, self._pending = self._pending, 0
+        self._training.averaged(self._peer.me, samples, self._model, self._peer.now_s(), outcome)

@@ -12,9 +12,11 @@ from ragtag.protocols.channel.at_once import at_once
 from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.rps import rps
 from ragtag.recipes.jobs import Job
+from ragtag.recipes.rps.faulty import FAULTS, Weights, weights
 from ragtag.recipes.rps.theory import (
     Estimate,
     Mixing,
+    bursts,
     difference,
     fixed_owner_rps,
     line,
@@ -29,6 +31,8 @@ SIZES = (4, 8, 16, 32, 64)
 SIZES_P = 0.1
 STEADY = ((8, 0.1), (16, 0.1), (16, 0.4))
 FIXED_P = 0.4
+BURST_P, BURST = 0.1, 8.0
+"""Loss in bursts: the share that is lost, and the mean length of a burst in datagrams."""
 _SEED = 1
 
 Key = tuple[bool, str, float]
@@ -39,6 +43,12 @@ def measure_mixing(n: int, p: float, owners: str, rounds: int, chunks_per_block:
     """The mixing matrix of RPS with rotating or fixed owners."""
     method = rps if owners == "rotating" else at_once("rps, fixed owners", fixed_owner_rps)
     return mixing(n, line(p), method=method, rounds=rounds, chunks_per_block=chunks_per_block, seed=_SEED)
+
+
+def measure_bursts(rounds: int) -> Mixing:
+    """The mixing matrix of RPS where losses come in bursts."""
+    faults = bursts(BURST_P, BURST)
+    return mixing(N, faults, method=rps, rounds=rounds, chunks_per_block=32, seed=_SEED)
 
 
 def measure_steady(n: int, p: float, rounds: int) -> Estimate:
@@ -67,6 +77,8 @@ class Results:
     mixing: dict[float, Mixing] = field(default_factory=dict)
     by_n: dict[int, Mixing] = field(default_factory=dict)
     fixed: Mixing | None = None
+    bursts: Mixing | None = None
+    faulty: dict[str, Weights] = field(default_factory=dict)
     steady: dict[tuple[int, float], Estimate] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
     curves: dict[Key, list[Curve]] = field(default_factory=lambda: defaultdict(list))
@@ -88,6 +100,8 @@ class Results:
             "alpha2_by_n": {str(n): asdict(m.alpha2) for n, m in self.by_n.items()},
             "steady": {f"n={n}, p={p}": asdict(e) for (n, p), e in self.steady.items()},
             "difference_from_all_reduce": self.differences,
+            "bursts": None if self.bursts is None else asdict(self.bursts),
+            "faulty": {what: asdict(found) for what, found in self.faulty.items()},
             "curves": [asdict(c) for curves in self.curves.values() for c in curves],
             "extras": {name: asdict(c) for name, c in self.extras.items()},
         }
@@ -113,7 +127,7 @@ class Plan:
         if quick:
             return Plan(
                 task=task,
-                steps=300 if digits else 80,
+                steps=280 if digits else 80,
                 seeds=(0,),
                 models=(1.0, 0.9, 0.6),
                 gradients=(0.99,),
@@ -139,6 +153,8 @@ class Plan:
             rounds = self.rounds if p < 0.05 or p == FIXED_P else self.rounds // 2
             jobs.append(Job(f"mixing, {p:.0%} lost", measure_mixing, (N, p, "rotating", rounds, 64)))
         jobs.append(Job("fixed owners", measure_mixing, (N, FIXED_P, "fixed", self.rounds, 32)))
+        jobs.append(Job("mixing, losses in bursts", measure_bursts, (2 * self.rounds,)))
+        jobs += [Job(what, weights, (what,)) for what in FAULTS]
         for n in self.sizes:
             rounds = max(4, self.rounds * 4 // n)
             jobs.append(Job(f"mixing of {n} peers", measure_mixing, (n, SIZES_P, "rotating", rounds, 32)))
@@ -156,7 +172,8 @@ class Plan:
         """The results of ``jobs``, in their order, by name."""
         found, left = Results(), iter(results)
         found.mixing = {p: next(left) for p in LOSSES}
-        found.fixed = next(left)
+        found.fixed, found.bursts = next(left), next(left)
+        found.faulty = {what: next(left) for what in FAULTS}
         found.by_n = {n: next(left) for n in self.sizes}
         found.steady = {key: next(left) for key in STEADY}
         found.differences = {name: next(left) for name in ("direct", "ring")}

@@ -25,7 +25,11 @@ NOTES = (
     "Loss and accuracy are means over the peers' own models unless the mean of all models is named. "
     "Optimiser state stays local unless named.",
     "The end of training is its last quarter: single looks at label-sorted training vary by a factor of two.",
-    "Seeds name initial weights, shards, batches and losses. Bands are the range over seeds.",
+    "Replicas are trained in one batched call; a test trains users' optimizers beside them, which lose the "
+    "same messages and have the same models. What averages are made of while a peer or a line fails is read "
+    "from users' optimizers.",
+    "Seeds name initial weights, shards, batches and losses. Bands are the range over seeds; no tolerance "
+    "follows from them. One figure of the earlier run is one seed's.",
 )
 
 

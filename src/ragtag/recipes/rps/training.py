@@ -3,9 +3,9 @@
 All replicas are in one process. Their gradients are one batched call, and their averages go through
 ``ragtag.protocols`` machines over a simulated line that loses datagrams.
 
-The rounds are the library's. What follows from an average is written here for stacked replicas, since
-``CrewOptimizer`` has no options for the paper's message (a whole block, so a codec of that width), for
-gradients divided by the number of peers, or for averaged momenta.
+The rounds are the library's. What follows from an average is written here for stacked replicas, whose
+gradients are one call. ``tests/recipes/test_rps_training`` trains a crew of ``CrewOptimizer`` beside it: the
+same messages are lost, and the models are the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from torch.nn import functional as F
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
+from ragtag.core.channels import channel_of
 from ragtag.core.faults import Faults
+from ragtag.core.schema import ALIGN
 from ragtag.core.types import Floats, Outcome
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import direct
@@ -158,6 +160,7 @@ def train(setup: Setup, data: Path | None, points: int = 24) -> Curve:
         seed=setup.seed,
         codec=crew.codec,
         deadline_s_min=setup.deadline_s_min,
+        number=channel_of("model"),
     )
     return curve
 
@@ -171,7 +174,9 @@ class _Crew:
         self._vectors = 2 if setup.momentum_is == "averaged" else 1
         values = task.size * self._vectors
         # with one chunk per block a datagram is the paper's message; else a block is many datagrams
-        width = fp32.elements if setup.unit == "datagram" else math.ceil(values / n)
+        width = (
+            fp32.elements if setup.unit == "datagram" else math.ceil(math.ceil(values / ALIGN) * ALIGN / n)
+        )
         self.codec: Codec = fp32._replace(elements=width)
         self._chunks = math.ceil(values / width)
         start = torch.cat([p.initial(setup.seed, i).flatten() for i, p in enumerate(task.parameters)])

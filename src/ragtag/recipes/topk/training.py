@@ -70,7 +70,8 @@ class Trained:
     lost: fragments that were lost.
     steps, losses, bytes_at: of each evaluation.
     share: selected entries over k.
-    off: |u - v|^2 / |u|^2, where v is what was sent of u.
+    off: |u - v|^2 / |u|^2, where v is what was sent of u, as its error feedback says.
+    off_least: the least that it could be: the k largest magnitudes, found here by sorting.
     off_random: the same for random-k of this u.
     shape: excess kurtosis of u; 0: a normal's.
     fit: the normal fit's threshold over the right one, which is the k-th largest magnitude.
@@ -89,6 +90,7 @@ class Trained:
     bytes_at: list[int] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
     off: list[float] = field(default_factory=list)
+    off_least: list[float] = field(default_factory=list)
     off_random: list[float] = field(default_factory=list)
     shape: list[float] = field(default_factory=list)
     fit: list[float] = field(default_factory=list)
@@ -197,6 +199,7 @@ def _look_at(u: Floats, step: int, k: int, found: Trained) -> None:
         return
     largest = np.partition(energy, len(u) - k)[len(u) - k :]
     right = math.sqrt(float(largest[0]))
+    found.off_least.append(1 - float(largest.sum()) / total)
     found.fit.append(gaussian_threshold(u, k) / right if right else math.inf)
     found.leap.append(float((energy > right**2 / 4).sum()) / k)
     found.rest.append(float((largest > right**2 * 9 / 4).sum()) / k)

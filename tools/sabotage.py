@@ -1,0 +1,245 @@
+"""Breaks the code on purpose, and demands that something notices.
+
+Each *sabotage* replaces one piece of text in a temporary copy of the tree, and a command must then fail that
+passes without. What still passes is evidence that cannot fail.
+
+    python tools/sabotage.py              # all
+    python tools/sabotage.py correction   # those whose name has this in it
+
+Ends with 1 where a sabotage went unnoticed, with 2 where one does not apply (its text is not there exactly
+once) or its command fails without it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("src", "tests", "benchmarks", "tools", "docs", "pyproject.toml", "README.md")
+LIMIT_S = 600.0
+"""The longest that a command may take."""
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """One way to break the code.
+
+    file: below the root.
+    text: what is replaced, exactly once in the file.
+    by: what takes its place.
+    tests: pytest's arguments; it must fail.
+    """
+
+    name: str
+    file: str
+    text: str
+    by: str
+    tests: tuple[str, ...]
+
+
+COUNTS = ("tests/recipes/test_grouping.py", "-k", "counts_by_its_samples or parabola")
+TIMES = ("tests/paper/test_grouping_claims.py",)
+SCHEDULE = "src/ragtag/schedules/grouping.py"
+GATE = "src/ragtag/protocols/central/grouping.py"
+TOPK = ("tests/recipes/test_topk.py", "-k", "miniature")
+REDUCE = "src/ragtag/protocols/rounds/reduce.py"
+MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
+REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
+
+SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "grouping: no correction for staleness at the owner",
+        GATE,
+        "self.speeds.grouping.scale(share, max(stale.values()))",
+        "self.speeds.grouping.scale(share, 0)",
+        COUNTS,
+    ),
+    Sabotage(
+        "grouping: no correction for staleness in the schedule",
+        SCHEDULE,
+        "return min(share, inverse(staleness))",
+        "return share",
+        COUNTS,
+    ),
+    Sabotage(
+        "grouping: the sum of a group's updates in place of their mean",
+        GATE,
+        "batch.total[some] *= (scale / batch.mass[some])[:, None]",
+        "batch.total[some] *= scale",
+        COUNTS,
+    ),
+    Sabotage(
+        "grouping: a straggler that is alone counts twice",
+        SCHEDULE,
+        "return sum(rate[peer] for peer in group) / sum(rate.values())",
+        "group = list(group)\n    return (1 + (len(group) == 1)) * sum(map(rate.__getitem__, group))"
+        " / sum(rate.values())",
+        COUNTS,
+    ),
+    Sabotage(
+        "grouping: shares by heads in place of samples",
+        SCHEDULE,
+        "return sum(rate[peer] for peer in group) / sum(rate.values())",
+        "return len(list(group)) / len(rate)",
+        COUNTS,
+    ),
+    Sabotage(
+        "grouping: one group for ever in place of progressive ones",
+        "src/ragtag/training/exchange/central.py",
+        "return self.schedule.groups(good, now) if good else ()",
+        "return (tuple(sorted(good)),) if good else ()",
+        (*TIMES, "-k", "a_straggler_costs_little"),
+    ),
+    Sabotage(
+        "grouping: no barrier inside a group",
+        GATE,
+        "if not self._missing(block, batch):\n            if len",
+        "if True:\n            if len",
+        (*TIMES, "-k", "table_of_groups"),
+    ),
+    Sabotage(
+        "n-softsync: a fixed rate where 1/tau is asked for",
+        "src/ragtag/schedules/softsync.py",
+        "scale = inverse(arrival.staleness) if self.corrected else 1.0",
+        "scale = 1.0",
+        (*TIMES, "-k", "only_the_corrected_rate"),
+    ),
+    Sabotage(
+        "n-softsync: twice as many updates to a step",
+        "src/ragtag/schedules/softsync.py",
+        "return peers // self.n",
+        "return min(peers, 2 * peers // self.n)",
+        (*TIMES, "-k", "staleness_under_n_softsync"),
+    ),
+    Sabotage(
+        "backup workers: all are waited for",
+        "src/ragtag/schedules/backup.py",
+        "close=arrival.held >= arrival.n - self.spare",
+        "close=arrival.held >= arrival.n",
+        ("tests/recipes/test_without_a_pace.py", "-k", "leave_the_straggler_out"),
+    ),
+    Sabotage(
+        "Ringmaster: nothing is too old",
+        "src/ragtag/schedules/asynchronous.py",
+        "arrival.staleness >= self.discard_from",
+        "arrival.staleness < 0",
+        ("tests/recipes/test_without_a_pace.py", "-k", "leave_the_straggler_out"),
+    ),
+    Sabotage(
+        "rps: sums in place of means",
+        REDUCE,
+        "np.divide(mean, weight[:, None], out=mean, where=some[:, None])",
+        "pass",
+        MIXING,
+    ),
+    Sabotage(
+        "rps: owners that do not rotate",
+        "src/ragtag/protocols/rounds/layout.py",
+        'random.permutation(random.stream_key(seed, "owners", round_), n)',
+        "tuple(range(n))",
+        MIXING,
+    ),
+    Sabotage(
+        "rps: a user's optimizer takes no average",
+        "src/ragtag/training/exchange/dense.py",
+        "self.bucket.restore(table, outcome.averaged, row)",
+        "self.bucket.restore(table, outcome.averaged & False, row)",
+        REPLICAS,
+    ),
+    Sabotage(
+        "top-k: the k smallest",
+        "src/ragtag/codecs/sparse/topk.py",
+        "return largest_of(u, at_least(u, least)[0], k)",
+        'return select_at(u, np.sort(np.argsort(np.abs(u), kind="stable")[:k]))',
+        TOPK,
+    ),
+    Sabotage(
+        "top-k: the largest is left out",
+        "src/ragtag/codecs/sparse/topk.py",
+        "return largest_of(u, at_least(u, least)[0], k)",
+        "return largest_of(u * (np.abs(u) < np.abs(u).max()), at_least(u, least)[0], k)",
+        TOPK,
+    ),
+    Sabotage(
+        "DropCompute: the threshold is not looked at",
+        "src/ragtag/schedules/dropcompute.py",
+        "return Average() if late or",
+        "return Average() if",
+        ("tests/recipes/test_without_a_pace.py", "-k", "joins_with_what_it_has"),
+    ),
+)
+
+
+def copied(to: Path) -> None:
+    """Copy what the tests need."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy(source, to / name)
+
+
+def passes(tree: Path, tests: Sequence[str]) -> tuple[bool, str]:
+    """Whether pytest passes in a tree, and the last line of what it said."""
+    paths = os.pathsep.join((str(tree / "src"), str(tree)))
+    where = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *tests]
+    done = subprocess.run(
+        command, cwd=tree, env=where, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    said = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode not in (0, 1):  # no test, or pytest itself failed: nothing has been shown
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {said[-1:] or done.stderr}")
+    return done.returncode == 0, said[-1] if said else ""
+
+
+def applied(tree: Path, one: Sabotage) -> str:
+    """Break the code of a tree. Returns what the file was. Raises ValueError: its text is not there once."""
+    path = tree / one.file
+    text = path.read_text("utf-8")
+    if text.count(one.text) != 1:
+        raise ValueError(f"{one.name}: {one.file} has its text {text.count(one.text)} times; it must be once")
+    path.write_text(text.replace(one.text, one.by), "utf-8")
+    return text
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the sabotages whose names have all of the words given."""
+    chosen = [one for one in SABOTAGES if all(word in one.name for word in arguments)]
+    sound: dict[tuple[str, ...], bool] = {}
+    worst = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        copied(tree)
+        for one in chosen:
+            if one.tests not in sound:
+                sound[one.tests] = passes(tree, one.tests)[0]
+            if not sound[one.tests]:
+                worst = 2
+                print(f"BROKEN    {one.name}: {' '.join(one.tests)} fails without it", flush=True)
+                continue
+            try:
+                before = applied(tree, one)
+            except ValueError as error:
+                worst = 2
+                print(f"BROKEN    {error}", flush=True)
+                continue
+            green, said = passes(tree, one.tests)
+            (tree / one.file).write_text(before, "utf-8")
+            print(f"{'UNNOTICED' if green else 'red      '} {one.name}: {said}", flush=True)
+            if green:
+                worst = max(worst, 1)
+    print(f"{len(chosen)} sabotages")
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -262,6 +262,7 @@ INTERNAL = {
     "Damage": "NoWholeCheckpoint tells of it",
     "Malformed": "of datagrams, which are dropped",
     "WireError": "of a transfer's frames, which end it",
+    "HandshakeError": "of handshakes, which are refused and counted",
     "TicketError": "of a caller's in error feedback",
     "RecordingFull": "of simulations",
     "InvariantBroken": "an AssertionError of simulations",

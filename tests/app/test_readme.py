@@ -65,7 +65,8 @@ def test_the_first_script(tmp_path: Path, command: tuple[str, ...]) -> None:
         assert "right 1.00" in line
 
 
-@pytest.mark.parametrize("command", [pytest.param((), marks=pytest.mark.slow), CREW])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [(), CREW])
 def test_the_script_with_checkpoints_goes_on_with_them(tmp_path: Path, command: tuple[str, ...]) -> None:
     """Once to epoch 4, then to the end, then there is nothing left to do."""
     n = 2 if command else 1

@@ -60,7 +60,12 @@ _SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "kind", ["prohibit", pytest.param("blackhole", marks=_SLOW), pytest.param("unreachable", marks=_SLOW)]
+    "kind",
+    [
+        pytest.param("prohibit", marks=_SLOW),
+        pytest.param("blackhole", marks=_SLOW),
+        pytest.param("unreachable", marks=_SLOW),
+    ],
 )
 def test_a_way_that_is_forbidden_for_three_seconds_loses_datagrams_and_ends_nobody(
     lab: Lab, tmp_path: Path, kind: str

@@ -17,6 +17,7 @@ from ragtag.recipes.staleness.model import Found
 from ragtag.recipes.staleness.others import OTHERS
 
 
+@pytest.mark.slow
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:
     tiny = Plan((0,), (0,), (0, 8, 16), (0, 1), (1,), ("MF",), (1, 8), 160)
     monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: tiny))

@@ -163,6 +163,7 @@ def test_a_newcomer_with_another_model_is_told_the_tensor_and_is_never_waited_fo
     assert notes(place.run, "comes") and not notes(place.run, "takes part", 3)
 
 
+@pytest.mark.slow
 def test_members_that_do_not_answer_are_named_and_nobody_trains_alone(place: Place) -> None:
     (place.folder / "train.py").write_text("import ragtag\nragtag.join(deadline_s=3.0)\nprint('trains')")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:

@@ -49,7 +49,7 @@ def epochs_of(command: Command, peer: int) -> list[int]:
 @pytest.mark.parametrize(
     ("hold", "average"),
     [
-        (2, "models"),
+        pytest.param(2, "models", marks=pytest.mark.slow),
         pytest.param(5, "models", marks=pytest.mark.slow),
         pytest.param(2, "gradients", marks=pytest.mark.slow),
     ],

@@ -450,6 +450,7 @@ def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_p
     assert (said["method"], said["errors"], said["damage"]) == ("allreduce", 2, [])
 
 
+@pytest.mark.slow
 def test_torchrun_with_a_master_of_ipv6_on_machines_of_one_peer_each(tmp_path: Path) -> None:
     """Sockets are of the family that the addresses have, for data and for membership."""
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as taken:
@@ -648,6 +649,7 @@ def times_of(folder: Path, peer: int) -> list[float]:
     return [trace.decode(line).t for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_moves_no_record(tmp_path: Path) -> None:
     events, ends = clocked(tmp_path, (0.0, 0.0), 3600.0)
     assert all(end.status == 0 for end in ends.values()), events

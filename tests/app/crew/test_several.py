@@ -163,6 +163,7 @@ with ragtag.join(deadline_s=60.0) as crew:
 """
 
 
+@pytest.mark.slow
 def test_peers_whose_disks_differ_go_on_from_the_newest(place: Place) -> None:
     """A machine was replaced: its weights, never trained, were averaged with the others'."""
     (place.folder / "train.py").write_text(RESUMES)

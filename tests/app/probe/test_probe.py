@@ -123,6 +123,7 @@ def test_gradients_that_cannot_be_probed() -> None:
 # -- Where gradients come from
 
 
+@pytest.mark.slow
 def test_a_scripts_own_gradients_are_taken_and_then_it_ends(script) -> None:
     found = vectors_of_script(script, ["1000000"], 0.1, 3, 120.0)
     assert found.size == 620 and found.gradient.dtype == np.float32
@@ -133,7 +134,7 @@ def test_a_scripts_own_gradients_are_taken_and_then_it_ends(script) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "match"),
     [
-        (SCRIPT, ["1"], "without enough steps"),
+        pytest.param(SCRIPT, ["1"], "without enough steps", marks=pytest.mark.slow),
         ("raise RuntimeError('no such data')", [], r"failed \(status 1\): RuntimeError: no such data"),
     ],
 )

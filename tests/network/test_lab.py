@@ -71,7 +71,8 @@ def test_a_rate_and_a_queue_are_as_asked_and_the_sender_does_not_feel_them() -> 
 def test_incast_meets_a_queue_at_the_receiver() -> None:
     with lab_of(4, rate_mbit=40.0, queue_ms=20.0) as lab:
         found = probe(lab, [1, 2, 3], 0, offered_mbit=35.0, count=4000)
-        assert sum(one.rate_mbit for one in found) == pytest.approx(40.0, rel=WITHIN)
+        # each in a middle span of its own, which need not be the same one; without a queue it would be 105
+        assert 36.0 < sum(one.rate_mbit for one in found) < 60.0
         delays = sorted(one.delay_ms for one in found)
         assert delays[1] == pytest.approx(20.0, rel=WITHIN)
         assert [lab.counts(peer).up_dropped for peer in (1, 2, 3)] == [0, 0, 0]

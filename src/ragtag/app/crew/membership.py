@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from ragtag.app.crew.phases import Phases
 from ragtag.app.environment import Address, Place, format_address, looked_up, reachable_host
 from ragtag.app.invitation.token import Token
+from ragtag.core.address import is_loopback
 from ragtag.core.errors import Error
 from ragtag.core.types import PEERS_MAX, Arm, Expired, PeerId, Timer
 from ragtag.core.wire import VERSION
@@ -226,7 +227,7 @@ def begins_here(token: Token) -> bool:
 
 def here_only(token: Token) -> bool:
     """Whether the crew is on this machine only."""
-    return all(host.startswith("127.") or host == "::1" for host, _ in token.addresses)
+    return all(is_loopback(host) for host, _ in token.addresses)
 
 
 def reachable(token: Token) -> str:

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ragtag.app.environment.addresses import Address, format_address, parse_address
+from ragtag.core.address import is_loopback
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers, format_faults, parse_faults
@@ -178,7 +179,7 @@ def _from_ragtag(env: Mapping[str, str]) -> Place:
         peers=peers,
         socket_fd=_integer(env, "RAGTAG_FD"),
         ready_fd=_integer(env, "RAGTAG_READY_FD"),
-        one_machine=all(host.startswith("127.") or host == "::1" for host, _ in peers),
+        one_machine=all(is_loopback(host) for host, _ in peers),
         key=_key(env),
         members=_members(env, size),
         member_fd=_integer(env, "RAGTAG_MEMBER_FD"),

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ragtag.app.crew.membership import NotLetIn, asked, begins_here, resolved
+from ragtag.app.crew.membership import NotLetIn, asked, begins_here, here_only, resolved
 from ragtag.app.environment import Address, format_address, parse_address
 from ragtag.app.invitation.token import Token, decode, encode, kept_token, new_key
 from ragtag.app.tracefile import TraceFollower
@@ -47,7 +47,7 @@ class Invitation:
     @property
     def here_only(self) -> bool:
         """Whether only this machine's processes can use it."""
-        return all(host.startswith("127.") or host == "::1" for host, _ in self.token.addresses)
+        return here_only(self.token)
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""

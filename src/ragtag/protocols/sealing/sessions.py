@@ -25,7 +25,7 @@ import hashlib
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hmac import compare_digest
 
@@ -172,10 +172,6 @@ class _Other:
     pause_s: float = _PAUSE_S
     wanted: bool = False
     answer: bytes = b""
-
-    def sessions(self) -> Iterator[Session]:
-        """All that there are."""
-        yield from (s for s in (self.current, self.before, self.coming) if s is not None)
 
 
 Known = Callable[[Address], tuple[PeerId, bytes] | None]

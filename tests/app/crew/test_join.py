@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-from ragtag.app.crew.join import JoinError
+from ragtag.app.crew.join import JoinError, _Way
 from ragtag.app.crew.transport import SoloTransport
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.invitation.token import decode, kept_token
@@ -38,6 +38,7 @@ from ragtag.network.driver.driver import Driver
 from ragtag.network.link.udp import PortInUse, UdpLink
 from ragtag.protocols.crew.joining import read_hello
 from ragtag.protocols.node import Node
+from ragtag.protocols.sealing.sessions import CARD_BYTES
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.network.crew import PATIENCE_S, until
 
@@ -297,6 +298,20 @@ def test_what_is_no_hello_is_refused(two: Others, blob: bytes) -> None:
     two.say(1, blob)
     with pytest.raises(JoinError, match="peer 1 says no hello that can be read"):
         join(deadline_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("host", "seal", "seals"),
+    [
+        ("10.1.2.3", None, True), ("fd00::2", None, True), ("127.0.0.1", None, False), ("::1", None, False),
+        ("10.1.2.3", False, False), ("127.0.0.1", True, True),
+    ],
+)  # fmt: skip
+def test_a_peer_seals_unless_its_address_is_loopback_or_it_is_told_otherwise(
+    host: str, seal: bool | None, seals: bool
+) -> None:
+    way = _Way(Place(0, 2, CREW, seal=seal), None, 0.0, GIVE_UP_S)
+    assert len(way.card(host)) == (CARD_BYTES if seals else 0)
 
 
 def test_a_peer_that_does_not_answer_is_left_out(three: Others, caplog: pytest.LogCaptureFixture) -> None:

@@ -174,13 +174,18 @@ class AveragedModel:
         if self._meter is not None and not skipped:
             scheduling.spent.cohered(self._steps, self._meter.stepped(self._steps))
         scheduling.worked(self._steps)
-        if self._under_way is not None and self._since >= delay:
+        if delay and self._under_way is not None and self._since >= delay:
             self._end()
         if scheduling.due(self._steps, self._since):
-            self._begin() if delay else self.average()
+            self._turn() if self.asked.partial else self._begin() if delay else self.average()
         if self._on_step is not None:
             self._on_step(loss)
         return loss
+
+    def _turn(self) -> None:
+        """Average, unless the round that this peer offered to is under way still: it computes on then."""
+        if self._under_way is None or self._under_way.over:
+            self._begin()
 
     def average(self) -> Outcome:
         """Average now, whatever the schedule says: of fragments, the next one. Raises HasLeft."""
@@ -218,7 +223,7 @@ class AveragedModel:
             self._on_outcome(outcome)
         return outcome
 
-    # -- Averages that local steps do not wait for (overlap=True, outer=Outer(delay=...))
+    # -- Averages that local steps do not wait for (overlap=True, outer=Outer(delay=...), a slow peer's turn)
 
     def _begin(self) -> None:
         """Begin an average, and go on with local steps."""
@@ -232,6 +237,8 @@ class AveragedModel:
         weight = self._mode.offer(self._weight())
         self._under_way = exchange.begin(weight, self._deadline_s, self.scheduling.begin())
         self._since = 0
+        if isinstance(self._under_way, Outcome):
+            self._end()
 
     def _end(self) -> None:
         """Wait for the average under way, if there is one, and step by it."""

@@ -94,11 +94,9 @@ def main() -> None:
         public.append(run(()))
         behind.append(run(BEHIND))
         for kind, one in (("public", public[-1]), ("2 behind routers", behind[-1])):
-            print(
-                f"{at + 1}. {kind:>16}: median {one['median_ms']:.1f} ms, "
-                f"longest {one['longest_ms']:.0f} ms, {one['heard_mean']:.2f} of {N} heard, {one['averaged']:.1%} averaged",
-                flush=True,
-            )
+            times = f"median {one['median_ms']:.1f} ms, longest {one['longest_ms']:.0f} ms"
+            came = f"{one['heard_mean']:.2f} of {N} heard, {one['averaged']:.1%} averaged"
+            print(f"{at + 1}. {kind:>16}: {times}, {came}", flush=True)
     medians = [statistics.median(one["median_ms"] for one in kind) for kind in (public, behind)]
     ratio = medians[1] / medians[0]
     print(f"median rounds: {ratio:.2f} times as long (goal {GOAL}): {'met' if ratio <= GOAL else 'MISSED'}")

@@ -1,13 +1,14 @@
 """Training that shows less of its data: a part of its own, which nothing else needs.
 
 ``correlation``: the distance correlation of samples with their codes. ``nopeek``: that as a term of any
-loop's loss (NoPeek, Vepakomma et al., 2019; US patent 11,481,635 covers this loss). What is said of a cut
-is measured on samples held out.
+loop's loss (NoPeek, Vepakomma et al., 2019; US patent 11,481,635 covers this loss). ``meters``: what is said
+of a cut, measured on samples held out.
 """
 
 from __future__ import annotations
 
 from ragtag.privacy.correlation import distance_correlation
+from ragtag.privacy.meters import Leakage, leakage
 from ragtag.privacy.nopeek import NoPass, NoPeek
 
-__all__ = ["NoPass", "NoPeek", "distance_correlation"]
+__all__ = ["Leakage", "NoPass", "NoPeek", "distance_correlation", "leakage"]

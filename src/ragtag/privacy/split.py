@@ -17,21 +17,47 @@ cut width q and the share of parameters below the cut:
 
 Split sends less than federated averaging from K = p q / N clients on (without weights handed on).
 
+**In a crew** a ``SplitClient`` and a ``SplitServer`` do the same over named tensors (``training.named``):
+a client publishes its codes, which only the server takes, and the server the gradients, which only that
+client takes. So they travel sealed like all else, rows that are lost are asked for again, and only whole
+values are seen. The server takes whatever request has come, so it never waits for one client: one that is
+slow, frozen or dead is passed over, and served when it comes again. A client waits for an answer as long
+as recent ones took, with head-room (``core.deadline``); a batch without an answer by then is given up,
+counted, and does not train the client's layers; what the server learned of it stays. Both end when they
+have heard nothing for ``deadline_s``, as a crew waits for peers that pause (``ragtag.join``). Members of
+a crew can ask for each other's codes: they are hidden from outside only.
+
 A server sees codes and gradients, and labels in the plain form. NoPeek lowers what codes tell by some
 (``ragtag.privacy.meters``); a server that sends gradients of its own choice is stopped by nothing here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from ragtag.core.deadline import Deadline
+from ragtag.core.errors import Error
 from ragtag.privacy.correlation import distance_correlation
+from ragtag.training.named import NamedTensors
+from ragtag.training.transport import PublishingTransport
 
 VALUE_BYTES = 4
+NUMBERED_MAX = 1 << 24
+"""Requests of a client: float32 holds their numbers exactly."""
+BACKOFF_MAX = 64.0
+_LOOKS = 16
+"""How often an answer is looked for in the time that one takes."""
+_LOOK_MIN_S = 1e-3
+_LINGERS = 4.0
+"""A server stays for so many of the times between its answers, so that clients can take the last one."""
+_HEAD = 3
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -126,6 +152,394 @@ class SplitModel:
         return values.detach().clone().requires_grad_()
 
 
+@dataclass(frozen=True, slots=True)
+class CutForm:
+    """What crosses a cut in a crew, on all its peers the same.
+
+    batch: samples in a request, at most.
+    codes: a sample's codes, as a shape.
+    outputs: of the server's part for a sample, as a shape, in the U-shaped form; ``None``: the plain one.
+    labels: a sample's labels, as a shape; they go up in the plain form.
+    label_dtype: as the criterion takes them. They travel as float32, so whole numbers stay below 2^24.
+
+    Raises ValueError: a size is below 1.
+    """
+
+    batch: int
+    codes: tuple[int, ...]
+    outputs: tuple[int, ...] | None = None
+    labels: tuple[int, ...] = ()
+    label_dtype: torch.dtype = torch.int64
+
+    def __post_init__(self) -> None:
+        if min((self.batch, *self.codes, *(self.outputs or ()), *self.labels)) < 1:
+            raise ValueError(f"{self}: all sizes must be 1 or more")
+
+    @property
+    def label_width(self) -> int:
+        """Values of a sample's label that go up: none in the U-shaped form."""
+        return math.prod(self.labels) if self.outputs is None else 0
+
+    @property
+    def ways(self) -> dict[str, tuple[int, ...]]:
+        """The messages between a client and the server, by name: what a sample has of each, as a shape."""
+        label = math.prod(self.labels) if self.outputs is None else 0
+        ways: dict[str, tuple[int, ...]] = {
+            "codes": (math.prod(self.codes) + label,),
+            "codes.grad": self.codes,
+        }
+        if self.outputs is not None:
+            ways |= {"outputs": self.outputs, "outputs.grad": self.outputs}
+        return ways
+
+
+class ServerGone(Error, RuntimeError):
+    """A client of split learning has had no answer for as long as it was told to wait."""
+
+
+class _Cut:
+    """Both ends' messages: each is ``[number, samples, loss, values...]``, padded to the form's batch."""
+
+    def __init__(self, transport: PublishingTransport, name: str, server: int, form: CutForm) -> None:
+        if not 0 <= server < transport.n or transport.n < 2:
+            raise ValueError(
+                f"split learning: server {server} of {transport.n} peers; it takes a client and a server"
+            )
+        self.transport, self.form, self.server = transport, form, server
+        self.clients = [peer for peer in range(transport.n) if peer != server]
+        begin_s = transport.now_s()
+        shapes = {
+            f"{way}/{client}": (_HEAD + form.batch * math.prod(shape),)
+            for client in self.clients
+            for way, shape in form.ways.items()
+        }
+        self.tensors = NamedTensors(transport, name, computed=shapes, settings=f"server {server}")
+        self.opened_s = max(_LOOK_MIN_S, transport.now_s() - begin_s)
+        """How long it took to meet: the first guess of what an answer takes."""
+        self.traffic = SplitTraffic()
+
+    def send(self, way: str, client: int, number: int, values: Tensor, loss: float = 0.0) -> None:
+        """Publish a message. values: ``[samples, ...]``; no samples: the end."""
+        size = self.form.batch * math.prod(self.form.ways[way])
+        if values.numel() > size:
+            raise ValueError(
+                f"split learning: {list(values.shape)} for {way}; {self.form} has no room for that"
+            )
+        flat = torch.zeros(_HEAD + size)
+        flat[:_HEAD] = torch.tensor([number, len(values), loss])
+        flat[_HEAD : _HEAD + values.numel()] = values.detach().reshape(-1).to("cpu", torch.float32)
+        self.tensors.publish({f"{way}/{client}": flat})
+        traffic = self.traffic
+        traffic.messages += 1
+        if self.transport.me == self.server:
+            traffic.down_bytes += VALUE_BYTES * size
+        else:
+            labels = self.form.batch * self.form.label_width if way == "codes" else 0
+            traffic.up_bytes += VALUE_BYTES * (size - labels)
+            traffic.label_bytes += VALUE_BYTES * labels
+
+    def newest(self, way: str, client: int) -> _Message | None:
+        """The newest message; ``None``: there is none. Its values are a copy."""
+        found = self.tensors.newest(f"{way}/{client}")
+        if found is None:
+            return None
+        number, samples, loss = found.tensor[:_HEAD].tolist()
+        values = found.tensor[_HEAD:].reshape(self.form.batch, *self.form.ways[way])
+        if not 0 <= samples <= self.form.batch:
+            return None  # no client of this form says so
+        return _Message(int(number), values[: int(samples)].clone(), loss)
+
+
+class _Message(NamedTuple):
+    """values: ``[samples, ...]``. loss: of the task, where the server knows it."""
+
+    number: int
+    values: Tensor
+    loss: float
+
+
+class SplitClient:
+    """A client in a crew: its layers, its data, and a server elsewhere.
+
+    transport: the crew's. server: that peer's number. name, form: the same on all peers.
+    front, back, nopeek, criterion: as in ``SplitModel``; ``back`` exactly where ``form.outputs`` are given.
+    deadline_s: without any answer for so long, the server counts as gone.
+    answered, missed: requests with an answer in time, and without.
+
+    Raises ValueError: the form and ``back`` do not go together, this peer is the server, or there is none.
+    """
+
+    def __init__(
+        self,
+        transport: PublishingTransport,
+        front: nn.Module,
+        form: CutForm,
+        back: nn.Module | None = None,
+        *,
+        server: int = 0,
+        name: str = "split",
+        criterion: Criterion = nn.functional.cross_entropy,
+        nopeek: float = 0.0,
+        deadline_s: float = 120.0,
+    ) -> None:
+        if (back is None) != (form.outputs is None):
+            raise ValueError("SplitClient: the U-shaped form has both, a back and the form's outputs")
+        if transport.me == server:
+            raise ValueError(f"SplitClient: peer {server} is the server")
+        self.front, self.back = front, back
+        self._criterion, self._nopeek, self._deadline_s = criterion, nopeek, deadline_s
+        self._cut = _Cut(transport, name, server, form)
+        self._me = transport.me
+        self._turns = Deadline(self._cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
+        self._cut.tensors.only([f"{way}/{self._me}" for way in form.ways if way in ("codes.grad", "outputs")])
+        self._number = 0
+        self._heard_s = transport.now_s()
+        self._given_up: dict[int, float] = {}
+        self._answers = 0
+        self.answered = self.missed = 0
+
+    @property
+    def traffic(self) -> SplitTraffic:
+        """What this client has sent (``up_bytes``, ``label_bytes``), full batches whatever was in them."""
+        return self._cut.traffic
+
+    def backward(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """A batch through both halves; gradients are added to the client's ``.grad``.
+
+        x: ``[n, ...]``, n at most the form's batch. y: its labels ``[n, ...]``.
+        Returns the task's loss, a scalar, without NoPeek's term. ``None``: no answer came in time, and no
+        gradient was added.
+
+        Raises:
+            ServerGone: nothing has come for ``deadline_s``.
+            ValueError: the batch has no room in the form.
+            ragtag.NotFinite: codes are NaN or infinite.
+        """
+        number = self._next()
+        codes = self.front(x)
+        if self.back is None:
+            labels = y.reshape(len(x), -1).to("cpu", torch.float32)
+            sent = torch.cat([codes.detach().reshape(len(x), -1).to("cpu", torch.float32), labels], 1)
+            down = self._ask("codes", sent, "codes.grad", number)
+            loss = None if down is None else torch.tensor(down.loss)
+        else:
+            down, loss = self._through_back(codes, y, number)
+        if down is None:
+            return None
+        ends, gradients = [codes], [down.values.reshape(codes.shape).to(codes)]
+        if self._nopeek:
+            term = self._nopeek * distance_correlation(x, codes)
+            ends, gradients = [*ends, term], [*gradients, torch.ones_like(term)]
+        if any(end.requires_grad for end in ends):
+            torch.autograd.backward(ends, gradients)
+        self.answered += 1
+        return loss
+
+    def _through_back(self, codes: Tensor, y: Tensor, number: int) -> tuple[_Message | None, Tensor | None]:
+        """The U-shaped form: outputs come, their gradient goes, and the codes' comes."""
+        made = self._ask("codes", codes, "outputs", number)
+        if made is None or self.back is None:
+            return None, None
+        given = made.values.to(codes.device).requires_grad_()
+        loss = self._criterion(self.back(given), y)
+        learned = list(self.back.parameters())
+        gradients = torch.autograd.grad(loss, [given, *learned], allow_unused=True)
+        down = self._ask("outputs.grad", _or_zeros(gradients[0], given), "codes.grad", number)
+        if down is not None:
+            for p, gradient in zip(learned, gradients[1:], strict=True):
+                if gradient is not None:
+                    p.grad = gradient if p.grad is None else p.grad + gradient
+        return down, loss.detach()
+
+    def finish(self) -> None:
+        """Tell the server that no more comes from here, until it says that it has heard, or has ended."""
+        begin_s, none = self._cut.transport.now_s(), torch.zeros(0, *self._cut.form.ways["codes"])
+        while self._cut.transport.now_s() - begin_s < self._deadline_s:
+            if self._ask("codes", none, "codes.grad", self._next()) is not None:
+                return
+            if self._cut.server not in self._cut.transport.live:
+                return
+
+    def _next(self) -> int:
+        self._number += 1
+        if self._number >= NUMBERED_MAX:
+            raise RuntimeError(
+                f"a client of split learning has made {NUMBERED_MAX:,} requests: begin a new name"
+            )
+        return self._number
+
+    def _ask(self, way: str, values: Tensor, back: str, number: int) -> _Message | None:
+        """Send a message, and wait for what answers it. ``None``: it did not come in time."""
+        transport, turns = self._cut.transport, self._turns
+        self._cut.send(way, self._me, number, values)
+        begin_s = transport.now_s()
+        until_s = begin_s + (turns.budget_s() if self._answers else self._deadline_s)
+        while True:
+            found = self._cut.newest(back, self._me)
+            now_s = transport.now_s()
+            if found is not None and found.number in self._given_up:
+                turns.late(now_s - self._given_up.pop(found.number))
+                self._heard_s = now_s
+            if found is not None and found.number == number:
+                turns.completed(now_s - begin_s)
+                self._heard_s, self._given_up = now_s, {}
+                self._answers += 1
+                return found
+            if now_s >= until_s:
+                turns.missed()
+                self.missed += bool(len(values))
+                self._given_up = {number: begin_s}
+                if now_s - self._heard_s >= self._deadline_s:
+                    raise ServerGone(
+                        f"split learning: peer {self._cut.server} has answered nothing for "
+                        f"{now_s - self._heard_s:.3g} s ({self.missed} requests)"
+                    )
+                return None
+            transport.pause(min(max(_LOOK_MIN_S, turns.typical_s() / _LOOKS), until_s - now_s))
+
+
+class _Open(NamedTuple):
+    """A turn of the U-shaped form that waits for its outputs' gradient.
+
+    weights: of ``middle`` as they were: other clients' turns change them meanwhile.
+    """
+
+    number: int
+    codes: Tensor
+    made: Tensor
+    weights: dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class Served:
+    """What a server did for one client.
+
+    requests: answered ones.
+    finished: it has said that no more comes.
+    lost: it has left, or was silent for too long.
+    """
+
+    requests: int = 0
+    finished: bool = False
+    lost: bool = False
+
+
+class SplitServer:
+    """The server in a crew: the layers above the cut.
+
+    transport, form, name: as in ``SplitClient``; this peer is the server.
+    middle, criterion: as in ``SplitModel``. optimizer: of ``middle``; it takes a step for each request.
+
+    Raises ValueError: there are no clients.
+    """
+
+    def __init__(
+        self,
+        transport: PublishingTransport,
+        middle: nn.Module,
+        optimizer: Optimizer,
+        form: CutForm,
+        *,
+        name: str = "split",
+        criterion: Criterion = nn.functional.cross_entropy,
+    ) -> None:
+        self.middle, self._optimizer, self._criterion = middle, optimizer, criterion
+        self._cut = _Cut(transport, name, transport.me, form)
+        ups = [way for way in form.ways if way in ("codes", "outputs.grad")]
+        self._cut.tensors.only([f"{way}/{client}" for way in ups for client in self._cut.clients])
+        self._turns = Deadline(self._cut.opened_s, headroom=_LINGERS)
+        self._seen = dict.fromkeys(self._cut.clients, 0)
+        self._open: dict[int, _Open] = {}
+        self._heard_s = dict.fromkeys(self._cut.clients, transport.now_s())
+        self.served = {client: Served() for client in self._cut.clients}
+
+    @property
+    def traffic(self) -> SplitTraffic:
+        """What this server has sent (``down_bytes``), full batches whatever was in them."""
+        return self._cut.traffic
+
+    def serve(self, deadline_s: float = 120.0) -> dict[int, Served]:
+        """Answer requests until each client has finished, has left, or has asked nothing for ``deadline_s``.
+
+        Returns what was done for each.
+        """
+        transport, quiet_s = self._cut.transport, self._cut.transport.now_s()
+        while True:
+            answered = sum(self._answer(client) for client in self._cut.clients)
+            now_s, live = transport.now_s(), transport.live
+            for client, served in self.served.items():
+                silent = now_s - self._heard_s[client] >= deadline_s
+                served.lost = not served.finished and (client not in live or silent)
+            if answered:
+                self._turns.completed(now_s - quiet_s)
+                quiet_s = now_s
+            over = all(served.finished or served.lost for served in self.served.values())
+            if over and now_s - quiet_s >= self._turns.budget_s():  # by now the last answer has been taken
+                return self.served
+            if not answered:
+                transport.pause(max(_LOOK_MIN_S, self._turns.typical_s() / _LOOKS))
+
+    def _answer(self, client: int) -> bool:
+        """Take a client's newest request, if it is new; whether there was one."""
+        return self._first(client) or self._second(client)
+
+    def _first(self, client: int) -> bool:
+        found = self._cut.newest("codes", client)
+        if found is None or found.number <= self._seen[client]:
+            return False
+        number, values, _ = found
+        self._seen[client], self._heard_s[client] = number, self._cut.transport.now_s()
+        served, form = self.served[client], self._cut.form
+        if not len(values):
+            served.finished = True
+            self._cut.send("codes.grad", client, number, torch.zeros(0, *form.codes))
+            return True
+        width = math.prod(form.codes)
+        codes = values[:, :width].reshape(-1, *form.codes).to(self._device).requires_grad_()
+        if form.outputs is not None:
+            weights = {name: p.detach().clone() for name, p in self.middle.named_parameters()}
+            made = torch.func.functional_call(
+                self.middle, {n: w.requires_grad_() for n, w in weights.items()}, codes
+            )
+            self._open[client] = _Open(number, codes, made, weights)
+            self._cut.send("outputs", client, number, made)
+            return True
+        labels = values[:, width:].reshape(-1, *form.labels).to(self._device, form.label_dtype)
+        loss = self._criterion(self.middle(codes), labels)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._learned(client, number, _gradient(codes), float(loss.detach()))
+        return True
+
+    def _second(self, client: int) -> bool:
+        """In the U-shaped form: the gradient of outputs that the client was sent."""
+        if client not in self._open:
+            return False
+        turn = self._open[client]
+        found = self._cut.newest("outputs.grad", client)
+        if found is None or found.number != turn.number:
+            return False
+        del self._open[client]
+        self._heard_s[client] = self._cut.transport.now_s()
+        given = found.values.to(turn.made)
+        wanted = [turn.codes, *turn.weights.values()]
+        down, *gradients = torch.autograd.grad(turn.made, wanted, given, allow_unused=True)
+        for p, gradient in zip(self.middle.parameters(), gradients, strict=True):
+            p.grad = gradient
+        self._learned(client, turn.number, _or_zeros(down, turn.codes))
+        return True
+
+    def _learned(self, client: int, number: int, down: Tensor, loss: float = 0.0) -> None:
+        """Gradients are there: take the step, and send the codes' to the client."""
+        self._optimizer.step()
+        self.served[client].requests += 1
+        self._cut.send("codes.grad", client, number, down, loss)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.middle.parameters()), torch.device("cpu"))
+
+
 def hand_over(giver: nn.Module, taker: nn.Module) -> int:
     """The next client begins with the weights below the cut of the one before it, and with its buffers.
 
@@ -165,4 +579,8 @@ def crossover_clients(samples: int, width: int, parameters: int) -> float:
 
 
 def _gradient(values: Tensor) -> Tensor:
-    return torch.zeros_like(values) if values.grad is None else values.grad
+    return _or_zeros(values.grad, values)
+
+
+def _or_zeros(gradient: Tensor | None, values: Tensor) -> Tensor:
+    return torch.zeros_like(values) if gradient is None else gradient

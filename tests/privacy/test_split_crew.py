@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.seed import generator
 from ragtag.privacy import SplitModel
-from ragtag.privacy.split import CutForm, ServerGone, SplitClient, SplitServer, split_bytes
+from ragtag.privacy.split import Cut, CutForm, ServerGone, SplitClient, SplitServer, split_bytes
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 
@@ -62,13 +62,14 @@ class Split:
 
     def _train(self, peer: SimulatedTransport) -> None:
         front, middle, back = self.parts[peer.me] = parts()
+        cut = Cut(peer, self.form)
         if peer.me == 0:
             above = middle if self.form.outputs is not None else nn.Sequential(middle, back)
-            server = self.peers[0] = SplitServer(peer, above, sgd(above), self.form)
+            server = self.peers[0] = SplitServer(cut, above, sgd(above))
             server.serve(self.deadline_s)
         else:
             end = back if self.form.outputs is not None else None
-            client = SplitClient(peer, front, self.form, end, nopeek=0.3, deadline_s=self.deadline_s)
+            client = SplitClient(cut, front, end, nopeek=0.3, deadline_s=self.deadline_s)
             self.peers[peer.me] = client
             self._client(peer, client, sgd(front, *([back] if end else [])))
         self.ends_s[peer.me] = peer.now_s()
@@ -189,17 +190,19 @@ def test_what_cannot_be_is_refused() -> None:
 
     def train(peer: SimulatedTransport) -> None:
         front, middle, back = parts()
+        cut = Cut(peer, PLAIN)
         if peer.me == 0:
             with pytest.raises(ValueError, match="peer 0 is the server"):
-                SplitClient(peer, front, PLAIN)
-            SplitServer(peer, middle, sgd(middle), PLAIN).serve(0.1)
+                SplitClient(cut, front)
+            with pytest.raises(ValueError, match="server 7 of 2 peers"):
+                Cut(peer, PLAIN, server=7)
+            SplitServer(cut, middle, sgd(middle)).serve(0.1)
             return
+        with pytest.raises(ValueError, match="peer 0 is the server, not peer 1"):
+            SplitServer(cut, middle, sgd(middle))
         with pytest.raises(ValueError, match="a back and the form's outputs"):
-            SplitClient(peer, front, PLAIN, back)
-        with pytest.raises(ValueError, match="server 7 of 2 peers"):
-            SplitClient(peer, front, PLAIN, server=7)
-        client = SplitClient(peer, front, PLAIN)
+            SplitClient(cut, front, back)
         with pytest.raises(ValueError, match="has no room for that"):
-            client.backward(*samples(1, BATCH + 1))
+            SplitClient(cut, front).backward(*samples(1, BATCH + 1))
 
     SimulatedCrew(2, Faults(latency_s=0.001), seed=3, cost=ComputeCost(STEP_S)).run(train)

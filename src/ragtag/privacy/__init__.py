@@ -10,6 +10,17 @@ from __future__ import annotations
 from ragtag.privacy.correlation import distance_correlation
 from ragtag.privacy.meters import Leakage, leakage
 from ragtag.privacy.nopeek import NoPass, NoPeek
-from ragtag.privacy.split import SplitModel
+from ragtag.privacy.split import CutForm, ServerGone, SplitClient, SplitModel, SplitServer
 
-__all__ = ["Leakage", "NoPass", "NoPeek", "SplitModel", "distance_correlation", "leakage"]
+__all__ = [
+    "CutForm",
+    "Leakage",
+    "NoPass",
+    "NoPeek",
+    "ServerGone",
+    "SplitClient",
+    "SplitModel",
+    "SplitServer",
+    "distance_correlation",
+    "leakage",
+]

@@ -197,10 +197,29 @@ class ServerGone(Error, RuntimeError):
     """A client of split learning has had no answer for as long as it was told to wait."""
 
 
-class _Cut:
-    """Both ends' messages: each is ``[number, samples, loss, values...]``, padded to the form's batch."""
+class Cut:
+    """What both ends of a cut send each other in a crew: made by ``crew.cut``, on all peers alike.
 
-    def __init__(self, transport: PublishingTransport, name: str, server: int, form: CutForm) -> None:
+    Each message is ``[number, samples, loss, values...]``, padded to the form's batch.
+
+    transport: the crew's.
+    form: what crosses. server: the peer that is the server; all others that are there now are clients.
+    name: of this cut. on_publish: called after each message.
+
+    Raises:
+        ValueError: there is no such server, or nobody else.
+        ragtag.SchemaMismatch: another peer has another form or server.
+    """
+
+    def __init__(
+        self,
+        transport: PublishingTransport,
+        form: CutForm,
+        *,
+        server: int = 0,
+        name: str = "split",
+        on_publish: Callable[[], None] = lambda: None,
+    ) -> None:
         if not 0 <= server < transport.n or transport.n < 2:
             raise ValueError(
                 f"split learning: server {server} of {transport.n} peers; it takes a client and a server"
@@ -213,7 +232,9 @@ class _Cut:
             for client in self.clients
             for way, shape in form.ways.items()
         }
-        self.tensors = NamedTensors(transport, name, computed=shapes, settings=f"server {server}")
+        self.tensors = NamedTensors(
+            transport, name, computed=shapes, settings=f"server {server}", on_publish=on_publish
+        )
         self.opened_s = max(_LOOK_MIN_S, transport.now_s() - begin_s)
         """How long it took to meet: the first guess of what an answer takes."""
         self.traffic = SplitTraffic()
@@ -261,39 +282,36 @@ class _Message(NamedTuple):
 class SplitClient:
     """A client in a crew: its layers, its data, and a server elsewhere.
 
-    transport: the crew's. server: that peer's number. name, form: the same on all peers.
-    front, back, nopeek, criterion: as in ``SplitModel``; ``back`` exactly where ``form.outputs`` are given.
-    deadline_s: without any answer for so long, the server counts as gone.
+    cut: of the crew (``crew.cut``).
+    front, back, nopeek, criterion: as in ``SplitModel``; ``back`` exactly where the form has ``outputs``.
+    deadline_s: without any answer for so long, the server counts as gone; the first answer is waited for as
+        long.
     answered, missed: requests with an answer in time, and without.
 
-    Raises ValueError: the form and ``back`` do not go together, this peer is the server, or there is none.
+    Raises ValueError: the form and ``back`` do not go together, or this peer is the server.
     """
 
     def __init__(
         self,
-        transport: PublishingTransport,
+        cut: Cut,
         front: nn.Module,
-        form: CutForm,
         back: nn.Module | None = None,
         *,
-        server: int = 0,
-        name: str = "split",
         criterion: Criterion = nn.functional.cross_entropy,
         nopeek: float = 0.0,
         deadline_s: float = 120.0,
     ) -> None:
-        if (back is None) != (form.outputs is None):
+        if (back is None) != (cut.form.outputs is None):
             raise ValueError("SplitClient: the U-shaped form has both, a back and the form's outputs")
-        if transport.me == server:
-            raise ValueError(f"SplitClient: peer {server} is the server")
+        if cut.transport.me == cut.server:
+            raise ValueError(f"SplitClient: peer {cut.server} is the server")
         self.front, self.back = front, back
         self._criterion, self._nopeek, self._deadline_s = criterion, nopeek, deadline_s
-        self._cut = _Cut(transport, name, server, form)
-        self._me = transport.me
-        self._turns = Deadline(self._cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
-        self._cut.tensors.only([f"{way}/{self._me}" for way in form.ways if way in ("codes.grad", "outputs")])
+        self._cut, self._me = cut, cut.transport.me
+        self._turns = Deadline(cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
+        cut.tensors.only([f"{way}/{self._me}" for way in cut.form.ways if way in ("codes.grad", "outputs")])
         self._number = 0
-        self._heard_s = transport.now_s()
+        self._heard_s = cut.transport.now_s()
         self._given_up: dict[int, float] = {}
         self._answers = 0
         self.answered = self.missed = 0
@@ -427,31 +445,32 @@ class Served:
 class SplitServer:
     """The server in a crew: the layers above the cut.
 
-    transport, form, name: as in ``SplitClient``; this peer is the server.
-    middle, criterion: as in ``SplitModel``. optimizer: of ``middle``; it takes a step for each request.
+    cut: of the crew (``crew.cut``); this peer is its server.
+    middle, criterion: as in ``SplitModel``.
+    optimizer: of ``middle``; it takes a step for each request.
 
-    Raises ValueError: there are no clients.
+    Raises ValueError: this peer is a client.
     """
 
     def __init__(
         self,
-        transport: PublishingTransport,
+        cut: Cut,
         middle: nn.Module,
         optimizer: Optimizer,
-        form: CutForm,
         *,
-        name: str = "split",
         criterion: Criterion = nn.functional.cross_entropy,
     ) -> None:
+        if cut.transport.me != cut.server:
+            raise ValueError(f"SplitServer: peer {cut.server} is the server, not peer {cut.transport.me}")
         self.middle, self._optimizer, self._criterion = middle, optimizer, criterion
-        self._cut = _Cut(transport, name, transport.me, form)
-        ups = [way for way in form.ways if way in ("codes", "outputs.grad")]
-        self._cut.tensors.only([f"{way}/{client}" for way in ups for client in self._cut.clients])
-        self._turns = Deadline(self._cut.opened_s, headroom=_LINGERS)
-        self._seen = dict.fromkeys(self._cut.clients, 0)
+        self._cut = cut
+        ups = [way for way in cut.form.ways if way in ("codes", "outputs.grad")]
+        cut.tensors.only([f"{way}/{client}" for way in ups for client in cut.clients])
+        self._turns = Deadline(cut.opened_s, headroom=_LINGERS)
+        self._seen = dict.fromkeys(cut.clients, 0)
         self._open: dict[int, _Open] = {}
-        self._heard_s = dict.fromkeys(self._cut.clients, transport.now_s())
-        self.served = {client: Served() for client in self._cut.clients}
+        self._heard_s = dict.fromkeys(cut.clients, cut.transport.now_s())
+        self.served = {client: Served() for client in cut.clients}
 
     @property
     def traffic(self) -> SplitTraffic:

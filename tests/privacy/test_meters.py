@@ -23,6 +23,11 @@ def small(codes: int, values: int) -> nn.Module:
     return nn.Sequential(nn.Linear(codes, 32), nn.Tanh(), nn.Linear(32, values))
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meters, "EPOCHS", 50)
+
+
 def measured(cut: meters.Cut, train: Tensor = TRAIN, held: Tensor = HELD) -> meters.Leakage:
     return leakage(cut, train, held, network=small)
 
@@ -71,15 +76,16 @@ def test_held_out_samples_that_were_trained_on_are_left_out() -> None:
         measured(lambda x: x, held=TRAIN)
 
 
-def test_a_decoder_reads_what_distance_correlation_does_not_see() -> None:
+def test_a_decoder_reads_what_distance_correlation_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some codes lie far out: distances tell little of the samples, and each code all of its own."""
+    monkeypatch.setattr(meters, "EPOCHS", 200)
 
     def cut(x: Tensor) -> Tensor:
         far = torch.where(x.flatten(1)[:, :1] > 0.85, 300.0, 1.0)
         return torch.cat([x.flatten(1) * far, far], 1)
 
     found = measured(cut)
-    assert found.dcor < 0.45
+    assert found.dcor < found.independent_dcor + 0.05
     assert found.hidden < 0.3
 
 

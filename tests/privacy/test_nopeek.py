@@ -67,15 +67,16 @@ def test_training_with_it_lowers_what_a_layer_tells() -> None:
     assert told[2.0] < told[0.0] - 0.1
 
 
-def test_evaluation_between_pass_and_loss_does_not_count() -> None:
+@pytest.mark.parametrize("evaluated", ["the model", "the layer"])
+def test_evaluation_between_pass_and_loss_does_not_count(evaluated: str) -> None:
     model = net()
+    expected = float(distance_correlation(X, model[:2](X).detach()))
     nopeek = NoPeek(model, "1", weight=1.0)
     task = F.cross_entropy(model(X), Y)
-    expected = float(distance_correlation(X, model[:2](X).detach()))
-    nopeek(task)
-    assert nopeek.training_dcor == pytest.approx(expected)
     with torch.no_grad():
-        model(X)
+        model(X[:5]) if evaluated == "the model" else model[1](X[:5])
+    nopeek(task).backward()
+    assert nopeek.training_dcor == pytest.approx(expected)
     with pytest.raises(NoPass, match="has not run since the last loss"):
         nopeek(task)
 

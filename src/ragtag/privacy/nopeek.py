@@ -126,8 +126,8 @@ class NoPeek:
         self._hooks = []
 
     def _begin(self, model: nn.Module, given: tuple[Any, ...]) -> None:
-        self._x = self._z = None
         if torch.is_grad_enabled():
+            self._z = None
             if not given or not isinstance(given[0], Tensor):
                 raise TypeError(
                     "NoPeek: the model's first argument must be the batch, a tensor given by position; use "

@@ -127,14 +127,13 @@ def test_one_client_trains_as_in_one_process(form: CutForm) -> None:
 
 @pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
 def test_what_is_counted_is_what_the_formula_says(form: CutForm) -> None:
-    """Five batches of each client, and a message that says that it has finished, with its answer."""
     found = Split(3, form, 5)
     up = sum(found.client(peer).traffic.up_bytes for peer in (1, 2))
     n = 2 * 5 * BATCH
-    expected = split_bytes(n + 2 * BATCH, WIDTH) + (0 if form is PLAIN else split_bytes(n, OUTPUTS))
+    expected = split_bytes(n, WIDTH if form is PLAIN else WIDTH + OUTPUTS)
     assert up + found.server.traffic.down_bytes == expected
     labels = [found.client(peer).traffic.label_bytes for peer in (1, 2)]
-    assert labels == ([4 * 6 * BATCH] * 2 if form is PLAIN else [0, 0])
+    assert labels == ([4 * 5 * BATCH] * 2 if form is PLAIN else [0, 0])
     assert found.server.served[1].requests == 5
 
 

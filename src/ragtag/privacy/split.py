@@ -25,7 +25,8 @@ slow, frozen or dead is passed over, and served when it comes again. A client wa
 as recent ones took, with head-room (``core.deadline``); a batch without an answer by then is given up,
 counted, and does not train the client's layers; what the server learned of it stays. Both end when they
 have heard nothing for ``deadline_s``, as a crew waits for peers that pause (``ragtag.join``). Members of
-a crew can ask for each other's codes: they are hidden from outside only.
+a crew can ask for each other's codes: they are hidden from outside only. All peers are told of each
+message's version, so of short messages in large crews the lines carry a multiple of the payload.
 
 A server sees codes and gradients, and labels in the plain form. NoPeek lowers what codes tell by some
 (``ragtag.privacy.meters``); a server that sends gradients of its own choice is stopped by nothing here.
@@ -58,6 +59,8 @@ _LOOK_MIN_S = 1e-3
 _LINGERS = 4.0
 """A server stays for so many of the times between its answers, so that clients can take the last one."""
 _HEAD = 3
+OVER, OVER_HEARD = "over", "over.heard"
+"""Messages without values: a client has finished, and the server has heard."""
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -227,11 +230,8 @@ class Cut:
         self.transport, self.form, self.server = transport, form, server
         self.clients = [peer for peer in range(transport.n) if peer != server]
         begin_s = transport.now_s()
-        shapes = {
-            f"{way}/{client}": (_HEAD + form.batch * math.prod(shape),)
-            for client in self.clients
-            for way, shape in form.ways.items()
-        }
+        ways = [*form.ways, OVER, OVER_HEARD]
+        shapes = {f"{way}/{client}": (_HEAD + self._size(way),) for client in self.clients for way in ways}
         self.tensors = NamedTensors(
             transport, name, computed=shapes, settings=f"server {server}", on_publish=on_publish
         )
@@ -239,9 +239,17 @@ class Cut:
         """How long it took to meet: the first guess of what an answer takes."""
         self.traffic = SplitTraffic()
 
-    def send(self, way: str, client: int, number: int, values: Tensor, loss: float = 0.0) -> None:
-        """Publish a message. values: ``[samples, ...]``; no samples: the end."""
-        size = self.form.batch * math.prod(self.form.ways[way])
+    def _size(self, way: str) -> int:
+        """Values in a message, head apart."""
+        shape = self.form.ways.get(way)
+        return 0 if shape is None else self.form.batch * math.prod(shape)
+
+    def send(
+        self, way: str, client: int, number: int, values: Tensor | None = None, loss: float = 0.0
+    ) -> None:
+        """Publish a message. values: ``[samples, ...]``; ``None`` where the message has none."""
+        size = self._size(way)
+        values = torch.zeros(0) if values is None else values
         if values.numel() > size:
             raise ValueError(
                 f"split learning: {list(values.shape)} for {way}; {self.form} has no room for that"
@@ -265,6 +273,8 @@ class Cut:
         if found is None:
             return None
         number, samples, loss = found.tensor[:_HEAD].tolist()
+        if way not in self.form.ways:
+            return _Message(int(number), found.tensor[_HEAD:], loss)
         values = found.tensor[_HEAD:].reshape(self.form.batch, *self.form.ways[way])
         if not 0 <= samples <= self.form.batch:
             return None  # no client of this form says so
@@ -309,7 +319,8 @@ class SplitClient:
         self._criterion, self._nopeek, self._deadline_s = criterion, nopeek, deadline_s
         self._cut, self._me = cut, cut.transport.me
         self._turns = Deadline(cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
-        cut.tensors.only([f"{way}/{self._me}" for way in cut.form.ways if way in ("codes.grad", "outputs")])
+        down = [way for way in cut.form.ways if way in ("codes.grad", "outputs")]
+        cut.tensors.only([f"{way}/{self._me}" for way in (*down, OVER_HEARD)])
         self._number = 0
         self._heard_s = cut.transport.now_s()
         self._given_up: dict[int, float] = {}
@@ -371,9 +382,9 @@ class SplitClient:
 
     def finish(self) -> None:
         """Tell the server that no more comes from here, until it says that it has heard, or has ended."""
-        begin_s, none = self._cut.transport.now_s(), torch.zeros(0, *self._cut.form.ways["codes"])
+        begin_s = self._cut.transport.now_s()
         while self._cut.transport.now_s() - begin_s < self._deadline_s:
-            if self._ask("codes", none, "codes.grad", self._next()) is not None:
+            if self._ask(OVER, None, OVER_HEARD, self._next()) is not None:
                 return
             if self._cut.server not in self._cut.transport.live:
                 return
@@ -386,7 +397,7 @@ class SplitClient:
             )
         return self._number
 
-    def _ask(self, way: str, values: Tensor, back: str, number: int) -> _Message | None:
+    def _ask(self, way: str, values: Tensor | None, back: str, number: int) -> _Message | None:
         """Send a message, and wait for what answers it. ``None``: it did not come in time."""
         transport, turns = self._cut.transport, self._turns
         self._cut.send(way, self._me, number, values)
@@ -405,7 +416,7 @@ class SplitClient:
                 return found
             if now_s >= until_s:
                 turns.missed()
-                self.missed += bool(len(values))
+                self.missed += values is not None
                 self._given_up = {number: begin_s}
                 if now_s - self._heard_s >= self._deadline_s:
                     raise ServerGone(
@@ -465,7 +476,7 @@ class SplitServer:
         self.middle, self._optimizer, self._criterion = middle, optimizer, criterion
         self._cut = cut
         ups = [way for way in cut.form.ways if way in ("codes", "outputs.grad")]
-        cut.tensors.only([f"{way}/{client}" for way in ups for client in cut.clients])
+        cut.tensors.only([f"{way}/{client}" for way in (*ups, OVER) for client in cut.clients])
         self._turns = Deadline(cut.opened_s, headroom=_LINGERS)
         self._seen = dict.fromkeys(cut.clients, 0)
         self._open: dict[int, _Open] = {}
@@ -500,7 +511,17 @@ class SplitServer:
 
     def _answer(self, client: int) -> bool:
         """Take a client's newest request, if it is new; whether there was one."""
-        return self._first(client) or self._second(client)
+        return self._first(client) or self._second(client) or self._over(client)
+
+    def _over(self, client: int) -> bool:
+        """A client says that no more comes, perhaps again: it is told that this was heard."""
+        found = self._cut.newest(OVER, client)
+        if found is None or found.number <= self._seen[client]:
+            return False
+        self._seen[client], self.served[client].finished = found.number, True
+        self._heard_s[client] = self._cut.transport.now_s()
+        self._cut.send(OVER_HEARD, client, found.number)
+        return True
 
     def _first(self, client: int) -> bool:
         found = self._cut.newest("codes", client)
@@ -508,11 +529,7 @@ class SplitServer:
             return False
         number, values, _ = found
         self._seen[client], self._heard_s[client] = number, self._cut.transport.now_s()
-        served, form = self.served[client], self._cut.form
-        if not len(values):
-            served.finished = True
-            self._cut.send("codes.grad", client, number, torch.zeros(0, *form.codes))
-            return True
+        form = self._cut.form
         width = math.prod(form.codes)
         codes = values[:, :width].reshape(-1, *form.codes).to(self._device).requires_grad_()
         if form.outputs is not None:

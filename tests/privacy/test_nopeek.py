@@ -89,6 +89,20 @@ def test_once_removed_it_sees_nothing() -> None:
         nopeek(F.cross_entropy(model(X), Y))
 
 
+def test_it_does_not_stop_gradients_from_telling_samples() -> None:
+    """Of a unit that one sample alone excites, the gradient by its weights is a multiple of that sample."""
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 3))
+    for i, p in enumerate(model.parameters()):
+        p.data = drawn(*p.shape, name=f"wide {i}")
+    nopeek = NoPeek(model, "1", weight=5.0)
+    nopeek(F.cross_entropy(model(X[:3]), Y[:3])).backward()
+    weight, bias = model[0].weight.grad, model[0].bias.grad
+    assert weight is not None and bias is not None
+    told = weight[bias.abs() > 1e-4] / bias[bias.abs() > 1e-4, None]
+    apart = torch.cdist(X[:3], told).min(1).values
+    assert apart.max() < 1e-3, "all three are read off a federated model's update"
+
+
 def test_what_cannot_be_is_refused() -> None:
     model = net()
     for weight in (-1.0, float("nan"), float("inf")):

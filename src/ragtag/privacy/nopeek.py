@@ -13,10 +13,12 @@ It needs neither: it is a term of a loss, so any loop with any optimizer takes i
     loss = nopeek(criterion(model(x), y))
 
 **What it does not stop.** dCor is one number over distances between samples. It falls, too, where some
-samples' codes move far out and all others stay as telling as before; so a decoder is the measure of what Z
-tells, and on samples that were not trained on, as dCor is lower on those that were. It protects no single
-sample for certain (that is differential privacy), gradients and labels not at all, and nobody from a server
-that trains the cut for its own ends (feature-space hijacking). US patent 11,481,635 covers this loss.
+samples' codes move far out and all others stay as telling as before; so a decoder is the measure of what
+Z tells, and on samples that were not trained on, as dCor is lower on those that were. It protects no
+single sample for certain (that is differential privacy). Gradients of a federated model's first layer
+give samples away as before, and in split learning gradients tell labels. A server that sends larger
+gradients than its task's takes the weight of NoPeek away, and one that trains the cut for its own ends is
+not stopped at all (feature-space hijacking). US patent 11,481,635 covers this loss.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ragtag.core.errors import NotFinite
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.seed import generator
 from ragtag.privacy import SplitModel
@@ -181,6 +182,38 @@ def test_a_server_that_dies_is_told_of() -> None:
     assert len(found.gone) == 2
     assert "peer 0 has answered nothing for" in found.gone[0]
     assert all(found.client(peer).missed < 100 for peer in (1, 2))
+
+
+@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+def test_codes_that_would_spoil_the_server_are_refused(form: CutForm) -> None:
+    """One client's are finite, and so large that losses or gradients are not."""
+    spoilt: dict[int, Tensor] = {}
+    served: list[SplitServer] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        front, middle, back = parts()
+        middle = nn.Sequential(nn.Linear(WIDTH, OUTPUTS))
+        cut = Cut(peer, form)
+        if peer.me == 0:
+            above = middle if form.outputs is not None else nn.Sequential(middle, back)
+            served.append(SplitServer(cut, above, sgd(above)))
+            served[0].serve(2.0)
+            spoilt[0] = torch.cat([p.detach().flatten() for p in above.parameters()])
+            return
+        client = SplitClient(cut, front, back if form.outputs is not None else None, deadline_s=0.5)
+        for x, y in zip(*(v.split(BATCH) for v in samples(peer.me, 4 * BATCH)), strict=True):
+            peer.compute()
+            try:
+                client.backward(x * (1e38 if peer.me == 1 else 1.0), y)
+            except (ServerGone, NotFinite):
+                return
+        client.finish()
+
+    SimulatedCrew(3, Faults(latency_s=0.001), seed=3, cost=ComputeCost(STEP_S)).run(train)
+    assert spoilt[0].isfinite().all()
+    assert served[0].served[2].requests == 4 and served[0].served[2].refused == 0
+    bad = served[0].served[1]
+    assert form is U_SHAPED or (bad.requests == 0 and bad.refused > 0)
 
 
 def test_what_cannot_be_is_refused() -> None:

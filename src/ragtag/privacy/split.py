@@ -29,7 +29,9 @@ a crew can ask for each other's codes: they are hidden from outside only. All pe
 message's version, so of short messages in large crews the lines carry a multiple of the payload.
 
 A server sees codes and gradients, and labels in the plain form. NoPeek lowers what codes tell by some
-(``ragtag.privacy.meters``); a server that sends gradients of its own choice is stopped by nothing here.
+(``ragtag.privacy.meters``); a server that sends gradients of its own choice is stopped by nothing here. A
+server learns nothing of requests whose loss or gradients are not finite; against finite nonsense from a
+client it has no guard, and a label that its criterion refuses ends it with that error.
 """
 
 from __future__ import annotations
@@ -444,11 +446,13 @@ class Served:
     """What a server did for one client.
 
     requests: answered ones.
+    refused: requests of which the loss or a gradient is NaN or infinite: nothing was learned of these.
     finished: it has said that no more comes.
     lost: it has left, or was silent for too long.
     """
 
     requests: int = 0
+    refused: int = 0
     finished: bool = False
     lost: bool = False
 
@@ -544,7 +548,7 @@ class SplitServer:
         loss = self._criterion(self.middle(codes), labels)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._learned(client, number, _gradient(codes), float(loss.detach()))
+        self._learn(client, number, _gradient(codes), float(loss.detach()))
         return True
 
     def _second(self, client: int) -> bool:
@@ -562,11 +566,16 @@ class SplitServer:
         down, *gradients = torch.autograd.grad(turn.made, wanted, given, allow_unused=True)
         for p, gradient in zip(self.middle.parameters(), gradients, strict=True):
             p.grad = gradient
-        self._learned(client, turn.number, _or_zeros(down, turn.codes))
+        self._learn(client, turn.number, _or_zeros(down, turn.codes))
         return True
 
-    def _learned(self, client: int, number: int, down: Tensor, loss: float = 0.0) -> None:
-        """Gradients are there: take the step, and send the codes' to the client."""
+    def _learn(self, client: int, number: int, down: Tensor, loss: float = 0.0) -> None:
+        """Gradients are there: take the step, and send the codes' to the client, if all are finite."""
+        gradients = [down, *(p.grad for p in self.middle.parameters() if p.grad is not None)]
+        if not math.isfinite(loss) or not all(bool(g.isfinite().all()) for g in gradients):
+            self._optimizer.zero_grad()
+            self.served[client].refused += 1
+            return
         self._optimizer.step()
         self.served[client].requests += 1
         self._cut.send("codes.grad", client, number, down, loss)

@@ -252,7 +252,9 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "split learning: the server waits for each client in turn",
         SPLIT,
+        '        found = self._cut.newest("codes", client)\n'
         "        if found is None or found.number <= self._seen[client]:\n            return False",
+        '        found = self._cut.newest("codes", client)\n'
         "        while found is None or found.number <= self._seen[client]:\n"
         "            self._cut.transport.pause(0.001)\n"
         "            if client not in self._cut.transport.live or self.served[client].finished:\n"

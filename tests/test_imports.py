@@ -33,6 +33,14 @@ VIOLATIONS = {
     ),
     "training knows no transport": ("training/bad.py", "import ragtag.network"),
     "only the command knows the recipes": ("app/bad.py", "from ragtag import recipes"),
+    "privacy imports training and what is below it: no transport, no command": (
+        "privacy/bad.py",
+        "import ragtag.app.crew.crew",
+    ),
+    "privacy is optional: only the command, the recipes and scripts import it": (
+        "training/nosy.py",
+        "import ragtag.privacy.nopeek",
+    ),
     "hooks import training and what is below it: no transport, no command": (
         "hooks/bad.py",
         "import ragtag.app.crew.crew",

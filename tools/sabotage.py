@@ -53,6 +53,9 @@ REDUCE = "src/ragtag/protocols/rounds/reduce.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
+CORRELATION = "src/ragtag/privacy/correlation.py"
+METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
+
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "grouping: no correction for staleness at the owner",
@@ -173,6 +176,98 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "return Average() if late or",
         "return Average() if",
         ("tests/recipes/test_without_a_pace.py", "-k", "joins_with_what_it_has"),
+    ),
+    Sabotage(
+        "privacy: squared distances in place of distances",
+        CORRELATION,
+        "return found.sqrt_()",
+        "return found",
+        ("tests/privacy/test_correlation.py", "-k", "dcors"),
+    ),
+    Sabotage(
+        "privacy: distances that are not centred",
+        CORRELATION,
+        "return (means - inner).clamp_min(0)",
+        "return means",
+        ("tests/privacy/test_correlation.py", "-k", "dcors"),
+    ),
+    Sabotage(
+        "privacy: a gradient without its own variance's part",
+        CORRELATION,
+        "weights.sub_(_centred(distances[mine], means[mine], at).mul_(own[mine].to(kind)))",
+        "pass",
+        ("tests/privacy/test_correlation.py", "-k", "gradient_is_right"),
+    ),
+    Sabotage(
+        "privacy: blocks that forget their place",
+        CORRELATION,
+        "found[torch.arange(len(here), device=points.device), here] = 0.0",
+        "found[torch.arange(len(here)), torch.arange(len(here))] = 0.0",
+        ("tests/privacy/test_correlation.py", "-k", "blocks"),
+    ),
+    Sabotage(
+        "privacy: NoPeek takes what was evaluated for what is trained",
+        "src/ragtag/privacy/nopeek.py",
+        """        if torch.is_grad_enabled():
+            if not isinstance(made""",
+        """        if True:
+            if not isinstance(made""",
+        ("tests/privacy/test_nopeek.py", "-k", "evaluation"),
+    ),
+    Sabotage(
+        "privacy: leakage of training samples",
+        METERS,
+        "dcor=float(distance_correlation(held.double(), held_z)),",
+        "dcor=float(distance_correlation(train.double(), train_z)),",
+        ("tests/privacy/test_meters.py", "-k", "training_samples"),
+    ),
+    Sabotage(
+        "privacy: samples that were trained on count as held out",
+        METERS,
+        "if key not in known]",
+        "if True]",
+        ("tests/privacy/test_meters.py", "-k", "left_out"),
+    ),
+    Sabotage(
+        "privacy: the worse decoder counts",
+        METERS,
+        "min(errors, key=errors.__getitem__)",
+        "max(errors, key=errors.__getitem__)",
+        ("tests/privacy/test_meters.py", "-k", "better_of_both"),
+    ),
+    Sabotage(
+        "split learning: the graph crosses the cut",
+        SPLIT,
+        "return values.detach().clone().requires_grad_()",
+        "values.retain_grad() if values.requires_grad else values.requires_grad_()\n        return values",
+        ("tests/privacy/test_split.py", "-k", "nothing_but_values"),
+    ),
+    Sabotage(
+        "split learning: an answer to an earlier batch is taken for this one's",
+        SPLIT,
+        "if found is not None and found.number == number:",
+        "if found is not None:",
+        ("tests/privacy/test_split_crew.py", "-k", "as_in_one_process or server_that_freezes"),
+    ),
+    Sabotage(
+        "split learning: the server waits for each client in turn",
+        SPLIT,
+        '        found = self._cut.newest("codes", client)\n'
+        "        if found is None or found.number <= self._seen[client]:\n            return False",
+        '        found = self._cut.newest("codes", client)\n'
+        "        while found is None or found.number <= self._seen[client]:\n"
+        "            self._cut.transport.pause(0.001)\n"
+        "            if client not in self._cut.transport.live or self.served[client].finished:\n"
+        "                return False\n"
+        '            found = self._cut.newest("codes", client)',
+        ("tests/privacy/test_split_crew.py", "-k", "freezes_is_passed"),
+    ),
+    Sabotage(
+        "split learning: no end to waiting for an answer",
+        SPLIT,
+        "            if now_s >= until_s:",
+        "            if False:",
+        ("tests/privacy/test_split_crew.py", "-k", "server_that_dies"),
     ),
 )
 

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ragtag import hooks as hooks
+    from ragtag import privacy as privacy
     from ragtag import schedules as schedules
     from ragtag.app.crew.crew import Crew as Crew
     from ragtag.app.crew.join import JoinError as JoinError
@@ -78,8 +79,8 @@ _HOMES = {
     "TopK": "ragtag.training.exchange.compress",
     "skewed_shards": "ragtag.training.samples.shards",
 }
-_ROOMS = ("hooks", "schedules")
-__all__ = ["__version__", "hooks", "schedules", *_HOMES]
+_ROOMS = ("hooks", "privacy", "schedules")
+__all__ = ["__version__", "hooks", "privacy", "schedules", *_HOMES]
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,7 @@ from ragtag.recipes.base import Report, row
 from tests.app.command import AVERAGES, error_of, invoke, runner
 
 SRC = Path(__file__).parents[3] / "src"
-COMMANDS = ("demo", "run", "simulate", "reproduce", "probe", "report", "watch")
+COMMANDS = ("demo", "run", "simulate", "reproduce", "probe", "leak", "report", "watch")
 
 
 @pytest.fixture
@@ -322,7 +322,9 @@ def test_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     assert all(folder.name.startswith("a-name-with-odd-signs-") for folder in folders)
 
 
-@pytest.mark.parametrize("command", ["run", "join", "probe", "invite", "report", "watch", "reproduce"])
+@pytest.mark.parametrize(
+    "command", ["run", "join", "probe", "invite", "report", "watch", "reproduce", "leak"]
+)
 def test_a_usage_has_no_bracket_twice(command: str) -> None:
     usage = next(line for line in invoke(command, "--help", width=80).out.splitlines() if "Usage:" in line)
     assert "[[" not in usage and "]]" not in usage and len(usage.rstrip()) <= 80

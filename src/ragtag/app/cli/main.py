@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from ragtag import __version__
+from ragtag.app.cli import leak as leaks
 from ragtag.app.cli import options, start
 from ragtag.app.cli.common import RUN_CODES, examples, plain_errors, print_json, progress, settings
 from ragtag.app.cli.probe import probe
@@ -176,6 +177,44 @@ app.command(
         "ragtag probe --parameters 25M --ratio 0.01 --json",
     ),
 )(probe)
+
+
+@app.command(
+    epilog=examples("ragtag leak", "ragtag leak my_cut.py:build", "ragtag leak my_package.cuts:build --json")
+)
+@plain_errors
+def leak(
+    cut: leaks.CutText = None,
+    weight: leaks.Weight = 10.0,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Measure what the codes at a cut tell of samples that it was not trained on.
+
+    Distance correlation, and decoders that are trained on leaked pairs of code
+    and sample. FUNCTION gives the part of a net that stays with the data, samples
+    that it was trained on, and samples held out. Without CUT, a small net is
+    trained on digits, plain and with NoPeek.
+    """
+    from ragtag.privacy.meters import leakage
+
+    accuracy: dict[str, float] = {}
+    with progress("measuring") as tell:
+        if cut is not None:
+            found = {cut: leakage(*leaks.cut_of(cut), seed=seed)}
+        else:
+            from ragtag.recipes.nopeek.training import DIGITS_EPOCHS, CutSetup, measure_cut
+
+            found = {}
+            for i, a1 in enumerate(dict.fromkeys((0.0, weight))):
+                name = f"NoPeek, weight {a1:g}" if a1 else "plain"
+                tell(i, 2, name)
+                result = measure_cut(CutSetup(a1, seed, DIGITS_EPOCHS), None)
+                found[name], accuracy[name] = result.leak, result.accuracy
+    if as_json:
+        print_json(leaks.to_json(found, accuracy))
+    else:
+        leaks.show_leaks(found, accuracy, Console())
 
 
 @app.command(epilog=examples("ragtag report runs/demo-20260101-120000 --open", "ragtag report RUN --json"))

@@ -192,7 +192,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="PATH",
-        help="A tar archive of CIFAR-10 images in place of digits (rps, topk); topk: or a .txt, or a folder.",
+        help="A tar archive of CIFAR-10 images for digits (rps, topk, nopeek); topk: or a .txt, or a folder.",
     ),
 ]
 OutFolder = Annotated[

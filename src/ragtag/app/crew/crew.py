@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -46,6 +46,9 @@ from ragtag.training.state.capture import Stateful
 from ragtag.training.state.checkpoint import Found
 from ragtag.training.state.whole import Finished, digest_of
 from ragtag.training.tensors.modules import parameters_of
+
+if TYPE_CHECKING:
+    from ragtag.privacy.split import Cut, CutForm
 
 _log = logging.getLogger("ragtag")
 LEAVE_S = 5.0
@@ -248,6 +251,22 @@ class Crew:
         peer.names[made._channel] = taken
         peer.keeper.keep(**{f"ragtag.tensors/{taken}": made})
         return made
+
+    def cut(self, form: CutForm, *, server: PeerId = 0, name: str = "split") -> Cut:
+        """A cut between clients and a server, for ``ragtag.privacy.SplitClient`` and ``SplitServer``.
+
+        form: what crosses, on all peers the same.
+        server: the peer that trains the layers above the cut; all others that are here now are clients.
+        name: of this cut, on all peers the same.
+
+        Raises SchemaMismatch where another peer has another form or server; ValueError for what cannot be.
+        """
+        from ragtag.privacy.split import Cut
+
+        peer = self._peer
+        peer.require_in("crew.cut(...)")
+        with peer.naming(name) as taken:
+            return Cut(peer.transport, form, server=server, name=taken, on_publish=peer.took_part)
 
     def kfac(
         self,

@@ -32,8 +32,8 @@ from ragtag.recipes.kfac.training import (
     SGD_NAME,
     TARGET,
     WORLDS,
-    TrainedNet,
     Settings,
+    TrainedNet,
     in_crew,
     in_one_process,
 )
@@ -60,8 +60,8 @@ SC20 = "Pauloski et al., SC 2020"
 KAISA = "Pauloski et al., SC 2021"
 GOAL = "goal"
 NOTES = (
-    f"One process has joint batches of {BATCH}. A crew's peers have an eighth each, average gradients in each "
-    "step, and repair what is lost of them. What is lost of factors stays lost.",
+    f"One process has joint batches of {BATCH}. A crew's peers have an eighth each, average gradients in "
+    "each step, and repair what is lost of them. What is lost of factors stays lost.",
     "All methods have a learning rate that rises for five steps and falls to 0 at the end of their run "
     "(cosine): so a run of fewer steps is another run, and not the beginning of a longer one.",
     f"Each method has six settings, tried with seeds {', '.join(map(str, TUNING_SEEDS))} at the length at "

@@ -137,7 +137,7 @@ def first_at(target: float, looks: Sequence[float]) -> int:
 
 
 def small_net() -> nn.Sequential:
-    """For 8 x 8 digits: a convolutional net of 9,994 values, with weights as torch draws them next."""
+    """For 8 x 8 digits: a convolutional net of 9,802 values, with weights as torch draws them next."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.ReLU(),
@@ -181,7 +181,7 @@ def resnet8(width: int = 16) -> nn.Sequential:
     )
 
 
-class Samples:
+class Images:
     """Images, a net for them, and joint batches."""
 
     def __init__(self, data: Path | None) -> None:
@@ -261,7 +261,7 @@ def _kfac(settings: Settings, net: nn.Module, inner: Optimizer, **more: Any) -> 
 def in_one_process(settings: Settings, seed: int, steps: int, data: Path | None = None) -> TrainedNet:
     """One process with the joint batch."""
     torch.set_num_threads(1)
-    samples = Samples(data)
+    samples = Images(data)
     net, found, spent_s = samples.net(seed), TrainedNet(settings, seed, steps), []
     inner = optimizers(settings, net)
     rates = paces(inner, steps)
@@ -299,7 +299,7 @@ def in_crew(
     values: keep the model's values.
     """
     torch.set_num_threads(1)
-    samples, found = Samples(data), TrainedNet(settings, seed, steps)
+    samples, found = Images(data), TrainedNet(settings, seed, steps)
 
     def train(peer: SimulatedTransport) -> tuple[list[float], int]:
         net = samples.net(seed)

@@ -1,0 +1,1 @@
+"""NoPeek (Vepakomma et al.): accuracy against what a cut's codes tell."""

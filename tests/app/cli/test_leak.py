@@ -1,0 +1,75 @@
+"""``ragtag leak``: of a user's cut, and of nets trained on digits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ragtag.privacy import meters
+from ragtag.recipes.nopeek import training
+from tests.app.command import error_of, invoke
+
+GIVEN = """
+import torch
+import beside
+generator = torch.Generator().manual_seed(0)
+train_x, held_x = torch.rand(64, 1, 4, 4, generator=generator), torch.rand(24, 1, 4, 4, generator=generator)
+def build():
+    return (lambda x: x.flatten(1)[:, : beside.WIDTH]), train_x, held_x
+def nothing():
+    return train_x
+def lists():
+    return torch.nn.Flatten(), [1.0], [2.0]
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(meters, "EPOCHS", 3)
+    (tmp_path / "cuts").mkdir()
+    (tmp_path / "cuts" / "mine.py").write_text(GIVEN)
+    (tmp_path / "cuts" / "beside.py").write_text("WIDTH = 5\n")
+    return tmp_path
+
+
+def test_a_cut_of_a_script(here: Path) -> None:
+    shown = invoke("leak", "cuts/mine.py:build", width=120)
+    assert shown.code == 0, shown.err
+    assert "What codes tell of samples held out" in shown.out and "cuts/mine.py:build" in shown.out
+    for line in ("distance correlation", "codes beside other samples", "variance that stays hidden", "SSIM"):
+        assert line in shown.out
+    assert "measured on 24 samples held out; the attacker has 64 leaked pairs" in shown.out
+    assert "accuracy" not in shown.out
+    told = json.loads(invoke("leak", "cuts/mine.py:build", "--json").out)
+    (cut,) = told["cuts"]
+    assert told["measured_on"] == "samples held out"
+    assert (cut["cut"], cut["held"], cut["accuracy"]) == ("cuts/mine.py:build", 24, None)
+    assert 0 < cut["dcor"] < 1 and cut["hidden"] > 0.4, "5 of 16 values are told"
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        ("cuts/mine.py", "write FILE.py:FUNCTION or MODULE:FUNCTION"),
+        ("cuts/other.py:build", "there is no script cuts/other.py"),
+        ("cuts/mine.py:missing", "has no 'missing'"),
+        ("cuts/mine.py:nothing", "it must give (cut, train_x, held_x); it gave a Tensor"),
+        ("cuts/mine.py:lists", "must be tensors"),
+        ("no_such_module:build", "No module named 'no_such_module'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(here: Path, cut: str, said: str) -> None:
+    shown = invoke("leak", cut)
+    assert shown.code == 2
+    assert said in error_of(shown)
+
+
+def test_without_a_cut_nets_on_digits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "DIGITS_EPOCHS", 2)
+    shown = invoke("leak", "--weight", "30", width=120)
+    assert shown.code == 0, shown.err
+    assert "plain" in shown.out and "NoPeek, weight 30" in shown.out and "accuracy" in shown.out
+    assert "measured on 360 samples held out" in shown.out

@@ -1,0 +1,240 @@
+"""Split learning between peers in virtual time: the whole net's training, faults, deadlines, bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ragtag.core.errors import NotFinite
+from ragtag.core.faults import Crash, Faults, Freeze, Loss
+from ragtag.core.seed import generator
+from ragtag.privacy import SplitModel
+from ragtag.privacy.split import Cut, CutForm, ServerGone, SplitClient, SplitServer, split_bytes
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+
+INPUTS, WIDTH, OUTPUTS, CLASSES, BATCH = 10, 12, 9, 3, 8
+PLAIN, U_SHAPED = CutForm(BATCH, (WIDTH,)), CutForm(BATCH, (WIDTH,), (OUTPUTS,))
+STEP_S = 0.02
+BATCHES = 20
+
+
+def drawn(*shape: int, name: str) -> Tensor:
+    return torch.from_numpy(generator(0, name).standard_normal(shape)).float()
+
+
+def parts() -> list[nn.Module]:
+    made: list[nn.Module] = [
+        nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.ReLU()),
+        nn.Sequential(nn.Linear(WIDTH, OUTPUTS), nn.Tanh()),
+        nn.Linear(OUTPUTS, CLASSES),
+    ]
+    for i, part in enumerate(made):
+        for j, p in enumerate(part.parameters()):
+            p.data = 0.4 * drawn(*p.shape, name=f"part {i}, weight {j}")
+    return made
+
+
+def samples(client: int, n: int) -> tuple[Tensor, Tensor]:
+    x = drawn(n, INPUTS, name=f"data of {client}")
+    return x, (x[:, :CLASSES]).argmax(1)
+
+
+def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(nn.ModuleList(modules).parameters(), 0.1)
+
+
+class Split:
+    """A server (peer 0) and clients that each take ``batches`` batches; what came of it, by peer."""
+
+    def __init__(self, n: int, form: CutForm, batches: int, deadline_s: float = 5.0, **faults: Any) -> None:
+        self.form, self.batches, self.deadline_s = form, batches, deadline_s
+        lines = Faults(**{"latency_s": 0.001, "rate_bytes_per_s": 1e8, **faults})
+        self.crew = SimulatedCrew(n, lines, seed=3, cost=ComputeCost(STEP_S))
+        self.losses: dict[int, list[float | None]] = {}
+        self.ends_s: dict[int, float] = {}
+        self.parts: dict[int, list[nn.Module]] = {}
+        self.peers: dict[int, SplitClient | SplitServer] = {}
+        self.gone: list[str] = []
+        self.crew.run(self._train)
+
+    def _train(self, peer: SimulatedTransport) -> None:
+        front, middle, back = self.parts[peer.me] = parts()
+        cut = Cut(peer, self.form)
+        if peer.me == 0:
+            above = middle if self.form.outputs is not None else nn.Sequential(middle, back)
+            server = self.peers[0] = SplitServer(cut, above, sgd(above))
+            server.serve(self.deadline_s)
+        else:
+            end = back if self.form.outputs is not None else None
+            client = SplitClient(cut, front, end, nopeek=0.3, deadline_s=self.deadline_s)
+            self.peers[peer.me] = client
+            self._client(peer, client, sgd(front, *([back] if end else [])))
+        self.ends_s[peer.me] = peer.now_s()
+
+    def _client(
+        self, peer: SimulatedTransport, client: SplitClient, optimizer: torch.optim.Optimizer
+    ) -> None:
+        x, y = samples(peer.me, self.batches * BATCH)
+        losses = self.losses[peer.me] = []
+        try:
+            for some, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
+                peer.compute()
+                loss = client.backward(some, labels)
+                losses.append(None if loss is None else float(loss))
+                if loss is not None:
+                    optimizer.step()
+                optimizer.zero_grad()
+            client.finish()
+        except ServerGone as error:
+            self.gone.append(str(error))
+
+    @property
+    def server(self) -> SplitServer:
+        server = self.peers[0]
+        assert isinstance(server, SplitServer)
+        return server
+
+    def client(self, peer: int) -> SplitClient:
+        client = self.peers[peer]
+        assert isinstance(client, SplitClient)
+        return client
+
+
+@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+def test_one_client_trains_as_in_one_process(form: CutForm) -> None:
+    found = Split(2, form, 6)
+    front, middle, back = parts()
+    split = (
+        SplitModel(front, nn.Sequential(middle, back), nopeek=0.3)
+        if form.outputs is None
+        else SplitModel(front, middle, back, nopeek=0.3)
+    )
+    optimizer, losses = sgd(front, middle, back), []
+    for x, y in zip(*(v.split(BATCH) for v in samples(1, 6 * BATCH)), strict=True):
+        losses.append(float(split.backward(x, y)))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert found.losses[1] == pytest.approx(losses, rel=1e-6)
+    assert (found.client(1).answered, found.client(1).missed) == (6, 0)
+    trained = [found.parts[1][0], found.parts[0][1], found.parts[0 if form.outputs is None else 1][2]]
+    for a, b in zip(trained, (front, middle, back), strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+def test_what_is_counted_is_what_the_formula_says(form: CutForm) -> None:
+    found = Split(3, form, 5)
+    up = sum(found.client(peer).traffic.up_bytes for peer in (1, 2))
+    n = 2 * 5 * BATCH
+    expected = split_bytes(n, WIDTH if form is PLAIN else WIDTH + OUTPUTS)
+    assert up + found.server.traffic.down_bytes == expected
+    labels = [found.client(peer).traffic.label_bytes for peer in (1, 2)]
+    assert labels == ([4 * 5 * BATCH] * 2 if form is PLAIN else [0, 0])
+    assert found.server.served[1].requests == 5
+
+
+def test_lost_datagrams_delay_a_turn_and_change_nothing() -> None:
+    calm, lossy = Split(2, PLAIN, BATCHES), Split(2, PLAIN, BATCHES, loss=Loss(0.2))
+    assert lossy.ends_s[1] > calm.ends_s[1]
+    assert lossy.client(1).answered + lossy.client(1).missed == BATCHES
+    assert lossy.client(1).answered >= BATCHES - 2
+    first = next((i for i, loss in enumerate(lossy.losses[1]) if loss is None), BATCHES)
+    assert first > 0 and lossy.losses[1][:first] == calm.losses[1][:first]
+
+
+def test_a_client_that_dies_stops_nobody() -> None:
+    calm = Split(4, PLAIN, BATCHES)
+    found = Split(4, PLAIN, BATCHES, crashes=(Crash(2, 0.3),))
+    for peer in (1, 3):
+        assert found.client(peer).answered == BATCHES
+        assert found.ends_s[peer] < 1.1 * calm.ends_s[peer]
+    served = found.server.served
+    assert served[2].lost and not served[2].finished and 0 < served[2].requests < BATCHES
+    assert served[1].finished and served[3].requests == BATCHES
+    assert found.ends_s[0] < found.ends_s[1] + 2 * found.deadline_s
+
+
+def test_a_client_that_freezes_is_passed_over_and_served_again() -> None:
+    calm = Split(3, PLAIN, 30)
+    found = Split(3, PLAIN, 30, freezes=(Freeze(2, 0.3, 0.4),))
+    assert found.client(1).answered == 30
+    assert found.ends_s[1] < 1.1 * calm.ends_s[1]
+    assert found.server.served[2].finished
+    assert found.client(2).answered >= 28
+
+
+def test_a_server_that_freezes_costs_batches_which_are_counted() -> None:
+    found = Split(3, PLAIN, 40, freezes=(Freeze(0, 0.3, 0.5),))
+    for peer in (1, 2):
+        client = found.client(peer)
+        assert client.missed > 0 and client.answered + client.missed == 40
+        assert found.losses[peer].count(None) == client.missed
+        assert client.answered >= 20, "once it is back it answers"
+
+
+def test_a_server_that_dies_is_told_of() -> None:
+    found = Split(3, U_SHAPED, 400, deadline_s=1.0, crashes=(Crash(0, 0.3),))
+    assert len(found.gone) == 2
+    assert "peer 0 has answered nothing for" in found.gone[0]
+    assert all(found.client(peer).missed < 100 for peer in (1, 2))
+
+
+@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+def test_codes_that_would_spoil_the_server_are_refused(form: CutForm) -> None:
+    """One client's are finite, and so large that losses or gradients are not."""
+    spoilt: dict[int, Tensor] = {}
+    served: list[SplitServer] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        front, middle, back = parts()
+        middle = nn.Sequential(nn.Linear(WIDTH, OUTPUTS))
+        cut = Cut(peer, form)
+        if peer.me == 0:
+            above = middle if form.outputs is not None else nn.Sequential(middle, back)
+            served.append(SplitServer(cut, above, sgd(above)))
+            served[0].serve(2.0)
+            spoilt[0] = torch.cat([p.detach().flatten() for p in above.parameters()])
+            return
+        client = SplitClient(cut, front, back if form.outputs is not None else None, deadline_s=0.5)
+        for x, y in zip(*(v.split(BATCH) for v in samples(peer.me, 4 * BATCH)), strict=True):
+            peer.compute()
+            try:
+                client.backward(x * (1e38 if peer.me == 1 else 1.0), y)
+            except (ServerGone, NotFinite):
+                return
+        client.finish()
+
+    SimulatedCrew(3, Faults(latency_s=0.001), seed=3, cost=ComputeCost(STEP_S)).run(train)
+    assert spoilt[0].isfinite().all()
+    assert served[0].served[2].requests == 4 and served[0].served[2].refused == 0
+    bad = served[0].served[1]
+    assert form is U_SHAPED or (bad.requests == 0 and bad.refused > 0)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="all sizes must be 1 or more"):
+        CutForm(0, (3,))
+
+    def train(peer: SimulatedTransport) -> None:
+        front, middle, back = parts()
+        cut = Cut(peer, PLAIN)
+        if peer.me == 0:
+            with pytest.raises(ValueError, match="peer 0 is the server"):
+                SplitClient(cut, front)
+            with pytest.raises(ValueError, match="server 7 of 2 peers"):
+                Cut(peer, PLAIN, server=7)
+            SplitServer(cut, middle, sgd(middle)).serve(0.1)
+            return
+        with pytest.raises(ValueError, match="peer 0 is the server, not peer 1"):
+            SplitServer(cut, middle, sgd(middle))
+        with pytest.raises(ValueError, match="a back and the form's outputs"):
+            SplitClient(cut, front, back)
+        with pytest.raises(ValueError, match="has no room for that"):
+            SplitClient(cut, front).backward(*samples(1, BATCH + 1))
+
+    SimulatedCrew(2, Faults(latency_s=0.001), seed=3, cost=ComputeCost(STEP_S)).run(train)

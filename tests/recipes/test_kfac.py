@@ -1,0 +1,120 @@
+"""K-FAC's recipe: its rows turn red where K-FAC does nothing, peers do not agree, or faults cost much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ragtag.optim.kfac.preconditioner import KFAC
+from ragtag.recipes import RECIPES
+from ragtag.recipes.base import Row
+from ragtag.recipes.kfac import recipe, training
+from ragtag.recipes.kfac.recipe import PLACEMENTS, TUNED, Plan, Results, best, rows, tables
+from ragtag.recipes.kfac.training import (
+    CALM,
+    GRIDS,
+    KFAC_NAME,
+    KILL_AND_FREEZE,
+    MUON_NAME,
+    PEERS,
+    SGD_NAME,
+    Settings,
+    TrainedNet,
+    first_at,
+    in_crew,
+    in_one_process,
+)
+
+
+def ended(method: str, steps: int, accuracy: float, **more: float) -> TrainedNet:
+    found = TrainedNet(
+        TUNED[method], 0, steps, accuracy, step_cpu_s=1.0, curve=[accuracy] * 10, bytes_sent=1.0
+    )
+    return replace(found, **more)  # type: ignore[arg-type]
+
+
+def results(**kfac: float) -> Results:
+    """As they would be where all is well, but for what K-FAC's runs are given."""
+    trained = {(m, s): [ended(m, s, 0.97 if s == 100 else 0.93)] * 2 for m in TUNED for s in (100, 60)}
+    trained[KFAC_NAME, 60] = [ended(KFAC_NAME, 60, kfac.get("accuracy", 0.97))] * 2
+    crews = {
+        CALM: [ended(KFAC_NAME, 60, 0.97, reached=30, longest=1.1)] * 2,
+        KILL_AND_FREEZE: [
+            ended(KFAC_NAME, 60, 0.97, reached=kfac.get("reached", 32), longest=kfac.get("longest", 1.4))
+        ]
+        * 2,
+    }
+    placed = {p: ended(KFAC_NAME, 12, 0.5, values=[1.0, 2.0], bytes_sent=2.0) for p in PLACEMENTS}
+    placed["communication"] = replace(placed["communication"], bytes_sent=1.0)
+    placed["memory"].values = [1.0, 2.0 + kfac.get("apart", 0.0)]
+    return Results([], dict(TUNED), trained, crews, placed)
+
+
+PLAN = Plan.of(quick=True, digits=True, seeds=2)
+
+
+def failed(found: list[Row]) -> list[str]:
+    return [one.quantity for one in found if not one.ok]
+
+
+def test_all_is_well_and_each_row_turns_red_by_what_it_is_about() -> None:
+    assert failed(rows(PLAN, results())) == []
+    assert failed(rows(PLAN, results(accuracy=0.964))) == ["accuracy below SGD's after all"]
+    assert len(failed(rows(PLAN, results(accuracy=0.92)))) == 2
+    assert failed(rows(PLAN, results(reached=34))) == [
+        f"{KILL_AND_FREEZE}: steps to 95% over the calm crew's"
+    ]
+    assert failed(rows(PLAN, results(longest=3.1))) == [f"{KILL_AND_FREEZE}: longest step, in medians"]
+    assert failed(rows(PLAN, results(apart=1e-3))) == ["placement memory: apart"]
+    assert tables(PLAN, results())[1].rows[0][-1] == "met"
+
+
+def test_as_many_settings_are_tried_for_each_method_and_the_best_counts() -> None:
+    assert {len(grid) for grid in GRIDS.values()} == {6}
+    assert all(TUNED[method] in grid for method, grid in GRIDS.items())
+    low, high = (Settings(SGD_NAME, lr) for lr in (0.1, 0.2))
+    tried = [
+        TrainedNet(how, 0, 9, accuracy=a, loss=0.1) for how, a in ((low, 0.9), (high, 0.95), (low, 0.96))
+    ]
+    assert best(tried) == high
+    full, quick = (Plan.of(quick=q, digits=True, seeds=3) for q in (False, True))
+    assert full.tune and not quick.tune and set(quick.worlds) < set(full.worlds) and full.fewer == 60
+
+
+def test_the_first_step_at_a_target() -> None:
+    assert first_at(0.9, [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]) == 6
+    assert first_at(0.7, [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]) == 5
+    assert first_at(0.9, [0.0] * 10) == 11
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_k_fac_pays_and_without_its_work_does_not(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By so much that the rows see it; without it the same settings are worse than SGD's."""
+    if broken:
+        monkeypatch.setattr(KFAC, "step", lambda self: None)
+    kfac = in_one_process(TUNED[KFAC_NAME], 0, 40)
+    sgd = in_one_process(TUNED[SGD_NAME], 0, 40)
+    assert (kfac.accuracy < sgd.accuracy + 0.02) is broken
+
+
+def test_a_crew_comes_to_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers with parts of the joint batch take the steps of one process with all of it."""
+    how = replace(TUNED[KFAC_NAME], lr=0.03)
+    alone, together = in_one_process(how, 1, 6), in_crew(how, CALM, 1, 6, values=True)
+    assert together.loss == pytest.approx(alone.loss, rel=0.02)
+    assert together.longest < 1.5 and together.bytes_sent > 0 and len(together.values) == 9802
+    assert PEERS == 8 and training.WORLDS[CALM] == {}
+    muon = in_crew(TUNED[MUON_NAME], CALM, 1, 3)
+    assert 0.0 < muon.accuracy < 1.0
+
+
+def test_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "ran", lambda *_: results())
+    report = recipe.reproduce(quick=True, out=tmp_path / "out", seeds=2)
+    page = (tmp_path / "out/index.html").read_text("utf-8")
+    assert report.ok and page.count("<svg") == 1 and "MISSED" not in page
+    assert RECIPES["kfac"] == recipe.__name__
+    with pytest.raises(ValueError, match="both must be 1"):
+        recipe.reproduce(out=tmp_path, seeds=0)

@@ -60,6 +60,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "coherence": {"coherence": {"coherence": ragtag.Coherence()}},
     "weight": {"weight 2": {"weight": 2.0}},
     "overlap": {"overlap": {"overlap": True}},
+    "target": {"target": {"target_batch": 64, "weight": 16}},
 }
 TRIPLES = [
     {"average": "gradients", "compress": ragtag.TopK(0.5), "align": ragtag.Align(every=2)},
@@ -73,6 +74,17 @@ TRIPLES = [
     {"schedule": Partial(every=2), "codec": "bf16", "method": ragtag.RPS(repair=True)},
     {"every": 4, "method": ragtag.Centre(Asynchronous()), "codec": "bf16"},
     {"schedule": Matched(3), "outer": ragtag.Outer(), "codec": "bf16"},
+    *(
+        {"average": "gradients", "target_batch": 64, "weight": 16, **more}
+        for more in (
+            {"method": ragtag.AllReduce()},
+            {"method": ragtag.AllReduce(ring=True)},
+            {"method": ragtag.RPS(repair=True), "momentum": 0.5},
+            {"codec": "int8"},
+            {"align": ragtag.Align(every=2)},
+            {"compress": ragtag.TopK(0.5)},
+        )
+    ),
 ]
 """Three at once, as the README and the papers have them."""
 

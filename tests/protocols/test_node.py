@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from ragtag.codecs.dense import fp32
 from ragtag.core.types import (
     PEERS_MAX,
     SEATS_MAX,
@@ -26,9 +28,11 @@ from ragtag.core.types import (
     Run,
     Send,
     Timer,
+    nobodys,
 )
 from ragtag.protocols.central.channel import centre
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.channel.budgets import APART, LEAP, Budgets
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
@@ -319,6 +323,26 @@ def test_a_late_run_lengthens_the_next_deadline() -> None:
     node.step(0.9, message(1, 0, SCATTER, 0, 2))
     node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
     assert node.channels[0].budgets_s()[0] > 1.5 * without
+
+
+def test_lateness_counts_in_full_up_to_a_share_of_what_this_peer_computes() -> None:
+    """Peers that compute for seconds end tenths of one apart, however quick their lines are."""
+
+    def next_s(computed_s: tuple[float, ...], late_s: float) -> float:
+        budgets, now_s = Budgets(Channel(rps, fp32, 6, 0.001, 0.001), 0.0), 0.0
+        for number, pause_s in enumerate(computed_s):
+            now_s += pause_s
+            budgets.begin(number, now_s, False, None, ())
+            budgets.learn(replace(done, round=number), ())
+        budgets.late(now_s + late_s, len(computed_s) - 1)
+        return budgets.begin(len(computed_s), now_s + computed_s[-1], False, None, ())[0]
+
+    ones = np.ones(6, np.float32)
+    done = nobodys(0, np.zeros((6, 1), np.float32), ones, np.zeros(6, np.uint64), None)
+    assert next_s((1.0, 1.0, 1.0), 0.2) == pytest.approx(HEADROOM * 0.2)
+    assert next_s((1.0, 1.0, 1.0), 0.9) == pytest.approx(HEADROOM * APART)
+    assert next_s((1.0, 1.0, 100.0), 30.0) == pytest.approx(HEADROOM * APART)  # it has saved its model
+    assert next_s((0.0, 0.0, 0.0), 0.2) == pytest.approx(HEADROOM * LEAP * 0.001)
 
 
 def hand_after_a_miss() -> Node:

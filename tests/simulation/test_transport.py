@@ -12,6 +12,7 @@ from torch import nn
 import ragtag
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, Slow
 from ragtag.core.schema import SchemaMismatch
+from ragtag.core.types import Outcome
 from ragtag.protocols.channel.averager import Channel
 from ragtag.schedules import SSP, Partial
 from ragtag.simulation.cost import ComputeCost
@@ -179,3 +180,26 @@ def test_a_line_is_timed_as_a_driver_would_time_it(monkeypatch: pytest.MonkeyPat
     trained(jittery.transport(0), 1)
     assert opened
     assert {channel.rtt_s for channel in opened} == {timeout_s(jittery.world.faults)}
+
+
+def test_peers_alike_soon_average_whole() -> None:
+    """On lines of a tenth of a millisecond, in steps of a second that differ by three hundredths."""
+    n, seeds, rounds, missed = 8, 4, 12, np.zeros(12)
+
+    def train(transport: SimulatedTransport) -> None:
+        def told(outcome: Outcome) -> None:
+            if outcome.round < rounds:
+                missed[outcome.round] += len(outcome.missed)
+
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(nn.Linear(4, 4).parameters(), lr=0.1), transport, on_outcome=told
+        )
+        for _ in range(rounds):
+            transport.compute()
+            optimizer.step()
+
+    for seed in range(seeds):
+        SimulatedCrew(n, Faults(latency_s=1e-4), seed, cost=ComputeCost(1.0, sigma=0.03)).run(train)
+    share = missed / (n * (n - 1) * seeds)
+    assert share[2:4].mean() < 0.1
+    assert share[4:].mean() < 0.01

@@ -140,5 +140,7 @@ def test_waits_in_rounds_are_put_down_to_whom_they_were_for() -> None:
     board = Board()
     scheduling = Scheduling(EveryStep(), board, "model")
     scheduling.averaged(outcome(last=2))
+    board.at_s += 0.01
     scheduling.averaged(outcome(missed=(1, 3), last=1))
-    assert scheduling.spent.for_peer_s == {2: 0.01, 1: 0.01, 3: 0.01}
+    scheduling.averaged(outcome(missed=(1,)))  # a round that local steps did not wait for
+    assert scheduling.spent.for_peer_s == pytest.approx({2: 0.01, 1: 0.01, 3: 0.01})

@@ -53,9 +53,11 @@ class Deadline:
         self._push(took_s)
         self._factor = 1.0
 
-    def late(self, took_s: float) -> None:
-        """Something came after its deadline: at most twice what is typical is learned from one straggler."""
-        self._push(min(took_s, 2.0 * self.typical_s()))
+    def late(self, took_s: float, most_s: float = 0.0) -> None:
+        """Something came after its deadline: one straggler teaches at most twice what is typical, or
+        ``most_s`` where that is longer.
+        """
+        self._push(min(took_s, max(most_s, 2.0 * self.typical_s())))
 
     def missed(self) -> None:
         """The deadline passed and something had not come."""

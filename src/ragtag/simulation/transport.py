@@ -245,6 +245,10 @@ class SimulatedCrew:
             self._trainers[peer].wait(f"for a round of channel {channel}")
         return came.popleft()
 
+    def is_over(self, peer: PeerId, channel: int) -> bool:
+        """Whether ``outcome`` would return at once."""
+        return bool(self._outcomes.get((peer, channel)))
+
     def _done(self, peer: PeerId, now_s: float, outcome: Outcome) -> None:
         self._outcomes.setdefault((peer, outcome.channel), deque()).append(outcome)
         if self._awaited.get(peer) == outcome.channel:
@@ -409,6 +413,11 @@ class SimulatedPending:
 
     def __init__(self, crew: SimulatedCrew, me: PeerId, channel: int) -> None:
         self._crew, self._me, self._channel = crew, me, channel
+
+    @property
+    def over(self) -> bool:
+        """Whether the round is done."""
+        return self._crew.is_over(self._me, self._channel)
 
     def wait(self) -> Outcome:
         """Wait until the round is done. Its machine's deadlines bound it."""

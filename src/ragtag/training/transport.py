@@ -18,6 +18,11 @@ from ragtag.protocols.publish.channel import Publisher
 class Pending(Protocol):
     """A round under way."""
 
+    @property
+    def over(self) -> bool:
+        """Whether the round is done, so that ``wait`` returns at once."""
+        ...
+
     def wait(self) -> Outcome:
         """Wait until the round is done; the round's own deadline bounds it."""
         ...

@@ -71,6 +71,7 @@ def run(schedule: Schedule) -> dict[int, list[Outcome]]:
             if me != SLOW and ended.is_set():
                 break
         if me == SLOW:
+            optimizer._averaged.settle()  # as its crew does: what its last step taught is under way
             course.end()
         assert all(bool(p.isfinite().all()) for p in model.parameters())
         return seen

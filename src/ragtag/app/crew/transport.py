@@ -81,6 +81,11 @@ class DriverPending:
     future: concurrent.futures.Future[Outcome]
     driver: Driver
 
+    @property
+    def over(self) -> bool:
+        """Whether the round is done."""
+        return self.future.done()
+
     def wait(self) -> Outcome:
         """Wait until the round is done. The machine's deadlines bound it; the driver's death ends it."""
         return _result(self.future, self.driver)
@@ -101,6 +106,7 @@ class DonePending:
     """A round that is done already."""
 
     outcome: Outcome
+    over = True
 
     def wait(self) -> Outcome:
         """The outcome."""

@@ -42,7 +42,7 @@ class Exchange(Protocol):
     def begin(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
     ) -> Any:
-        """The first half of ``average``: what ``end`` takes."""
+        """The first half of ``average``: what ``end`` takes; an Outcome where the round is over already."""
         ...
 
     def end(self, begun: Any) -> Outcome:

@@ -5,14 +5,16 @@ crew's average first, adds to that what its own steps have changed, and offers t
 common anchor, as in DiLoCo, Douillard et al., 2023, arXiv 2311.08105, section 2: not weights, but what was
 learned).
 
-It cannot know whether the round that it offers to is half over. Where an average comes without its values,
-it adds what it learned to that average and offers the sum to the round after, which has not begun; what is
-in no average even then is kept for its next turn (error feedback, as for entries that a codec left out).
+It offers to the round after the newest, and computes on while the others come to it. A peer that stood there
+would wait for others that, under a bound on staleness, wait for its next step. Whether its values were in
+the average it sees at its next turn: what is not in it is offered again (error feedback, as for entries that
+a codec left out).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,136 +25,113 @@ from ragtag.training.transport import Peers
 
 _BASE_MIN = 0.5
 """Share of the crew's average that must have come for a peer to build on it."""
-_GIVES = 2
-"""Rounds in a row that the same work is offered to: the first may be over for others, the second is not."""
-
-
-class Merge:
-    """The anchor of one model: what its parameters were after the last average."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self._parameters = list(parameters)
-        self._anchor: list[torch.Tensor] = []
-        self.kept = False
-        """Whether some of what was learned is in no average yet, and is kept for the next turn."""
-
-    @property
-    def marked(self) -> bool:
-        """Whether ``mark`` was called: there is an average to measure what was learned from."""
-        return bool(self._anchor)
-
-    @torch.no_grad()
-    def mark(self) -> None:
-        """The parameters are as the last average left them."""
-        if not self._anchor:
-            self._anchor = [parameter.detach().clone() for parameter in self._parameters]
-            return
-        for anchor, parameter in zip(self._anchor, self._parameters, strict=True):
-            anchor.copy_(parameter)
-
-    def forget(self) -> None:
-        """There is nothing to bring in later."""
-        self._anchor, self.kept = [], False
-
-    def give(
-        self,
-        average: Callable[[float], Outcome],
-        weight: float,
-        unheard: Callable[[Outcome], Bools],
-        values_in: Callable[[int, Bools], torch.Tensor],
-    ) -> Outcome:
-        """One turn of a slow peer: take the crew's average, add to it what was learned, and offer the sum.
-
-        average: averages the parameters in place, with a weight; 0 takes and gives nothing.
-        unheard: bool ``[n_chunks]``, where an average came without this peer's values.
-        values_in: which values of a parameter lie in such chunks: bool, in its shape.
-        Returns the last round's outcome.
-        """
-        if self.marked:
-            self.lift()
-            taken = average(0.0)
-            self.land()
-            if taken.averaged.mean() < _BASE_MIN:
-                self.kept = True  # there is nothing to add it to
-                return taken
-        for _ in range(_GIVES):
-            self.hold()
-            outcome = average(weight)
-            lost = unheard(outcome)
-            self.kept = self.marked and bool(lost.any())
-            if not self.kept:
-                self.mark()
-                break
-            self.keep([values_in(at, lost) for at in range(len(self._parameters))])
-        return outcome
-
-    @torch.no_grad()
-    def lift(self) -> None:
-        """Set the parameters back to the anchor; keep what was learned since in its place."""
-        for anchor, parameter in zip(self._anchor, self._parameters, strict=True):
-            learned = parameter - anchor
-            parameter.copy_(anchor)
-            anchor.copy_(learned)
-
-    @torch.no_grad()
-    def land(self) -> None:
-        """Add what was learned to the parameters as they are now; the anchor is where they stood before."""
-        for learned, parameter in zip(self._anchor, self._parameters, strict=True):
-            base = parameter.detach().clone()
-            parameter.add_(learned)
-            learned.copy_(base)
-
-    @torch.no_grad()
-    def hold(self) -> None:
-        """Keep what was learned in the anchor's place, if there is one; the parameters stay as they are."""
-        if not self.marked:
-            return
-        for anchor, parameter in zip(self._anchor, self._parameters, strict=True):
-            torch.sub(parameter, anchor, out=anchor)
-
-    @torch.no_grad()
-    def keep(self, lost: Sequence[torch.Tensor]) -> None:
-        """After ``hold`` and an average: add to it what was learned where it is ``lost`` (bool, in each
-        parameter's shape); the anchor is the average.
-        """
-        for learned, parameter, left in zip(self._anchor, self._parameters, lost, strict=True):
-            more = learned * left.to(learned.device)
-            learned.copy_(parameter)
-            parameter.add_(more)
 
 
 class SlowPeer(Layer):
-    """Around an exchange of models whose rounds do not wait for slow peers: their turns are ``Merge``'s."""
+    """Around an exchange of models whose rounds do not wait for slow peers.
+
+    parameters: what is learned. The other tensors of the exchange are averaged as they are.
+
+    A peer whose turn is not its first holds two more copies of them: the crew's average that it has gone on
+    from, and what it offered beyond that.
+    """
 
     def __init__(self, inner: Exchange, parameters: Sequence[torch.Tensor], peers: Peers) -> None:
         super().__init__(inner)
-        self._merge, self._peers = Merge(parameters), peers
+        self._parameters, self._peers = list(parameters), peers
+        self._base: list[torch.Tensor] = []
+        self._given: list[torch.Tensor] = []
+        self._kept = False
 
     @property
     def kept(self) -> bool:
-        """Whether some of what was learned is offered again."""
-        return self._merge.kept
+        """Whether some of what was learned is in no average yet, and is offered again."""
+        return self._kept
 
     def average(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
     ) -> Outcome:
         """One round, or a slow peer's turn where this one is among those that rounds do not wait for."""
-        me = self._peers.me
-        if me not in aside:
+        return self.end(self.begin(weight, deadline_s, aside))
+
+    def begin(
+        self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
+    ) -> Any:
+        """The same but for a slow peer's wait for the others; ``end`` takes what it returns.
+
+        The peers that wait for each other do it here. So does one that finds itself slow for the first time:
+        it has no average to have gone on from.
+        """
+        if self._peers.me not in aside:
+            self.forget()
+            return self.inner.average(weight, deadline_s, aside)
+        if not self._base:
             outcome = self.inner.average(weight, deadline_s, aside)
-            self._merge.forget()
+            self._base = [parameter.detach().clone() for parameter in self._parameters]
             return outcome
-        return self._merge.give(
-            lambda weight: self.inner.average(weight, deadline_s, aside),
-            weight,
-            lambda outcome: unheard(outcome, me),
-            self.bucket.values_in,
-        )
+        learned = self._lift()
+        taken = self.inner.average(0.0, deadline_s, aside)
+        self._land(learned)
+        if taken.averaged.mean() < _BASE_MIN:
+            self._kept = True  # there is nothing to add it to
+            return taken
+        self._given = learned
+        for base, parameter in zip(self._base, self._parameters, strict=True):
+            base.copy_(parameter.detach())  # steps from here on are learned beyond what is offered
+        return _Offer(self.inner.begin(weight, deadline_s, aside))
+
+    def end(self, begun: Any) -> Outcome:
+        """The round is over: what its average does not have of this peer's is offered again."""
+        if not isinstance(begun, _Offer):
+            return begun  # type: ignore[no-any-return]
+        learned = self._lift()
+        outcome = self.inner.end(begun.under_way)
+        lost = unheard(outcome, self._peers.me)
+        self._kept = bool(lost.any())
+        if self._kept:
+            for at, (more, given) in enumerate(zip(learned, self._given, strict=True)):
+                more += given * self.bucket.values_in(at, lost).to(given.device)
+        self._given = []
+        self._land(learned)
+        return outcome
 
     def forget(self) -> None:
         """There is nothing to bring in later."""
-        self._merge.forget()
+        self._base, self._given, self._kept = [], [], False
         self.inner.forget()
+
+    @torch.no_grad()
+    def _lift(self) -> list[torch.Tensor]:
+        """Set the parameters back to what they have gone on from. Returns what was learned since."""
+        learned: list[torch.Tensor] = []
+        for base, parameter in zip(self._base, self._parameters, strict=True):
+            learned.append(parameter - base)
+            parameter.copy_(base)
+        return learned
+
+    @torch.no_grad()
+    def _land(self, learned: Sequence[torch.Tensor]) -> None:
+        """Go on from the parameters as they are now, with what was learned."""
+        for base, parameter, more in zip(self._base, self._parameters, learned, strict=True):
+            base.copy_(parameter)
+            parameter.add_(more)
+
+
+class _Offer:
+    """A slow peer's offer, whose round is under way."""
+
+    def __init__(self, under_way: Any) -> None:
+        self.under_way = under_way
+
+    @property
+    def over(self) -> bool:
+        """Whether the round is done."""
+        return bool(self.under_way.over)
+
+    def wait(self) -> Outcome:
+        """Wait for the round, and leave all as it is."""
+        outcome: Outcome = self.under_way.wait()
+        return outcome
 
 
 def unheard(outcome: Outcome, me: PeerId) -> Bools:

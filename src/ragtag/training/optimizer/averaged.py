@@ -181,17 +181,22 @@ class AveragedModel:
         scheduling.worked(self._steps)
         if self.gathering is not None and isinstance(self._mode, Gradients):
             self.gathering.stepped(self._mode.batch, skipped)
-        if self._under_way is not None and self._since >= delay:
+        if delay and self._under_way is not None and self._since >= delay:
             self._end()
         # a peer that has to get into step first gathers for no step of the crew
         comes = self.gathering is not None and self.arrive is not None
         if comes or scheduling.due(self._steps, self._since):
-            self._begin() if delay else self.average()
+            self._turn() if self.asked.partial else self._begin() if delay else self.average()
             while self.gathering is not None and scheduling.due(self._steps, 0):
                 self.average()  # a batch would come too late for the next step, too
         if self._on_step is not None:
             self._on_step(loss)
         return loss
+
+    def _turn(self) -> None:
+        """Average, unless the round that this peer offered to is under way still: it computes on then."""
+        if self._under_way is None or self._under_way.over:
+            self._begin()
 
     def average(self) -> Outcome:
         """Average now, whatever the schedule says: of fragments, the next one. Raises HasLeft."""
@@ -235,7 +240,7 @@ class AveragedModel:
             self._on_outcome(outcome)
         return outcome
 
-    # -- Averages that local steps do not wait for (overlap=True, outer=Outer(delay=...))
+    # -- Averages that local steps do not wait for (overlap=True, outer=Outer(delay=...), a slow peer's turn)
 
     def _begin(self) -> None:
         """Begin an average, and go on with local steps."""
@@ -249,6 +254,8 @@ class AveragedModel:
         weight = self._offer()
         self._under_way = exchange.begin(weight, self._deadline_s, self.scheduling.begin())
         self._since = 0
+        if isinstance(self._under_way, Outcome):
+            self._end()
 
     def _end(self) -> None:
         """Wait for the average under way, if there is one, and step by it."""

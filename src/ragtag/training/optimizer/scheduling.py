@@ -161,7 +161,8 @@ class Scheduling:
         """An average is over; ``kept``: what it came without is offered again."""
         now_s = self._peers.now_s()
         spent = self.spent
-        spent.average_s += outcome.total_s if self._ended_s is None else now_s - self._ended_s
+        waited_s = outcome.total_s if self._ended_s is None else now_s - self._ended_s
+        spent.average_s += waited_s
         spent.averages += 1
         for versions in outcome.stale or ():
             spent.count_stale(versions)
@@ -170,7 +171,7 @@ class Scheduling:
         self._round = outcome.round
         spent.lost_s += 0.0 if kept else self._computed_s * float(unheard(outcome, self._peers.me).mean())
         for peer in outcome.missed or (() if outcome.last < 0 else (outcome.last,)):
-            self._charge(peer, outcome.scatter_s)
+            self._charge(peer, min(outcome.scatter_s, waited_s))  # local steps may have gone on meanwhile
         self._ended_s, self._computed_s, self._round_s = now_s, 0.0, outcome.total_s
         if self._pacer is not None:
             self._pacer.averaged(outcome.gather_s)

@@ -48,6 +48,7 @@ class Tally:
     batch_s: seconds that a batch takes it.
     doing: what it does since.
     age_s: how long ago that was; of one that averages for the step before, when that was over.
+    before: samples that it had for the step before.
     """
 
     step: int
@@ -56,13 +57,15 @@ class Tally:
     batch_s: float
     doing: Doing = Doing.COMPUTES
     age_s: float = 0.0
+    before: float = 0.0
 
     def computes(self, step: int) -> bool:
         """Whether it computes towards a step; a peer that has averaged for the one before begins to."""
         return self._began(step) or (self.step == step and self.doing is Doing.COMPUTES)
 
-    def towards(self, step: int, in_s: float) -> float:
-        """Samples that it has for a step ``in_s`` from now, as it goes on: at most twice those that it told.
+    def towards(self, step: int, in_s: float = 0.0) -> float:
+        """Samples that it has for a step: now, at most twice those that it told; or ``in_s`` from now, at
+        most twice those that it told or had for the step before.
 
         What a peer will have that has told nothing of this step yet is foreseen, and is nothing now.
         """
@@ -70,7 +73,12 @@ class Tally:
         if not self.computes(step) or (self.step != step and in_s == 0.0):
             return told
         batches = math.floor(min(self.age_s + in_s, self.batch_s * 2**53) / self.batch_s)
-        return min(2.0 * self.samples, told + batches * self.batch)
+        return min(2.0 * self.samples if in_s == 0.0 else self.most, told + batches * self.batch)
+
+    @property
+    def most(self) -> float:
+        """As many samples as it is believed to compute for a step."""
+        return 2.0 * max(self.samples, self.before)
 
     @property
     def rate(self) -> float:
@@ -98,17 +106,17 @@ class TargetBatch:
         """Average, compute another batch, or stand by. ``progress.tallies`` has this peer's own, too."""
         mine = progress.tallies[progress.me]
         others = [tally for peer, tally in progress.tallies.items() if peer != progress.me]
-        if begun(others, mine.step) or is_over(others, mine.step) or self._met(mine, others, 0.0):
+        if begun(others, mine.step) or is_over(others, mine.step) or self._met(mine, others):
             return Average()
         if progress.waited_s >= mine.batch_s or not self._met(mine, others, mine.batch_s):
             return Compute()
         met_s = self._met_in(mine, others)
-        if (mine.batch_s - met_s) * pace(others, mine.step) <= mine.batch:
+        if idle(others, mine.step, mine.batch_s - met_s) <= mine.batch:
             return Compute()
         look_s = mine.batch_s / _LOOKS
-        return Wait(min(max(met_s, look_s / _LOOKS), look_s), 2 * mine.batch_s)
+        return Wait(min(max(met_s, look_s / 4), look_s), 2 * mine.batch_s)
 
-    def _met(self, mine: Tally, others: Collection[Tally], in_s: float) -> bool:
+    def _met(self, mine: Tally, others: Collection[Tally], in_s: float = 0.0) -> bool:
         """Whether others go so far, ``in_s`` from now, that with what is here the target is met."""
         return mine.samples + sum(tally.towards(mine.step, in_s) for tally in others) >= self.samples
 
@@ -124,9 +132,9 @@ class TargetBatch:
         return high_s
 
 
-def pace(tallies: Collection[Tally], step: int) -> float:
-    """Samples a second that peers compute towards a step."""
-    return sum(tally.rate for tally in tallies if tally.computes(step))
+def idle(others: Collection[Tally], step: int, for_s: float) -> float:
+    """Samples that others would compute in so many seconds."""
+    return sum(min(tally.most, for_s * tally.rate) for tally in others if tally.computes(step))
 
 
 def begun(others: Collection[Tally], step: int) -> bool:

@@ -55,7 +55,7 @@ _WINDOW = 9
 _OFFSETS = 32
 _STEP_MAX = 1 << 53
 _UNDELIVERED_MAX = 2
-_AHEAD_MAX = 2
+_AHEAD_MAX = 4
 _IDLE_MAX = 3
 _POST = struct.Struct("<BBQdddd")
 _VERSION = 1
@@ -136,6 +136,8 @@ class Gathering:
         self._heard: dict[PeerId, _Heard] = {}
         self._said: set[str] = set()
         self._idle = 0
+        self._alone = False
+        self._gives = True
         self._samples = Samples(target)
         self._dropped: dict[str, float] = {}
 
@@ -160,6 +162,15 @@ class Gathering:
                 f"a batch here counts {batch:g} samples, and target_batch is {self.target:g}: each batch is "
                 "a step of the crew; raise target_batch",
             )
+        if self._alone and self._took_s:
+            step_s = self.target / batch * median_low(self._took_s) if batch else math.inf
+            self._say(
+                "alone",
+                f"nobody else gathers for the target of {self.target:g} samples: this peer goes on alone, "
+                f"and takes {step_s:.3g} s for a step",
+            )
+        elif not self._alone:
+            self._said.discard("alone")
         news = self._pending >= (1.0 + GROWTH) * self._told or self._doing is Doing.STANDS_BY
         if news and now_s - self._posted_s >= self._post_s / SHARE_MAX:
             self._post(Doing.COMPUTES)
@@ -182,6 +193,7 @@ class Gathering:
         over = is_over(others, self.step)
         if over:
             self.drop(LATE)
+        self._gives = not over
         self._post(Doing.AVERAGES)
         return 0.0 if over else 1.0
 
@@ -190,6 +202,7 @@ class Gathering:
         self._clocked(self._peers.now_s())
         self._averaged_s = self._last_s
         if not gave:
+            self._gives = False
             self.drop(LATE)
         offered, self._pending = self._pending, 0.0
         me, live = self._peers.me, self._peers.live
@@ -199,7 +212,7 @@ class Gathering:
         self._drop(lost, LOST)
         self._drop(untold, UNTOLD)
         counted, before = offered - lost - untold, self._samples
-        self._idle = 0 if counted > 0 else self._idle + 1
+        self._idle = 0 if counted > 0 or not self._gives else self._idle + 1
         if self._idle >= _IDLE_MAX and self._took_s and len(others_in(outcome, me)):
             self._say(
                 "slow",
@@ -289,15 +302,7 @@ class Gathering:
                 if heard.tally.step < self.step:  # what it does since began with the average that is over
                     age_s = min(age_s, now_s - self._averaged_s)
                 tallies[peer] = replace(heard.tally, age_s=age_s)
-        if len(tallies) == 1 and self._heard:
-            left = self._pending / self.target
-            self._say(
-                "alone",
-                f"nobody else gathers for a target of {self.target:g} samples: this peer goes on alone, and "
-                f"has {left:.0%} of a step",
-            )
-        elif len(tallies) > 1:
-            self._said.discard("alone")
+        self._alone = len(tallies) == 1 and bool(self._heard)
         return tallies
 
     def _mine(self, doing: Doing) -> Tally:
@@ -325,7 +330,8 @@ class Gathering:
         tally, at_s = told
         if known is None or number < known.number or at_s < known.at_s:  # it is a new process there
             known = self._heard[peer] = _Heard(number, tally, at_s)
-        known.number, known.tally, known.at_s = number, tally, at_s
+        before = known.tally.samples if tally.step > known.tally.step else known.tally.before
+        known.number, known.tally, known.at_s = number, replace(tally, before=before), at_s
         known.offsets_s.append(now_s - at_s)
         return known
 
@@ -336,10 +342,12 @@ class Gathering:
         came = others_in(outcome, self._peers.me)
         claims = [peer for peer, heard in self._heard.items() if heard.tally.step == outcome.round]
         most = 2 * len(came.intersection(claims)) > len(claims)  # else this peer was early or late itself
+        others = [heard.tally for heard in self._heard.values()]
+        behind = len(others) > 1 and is_over(others, outcome.round + 1)
         for peer, heard in self._heard.items():
             tally = heard.tally
             if tally.step > outcome.round + 1:
-                heard.ahead += 1
+                heard.ahead += not behind
                 if heard.ahead >= _AHEAD_MAX:
                     self._disbelieve(peer, heard, f"step {tally.step}, where the crew is at {outcome.round}")
             elif tally.step == outcome.round and peer in came:

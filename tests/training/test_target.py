@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from ragtag.core.channels import topic_of
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
-from ragtag.core.types import Outcome
+from ragtag.core.types import Outcome, nobodys
 from ragtag.schedules.target import Doing, Tally
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.align.plan import Align
 from ragtag.training.optimizer import gathering
-from ragtag.training.optimizer.gathering import Samples
+from ragtag.training.optimizer.gathering import Gathering, Samples
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew
 
 DIM = 12
 SPEEDS = (1.0, 1.6, 2.3, 4.0)
+ROWS = np.zeros((4, 8), np.float32)
 MEANT = torch.linspace(-1, 1, DIM)
 
 
@@ -298,6 +300,10 @@ def test_a_peer_that_is_away_for_hours_gives_nothing_of_then() -> None:
     peers = [p for p in crew.run(lambda t: train(t, 12, 48, lambda me: 4, each)) if p is not None]
     for peer in peers:
         accounted(peer)
+    given = [outcome for peer in peers for outcome in peer.outcomes if outcome.averaged.any()]
+    for outcome in given:
+        own = sum(len(peer.counted.get(outcome.round, [])) for peer in peers)
+        assert float(outcome.weight.max()) == own, "a step has what is counted in it, and nothing else"
     late = peers[2].samples
     assert late.stale == 0 and late.dropped.get(gathering.LATE, 0) > 0
     assert late.counted > 0.2 * peers[0].samples.counted, "and gives again what is of now"
@@ -334,6 +340,20 @@ def test_sample_counts_survive_a_checkpoint_and_what_was_pending_is_said() -> No
     assert (of.computed, of.counted, of.dropped, of.pending) == (16, 12, {gathering.RESTORED: 4}, 0)
     optimizer._averaged.settle()
     assert optimizer.samples is not None and optimizer.samples.dropped == {gathering.ENDED: 4}
+
+
+def test_of_a_mean_that_came_in_part_the_share_counts() -> None:
+    crew = FakeCrew(3)
+    here = Gathering(64, crew.transport(1), "model")
+    for _ in range(4):
+        here.stepped(10)
+    one, two = np.uint64(0b101), np.uint64(0b111)
+    heard, averaged = np.array([two, two, one, two]), np.array([True, True, True, False])
+    here.averaged(replace(nobodys(0, ROWS, np.full(4, 70, np.float32), heard, None), averaged=averaged))
+    of = here.samples
+    assert (of.computed, of.counted, of.pending) == (40, 20, 0)
+    assert of.dropped == {gathering.LOST: 10, gathering.UNTOLD: 10}
+    assert (of.step_samples, of.steps, here.step) == (70, 1, 1)
 
 
 def test_gradients_that_overflow_are_dropped_and_said() -> None:

@@ -19,7 +19,7 @@ from ragtag.training.exchange.central import is_centred
 from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.exchange.compress import Compression
 from ragtag.training.exchange.sparse import SparseReplica
-from ragtag.training.optimizer.gathering import ENDED, RESTORED, Gathering
+from ragtag.training.optimizer.gathering import RESTORED, Gathering
 from ragtag.training.optimizer.modes import Closure, Gradients, Models
 from ragtag.training.optimizer.scheduling import Scheduling
 from ragtag.training.optimizer.weight import Weight
@@ -300,7 +300,7 @@ class AveragedModel:
         """End what is under way: no more local steps will come."""
         self._end()
         if self.gathering is not None:
-            self.gathering.drop(ENDED)
+            self.gathering.ends()
             self._mode.forget()
         if self._exchange is not None and is_centred(self.asked.averager) and self._since:
             self.average()

@@ -242,6 +242,12 @@ class Gathering:
         self._drop(pending, why)
         self._told = 0.0
 
+    def ends(self) -> None:
+        """Training has ended here: the others are to count on nothing more."""
+        self.drop(ENDED)
+        if self._doing is not None or self._samples.computed:
+            self._post(Doing.STANDS_BY)
+
     @property
     def samples(self) -> Samples:
         """What has become of the samples, so far."""

@@ -95,6 +95,7 @@ class Peer:
             round=self._round,
             busy_s=lambda: sum(model.scheduling.busy_s for model in self.models),
             report=lambda report: self.log.record_epoch(report),
+            target=lambda: next((g.target for m in self.models if (g := m.gathering) is not None), None),
         )
         self.log = Logbook(place, driver, writer, origin_s, self.names, lambda: self.data.samples)
         self._phases = phases or Phases()

@@ -11,7 +11,7 @@ runs a command in each namespace.
 ``line`` needs no root and no namespace: a crew's paths over such links in virtual time, for rate control.
 """
 
-from .lab import Counts, Lab, LabError, host_of, why_not
+from .lab import Counts, Lab, LabError, host_of, inner_host_of, why_not
 from .probe import Probed, probe
 
-__all__ = ["Counts", "Lab", "LabError", "Probed", "host_of", "probe", "why_not"]
+__all__ = ["Counts", "Lab", "LabError", "Probed", "host_of", "inner_host_of", "probe", "why_not"]

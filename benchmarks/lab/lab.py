@@ -46,6 +46,22 @@ table netdev line {{
   }}
 }}
 """
+ROUTER = """
+table ip router {
+  chain outgoing {
+    type nat hook postrouting priority 100;
+    oifname "eth0" masquerade
+  }
+  chain incoming {
+    type filter hook forward priority 0;
+    iifname "eth0" ct state new drop
+  }
+  chain itself {
+    type filter hook input priority 0;
+    iifname "eth0" ct state new drop
+  }
+}
+"""
 BURSTS_DRAWN = 5_000
 """Bursts are drawn beforehand; after so many, or PERIOD packets, they come again."""
 PERIOD = 4_000_000
@@ -89,6 +105,10 @@ class Lab:
         the same in each lab, and different by peer.
     delay_ms, jitter_ms: one way between two peers; and a uniform draw on top for each frame, so that frames
         overtake each other. A Python process holds them: good for about 300 Mbit/s of all peers together.
+    behind: groups of peers, each behind a router that translates addresses (NAT): what goes out comes from
+        the router's address, which is ``hosts[peer]`` of the group's first peer, and nothing comes in but
+        from where something was sent. Such a peer's own address is ``inner_host_of(first, peer)``. Rate, loss
+        and delay are those of the first peer's link.
     offloads: whether network cards segment, checksum and join, as good ones do; rate and loss then hit
         whole trains.
     limit_s: what still runs in the lab after that is killed.
@@ -110,6 +130,7 @@ class Lab:
         burst: float | None = None,
         delay_ms: float = 0.0,
         jitter_ms: float = 0.0,
+        behind: Sequence[Sequence[int]] = (),
         offloads: bool = False,
         limit_s: float = 3600.0,
     ) -> None:
@@ -125,6 +146,10 @@ class Lab:
         self.hub = f"{self.mark}-hub"
         self.names = [f"{self.mark}-{peer}" for peer in range(peers)]
         self.hosts = [host_of(peer) for peer in range(peers)]
+        self._behind = {group[0]: tuple(group) for group in behind}
+        second = {peer for group in behind for peer in group[1:]}
+        self._linked = [peer for peer in range(peers) if peer not in second]  # with links of their own
+        self._routers = {peer: self._router(group[0]) for group in behind for peer in group}
         self.rate_mbit, self.offloads, self.limit_s = rate_mbit, offloads, limit_s
         self.delay_ms, self.jitter_ms = delay_ms, jitter_ms
         self._loss = (loss, burst)
@@ -182,8 +207,8 @@ class Lab:
         """From now on lose so many on the way in to each peer, and count from 0. As in ``Lab``."""
         self._loss = (loss, burst)
         clean = "add table netdev line\ndelete table netdev line\n"
-        for peer in range(len(self.names)):
-            self.run(peer, "nft", "-f", "-", stdin=clean + _rules(loss, burst, peer))
+        for peer in self._linked:
+            self._at_card(peer, "nft", "-f", "-", stdin=clean + _rules(loss, burst, peer))
 
     def mtu(self, mtu: int) -> None:
         """Set what fits into a frame, both at each peer and at its port."""
@@ -206,7 +231,7 @@ class Lab:
 
     def counts(self, peer: int) -> Counts:
         """What a peer's link did."""
-        found = json.loads(self.run(peer, "nft", "-j", "list", "counters"))["nftables"]
+        found = json.loads(self._at_card(peer, "nft", "-j", "list", "counters"))["nftables"]
         named = {one["counter"]["name"]: one["counter"]["packets"] for one in found if "counter" in one}
         if self._bucket is None:
             return Counts(named["seen"], named["lost"])
@@ -229,6 +254,11 @@ class Lab:
         except (OSError, ValueError) as error:
             raise LabError(f"the relay has ended: {error}") from error
         return found
+
+    def _at_card(self, peer: int, *command: str, stdin: str | None = None) -> str:
+        """Run a command where a peer's link ends: in its namespace, or its router's."""
+        where = self._routers.get(peer, self.names[peer])
+        return _run("ip", "netns", "exec", where, *command, stdin=stdin)
 
     def _queue(self, device: str) -> dict[str, int]:
         shown = json.loads(_run("tc", "-n", self.hub, "-s", "-j", "qdisc", "show", "dev", device))
@@ -263,11 +293,41 @@ class Lab:
         _batch(
             self.hub, "ip", [f"link set port{peer} up master bridge0" for peer in everywhere]
         )  # fmt: skip
+        for group in self._behind.values():
+            self._put_behind(group)
         if self._bucket or self._delayed:
             self._build_uplinks()
         if self._bucket:
-            _batch(self.hub, "tc", [f"qdisc add dev port{peer} root {self._bucket}" for peer in everywhere])
+            _batch(self.hub, "tc", [f"qdisc add dev port{peer} root {self._bucket}" for peer in self._linked])
         self.lose(*self._loss)
+
+    def _router(self, first: int) -> str:
+        return f"{self.mark}-router{first}"
+
+    def _put_behind(self, group: Sequence[int]) -> None:
+        """Move the first peer's card into a router's namespace, and give all of the group one behind it."""
+        first, router = group[0], self._router(group[0])
+        gate = f"{inner_host_of(first, first).rpartition('.')[0]}.1"
+        _run("ip", "netns", "add", router)
+        _run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        _run("ip", "-n", self.names[first], "link", "set", "eth0", "netns", router)
+        others = [other for other in range(len(self.names)) if other != first]
+        lines = ["link set lo up", "link set eth0 up", f"addr add {self.hosts[first]}/24 dev eth0"]
+        lines += [f"neigh add {self.hosts[one]} lladdr {_mac(one)} dev eth0 nud permanent" for one in others]
+        lines += ["link add inside type bridge", "link set inside up", f"addr add {gate}/24 dev inside"]
+        _batch(router, "ip", lines)
+        for peer in group:
+            name, port = self.names[peer], f"inside{peer}"
+            if peer != first:
+                _run("ip", "-n", name, "link", "del", "eth0")
+            made = f"link add {port} type veth peer name eth0 netns {name}"
+            _batch(router, "ip", [made, f"link set {port} master inside up"])
+            lines = ["link set eth0 up", f"addr add {inner_host_of(first, peer)}/24 dev eth0"]
+            _batch(name, "ip", [*lines, f"route add default via {gate}"])
+            self._no_offloads(router, port)
+            self._no_offloads(name, "eth0")
+        self._no_offloads(router, "eth0")
+        _run("ip", "netns", "exec", router, "nft", "-f", "-", stdin=ROUTER)
 
     def _build_uplinks(self) -> None:
         """What comes from a peer goes through late*, where it waits for its rate, and then to the bridge: by
@@ -276,7 +336,7 @@ class Lab:
         It is copied there and dropped, in place of redirected: a copy belongs to no socket. Else the sender's
         socket would count what waits in the hub against its buffer, and block: it would feel the bottleneck.
         """
-        for peer, _ in enumerate(self.names):
+        for peer in self._linked:
             late, port = f"late{peer}", f"port{peer}"
             back = late if self._delayed else f"back{peer}"
             made = (
@@ -346,6 +406,11 @@ class Lab:
 def host_of(peer: int) -> str:
     """A peer's address, the same in every lab."""
     return f"10.203.47.{peer + 1}"
+
+
+def inner_host_of(first: int, peer: int) -> str:
+    """A peer's address in its own network, behind the router of a group that begins with ``first``."""
+    return f"192.168.{first + 1}.{peer + 2}"
 
 
 def why_not() -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ragtag.core.address import Address
-from ragtag.network.membership.admission import ask_for_key
+from ragtag.network.membership.admission import ask_for_key, ask_where
 from ragtag.protocols.membership.invitation import Said, invitation_key
 from tests.network.agents import KEY, Agents
 from tests.network.crew import PATIENCE_S
@@ -85,3 +85,18 @@ def test_nobody_answers_and_that_is_said_once(listens: bool) -> None:
     assert found == (None, {})
     assert took_s >= 1.5
     assert len(said) == 1 and 0 < said[0] <= 0.5
+
+
+def test_members_tell_a_peer_from_which_address_it_comes(crew: tuple[Address, ...]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        own = sock.getsockname()
+        assert set(ask_where(sock, crew, KEY, PATIENCE_S).values()) == {own}
+        nobody = ("127.0.0.1", 9)
+        assert ask_where(sock, (nobody, crew[0]), KEY, PATIENCE_S) == {
+            crew[0]: own
+        }  # it does not wait for all
+        began_s = time.monotonic()
+        assert ask_where(sock, (nobody,), KEY, 0.2) == {}
+        assert ask_where(sock, crew, bytes(32), 0.2) == {}  # of another crew
+        assert time.monotonic() - began_s < PATIENCE_S

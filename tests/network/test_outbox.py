@@ -15,7 +15,7 @@ from ragtag.network.link.frame import Framer, Short
 from ragtag.network.link.inbox import Inbox
 from ragtag.network.link.inject import Injector
 from ragtag.network.link.link import Received
-from ragtag.network.link.outbox import Outbox
+from ragtag.network.link.outbox import KEEP_OPEN_S, Outbox
 from ragtag.protocols.node import Node
 
 OLD, NEW = 7, 8
@@ -287,3 +287,25 @@ def test_who_changed_seats_is_heard_under_its_new_number_only() -> None:
     there.outbox.flush(0.0)
     here.wire.next = there.wire.rows
     assert len(here.inbox.receive(0.1).runs) == 1 and here.framer.refused.elsewhere == 0
+
+
+def test_knocks_keep_a_router_open_and_get_rarer() -> None:
+    """Each new peer is knocked at with growing pauses, then every ``KEEP_OPEN_S``; one that is gone never."""
+    wire, flows = Wire(), {1: Flow(1, OTHER), 2: Flow(2, ("127.0.0.1", 10))}
+    flows[2].mute = True
+    framer = Framer(Identity("otters", 0), NEW, False)
+    outbox = Outbox(wire, framer, Injector(Faults(), 1, 0), flows)  # type: ignore[arg-type]
+    at_s, now_s = list[float](), 0.0
+    while now_s < 120.0:
+        before = len(wire.shorts)
+        due_s = outbox.knock(now_s)
+        assert due_s > now_s
+        at_s += [now_s] * (len(wire.shorts) - before)
+        now_s = due_s
+    apart = np.diff(at_s)
+    assert at_s[0] == 0.0 and (np.diff(apart) >= 0).all() and apart[-1] == KEEP_OPEN_S
+    assert apart[0] <= 1.0 and len(at_s) < 20
+    flows[2].mute = False
+    wire.keys = False  # asking for them is a knock
+    before = len(wire.shorts)
+    assert outbox.knock(now_s) > now_s and len(wire.shorts) == before

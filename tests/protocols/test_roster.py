@@ -113,8 +113,8 @@ def test_a_field_out_of_its_range_makes_no_card(wrong: dict[str, object]) -> Non
 
 def test_a_card_that_says_nothing_of_seats_is_of_a_crew_of_64_at_most() -> None:
     fields = msgspec.msgpack.decode(encode_card(seated(1, seats=SEATS_MAX)))
-    assert fields[-2:] == [SEATS_MAX, b""]
-    read = decode_card(msgspec.msgpack.encode(fields[:-2]))
+    assert fields[10:] == [SEATS_MAX, b"", "", 0]
+    read = decode_card(msgspec.msgpack.encode(fields[:10]))
     assert read is not None and read == seated(1) and read.seats == PEERS_MAX
 
 
@@ -253,6 +253,21 @@ def test_a_member_that_takes_data_where_nothing_can_be_sent_is_refused_by_name(h
     mine.changed(member("b", seated(2)), None)
     turned = mine.changed(member("b", seated(2, host=host)), Status.ALIVE)
     assert kinds(turned) == [("refused", 2), Left]
+
+
+def test_peers_behind_one_router_reach_each_other_within_their_network() -> None:
+    """And all others where the router shows them: few routers send back what came from inside."""
+    home = {"host": "203.0.113.9", "inner_host": "192.168.1.7", "inner_port": 5000}
+    mate = replace(seated(1), port=6001, **home)
+    other = replace(seated(2), host="198.51.100.1", port=6002, inner_host="192.168.1.8", inner_port=5001)
+    mine = replace(seated(0), port=6000, **{**home, "inner_host": "192.168.1.6"})
+    for claimed, way in ((mine, ("192.168.1.7", 5000)), (seated(0), ("203.0.113.9", 6001))):
+        one = roster()
+        one.claim(claimed)
+        assert Reach(1, way, mate.epoch) in one.changed(member("mate", mate), None)
+        assert Reach(2, ("198.51.100.1", 6002), other.epoch) in one.changed(member("other", other), None)
+        assert one.at(way) == (1, mate.key) and one.at(("198.51.100.1", 6002)) == (2, other.key)
+        assert one.at(("192.168.1.8", 5001)) is None  # an address in another network
 
 
 def test_seats_of_the_dead_are_taken_first_then_new_ones_until_there_are_none() -> None:

@@ -31,6 +31,7 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
         "older than 2n",
         "fixed rate",
         "the slow one's",
+        "SSP, s = 4: the most",
         "stale updates count 1/tau",
         "3 hidden layers, rate 0.7, lambda 3",
     ):
@@ -40,7 +41,6 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
     assert len(report.tables[0].rows) == 2 and len(report.tables[1].rows) == 3
     assert {line[0] for line in report.tables[2].rows} == set(NAMES)
     assert [line[0] for line in report.tables[-1].rows] == [
-        "SSP, DSSP",
         "Prague (random groups)",
         "AD-PSGD",
     ]

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch._dynamo  # joining imports it first, for seconds
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import secrets
+import socket
 import time
 import weakref
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from ragtag.app.crew.membership import (
     lost,
     member_socket,
     member_socket_of,
+    outside,
     resolved,
     seated,
 )
@@ -40,6 +42,7 @@ from ragtag.app.environment import (
     Place,
     Reached,
     exchange_addresses,
+    format_address,
     reachable_host,
 )
 from ragtag.app.invitation.token import ADDRESSES_MAX, Token, TokenError, decode, encode, keep_token
@@ -51,6 +54,7 @@ from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link import Link, open_link
 from ragtag.network.link.sealed import SealedLink, fast_suite
+from ragtag.network.link.udp import bound
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.crew.joining import (
@@ -232,12 +236,20 @@ def _through(
     ways = member_socket(token, place.member_fd)
     undo.callback(ways[0].close)
     host = ways[1][0]
-    endpoint = open_link((host, 0))
+    data = bound(socket.SOCK_DGRAM, (host, 0))
+    undo.callback(data.close)
+    seen = outside(token, ways, data, way.deadline_s / 2)
+    if seen is not None:
+        where = format_address(seen.data)
+        _log.info("this peer is behind a router that translates addresses; others see it at %s", where)
+        way.note(Noted("translated", -1, f"its addresses: others see it at {where}"))
+    endpoint = open_link(fd=os.dup(data.fileno()))
     undo.callback(endpoint.close)
+    data.close()
     way.begin_giving(token.key, host, undo)
     port = endpoint.address[1]
     card = way.card(host)
-    entrance, greets = enter(joining, place, token, ways, port, way.state_port, way.phases, card)
+    entrance, greets = enter(joining, place, token, ways, port, way.state_port, way.phases, card, seen)
     undo.callback(entrance.agent.close)
     place = way.place = seated(place, token, entrance)
     if place.run_folder is not None:

@@ -19,7 +19,7 @@ from ragtag.core.errors import Error
 from ragtag.core.types import PEERS_MAX, Arm, Expired, PeerId, Timer
 from ragtag.core.wire import VERSION
 from ragtag.network.link.udp import bound
-from ragtag.network.membership.admission import ask_for_key
+from ragtag.network.membership.admission import ask_for_key, ask_where
 from ragtag.network.membership.agent import Agent, Told
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.joining import (
@@ -248,6 +248,45 @@ def reachable(token: Token) -> str:
         return str(probe.getsockname()[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Where others see a peer behind a router that translates addresses (NAT)."""
+
+    member: Address
+    data: Address
+
+
+def outside(token: Token, ways: Ways, data: socket.socket, for_s: float) -> Outside | None:
+    """Where others see this peer's sockets; ``None``: where it sees itself, or nobody answers.
+
+    data: the socket for data, bound. for_s: how long to wait for a first answer.
+
+    Raises:
+        NotLetIn: the router gives each destination another port, so that members could not tell each other
+            where this peer is.
+    """
+    sock, own, entries = ways
+    if not entries or here_only(token):
+        return None
+    if own[0] in {host for host, _ in entries}:
+        return None  # that member is on this machine
+    seen = ask_where(sock, entries, token.key, for_s)
+    if not seen or own in seen.values():
+        return None
+    there = ask_where(data, list(seen), token.key, for_s)
+    for found in (seen, there):
+        if len(set(found.values())) > 1:
+            told = ", ".join(f"{format_address(at)} to {format_address(to)}" for to, at in found.items())
+            raise NotLetIn(
+                f"the router in front of this machine gives it another address for each peer ({told}), so "
+                "that others cannot tell each other where it is: have the router forward a UDP port, or join "
+                "from another network"
+            )
+    if not there:
+        return None
+    return Outside(next(iter(seen.values())), next(iter(there.values())))
+
+
 def enter(
     joining: Joining,
     place: Place,
@@ -257,10 +296,13 @@ def enter(
     state_port: int,
     phases: Phases,
     key: bytes = b"",
+    seen: Outside | None = None,
 ) -> tuple[Entrance, list[JoiningEffect]]:
     """Enter a crew by its (resolved) token, and take a seat; what ``joining`` wants done next.
 
     key: for its card.
+    seen: where others see this peer, if that is elsewhere. Nobody can fetch the state from such a peer, as
+        that takes a connection to it.
 
     The socket of ``ways`` is closed with the agent. The peer that listens where the token says begins the
     crew, unless it finds one that averages, or another one that came in together with it has a seat first:
@@ -271,9 +313,13 @@ def enter(
             nobody begins.
     """
     sock, address, entries = ways
+    data, inner = (address[0], data_port), ("", 0)
+    if seen is not None:
+        address, data, inner, state_port = seen.member, seen.data, data, 0
     card = Card(
-        VERSION, NO_SEAT, 0, _epoch(), False, address[0], data_port, state_port, 1, place.seed, key=key
-    )
+        VERSION, NO_SEAT, 0, _epoch(), False, *data, state_port, 1, place.seed,
+        key=key, inner_host=inner[0], inner_port=inner[1],
+    )  # fmt: skip
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
     agent = _agent(name, address, token.key, card, sock)
     try:
@@ -300,7 +346,7 @@ def _seat(
         for at, effect in enumerate(effects):
             if isinstance(effect, Make):
                 seats = agent.roster.seats
-                known = {p: (h.card.host, h.card.port) for p, h in seats.items() if h.live}
+                known = {p: agent.roster.way_to(h.card) for p, h in seats.items() if h.live}
                 return Entrance(agent, effect.card, effect.late, known, effect.n), effects[at + 1 :]
             if isinstance(effect, Arm):
                 heapq.heappush(timers, (effect.at_s, effect.timer))

@@ -114,6 +114,9 @@ class Engine:
             for peer, holder in agent.roster.seats.items():
                 if peer in self.flows:
                     self.flows[peer].process = holder.card.epoch
+        mine = None if agent is None else agent.roster.mine
+        self._translated = mine is not None and mine.inner_host != ""
+        self._knock_s = 0.0 if self._translated else math.inf
         self._close_by_s: float | None = None
         self._said_bye = False
         self._watched = select.POLLIN
@@ -185,6 +188,8 @@ class Engine:
         reach = self.reach
         if reach is not None and (reach.due_s <= now_s or reach.agent.fileno() in came):
             self._look_around(now_s)
+        if self._knock_s <= now_s:
+            self._knock_s = self.outbox.knock(now_s)
         drained = self._receive(now_s)
         self._passes = 0 if drained else self._passes + 1
         if drained or self._passes >= _PASSES_MAX:
@@ -202,7 +207,7 @@ class Engine:
         if len(self.mailbox):
             return 0
         due_s = min(self.outbox.due_s(now_s), self.link.due_s)
-        due_s = min(due_s, self._timers[0][0] if self._timers else math.inf)
+        due_s = min(due_s, self._knock_s, self._timers[0][0] if self._timers else math.inf)
         if self.reach is not None:
             due_s = min(due_s, self.reach.due_s)
         if self._close_by_s is not None:
@@ -241,6 +246,8 @@ class Engine:
         if self.reach.moved:
             self.reach.moved = False
             self.inbox.reindex()
+            if self._translated:
+                self._knock_s = now_s
         if self.reach.lost_seat:  # a peer without a seat takes no part in rounds
             self.promises.lose_seat()
 
@@ -417,6 +424,7 @@ class Reachability:
             flow = self._apart.pop((reach.peer, reach.epoch), None) or Flow(reach.peer, reach.address)
             self._flows[reach.peer] = flow
         flow.process, flow.address, flow.doubted = reach.epoch, reach.address, False
+        flow.knock_s, flow.knocks = 0.0, 0
         self.moved = True
 
     def _set_apart(self, flow: Flow) -> None:

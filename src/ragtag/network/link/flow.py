@@ -186,6 +186,8 @@ class Flow:
     inbound: what has come from it.
     ping_s, pings: when next to request an answer, and how many requests had none.
     dropped_late: messages that were dropped unsent.
+    knock_s, knocks: when next to send something only so that a router in front of this peer lets answers in,
+        and how often that was done since the address is known.
     held, held_s: what keeps the next message from leaving now (``None``: nothing waits), and for how long
         each such thing has kept some, in seconds.
     doubted: whether it was noted that datagrams in its name come from another address.
@@ -204,6 +206,7 @@ class Flow:
         self.pings = 0
         self.dropped_late = 0
         self.doubted = False
+        self.knock_s, self.knocks = 0.0, 0
         self.held: Hold | None = None
         self.held_s: dict[Hold, float] = {}
         self._asked = 0

@@ -19,6 +19,10 @@ _SEND_ROWS = SLAB_ROWS // 2
 _ENDING_ROUNDS_MAX = 32
 _COPIES_MAX = 8
 _U32 = np.uint64(0xFFFFFFFF)
+KEEP_OPEN_S = 15.0
+"""Between two datagrams by which a router is kept from forgetting a peer behind it (RFC 8445, section 11).
+When it forgets it does not tell, and that cannot be measured without being shut out."""
+_KNOCKS_MAX = 16
 
 
 class Outbox:
@@ -83,6 +87,22 @@ class Outbox:
             for _ in range(copies):
                 self.answer(now_s, flow, Kind.BYE)
 
+    def knock(self, now_s: float) -> float:
+        """Send a request for an answer to each peer that is due for one; when the next one is.
+
+        A router that translates addresses (NAT) lets in what comes from where something was sent, and forgets
+        after a while. Each new peer is sent some at growing pauses, as the first may be lost, or come to
+        another such router that lets nothing in yet (hole punching: Ford, Srisuresh, Kegel, USENIX 2005).
+        """
+        for flow in self._flows.values():
+            if flow.mute or flow.knock_s > now_s:
+                continue
+            if self._link.ready(flow.address):  # asks for keys where there are none, which knocks, too
+                self._ping(now_s, flow)
+            flow.knock_s = now_s + min(KEEP_OPEN_S, flow.path.rto_s * 2**flow.knocks)
+            flow.knocks = min(flow.knocks + 1, _KNOCKS_MAX)
+        return min((flow.knock_s for flow in self._flows.values() if not flow.mute), default=math.inf)
+
     def enqueue(self, effect: Send) -> None:
         """Queue a run for its peer, and draw the losses that are injected on its way."""
         run = effect.run
@@ -122,8 +142,7 @@ class Outbox:
                 self._repeat_endings(now_s, flow)
             if flow.queue and flow.path.allowance <= 0 and now_s >= flow.ping_s:
                 for _ in range(flow.path.copies):
-                    flow.path.send(now_s, 1)
-                    self.emit(flow, self._framer.short(Kind.PING, flow.peer, seq=flow.path.sent), now_s)
+                    self._ping(now_s, flow)
                 flow.ping_s = now_s + max(1e-3, flow.path.rto_s) * 2 ** min(6, max(0, flow.pings - PINGS))
                 flow.pings += 1
         for flow in self._busy.values():
@@ -131,6 +150,10 @@ class Outbox:
         while (due := self._injector.held.pop_due(now_s)) is not None:
             if due[0] in self._flows:
                 self._out(self._flows[due[0]], due[1])
+
+    def _ping(self, now_s: float, flow: Flow) -> None:
+        flow.path.send(now_s, 1)
+        self.emit(flow, self._framer.short(Kind.PING, flow.peer, seq=flow.path.sent), now_s)
 
     def _hold(self, now_s: float, flow: Flow) -> Hold:
         """What keeps a flow's next message from leaving."""

@@ -33,6 +33,7 @@ from ragtag.protocols.membership.types import (
     Wake,
     Woke,
 )
+from ragtag.protocols.membership.whereabouts import asks_where
 from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX
 
 READS_MAX = 64
@@ -109,6 +110,11 @@ class Agent:
                 continue
             if is_ask(data):
                 told = self.machine.invite(data, time.time())
+                if told is not None:
+                    self._send(Transmit((source[0], source[1]), told))
+                continue
+            if asks_where(data):
+                told = self.machine.whereabouts(data, (source[0], source[1]))
                 if told is not None:
                     self._send(Transmit((source[0], source[1]), told))
                 continue

@@ -13,6 +13,7 @@ is encrypted, bound to two processes, and taken once.
     core        time, timers, chance                suspicion  how long a suspect has
     gossip      which news go on a datagram         row        the table's rows
     invitation  the way to the crew's key
+    whereabouts a peer's address as others see it
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ragtag.protocols.membership.pace import Health
 from ragtag.protocols.membership.probe import Prober
 from ragtag.protocols.membership.row import Entry
 from ragtag.protocols.membership.types import (
+    Address,
     Describe,
     Failed,
     Identity,
@@ -41,6 +43,7 @@ from ragtag.protocols.membership.types import (
     Stopped,
 )
 from ragtag.protocols.membership.view import View
+from ragtag.protocols.membership.whereabouts import you_are_at
 from ragtag.protocols.membership.wire import (
     Ack,
     Ask,
@@ -118,6 +121,12 @@ class Membership:
         if not self._admission.entered or self.over or not self._admission.hears_strangers():
             return None
         return answer(self._core.me.key, data, now_unix_s)
+
+    def whereabouts(self, data: bytes, source: Address) -> bytes | None:
+        """The answer to a peer that asks where it is (``whereabouts.asks_where``); ``None``: none is due."""
+        if self.over or not self._admission.hears_strangers():
+            return None
+        return you_are_at(self._core.me.key, data, source)
 
     def rtt_s(self, name: str) -> float | None:
         """The smoothed round trip to a member; ``None``: it was not measured."""

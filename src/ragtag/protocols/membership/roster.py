@@ -45,6 +45,8 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     founded, seed: the crew's.
     seats: how many seats the crew may have, by all that it averages.
     key: for sessions (``protocols.sealing``); empty: it sends its data in clear.
+    inner_host, inner_port: where it takes data within its own network, if a router translates its addresses
+        (NAT); else empty, and 0.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
@@ -59,6 +61,8 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)]
     seats: Annotated[int, Meta(ge=1, le=SEATS_MAX)] = PEERS_MAX
     key: Annotated[bytes, Meta(max_length=CARD_BYTES)] = b""
+    inner_host: Annotated[str, Meta(max_length=HOST_BYTES_MAX)] = ""
+    inner_port: _Port = 0
 
 
 _decoder = msgspec.msgpack.Decoder(Card)
@@ -151,9 +155,20 @@ class Roster:
     def at(self, address: Address) -> tuple[PeerId, bytes] | None:
         """The seat and key of the living member that takes data at an address; ``None``: there is none."""
         for peer, holder in self._seats.items():
-            if holder.live and (holder.card.host, holder.card.port) == address:
+            if holder.live and self.way_to(holder.card) == address:
                 return peer, holder.card.key
         return None
+
+    def way_to(self, card: Card) -> Address:
+        """Where this peer sends a member's data.
+
+        Two peers behind one router reach each other within their network: few routers send back what came
+        from inside (RFC 4787, section 6).
+        """
+        mine = self._mine
+        if mine is not None and mine.inner_host and card.inner_host and mine.host == card.host:
+            return card.inner_host, card.inner_port
+        return card.host, card.port
 
     def seat_of(self, name: str) -> PeerId:
         """The seat that a member has, or had last; -1: none."""
@@ -267,7 +282,7 @@ class Roster:
                 "RAGTAG_SEAL says on or off: set it alike for all"
             )
         family = 0 if self._mine is None else family_of(self._mine.host)
-        why = unusable((card.host, card.port), family)
+        why = unusable(self.way_to(card), family)
         return f"takes data where nothing can be sent: {why}" if why else ""
 
     def _refuse(self, member: Member, why: str) -> list[RosterEffect]:
@@ -320,10 +335,10 @@ class Roster:
         self._seats[peer] = holder
         effects: list[RosterEffect] = []
         same = before is not None and (before.name, before.epoch) == (holder.name, holder.epoch)
-        card, address = holder.card, (holder.card.host, holder.card.port)
+        card, address = holder.card, self.way_to(holder.card)
         if before is not None and not same and before.live:
             effects += [*_gone(peer, before, told), Left(peer)]
-        if before is None or not same or address != (before.card.host, before.card.port):
+        if before is None or not same or address != self.way_to(before.card):
             effects.append(Reach(peer, address, card.epoch))
         if same and before is not None and before.live and before.card.averaging == card.averaging:
             return effects

@@ -16,8 +16,10 @@ from ragtag.protocols.rounds.allreduce import direct
 from ragtag.recipes.grouping.training import STEP_S, Method, Work
 from ragtag.schedules.asynchronous import Asynchronous
 from ragtag.schedules.backup import BackupWorkers
+from ragtag.schedules.bounded import BoundedStaleness, DynamicBound
 from ragtag.schedules.dropcompute import DropCompute, best_threshold_s
 from ragtag.schedules.grouping import Groups, ProgressiveGrouping, equal_groups, scale, share
+from ragtag.schedules.partial import Partial
 from ragtag.simulation.cost import ComputeCost
 
 WARM_UP = 4
@@ -58,9 +60,9 @@ class FixedGroups:
         return scale(share, staleness if self.corrected else 0)
 
 
-def scheduled(schedule: object, **more: Any) -> Method:
+def scheduled(schedule: object, keeps: bool = False) -> Method:
     """The library's schedule."""
-    return Method(lambda work: {"schedule": schedule, **more})
+    return Method(lambda work: {"schedule": schedule}, keeps=keeps)
 
 
 def grouped(g: int) -> Method:
@@ -104,6 +106,10 @@ DROP = "DropCompute, 8 micro-batches"
 ASYNC = "asynchronous"
 DISCARD_FROM = 32
 RINGMASTER = f"Ringmaster, R = {DISCARD_FROM}"
+BOUND, BOUNDS = 4, (2, 6)
+SSP = f"SSP, s = {BOUND}"
+DSSP = f"DSSP, s from {BOUNDS[0]} to {BOUNDS[1]}"
+PARTIAL = "partial averages"
 RANDOM = "random groups of 4"
 FIXED = "4 fixed groups"
 
@@ -113,6 +119,9 @@ METHODS: Mapping[str, Callable[[], Method]] = {
     DROP: lambda: cut(8),
     ASYNC: lambda: scheduled(Asynchronous()),
     RINGMASTER: lambda: scheduled(Asynchronous(DISCARD_FROM)),
+    SSP: lambda: scheduled(BoundedStaleness(BOUND), keeps=True),
+    DSSP: lambda: scheduled(DynamicBound(*BOUNDS), keeps=True),
+    PARTIAL: lambda: scheduled(Partial(), keeps=True),
     RANDOM: lambda: Method(lambda work: {"method": RandomGroups(4)}, keeps=True),
     FIXED: lambda: grouped(4),
     PROGRESSIVE: lambda: scheduled(ProgressiveGrouping()),

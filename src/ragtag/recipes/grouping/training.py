@@ -99,6 +99,7 @@ class Trial:
     used: samples that went into the model.
     dropped: samples whose gradients were computed and left out.
     busy: share of the peers' time spent computing.
+    lead: by how many steps a peer was ahead of the slowest at most, in the second half.
     staleness: how many updates in the model were so many versions old, but for each peer's first ``SETTLED``.
     notes: what machines noted (kind and detail), with their times.
     """
@@ -111,6 +112,7 @@ class Trial:
     used: int = 0
     dropped: int = 0
     busy: float = 0.0
+    lead: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
     notes: list[tuple[float, str, str]] = field(default_factory=list)
@@ -222,6 +224,8 @@ class _Training:
         """A peer has computed a local step."""
         self._steps[peer] += 1
         self._busy_s += for_s
+        if self._trial.half_s and not self.over:
+            self._trial.lead = max(self._trial.lead, self._steps[peer] - min(self._steps))
 
     def averaged(self, peer: PeerId, samples: int, model: Values, now_s: float, outcome: Outcome) -> None:
         """A peer's samples are in the model or not; what has come from the crew is in its own model."""

@@ -1,0 +1,66 @@
+"""Peers behind routers that translate addresses, in the lab (benchmarks/lab): each averages with all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ragtag.app.invitation.token import Token, encode
+from tests.network.labs import environment, lab_of
+
+pytestmark = pytest.mark.root
+
+N, BEHIND = 4, ((1,), (2, 3))
+"""Peer 0 is public, 1 behind a router, 2 and 3 behind another one."""
+ENOUGH, WITHIN_S = 5, 60.0
+
+PEER = """
+import json, sys, time
+import torch
+import ragtag
+from tests.network.test_nat import ENOUGH, N, WITHIN_S
+
+whole, seen = 0, 0
+def told(outcome):
+    global whole, seen
+    others = [bool((outcome.heard >> peer & 1).any()) for peer in range(N)]
+    whole += all(others)
+
+began_s = time.monotonic()
+with ragtag.join(deadline_s=30.0) as crew:
+    model = torch.nn.Linear(64, 64)
+    optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.01), model=model, on_outcome=told)
+    told_s = None
+    while time.monotonic() < began_s + WITHIN_S and (told_s is None or time.monotonic() < told_s + 2.0):
+        model(torch.randn(4, 64)).sum().backward()
+        time.sleep(0.02)
+        optimizer.step()
+        if whole >= ENOUGH and told_s is None:
+            told_s = time.monotonic()
+    card = crew._peer.driver.engine.reach.agent.roster.mine
+    print(json.dumps({"whole": whole, "inner": card.inner_host, "host": card.host, "state": card.state_port}))
+"""
+
+
+def test_peers_behind_routers_average_with_all() -> None:
+    with lab_of(N, behind=BEHIND) as lab:
+        token = encode(Token(((lab.hosts[0], 4747),), "nat", b"k" * 32, begins=True))
+        variables = {**environment(), "RAGTAG_TOKEN": token, "RAGTAG_SIZE": "1"}
+        peers = [
+            lab.start(
+                peer,
+                [sys.executable, "-c", PEER],
+                env={**variables, "RAGTAG_RANK": str(peer)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for peer in range(N)
+        ]
+        found = [json.loads(peer.communicate(timeout=2 * WITHIN_S)[0]) for peer in peers]
+    assert all(peer["whole"] >= ENOUGH for peer in found), found
+    assert [peer["inner"] for peer in found] == ["", "192.168.2.3", "192.168.3.4", "192.168.3.5"]
+    assert [peer["host"] for peer in found] == [lab.hosts[0], lab.hosts[1], lab.hosts[2], lab.hosts[2]]
+    assert [peer["state"] > 0 for peer in found] == [True, False, False, False]

@@ -22,7 +22,7 @@ from torch import nn
 from ragtag.core.faults import Crash, Faults
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
-from ragtag.training.optimizer.gathering import Samples
+from ragtag.training.optimizer.gathering import Account
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 DIM, CLASSES = 16, 4
@@ -81,13 +81,13 @@ class Crew:
         cost = ComputeCost(SAMPLE_S, speeds, 0.2, seed=seed)
         self.crew = SimulatedCrew(peers, faults, seed=seed, cost=cost)
         self.losses: list[float] = []
-        self.counts: list[Samples] = []
+        self.counts: list[Account] = []
 
     def run(self) -> None:
         """Train to the end."""
         self.counts = [of for of in self.crew.run(self._train) if of is not None]
 
-    def _train(self, peer: SimulatedTransport) -> Samples | None:
+    def _train(self, peer: SimulatedTransport) -> Account | None:
         batch, seen = self.batch, 0
         model, sgd = made()
         x, y = task(1000 * self.seed + peer.me + 1, 20_000)

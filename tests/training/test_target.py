@@ -23,7 +23,7 @@ from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.align.plan import Align
 from ragtag.training.optimizer import gathering
-from ragtag.training.optimizer.gathering import Gathering, Samples
+from ragtag.training.optimizer.gathering import Account, Gathering
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew
 from tests.training.test_pace import Board
@@ -64,7 +64,7 @@ class Peer:
     weights: dict[int, torch.Tensor] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    samples: Samples = field(default_factory=lambda: Samples(0.0))
+    samples: Account = field(default_factory=lambda: Account(0.0))
     computed: int = 0
 
 

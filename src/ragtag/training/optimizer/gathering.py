@@ -64,7 +64,7 @@ _log = logging.getLogger("ragtag")
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class Account:
     """What has become of the samples of one peer, since it began.
 
     target: of a step of the crew.
@@ -138,7 +138,7 @@ class Gathering:
         self._idle = 0
         self._alone = False
         self._gives = True
-        self._samples = Samples(target)
+        self._samples = Account(target)
         self._dropped: dict[str, float] = {}
 
     # -- This peer
@@ -249,7 +249,7 @@ class Gathering:
             self._post(Doing.STANDS_BY)
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> Account:
         """What has become of the samples, so far."""
         of = self._samples
         elapsed_s, computed = self._elapsed_s, of.computed
@@ -275,7 +275,7 @@ class Gathering:
         """Count on from there."""
         self._pending = self._told = 0.0
         self._dropped = {str(why): float(n) for why, n in state["dropped"].items()}
-        self._samples = Samples(
+        self._samples = Account(
             self.target,
             steps=int(state["steps"]),
             computed=float(state["computed"]),

@@ -21,7 +21,7 @@ from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.asked import asked_of, require_kinds
 from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer.averaged import AveragedModel
-from ragtag.training.optimizer.gathering import Samples
+from ragtag.training.optimizer.gathering import Account
 from ragtag.training.optimizer.modes import Closure
 from ragtag.training.optimizer.weight import weight_of
 from ragtag.training.tensors.modules import parameters_of
@@ -183,7 +183,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         return self._averaged.outcome
 
     @property
-    def samples(self) -> Samples | None:
+    def samples(self) -> Account | None:
         """What has become of this peer's samples (``None``: no ``target_batch`` was given)."""
         gathering = self._averaged.gathering
         return None if gathering is None else gathering.samples

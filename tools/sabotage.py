@@ -51,6 +51,7 @@ GATE = "src/ragtag/protocols/central/grouping.py"
 TOPK = ("tests/recipes/test_topk.py", "-k", "miniature")
 REDUCE = "src/ragtag/protocols/rounds/reduce.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
+TARGET = "tests/training/test_target.py"
 REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
 CORRELATION = "src/ragtag/privacy/correlation.py"
@@ -268,6 +269,41 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "            if now_s >= until_s:",
         "            if False:",
         ("tests/privacy/test_split_crew.py", "-k", "server_that_dies"),
+    ),
+    Sabotage(
+        "target batch: a batch's gradient is not weighed by its samples",
+        "src/ragtag/training/optimizer/modes.py",
+        "            if self.batch != 1:\n                total.mul_(self.batch)\n",
+        "",
+        (TARGET, "-k", "one_process"),
+    ),
+    Sabotage(
+        "target batch: peers count the same, whatever their samples",
+        "src/ragtag/training/optimizer/modes.py",
+        "return weight if self._weigh is None else weight * gathered",
+        "return weight",
+        (TARGET, "-k", "one_process"),
+    ),
+    Sabotage(
+        "target batch: what others have is carried on without a bound",
+        "src/ragtag/schedules/target.py",
+        "return min(2.0 * self.samples if in_s == 0.0 else self.most, told + batches * self.batch)",
+        "return told + batches * self.batch",
+        ("tests/schedules/test_target.py",),
+    ),
+    Sabotage(
+        "target batch: samples that are dropped are not said",
+        "src/ragtag/training/optimizer/gathering.py",
+        "        self._drop(pending, why)\n",
+        "",
+        (TARGET, "-k", "checkpoint or hours"),
+    ),
+    Sabotage(
+        "target batch: gradients of a step that is over go into the next one",
+        "src/ragtag/training/optimizer/gathering.py",
+        "return 0.0 if over else 1.0",
+        "return 1.0",
+        (TARGET, "-k", "given_to_none"),
     ),
 )
 

@@ -60,6 +60,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "coherence": {"coherence": {"coherence": ragtag.Coherence()}},
     "weight": {"weight 2": {"weight": 2.0}},
     "overlap": {"overlap": {"overlap": True}},
+    "target": {"target": {"target_batch": 64, "weight": 16}},
 }
 TRIPLES = [
     {"average": "gradients", "compress": ragtag.TopK(0.5), "align": ragtag.Align(every=2)},
@@ -73,11 +74,24 @@ TRIPLES = [
     {"schedule": Partial(every=2), "codec": "bf16", "method": ragtag.RPS(repair=True)},
     {"every": 4, "method": ragtag.Centre(Asynchronous()), "codec": "bf16"},
     {"schedule": Matched(3), "outer": ragtag.Outer(), "codec": "bf16"},
+    {"average": "gradients", "target_batch": 64, "weight": 16, "method": ragtag.AllReduce()},
+    {"average": "gradients", "target_batch": 64, "weight": 16, "codec": "int8"},
+    {"average": "gradients", "target_batch": 64, "weight": 16, "compress": ragtag.TopK(0.5)},
 ]
 """Three at once, as the README and the papers have them."""
+LONGER = [
+    {"average": "gradients", "target_batch": 64, "weight": 16, **more}
+    for more in (
+        {"method": ragtag.AllReduce(ring=True)},
+        {"method": ragtag.RPS(repair=True), "momentum": 0.5},
+        {"align": ragtag.Align(every=2)},
+        {"coherence": ragtag.Coherence(), "buffers": False},
+    )
+]
+"""More of them, among the slow tests."""
 
 
-BESIDE = ("inner", "buffers", "coherence", "weight", "overlap")
+BESIDE = ("inner", "buffers", "coherence", "weight", "overlap", "target")
 """What hardly meets the rest: with it pairs are tried among the slow tests."""
 
 
@@ -148,7 +162,14 @@ def clashes_of(options: dict[str, Any]) -> list[Clash]:
     return recorded
 
 
-@pytest.mark.parametrize("options", [*pairs(), *(pytest.param(o, id="triple") for o in TRIPLES)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *pairs(),
+        *(pytest.param(o, id="triple") for o in TRIPLES),
+        *(pytest.param(o, id="longer", marks=pytest.mark.slow) for o in LONGER),
+    ],
+)
 def test_it_trains_or_the_table_says_why_not(options: dict[str, Any]) -> None:
     crew = SimulatedCrew(
         PEERS, Faults(latency_s=0.001, rate_bytes_per_s=1e8), seed=5, cost=ComputeCost(0.05), check=True

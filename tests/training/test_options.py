@@ -153,7 +153,7 @@ def test_a_centre_may_stand_as_averager_or_as_schedule() -> None:
         ({"coherence": True}, r"coherence is True; write coherence=ragtag\.Coherence\(\)"),
         ({"compress": 0.01}, r"compress is 0\.01; write compress=ragtag\.TopK\(ratio=0\.001\)"),
         ({"codec": 8}, "codec is 8; it is one of fp32, bf16, int8"),
-        ({"weight": None}, 'weight is None; it is a number, a function, or "samples"'),
+        ({"weight": [1]}, r'weight is \[1\]; it is a number, a function, or "samples"'),
     ],
 )
 def test_what_stands_in_the_wrong_place_is_a_type_error_that_says_what_to_write(
@@ -206,3 +206,32 @@ def test_gradients_are_not_averaged_in_groups(method: Any, align: bool) -> None:
     with pytest.raises(ValueError, match=r'averages in groups: .* models drift apart; use average="models"'):
         asked(method=method, average="gradients", align=align)
     asked(method=method, average="models")
+
+
+# -- A target batch
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"target_batch": 0, "average": "gradients"}, "target_batch is 0; it is a number of samples above 0"),
+        ({"target_batch": 64}, 'write average="gradients"'),
+        ({"target_batch": 64, "average": "gradients", "every": 2}, r"leave out every=\.\.\."),
+        ({"target_batch": 64, "average": "gradients", "schedule": "matched"}, r"leave out schedule=\.\.\."),
+        ({"target_batch": 64, "average": "gradients", "overlap": True}, "of an older model"),
+        (
+            {"target_batch": 64, "average": "gradients", "compress": ragtag.TopK(0.1)},
+            "which samples a step has",
+        ),
+        ({"target_batch": 64, "average": "gradients", "method": ragtag.Moshpit()}, "averages in groups"),
+    ],
+)
+def test_a_target_batch_that_cannot_be_says_what_to_write(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        asked(**{"weight": 1, **given})
+
+
+def test_without_samples_a_target_batch_says_where_they_come_from() -> None:
+    optimizer = asked(target_batch=64, average="gradients", samples=lambda: 0)
+    with pytest.raises(RuntimeError, match=r"crew.split\(loader\).*or give weight=32"):
+        optimizer.step()

@@ -38,6 +38,7 @@ Time = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Share = Annotated[float, Meta(ge=0.0, le=1.000001)]
 Mean = Annotated[float, Meta(ge=0.0, le=1e9)]
+Amount = Annotated[float, Meta(ge=0.0, le=1e30)]
 
 
 def _how_often(peers: list[int], times: list[int]) -> Counter[int]:
@@ -251,6 +252,34 @@ class Kfac(Base, frozen=True, kw_only=True, tag="kfac"):
     channel: Channel = 0
 
 
+class Target(Base, frozen=True, kw_only=True, tag="target"):
+    """What has become of the samples of ``peer``, whose crew steps by a target batch; counts since the start.
+
+    round: the last one.
+    target: samples of a step.
+    step_samples: of all peers, in the last step.
+    steps: of the crew, that it took part in.
+    computed: samples that had a gradient: those counted, dropped and pending.
+    counted: in means of steps. stale: of these, how many in a later step than they were computed for.
+    dropped: by reason.
+    overshoot: the mean over steps of what they had beyond the target, as a share of it.
+    goodput: counted, over what it would have computed in the same time without waits, averages and losses.
+    """
+
+    round: LastRound
+    target: Amount
+    steps: Count
+    computed: Amount
+    counted: Amount
+    pending: Amount = 0.0
+    stale: Amount = 0.0
+    dropped: Annotated[dict[str, Amount], Meta(max_length=32)] = {}
+    step_samples: Amount = 0.0
+    overshoot: float = 0.0
+    goodput: Annotated[float, Meta(ge=0.0)] = 0.0
+    channel: Channel = 0
+
+
 class Step(Base, frozen=True, kw_only=True, tag="step", omit_defaults=True):
     """A local step. samples: since the start.
 
@@ -438,6 +467,7 @@ Known = (
     | Sparse
     | Align
     | Kfac
+    | Target
     | Step
     | Pace
     | Epoch

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ragtag.schedules.target import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Progress:
     clocks: steps that each peer, this one included, is known to have taken.
     step_s: what a step of each peer takes, as measured.
     since_s: how long ago each took its last step.
+    tallies: what each, this one included, has gathered towards the crew's next step.
     """
 
     step: int
@@ -38,6 +42,7 @@ class Progress:
     clocks: Mapping[int, int] = field(default_factory=dict)
     step_s: Mapping[int, float] = field(default_factory=dict)
     since_s: Mapping[int, float] = field(default_factory=dict)
+    tallies: Mapping[int, Tally] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

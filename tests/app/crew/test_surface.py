@@ -61,7 +61,7 @@ CREW = (
 TENSORS = ("name average publish newest", "mine owners only clock", "state_dict load_state_dict")
 SHOWN = {
     "a crew": (Crew, " ".join(CREW)),
-    "an optimizer": (CrewOptimizer, "inner name average outcome"),
+    "an optimizer": (CrewOptimizer, "inner name average outcome samples"),
     "a split": (Split, "dataset batch_size epoch samples"),
     "named tensors": (ragtag.NamedTensors, " ".join(TENSORS)),
     "a round of named tensors": (Averaging, "result"),

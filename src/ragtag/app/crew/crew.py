@@ -134,7 +134,8 @@ class Crew:
         average: Literal["models", "gradients"] = "models",
         every: int | None = None,
         schedule: Schedule | Centre | ProgressiveGrouping | Averager | str | None = None,
-        weight: float | Callable[[], float] | Literal["samples"] = 1.0,
+        weight: float | Callable[[], float] | Literal["samples"] | None = None,
+        target_batch: float | None = None,
         buffers: bool = True,
         codec: Codec | DenseName | None = None,
         compress: TopK | None = None,
@@ -156,7 +157,10 @@ class Crew:
         every: average after so many local steps.
         schedule: or when one of ``ragtag.schedules`` says so; or a name: "partial", "matched", "ssp=4",
             "dropcompute=8", "backup", "softsync", "asynchronous", "grouping".
-        weight: how much this peer counts: a number, a function, or "samples" since the last average.
+        weight: how much this peer counts: a number, a function, or "samples" since the last average (the
+            default with a target batch, else 1).
+        target_batch: with average="gradients": all gather until they have so many samples together, and then
+            take one step; ``optimizer.samples`` says what became of them.
         buffers: average the model's floating-point buffers, too.
         codec: how values travel: "fp32" (the default), "bf16" (half the bytes) or "int8" (a quarter).
         compress: ``ragtag.TopK(...)``: send the largest entries, the rest later.
@@ -194,6 +198,7 @@ class Crew:
                 name=taken,
                 buffers=buffers,
                 weight=weight,
+                target_batch=target_batch,
                 samples=peer.log.samples_so_far,
                 outer=outer,
                 codec=codec,

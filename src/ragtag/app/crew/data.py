@@ -38,6 +38,7 @@ class Data:
     round: the crew's last round that this peer knows of (-1: none).
     busy_s: how long this peer has computed.
     report: told what an epoch of a split came to.
+    target: samples of a step of all, where an optimizer has a target batch.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Data:
         round: Callable[[], int],
         busy_s: Callable[[], float],
         report: Callable[[EpochReport], None],
+        target: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._transport, self._seed, self._founded = transport, seed, founded
-        self._busy_s, self._report = busy_s, report
+        self._busy_s, self._report, self._target = busy_s, report, target
         self._splits: dict[DataLoader[Any], _Made] = {}
         self.epochs = Epochs(transport, self._by_number, round)
 
@@ -116,7 +118,8 @@ class Data:
         self.epochs.restore(ordinal, portion)
         live = transport.live
         if ordinal == 0 and len(live) > 1 and transport.me == min(live) and not transport.late:
-            _log.warning("%s", together(portion, len(live)))  # by one peer, and where it is seen
+            # by one peer, and where it is seen
+            _log.warning("%s", together(portion, len(live), self._target()))
         return _Made(Split(portion), portion, (shards, seed, sizes))
 
     def moved(self) -> None:

@@ -63,6 +63,7 @@ class Logbook:
         self._accuracy: float | None = None  # the same
         self._told_s, self._told_steps = -math.inf, 0
         self._kfac_s: dict[int, float] = {}  # when the last such record was written, by channel
+        self._target_s: dict[int, float] = {}  # the same
         self._rounds = 0
         self._solitude = Solitude()
 
@@ -177,6 +178,34 @@ class Logbook:
             return
         figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
         self.record(trace.Align(t=self.now_s(), peer=self._rank, channel=self._name_of(outcome), **figures))
+
+    def record_target(self, averaged: AveragedModel, least_s: float = PACE_EVERY_S) -> None:
+        """What has become of this peer's samples, where steps have a target batch; at most twice a second."""
+        now_s, gathering = time.monotonic(), averaged.gathering
+        if self._writer is None or gathering is None:
+            return
+        if now_s - self._target_s.get(averaged.channel, -math.inf) < least_s:
+            return
+        self._target_s[averaged.channel] = now_s
+        of = gathering.samples
+        self.record(
+            trace.Target(
+                t=self.now_s(),
+                peer=self._rank,
+                round=-1 if averaged.outcome is None else averaged.outcome.round,
+                channel=averaged.name,
+                target=of.target,
+                steps=of.steps,
+                computed=of.computed,
+                counted=of.counted,
+                pending=of.pending,
+                stale=of.stale,
+                dropped=dict(of.dropped),
+                step_samples=of.step_samples,
+                overshoot=of.overshoot,
+                goodput=of.goodput,
+            )
+        )
 
     def record_kfac(self, kfac: KFAC, outcome: Outcome) -> None:
         """How old the bases are that gradients are preconditioned by, at most twice a second."""

@@ -95,6 +95,7 @@ class Peer:
             round=self._round,
             busy_s=lambda: sum(model.scheduling.busy_s for model in self.models),
             report=lambda report: self.log.record_epoch(report),
+            target=lambda: next((g.target for m in self.models if (g := m.gathering) is not None), None),
         )
         self.log = Logbook(place, driver, writer, origin_s, self.names, lambda: self.data.samples)
         self._phases = phases or Phases()
@@ -234,6 +235,7 @@ class Peer:
         self.log.record_pace(averaged)
         self.log.record_sparse(averaged, outcome)
         self.log.record_align(averaged, outcome)
+        self.log.record_target(averaged)
 
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
@@ -446,4 +448,6 @@ class Peer:
             self._donor.close(deadline_s)
         if self.driver is not None:
             self.driver.close(deadline_s)
+        for model in self.models:
+            self.log.record_target(model, 0.0)
         self.log.record_leave(failed, stands)

@@ -23,6 +23,7 @@ from ragtag.schedules.every import EveryStep
 from ragtag.schedules.every import every as every_so_many
 from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.schedules.names import SCHEDULES
+from ragtag.schedules.target import TargetBatch
 from ragtag.training.align.aligner import Aligner
 from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
@@ -140,6 +141,7 @@ def asked_of(
     align: Align | bool,
     overlap: bool,
     has_model: bool,
+    target_batch: float | None = None,
 ) -> Asked:
     """What an optimizer of a crew of ``n`` is asked for, names looked up and checked to go together.
 
@@ -170,18 +172,25 @@ def asked_of(
         align=align,
         overlap=overlap,
         has_model=has_model,
+        target=None if target_batch is None else TargetBatch(target_batch),
     )
     require_together(asked)
     return replace(asked, averager=rated(asked.averager, inner, n))
 
 
-def mode_of(asked: Asked) -> Mode:
-    """Models after the local step, or gradients before it."""
-    return Models(asked.inner) if asked.average == "models" else Gradients(asked.inner)
+def mode_of(asked: Asked, weigh: Callable[[], float]) -> Mode:
+    """Models after the local step, or gradients before it. weigh: how much a peer counts, or its last batch
+    where there is a target.
+    """
+    if asked.average == "models":
+        return Models(asked.inner)
+    return Gradients(asked.inner, None if asked.target is None else weigh)
 
 
 def schedule_of(asked: Asked) -> Schedule:
     """When to average. Raises ValueError: steps are below 1."""
+    if asked.target is not None:
+        return asked.target
     if asked.schedule is not None:
         return asked.schedule
     return EveryStep() if asked.every is None else every_so_many(asked.every)
@@ -208,6 +217,8 @@ def exchange_of(
     outer, align, models = _streaming_of(asked), _align_of(asked), Models(asked.inner)
     content = mode.content if outer is None else f"{mode.content}, {outer.rule}"
     content += _align_text(asked)
+    if asked.target is not None:
+        content += f", {asked.target.samples:g} samples a step"
     exchange: Exchange
     if asked.compress is not None:
         exchange = SparseReplica(

@@ -20,6 +20,7 @@ from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import ring
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.every import EveryStep, LocalSteps
+from ragtag.schedules.target import TargetBatch
 from ragtag.training.align.plan import Align
 from ragtag.training.exchange.compress import TopK
 
@@ -43,6 +44,7 @@ class Asked:
     compress: TopK | None = None
     align: Align | bool = True
     overlap: bool = False
+    target: TargetBatch | None = None
     has_model: bool = False
     has_buffers: bool | None = None
 
@@ -54,6 +56,8 @@ class Asked:
     @property
     def between(self) -> int | None:
         """How many local steps lie between two averages (``None``: that is not fixed)."""
+        if self.target is not None:
+            return None
         if isinstance(self.schedule, LocalSteps):
             return self.schedule.k
         if isinstance(self.schedule, EveryStep) or (self.schedule is None and self.every is None):
@@ -125,6 +129,7 @@ DIFFERENCES = Feature(
 )
 CODEC = Feature("codec=...", lambda a: a.codec is not None)
 ALIGN = Feature("align=Align(...)", lambda a: isinstance(a.align, Align))
+TARGET = Feature("target_batch=...", lambda a: a.target is not None)
 OVERLAP = Feature("overlap=True", lambda a: a.overlap)
 NO_MODEL = Feature("no model=", lambda a: not a.has_model)
 BUFFERS = Feature("a model with buffers that are averaged", lambda a: bool(a.has_buffers))
@@ -169,6 +174,20 @@ CLASHES = (
         'averages of models keep replicas together: leave out align, or average="gradients"',
     ),
     Clash(SCHEDULE, EVERY, "give either a schedule or every=..., not both"),
+    Clash(
+        TARGET,
+        MODELS,
+        "a target batch is one of gradients, which all peers add up before a step that is the same for all; "
+        'write average="gradients"',
+    ),
+    Clash(TARGET, EVERY, "target_batch= says when to average: leave out every=..."),
+    Clash(TARGET, SCHEDULE, "target_batch= says when to average: leave out schedule=..."),
+    Clash(
+        TARGET,
+        COMPRESS,
+        "compress= keeps a part of each gradient for later steps, so that nobody could say which samples a "
+        'step has: leave it out; codec="bf16" halves the bytes',
+    ),
     Clash(
         PARTIAL,
         GRADIENTS,

@@ -19,6 +19,7 @@ from ragtag.training.exchange.central import is_centred
 from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.exchange.compress import Compression
 from ragtag.training.exchange.sparse import SparseReplica
+from ragtag.training.optimizer.gathering import RESTORED, Gathering
 from ragtag.training.optimizer.modes import Closure, Gradients, Models
 from ragtag.training.optimizer.scheduling import Scheduling
 from ragtag.training.optimizer.weight import Weight
@@ -68,8 +69,12 @@ class AveragedModel:
         self._weight, self._deadline_s = weight, deadline_s
         self._on_outcome, self._on_ready = on_outcome, on_ready
         self._on_note, self._on_step = on_note, on_step
-        self._mode = mode_of(asked)
-        self.scheduling = Scheduling(schedule_of(asked), transport, name, on_note)
+        self._mode = mode_of(asked, weight)
+        self.gathering = (
+            None if asked.target is None else Gathering(asked.target.samples, transport, name, on_note)
+        )
+        """Towards a target batch, where there is one."""
+        self.scheduling = Scheduling(schedule_of(asked), transport, name, on_note, self.gathering)
         """When it averages, which peers it waits for, and where its time goes."""
         self._coherence = coherence
         self._meter = self._new_meter()
@@ -174,10 +179,16 @@ class AveragedModel:
         if self._meter is not None and not skipped:
             scheduling.spent.cohered(self._steps, self._meter.stepped(self._steps))
         scheduling.worked(self._steps)
+        if self.gathering is not None and isinstance(self._mode, Gradients):
+            self.gathering.stepped(self._mode.batch, skipped)
         if delay and self._under_way is not None and self._since >= delay:
             self._end()
-        if scheduling.due(self._steps, self._since):
+        # a peer that has to get into step first gathers for no step of the crew
+        comes = self.gathering is not None and self.arrive is not None
+        if comes or scheduling.due(self._steps, self._since):
             self._turn() if self.asked.partial else self._begin() if delay else self.average()
+            while self.gathering is not None and scheduling.due(self._steps, 0):
+                self.average()  # a batch would come too late for the next step, too
         if self._on_step is not None:
             self._on_step(loss)
         return loss
@@ -194,12 +205,16 @@ class AveragedModel:
         exchange = self._ready()
         arrived = self._arrive()
         if arrived is None:
-            weight = self._mode.offer(self._weight())
+            weight = self._offer()
             outcome = exchange.average(weight, self._deadline_s, self.scheduling.begin())
         else:
             outcome = arrived
         self._since = 0
         return self._averaged(outcome, taken=arrived is not None)
+
+    def _offer(self) -> float:
+        """Make ready what is averaged; the weight that it has."""
+        return self._mode.offer(self._weight() if self.gathering is None else self.gathering.begins())
 
     def _arrive(self) -> Outcome | None:
         """Get into step with the crew, where this peer is not; the last round of doing so."""
@@ -207,7 +222,7 @@ class AveragedModel:
             return None
         arrive, self.arrive = self.arrive, None
         outcome = arrive()
-        if outcome is not None:
+        if outcome is not None and self.gathering is None:
             self._weight()  # what was learned until now is in no average
         return outcome
 
@@ -218,6 +233,8 @@ class AveragedModel:
         if not taken:
             self._mode.take(outcome)
             self._ready().stepped(outcome)
+        if self.gathering is not None:
+            self.gathering.averaged(outcome, gave=not taken)
         self.scheduling.averaged(outcome, kept)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
@@ -234,7 +251,7 @@ class AveragedModel:
             self._since = 0
             self._averaged(arrived, taken=True)
             return
-        weight = self._mode.offer(self._weight())
+        weight = self._offer()
         self._under_way = exchange.begin(weight, self._deadline_s, self.scheduling.begin())
         self._since = 0
         if isinstance(self._under_way, Outcome):
@@ -282,6 +299,9 @@ class AveragedModel:
     def settle(self) -> None:
         """End what is under way: no more local steps will come."""
         self._end()
+        if self.gathering is not None:
+            self.gathering.ends()
+            self._mode.forget()
         if self._exchange is not None and is_centred(self.asked.averager) and self._since:
             self.average()
 
@@ -305,11 +325,17 @@ class AveragedModel:
 
     def state_dict(self) -> dict[str, Any]:
         """How far this peer has come, and the state of its exchange."""
-        return {"step": self._steps, "since_average": self._since, **self._exchange_state()}
+        more = {} if self.gathering is None else {"samples": self.gathering.state_dict()}
+        return {"step": self._steps, "since_average": self._since, **more, **self._exchange_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what ``state_dict`` gave. Raises ValueError, naming what does not fit first."""
         self._steps, self._since = int(state["step"]), int(state["since_average"])
+        if self.gathering is not None:
+            self._mode.forget()
+            self.gathering.drop(RESTORED)
+            if "samples" in state:
+                self.gathering.load_state_dict(state["samples"])
         self._load({"outer": {}, **{k: v for k, v in state.items() if k in ("feedback", "outer")}})
 
     def resume_at(self, steps: int, since: int) -> None:
@@ -319,6 +345,8 @@ class AveragedModel:
             self._under_way.wait()
             self._under_way = None
         self._mode.forget()
+        if self.gathering is not None:
+            self.gathering.drop(RESTORED)
         for more in (self._exchange, self._meter):
             if more is not None:
                 more.forget()

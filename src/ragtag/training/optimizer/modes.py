@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from ragtag.core.types import Outcome
+from ragtag.training.tensors.finite import require_weight
 from ragtag.training.tensors.layout import Part
 from ragtag.training.tensors.modules import parameters_of
 
@@ -76,16 +77,22 @@ class Gradients:
     offers) and the inner step is taken once, so that all replicas take the same steps: k peers' batches
     of b act as one batch. A parameter without gradient counts as zeros, as a batch without influence on
     it would; one that no peer has a gradient for stays without, and the inner optimizer passes it over.
+
+    weigh: how much a step's gradient counts among those gathered, asked after each; what is offered then has
+        the weight of all of them, times the one given. ``None``: each counts the same, and all of them have
+        the weight given.
+    batch: how much the last step's gradient counted.
     """
 
     content = "gradients"
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self._inner = inner
+    def __init__(self, inner: torch.optim.Optimizer, weigh: Callable[[], float] | None = None) -> None:
+        self._inner, self._weigh = inner, weigh
+        self.batch = 0.0
         self._parameters: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
         self._present = torch.zeros(0)
-        self._gathered = 0
+        self._gathered = 0.0
 
     def parts(self, names: Sequence[str], buffers: Sequence[Part]) -> list[Part]:
         """The gradients, which of them there are (a 1 or 0 each), then the buffers."""
@@ -103,20 +110,21 @@ class Gradients:
             with torch.enable_grad():
                 loss = closure()
         self._begin()
-        if not skipped:
+        self.batch = 1.0 if self._weigh is None else require_weight(self._weigh())
+        if not skipped and self.batch > 0:
             self._gather()
         return loss
 
     @torch.no_grad()
     def offer(self, weight: float) -> float:
         """The mean of what was gathered; nothing usable has no weight."""
-        gathered, self._gathered = self._gathered, 0
+        gathered, self._gathered = self._gathered, 0.0
         if gathered == 0:
             torch._foreach_zero_([*self._sums, self._present])
             return 0.0
-        if gathered > 1:
-            torch._foreach_div_(self._sums, float(gathered))
-        return weight
+        if gathered != 1:
+            torch._foreach_div_(self._sums, gathered)
+        return weight if self._weigh is None else weight * gathered
 
     def take(self, outcome: Outcome) -> None:
         """Take the inner step with the average."""
@@ -138,13 +146,13 @@ class Gradients:
 
     def forget(self) -> None:
         """Begin to gather anew."""
-        self._gathered = 0
+        self._gathered = 0.0
 
     @torch.no_grad()
     def clear(self) -> None:
         """Have nothing to offer. Which gradients there were the last time stays known."""
         self._begin()
-        self._gathered = 0
+        self._gathered = 0.0
         torch._foreach_zero_(self._sums)
 
     def _begin(self) -> None:
@@ -173,11 +181,13 @@ class Gradients:
                     "gradients make it dense (sparse=False), or average models"
                 )
             self._present[at] = 1.0
-            if first:
-                total.copy_(gradient)
-            else:
-                total.add_(gradient)
-        self._gathered += 1
+            if not first:
+                total.add_(gradient, alpha=self.batch)
+                continue
+            total.copy_(gradient)
+            if self.batch != 1:
+                total.mul_(self.batch)
+        self._gathered += self.batch
 
 
 class _Same:

@@ -21,6 +21,7 @@ from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.asked import asked_of, require_kinds
 from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer.averaged import AveragedModel
+from ragtag.training.optimizer.gathering import Account
 from ragtag.training.optimizer.modes import Closure
 from ragtag.training.optimizer.weight import weight_of
 from ragtag.training.tensors.modules import parameters_of
@@ -68,8 +69,13 @@ class CrewOptimizer(torch.optim.Optimizer):
         ``ragtag.Align(every=...)``: how often; False: never (see ``training.align``). On all peers the same.
     overlap: average while the next step is computed: the average that a step begins is taken over after the
         next one, as a correction (see ``dense.Replica``). ``average()`` and the crew's end wait for it.
-    weight: how much this peer counts in a mean: a number, a function called before each average, or
-        "samples": the number of samples since the last average.
+    target_batch: average, and step, when all peers together have gathered so many samples since the last
+        step (see ``schedules.target``); with average="gradients". Until then ``step()`` adds a batch's
+        gradient to those gathered, and moves nothing. What becomes of each sample: ``samples``.
+    weight: how much this peer counts in a mean: a number (by default 1), a function called before each
+        average, or "samples": the number of samples since the last average. With a target batch it is how
+        much a batch counts, asked after each, by default "samples"; ``weight=1`` makes a target one of
+        batches.
     samples: how many samples this peer has been given so far (a crew tells that by itself).
     deadline_s: bounds each round; by default its bound comes from measurement.
     coherence: ``ragtag.Coherence()``: measure now and then how far gradients agree with earlier ones (see
@@ -97,13 +103,14 @@ class CrewOptimizer(torch.optim.Optimizer):
         every: int | None = None,
         model: torch.nn.Module | None = None,
         buffers: bool = True,
-        weight: float | Callable[[], float] | Literal["samples"] = 1.0,
+        weight: float | Callable[[], float] | Literal["samples"] | None = None,
         samples: Callable[[], int] | None = None,
         outer: Nesterov | Streaming | None = None,
         codec: Codec | DenseName | None = None,
         compress: TopK | None = None,
         align: Align | bool = True,
         overlap: bool = False,
+        target_batch: float | None = None,
         deadline_s: float | None = None,
         coherence: Coherence | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
@@ -130,6 +137,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             compress=compress,
             align=align,
             overlap=overlap,
+            target_batch=target_batch,
             has_model=model is not None,
         )
         self._inner = inner
@@ -143,7 +151,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             seed=seed,
             model=model,
             buffers=buffers,
-            weight=weight_of(weight, samples),
+            weight=weight_of(_weight_or_default(weight, target_batch), samples),
             deadline_s=deadline_s,
             coherence=coherence,
             on_outcome=on_outcome,
@@ -173,6 +181,12 @@ class CrewOptimizer(torch.optim.Optimizer):
     def outcome(self) -> Outcome | None:
         """What the last average came to (``None``: there was none yet)."""
         return self._averaged.outcome
+
+    @property
+    def samples(self) -> Account | None:
+        """What has become of this peer's samples (``None``: no ``target_batch`` was given)."""
+        gathering = self._averaged.gathering
+        return None if gathering is None else gathering.samples
 
     def average(self) -> Outcome:
         """Average now, whatever the schedule says: of fragments, the next one."""
@@ -251,6 +265,14 @@ class CrewOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
         return False
+
+
+def _weight_or_default(
+    weight: float | Callable[[], float] | Literal["samples"] | None, target_batch: float | None
+) -> float | Callable[[], float] | Literal["samples"]:
+    if weight is None:
+        return 1.0 if target_batch is None else "samples"
+    return weight
 
 
 # torch wraps each optimizer's step in a label for its profiler and a look for hooks, which takes as long as

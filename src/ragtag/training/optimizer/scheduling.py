@@ -11,6 +11,7 @@ from ragtag.schedules.base import Average, Compute, Progress, Schedule
 from ragtag.schedules.bounded import lead
 from ragtag.schedules.partial import set_aside
 from ragtag.training.exchange.slow import unheard
+from ragtag.training.optimizer.gathering import Gathering
 from ragtag.training.optimizer.speeds import Pacer, Paces
 from ragtag.training.transport import Peers
 
@@ -67,12 +68,19 @@ class Scheduling:
 
     A schedule with ``paced`` (it asks for others' speeds or clocks) or ``partial`` (it does not wait for all
     in a round) has this peer post its pace; for the others nothing is posted.
+
+    gathering: what is gathered towards a target batch, where the schedule has one.
     """
 
     def __init__(
-        self, schedule: Schedule, peers: Peers, name: str, note: Callable[[Noted], None] | None = None
+        self,
+        schedule: Schedule,
+        peers: Peers,
+        name: str,
+        note: Callable[[Noted], None] | None = None,
+        gathering: Gathering | None = None,
     ) -> None:
-        self._schedule, self._peers = schedule, peers
+        self._schedule, self._peers, self._gathering = schedule, peers, gathering
         self.partial = bool(getattr(schedule, "partial", False))
         paced = self.partial or bool(getattr(schedule, "paced", False))
         self._pacer = Pacer(peers, name, note) if paced else None
@@ -128,6 +136,8 @@ class Scheduling:
                 break
             if self._pacer is not None:
                 self._pacer.post()
+            if self._gathering is not None:
+                self._gathering.stands_by()
             pause_s = min(decision.for_s, decision.at_most_s - idle_s)
             self._peers.pause(pause_s)
             waited_s += pause_s
@@ -136,6 +146,8 @@ class Scheduling:
                 self._charge(slowest, pause_s)
         self.spent.wait_s += waited_s
         self._ended_s = self._peers.now_s()
+        if self._gathering is not None:
+            self._gathering.decided()
         return not isinstance(decision, Compute)
 
     def begin(self) -> frozenset[PeerId]:
@@ -190,6 +202,7 @@ class Scheduling:
                 waited_s=waited_s,
                 me=peers.me,
                 computed_s=self._computed_s,
+                tallies={} if self._gathering is None else self._gathering.read(),
             )
         self._paces = None
         paces = self._read()

@@ -22,7 +22,7 @@ class BySamples:
         if now <= 0:
             raise RuntimeError(
                 'weight="samples", and nobody has told how many there were: iterate over crew.split(loader), '
-                "or call crew.log_step(loss, samples) before optimizer.step()"
+                "call crew.log_step(loss, samples) before optimizer.step(), or give weight=32"
             )
         self._last = now
         if now > last:

@@ -60,6 +60,10 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "coherence": {"coherence": {"coherence": ragtag.Coherence()}},
     "weight": {"weight 2": {"weight": 2.0}},
     "overlap": {"overlap": {"overlap": True}},
+    "guard": {
+        "trimmed": {"guard": ragtag.TrimmedMean(0.25)},
+        "clipped": {"guard": ragtag.CentredClipping(0.25)},
+    },
 }
 TRIPLES = [
     {"average": "gradients", "compress": ragtag.TopK(0.5), "align": ragtag.Align(every=2)},
@@ -73,11 +77,13 @@ TRIPLES = [
     {"schedule": Partial(every=2), "codec": "bf16", "method": ragtag.RPS(repair=True)},
     {"every": 4, "method": ragtag.Centre(Asynchronous()), "codec": "bf16"},
     {"schedule": Matched(3), "outer": ragtag.Outer(), "codec": "bf16"},
+    {"average": "gradients", "codec": "bf16", "guard": ragtag.TrimmedMean(0.25)},
+    {"every": 3, "outer": ragtag.Outer(), "codec": "int8", "guard": ragtag.CentredClipping(0.25)},
 ]
 """Three at once, as the README and the papers have them."""
 
 
-BESIDE = ("inner", "buffers", "coherence", "weight", "overlap")
+BESIDE = ("inner", "buffers", "coherence", "weight", "overlap", "guard")
 """What hardly meets the rest: with it pairs are tried among the slow tests."""
 
 
@@ -133,7 +139,7 @@ def clashes_of(options: dict[str, Any]) -> list[Clash]:
         options.pop(other, None)
     parameters = [nn.Parameter(torch.zeros(1))]
     given: dict[str, Any] = {"average": "models", "align": True, "overlap": False}
-    given |= dict.fromkeys(("schedule", "every", "outer", "codec", "compress", "method"))
+    given |= dict.fromkeys(("schedule", "every", "outer", "codec", "compress", "method", "guard"))
     given |= options
     given["averager"] = given.pop("method")
     recorded: list[Clash] = []

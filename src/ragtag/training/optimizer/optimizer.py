@@ -13,6 +13,7 @@ from ragtag.codecs.dense import DenseName
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.robust import RobustMean
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
@@ -68,6 +69,9 @@ class CrewOptimizer(torch.optim.Optimizer):
         ``ragtag.Align(every=...)``: how often; False: never (see ``training.align``). On all peers the same.
     overlap: average while the next step is computed: the average that a step begins is taken over after the
         next one, as a correction (see ``dense.Replica``). ``average()`` and the crew's end wait for it.
+    guard: ``ragtag.TrimmedMean(liars=.2)`` or ``ragtag.CentredClipping(liars=.2)``: how owners of blocks
+        average what peers send, where a share ``liars`` of the peers may lie (``protocols.rounds.robust``).
+        Against lying owners it does nothing. ``None``: by the weighted mean.
     weight: how much this peer counts in a mean: a number, a function called before each average, or
         "samples": the number of samples since the last average.
     samples: how many samples this peer has been given so far (a crew tells that by itself).
@@ -104,6 +108,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         compress: TopK | None = None,
         align: Align | bool = True,
         overlap: bool = False,
+        guard: RobustMean | None = None,
         deadline_s: float | None = None,
         coherence: Coherence | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
@@ -130,6 +135,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             compress=compress,
             align=align,
             overlap=overlap,
+            guard=guard,
             has_model=model is not None,
         )
         self._inner = inner

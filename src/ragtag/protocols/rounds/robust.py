@@ -85,7 +85,7 @@ class TrimmedMean:
     """
 
     liars: float = 0.2
-    heaviest: float = 4.0
+    heaviest: float = 2.0
 
     def __post_init__(self) -> None:
         _require(self)
@@ -122,7 +122,7 @@ class CentredClipping:
     """
 
     liars: float = 0.2
-    heaviest: float = 4.0
+    heaviest: float = 2.0
 
     def __post_init__(self) -> None:
         _require(self)

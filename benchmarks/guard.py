@@ -12,7 +12,8 @@ Attacks, on a liar's gradient g: ``flip``: -5 g. ``scale``: 100 g. ``noise``: a 
 spread of the honest gradients. ``little``: the honest peers' mean less 1.5 of their standard deviations,
 value by value ("A Little Is Enough", Baruch et al., NeurIPS 2019, which uses 1.5 on MNIST; its formula gives
 0 for two of ten). ``weight``: -5 g, with a claimed weight of a thousand. For ``noise`` and ``little`` liars
-know what honest peers compute.
+know what honest peers compute. Beyond what a guard is for, ``owner``: liars send what is true, and as owners
+of blocks tell -5 times the average.
 
 Accuracy is that of the honest peers' models on 360 samples that were held out, the mean over the last steps,
 as one model alone errs by a point. Cost is processor time of all peers in virtual time, and that of the rule
@@ -28,7 +29,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,8 +43,9 @@ from torch.nn.functional import cross_entropy
 import ragtag
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.seed import generator
-from ragtag.core.types import Outcome
+from ragtag.core.types import Begin, Bytes, Outcome, PeerId
 from ragtag.protocols.channel.averager import guarded
+from ragtag.protocols.rounds.reduce import Values
 from ragtag.protocols.rounds.robust import RobustMean
 from ragtag.recipes.tasks.digits import digits_data
 from ragtag.simulation.cost import ComputeCost
@@ -51,10 +54,12 @@ from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 RESULTS = Path(__file__).parent / "results" / "guard.json"
 PEERS, LIARS = 10, (3, 6)
-BATCH, STEPS, RATE, HIDDEN = 16, 200, 0.2, 32
+BATCH, STEPS, RATE, HIDDEN = 16, 300, 0.2, 32
 LOOKS, LOOK_EVERY = 10, 3
 """Models that are looked at in the end, and the steps between them."""
 ATTACKS = ("none", "flip", "scale", "noise", "little", "weight")
+BEYOND = ("none, skewed shards", "owner")
+"""What is run beside them, and not judged: honest peers whose data differ, and owners that lie."""
 GUARDS: dict[str, RobustMean | None] = {
     "off": None,
     "trimmed": ragtag.TrimmedMean(0.2),
@@ -114,6 +119,26 @@ def lie(attack: str, data: Data, model: nn.Module, peer: int, step: int, seed: i
     ]
 
 
+@contextmanager
+def lying_owners() -> Iterator[None]:
+    """Liars tell -5 times the average of the blocks that they own, and take it themselves."""
+    honest = Values._average
+
+    def lies(self: Values, block: int, begin: Begin) -> tuple[Bytes, list[PeerId]]:
+        payload, overflown = honest(self, block, begin)
+        if self.spec.me not in LIARS:
+            return payload, overflown
+        mean = self._mean[self.spec.layout.spans[block]]
+        mean *= np.float32(-5.0)
+        return self.spec.codec.encode(mean), overflown
+
+    Values._average = lies  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Values._average = honest  # type: ignore[method-assign]
+
+
 def trained(mode: str, attack: str, guard: str, seed: int, skewed: bool = False) -> dict[str, Any]:
     """One run of the crew: the honest peers' accuracy, and what their owners say of the shares."""
     data = Data(seed, skewed)
@@ -127,7 +152,7 @@ def trained(mode: str, attack: str, guard: str, seed: int, skewed: bool = False)
 
     def train(peer: SimulatedTransport) -> float:
         model = model_of(seed)
-        lying = peer.me in LIARS and attack != "none"
+        lying = peer.me in LIARS and attack not in ("none", "owner")
         optimizer = CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=RATE),
             peer,
@@ -150,7 +175,7 @@ def trained(mode: str, attack: str, guard: str, seed: int, skewed: bool = False)
             try:
                 optimizer.step()
             except ragtag.NotFinite:
-                if lying:  # it has broken its own model, too: it goes on from a new one
+                if peer.me in LIARS:  # it has broken its own model, too: it goes on from a new one
                     model.load_state_dict(model_of(seed).state_dict())
                     continue
                 return 0.0
@@ -160,7 +185,8 @@ def trained(mode: str, attack: str, guard: str, seed: int, skewed: bool = False)
 
     lines = Faults(latency_s=0.002, loss=Loss(0.05) if mode == "models" else None)
     crew = SimulatedCrew(PEERS, lines, seed=seed, cost=ComputeCost(0.05))
-    ends = crew.run(train)
+    with lying_owners() if attack == "owner" else nullcontext():
+        ends = crew.run(train)
     honest = [float(end or 0.0) for peer, end in enumerate(ends) if peer not in LIARS or attack == "none"]
     told = {}
     for name, of in (("liars", seen[True]), ("honest", seen[False])):
@@ -174,7 +200,7 @@ def accuracies(seeds: int) -> list[dict[str, Any]]:
     """Every mode, guard and attack; and calm runs on skewed shards."""
     rows = []
     for mode in MODES:
-        for attack in (*ATTACKS, "none, skewed shards"):
+        for attack in (*ATTACKS, *BEYOND):
             for guard in GUARDS:
                 skewed = attack.endswith("shards")
                 runs = [trained(mode, attack.split(",")[0], guard, seed, skewed) for seed in range(seeds)]

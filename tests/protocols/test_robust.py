@@ -17,6 +17,7 @@ from ragtag.protocols.rounds.robust import (
     RobustMean,
     Shares,
     TrimmedMean,
+    _sorted,
     believed,
     liars_among,
 )
@@ -111,6 +112,13 @@ def test_a_chunk_that_some_lost_is_as_if_only_the_others_were_there(
             continue
         alone, _ = rule.reduce(shares[here, chunk][:, None], weight[here, chunk][:, None], 1)
         assert np.allclose(mean[chunk], alone[0], atol=1e-5)
+
+
+@given(m=st.integers(1, 64), seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_the_sorting_network_sorts(m: int, seed: int) -> None:
+    rows = np.random.default_rng(seed).integers(0, 9, (m, 2, 7)).astype(np.float32)
+    assert np.array_equal(np.stack(_sorted(rows)), np.sort(rows, axis=0))
 
 
 def test_clipping_keeps_the_direction_and_cuts_the_length() -> None:
@@ -218,14 +226,14 @@ def test_an_owner_tells_whose_shares_it_cut(rule: RobustMean) -> None:
         assert all(far < 4 for peer, (_, far) in by_peer.items() if peer != 2)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("rule", [*RULES, TrimmedMean(0.2, heaviest=2), CentredClipping(0.2, heaviest=2)])
 def test_a_claimed_weight_is_capped_and_told(rule: RobustMean) -> None:
     values = values_of(6)
     greedy = averaged(rule, values, [1, 1, 1, 1, 1, 1e9])
-    fair = averaged(rule, values, [1, 1, 1, 1, 1, 2])
+    fair = averaged(rule, values, [1, 1, 1, 1, 1, rule.heaviest])
     for (a,), (b,) in zip(greedy.outcomes, fair.outcomes, strict=True):
         assert np.allclose(a.mean, b.mean, atol=1e-5)
-        assert (a.weight == 7).all()
+        assert (a.weight == 5 + rule.heaviest).all()
         assert a.judged is not None and b.judged is not None
         assert a.judged.capped[5] > 0
         assert not any(a.judged.capped[:5]) and not any(b.judged.capped)

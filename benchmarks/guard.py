@@ -54,7 +54,7 @@ from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 RESULTS = Path(__file__).parent / "results" / "guard.json"
 PEERS, LIARS = 10, (3, 6)
-BATCH, STEPS, RATE, HIDDEN = 16, 300, 0.2, 32
+BATCH, STEPS, RATE, HIDDEN = 16, 200, 0.2, 32
 LOOKS, LOOK_EVERY = 10, 3
 """Models that are looked at in the end, and the steps between them."""
 ATTACKS = ("none", "flip", "scale", "noise", "little", "weight")
@@ -196,17 +196,18 @@ def trained(mode: str, attack: str, guard: str, seed: int, skewed: bool = False)
     return {"seed": seed, "accuracy": round(100 * statistics.fmean(honest), 2), **told}
 
 
-def accuracies(seeds: int) -> list[dict[str, Any]]:
-    """Every mode, guard and attack; and calm runs on skewed shards."""
-    rows = []
+def accuracies(seeds: int, attacks: list[str], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each of these attacks, in every mode and with every guard. kept: rows of others, which stay."""
+    rows = [row for row in kept if row["attack"] not in attacks]
+    at = commit()
     for mode in MODES:
-        for attack in (*ATTACKS, *BEYOND):
+        for attack in attacks:
             for guard in GUARDS:
                 skewed = attack.endswith("shards")
                 runs = [trained(mode, attack.split(",")[0], guard, seed, skewed) for seed in range(seeds)]
                 mean = statistics.fmean(run["accuracy"] for run in runs)
                 row = {"average": mode, "attack": attack, "guard": guard, "accuracy": round(mean, 2)}
-                rows.append(row | {"runs": runs})
+                rows.append(row | {"commit": at, "runs": runs})
                 print(f"{mode:9} {attack:20} {guard:8} {mean:6.2f} %  {runs[0].get('liars', '')}", flush=True)
     return rows
 
@@ -219,11 +220,13 @@ def judged(rows: list[dict[str, Any]]) -> dict[str, Any]:
             f"{mode}/{attack}": round(of[mode, "none", "off"] - of[mode, attack, guard], 2)
             for mode in MODES
             for attack in ATTACKS
+            if (mode, attack, guard) in of
         }
         for guard in GUARDS
     }
     within = {guard: all(points <= GOAL_POINTS for points in of.values()) for guard, of in below.items()}
-    return {"goal_points": GOAL_POINTS, "points_below_calm": below, "all_within_goal": within}
+    found = {"goal_points": GOAL_POINTS, "points_below_calm": below, "all_within_goal": within}
+    return found | {"steps": STEPS, "rows": rows}
 
 
 def rounds_s(rule: RobustMean | None, values: int, rounds: int) -> list[float]:
@@ -292,6 +295,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
+    every = (*ATTACKS, *BEYOND)
+    parser.add_argument(
+        "--attacks", nargs="+", choices=every, default=list(every), help="what is stored of others stays"
+    )
     parser.add_argument("--values", type=int, default=1_000_000, help="of the vector whose rounds are timed")
     parser.add_argument("--repeats", type=int, default=5, help="turns of timing")
     parser.add_argument(
@@ -310,7 +317,9 @@ def main() -> int:
         "numpy": np.__version__,
     }
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "accuracy": lambda: (lambda rows: judged(rows) | {"rows": rows})(accuracies(arguments.seeds)),
+        "accuracy": lambda: judged(
+            accuracies(arguments.seeds, arguments.attacks, kept.get("accuracy", {}).get("rows", []))
+        ),
         "cost": lambda: costs(arguments.values, arguments.repeats),
     }
     for name, measure in parts.items():

@@ -29,8 +29,8 @@ constraints are
 Peers that average over all in equal blocks (all-reduce), over one peer (a parameter server), and by the rule
 of hivemind, ``min_w max_i [1 + (n - 2) w_i] / b_i``, are points of this program. ``assess`` says how fast any
 of them is. ``assign`` also searches for ``c``, of which there are 2^n: fewer computing peers leave more of
-the lines to averages. It tries the first k peers by several orders, then changes one or two roles at a time
-while that helps. For crews of up to eight tests hold it against all 2^n.
+the lines to averages. It tries the first k peers by several orders, for each k, and passes over those that
+compute too slowly to be better. For crews of up to eight tests hold it against all 2^n.
 
 Rates are those of steady streams that share nothing but the ends of their lines. No round is run by these
 shares yet: the blocks of a crew are of one size (``protocols.rounds.layout``).
@@ -54,10 +54,6 @@ from ragtag.core.types import Bools
 
 RATE_MIN, RATE_MAX = 1.0, 1e15
 """Bytes a second that a line may have: what lies outside was not measured, or in another unit."""
-PROGRAMS_MAX = 2_000
-"""How many linear programs ``assign`` may solve."""
-_PAIRS_OF = 24
-"""Up to so many peers roles are also changed two at a time."""
 Vector = NDArray[np.float64]
 
 
@@ -356,58 +352,22 @@ def assign(mix: Mix) -> Roles:
     """The fastest roles that are found: who computes, and who averages which share.
 
     Never slower than ``parameter_server``, ``all_reduce``, ``equal_shares`` and ``simple_rule``. At most
-    ``PROGRAMS_MAX`` linear programs are solved.
+    four linear programs for each peer are solved.
 
     Raises:
         ImportError: scipy is not installed.
     """
-    if mix.n == 1:
-        return best_shares(mix, mix.able)
     rules = (parameter_server, all_reduce, equal_shares, simple_rule)
-    search = _Search(mix, max((rule(mix) for rule in rules), key=lambda roles: roles.steps_per_s))
-    search.look(mix.able)
+    best = max((rule(mix) for rule in rules), key=lambda roles: roles.steps_per_s)
     candidates = np.flatnonzero(mix.samples > 0)
     room = np.minimum(mix.up, mix.down)
-    for key in (mix.samples, mix.samples * room, room, mix.samples / room, mix.up, mix.samples / mix.up):
+    seen: set[tuple[bool, ...]] = set()
+    for key in (mix.samples, room, mix.samples * room, mix.samples / room):
         order = candidates[np.argsort(-key[candidates], kind="stable")]
-        for k in range(1, len(order)):
-            search.look(_with(mix.n, order[:k]))
-    search.climb(candidates)
-    return search.best
-
-
-class _Search:
-    """Looks at roles, and keeps the best."""
-
-    def __init__(self, mix: Mix, first: Roles) -> None:
-        self._mix, self.best = mix, first
-        self._seen: set[tuple[bool, ...]] = set()
-
-    def look(self, computes: tuple[bool, ...]) -> bool:
-        """Whether these roles are better than any before; too slow computers are not solved for."""
-        if computes in self._seen or len(self._seen) >= PROGRAMS_MAX:
-            return False
-        if float(np.asarray(computes) @ self._mix.samples) / self._mix.batch <= self.best.steps_per_s:
-            return False
-        self._seen.add(computes)
-        found = best_shares(self._mix, computes)
-        if found.steps_per_s <= self.best.steps_per_s:
-            return False
-        self.best = found
-        return True
-
-    def climb(self, candidates: NDArray[np.intp]) -> None:
-        """Change one role, or two, while that helps."""
-        changes: list[tuple[int, ...]] = [(int(i),) for i in candidates]
-        if len(candidates) <= _PAIRS_OF:
-            changes += [(int(i), int(j)) for i in candidates for j in candidates if i < j]
-        while any(self.look(_changed(self.best.computes, change)) for change in changes):
-            pass
-
-
-def _with(n: int, peers: NDArray[np.intp]) -> tuple[bool, ...]:
-    return tuple(np.isin(np.arange(n), peers).tolist())
-
-
-def _changed(computes: tuple[bool, ...], change: tuple[int, ...]) -> tuple[bool, ...]:
-    return tuple(not c if at in change else c for at, c in enumerate(computes))
+        for k in range(len(order), 0, -1):
+            computes = tuple(np.isin(np.arange(mix.n), order[:k]).tolist())
+            if computes in seen or mix.samples[order[:k]].sum() / mix.batch <= best.steps_per_s:
+                continue
+            seen.add(computes)
+            best = max(best, best_shares(mix, computes), key=lambda roles: roles.steps_per_s)
+    return best

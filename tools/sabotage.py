@@ -50,6 +50,9 @@ SCHEDULE = "src/ragtag/schedules/grouping.py"
 GATE = "src/ragtag/protocols/central/grouping.py"
 TOPK = ("tests/recipes/test_topk.py", "-k", "miniature")
 REDUCE = "src/ragtag/protocols/rounds/reduce.py"
+ROBUST = "src/ragtag/protocols/rounds/robust.py"
+GUARDED = ("tests/protocols/test_robust.py", "tests/training/test_guard.py")
+ROLES = "src/ragtag/optim/roles.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 TARGET = "tests/training/test_target.py"
 REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
@@ -58,6 +61,34 @@ CORRELATION = "src/ragtag/privacy/correlation.py"
 METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
 
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "guards: nobody is taken for a liar",
+        ROBUST,
+        "return math.ceil(guard.liars * peers - 1e-9)",
+        "return 0",
+        GUARDED,
+    ),
+    Sabotage(
+        "guards: any weight is believed",
+        ROBUST,
+        "counted = believed(claimed, self._guard.heaviest)",
+        "counted = claimed",
+        GUARDED,
+    ),
+    Sabotage(
+        "guards: liars may be most of what came",
+        ROBUST,
+        "(counted > 0).sum(axis=0) >= 2 * f + 1",
+        "(counted > 0).sum(axis=0) > 0",
+        GUARDED,
+    ),
+    Sabotage(
+        "roles: what an owner receives costs nothing",
+        ROLES,
+        "np.diag(c.sum() - c - 1)",
+        "0 * np.diag(c.sum() - c - 1)",
+        ("tests/optim/test_roles.py", "-m", "not slow"),
+    ),
     Sabotage(
         "grouping: no correction for staleness at the owner",
         GATE,

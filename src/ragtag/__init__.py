@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ragtag.protocols.groups.channel import RandomGroups as RandomGroups
     from ragtag.protocols.publish.assignment import OwnerPair as OwnerPair
     from ragtag.protocols.rounds.allreduce import AllReduce as AllReduce
+    from ragtag.protocols.rounds.robust import CentredClipping as CentredClipping
+    from ragtag.protocols.rounds.robust import TrimmedMean as TrimmedMean
     from ragtag.protocols.rounds.rps import RPS as RPS
     from ragtag.training.align.plan import Align as Align
     from ragtag.training.coherence import Coherence as Coherence
@@ -68,6 +70,8 @@ _HOMES = {
     "Averager": "ragtag.protocols.channel.averager",
     "RPS": "ragtag.protocols.rounds.rps",
     "AllReduce": "ragtag.protocols.rounds.allreduce",
+    "TrimmedMean": "ragtag.protocols.rounds.robust",
+    "CentredClipping": "ragtag.protocols.rounds.robust",
     "Moshpit": "ragtag.protocols.groups.channel",
     "RandomGroups": "ragtag.protocols.groups.channel",
     "Centre": "ragtag.training.exchange.central",

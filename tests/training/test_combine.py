@@ -61,6 +61,10 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "weight": {"weight 2": {"weight": 2.0}},
     "overlap": {"overlap": {"overlap": True}},
     "target": {"target": {"target_batch": 64, "weight": 16}},
+    "guard": {
+        "trimmed": {"guard": ragtag.TrimmedMean(0.25)},
+        "clipped": {"guard": ragtag.CentredClipping(0.25)},
+    },
 }
 TRIPLES = [
     {"average": "gradients", "compress": ragtag.TopK(0.5), "align": ragtag.Align(every=2)},
@@ -77,6 +81,8 @@ TRIPLES = [
     {"average": "gradients", "target_batch": 64, "weight": 16, "method": ragtag.AllReduce()},
     {"average": "gradients", "target_batch": 64, "weight": 16, "codec": "int8"},
     {"average": "gradients", "target_batch": 64, "weight": 16, "compress": ragtag.TopK(0.5)},
+    {"average": "gradients", "codec": "bf16", "guard": ragtag.TrimmedMean(0.25)},
+    {"every": 3, "outer": ragtag.Outer(), "codec": "int8", "guard": ragtag.CentredClipping(0.25)},
 ]
 """Three at once, as the README and the papers have them."""
 LONGER = [
@@ -91,7 +97,7 @@ LONGER = [
 """More of them, among the slow tests."""
 
 
-BESIDE = ("inner", "buffers", "coherence", "weight", "overlap", "target")
+BESIDE = ("inner", "buffers", "coherence", "weight", "overlap", "target", "guard")
 """What hardly meets the rest: with it pairs are tried among the slow tests."""
 
 
@@ -147,7 +153,7 @@ def clashes_of(options: dict[str, Any]) -> list[Clash]:
         options.pop(other, None)
     parameters = [nn.Parameter(torch.zeros(1))]
     given: dict[str, Any] = {"average": "models", "align": True, "overlap": False}
-    given |= dict.fromkeys(("schedule", "every", "outer", "codec", "compress", "method"))
+    given |= dict.fromkeys(("schedule", "every", "outer", "codec", "compress", "method", "guard"))
     given |= options
     given["averager"] = given.pop("method")
     recorded: list[Clash] = []

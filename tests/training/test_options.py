@@ -152,6 +152,8 @@ def test_a_centre_may_stand_as_averager_or_as_schedule() -> None:
         ({"outer": ragtag.Outer}, r"write outer=ragtag\.Outer\(\), with every=50"),
         ({"coherence": True}, r"coherence is True; write coherence=ragtag\.Coherence\(\)"),
         ({"compress": 0.01}, r"compress is 0\.01; write compress=ragtag\.TopK\(ratio=0\.001\)"),
+        ({"guard": ragtag.TrimmedMean}, r"write guard=ragtag\.TrimmedMean\(liars=0\.2\)"),
+        ({"guard": 0.2}, r"guard is 0\.2; write guard=ragtag\.TrimmedMean"),
         ({"codec": 8}, "codec is 8; it is one of fp32, bf16, int8"),
         ({"weight": [1]}, r'weight is \[1\]; it is a number, a function, or "samples"'),
     ],

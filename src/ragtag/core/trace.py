@@ -280,6 +280,30 @@ class Target(Base, frozen=True, kw_only=True, tag="target"):
     channel: Channel = 0
 
 
+class Guarded(Base, frozen=True, kw_only=True, tag="guard", omit_defaults=True):
+    """What a guard made of the shares that came to ``peer`` as an owner, since its last such record.
+
+    round: the last one that is in it.
+    rounds: how many are.
+    peers: whose shares were judged; the other lists are in their order.
+    values: how many values of each.
+    cut: the part of these that was left out, or clipped away.
+    far: root mean square distance from the result, over the middle peer's; the mean of rounds.
+    capped: in how many chunks a weight was more than is believed.
+    short: how many chunks have no average, since too few shares of them came.
+    """
+
+    round: Count
+    rounds: Count
+    peers: Peers
+    values: Counts
+    cut: Annotated[list[Share], Meta(max_length=1 << 16)]
+    far: Annotated[list[Mean], Meta(max_length=1 << 16)]
+    capped: Counts = []
+    short: Count = 0
+    channel: Channel = 0
+
+
 class Step(Base, frozen=True, kw_only=True, tag="step", omit_defaults=True):
     """A local step. samples: since the start.
 
@@ -468,6 +492,7 @@ Known = (
     | Align
     | Kfac
     | Target
+    | Guarded
     | Step
     | Pace
     | Epoch

@@ -298,6 +298,28 @@ class Gathered:
     given_up: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What a guard made of the shares that came to one owner in a round (``protocols.rounds.robust``).
+
+    All tuples but ``short`` are by peer, in the order of ``peers``.
+
+    peers: those of which a share was judged.
+    values: how many values of each were judged.
+    cut: the part of these that was left out, or clipped away, 0 to 1.
+    far: the root mean square distance of its values from the result, over the middle peer's.
+    capped: in how many chunks its weight was more than is believed.
+    short: how many chunks have no average, since too few shares of them came.
+    """
+
+    peers: tuple[PeerId, ...]
+    values: tuple[int, ...]
+    cut: tuple[float, ...]
+    far: tuple[float, ...]
+    capped: tuple[int, ...]
+    short: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """What a round came to, and what it is made of.
@@ -319,6 +341,7 @@ class Outcome:
     stale: where updates go to a central state: how many versions old this peer's was, for each block of it.
     groups: where peers step in groups there: which peers go together, the fastest first, as far as this peer
         has seen as an owner of blocks (empty: it owns none, or nothing is known of speeds yet).
+    judged: where shares are guarded: what became of those that came to this peer as an owner of blocks.
     """
 
     channel: int
@@ -339,6 +362,7 @@ class Outcome:
     gathered: Gathered | None = None
     stale: tuple[int, ...] | None = None
     groups: tuple[tuple[PeerId, ...], ...] = ()
+    judged: Audited | None = None
 
 
 def nobodys(channel: int, mean: Floats, weight: Floats, heard: PeerSet, gathered: Gathered | None) -> Outcome:

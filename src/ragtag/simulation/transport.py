@@ -265,6 +265,8 @@ class SimulatedCrew:
             checker.leave_out(channel)
         elif method.kind == "in groups":
             checker.averages_in_groups(channel)
+        elif method.guard is not None:
+            checker.guards(channel)
 
     def meet(self, peer: PeerId, tell: Tell) -> Met:
         """Hold a meeting, bounded by its node's deadline. In the trainer's thread."""

@@ -72,6 +72,26 @@ def test_peers_that_begin_alike_average_nothing_for_it() -> None:
         assert all(all_at_once(transports(crew), work).values())
 
 
+def test_a_guard_holds_in_the_last_mean_too() -> None:
+    def work(transport: DriverTransport) -> tuple[float, Finished]:
+        model = model_of(seed=1)
+        optimizer = optimizer_of(model, transport, every=10, guard=ragtag.TrimmedMean(0.2))
+        step(model, optimizer, transport.me)
+        if transport.me == 3:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1e6)
+        found = ending.finish(transport, [optimizer._averaged], PATIENCE_S, 0.0)
+        return float(weights(model).abs().max()), found
+
+    with Crew(4) as crew:
+        ends = all_at_once(transports(crew), work)
+    for largest, found in ends.values():
+        assert largest < 10, "all four end with what three of them have learned"
+        assert found.alike
+        assert len(found.peers) == 4
+
+
 def test_the_last_local_steps_are_in_one_agreed_mean() -> None:
     def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor, Finished]:
         model = model_of(seed=1)

@@ -17,10 +17,12 @@ import ragtag
 from ragtag.app.crew import logbook
 from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES, Place
-from ragtag.app.report import report_json
+from ragtag.app.report import build_report, report_json
 from ragtag.app.terminal.peers import PeerTable
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
+from ragtag.core.channels import channel_of
+from ragtag.core.types import Audited
 
 STEP_S = 0.1
 BATCH = 4
@@ -47,6 +49,30 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     now = SimpleNamespace(time=time.time, monotonic=lambda: clock.now_s)
     monkeypatch.setattr(logbook, "time", now)
     return clock
+
+
+def test_what_a_guard_made_of_shares_is_told_every_ten_seconds_and_at_the_end(
+    clock: Clock, tmp_path: Path
+) -> None:
+    def judged(round_: int, liar_far: float) -> Any:
+        audited = Audited((1, 2), (100, 300), (0.0, 1.0), (1.0, liar_far), (0, 3), 1)
+        return SimpleNamespace(round=round_, judged=audited, channel=channel_of("model"))
+
+    with ragtag.join() as crew:
+        book = crew._peer.log
+        for round_ in range(3):
+            book.record_guard(judged(round_, 10.0 * (1 + round_)))
+        book.record_guard(SimpleNamespace(round=3, judged=None, channel=0))
+        clock.now_s += 11
+        book.record_guard(judged(4, 40.0))
+        book.record_guard(judged(5, 7.0))
+    found = records(tmp_path, trace.Guarded)
+    assert [(record.round, record.rounds, record.short) for record in found] == [(4, 4, 4), (5, 1, 1)]
+    assert (found[0].peers, found[0].values, found[0].capped) == ([1, 2], [400, 1200], [0, 12])
+    assert (found[0].cut, found[0].far) == ([0, 1], [1, 25])
+    html = build_report(tmp_path).read_text()
+    assert "<h2>Guard</h2>" in html
+    assert "Chunks without an average, since too few shares came: 5." in html
 
 
 def train(crew: Crew, clock: Clock, steps: int, tell: Any = None, closure: bool = False) -> None:

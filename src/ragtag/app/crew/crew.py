@@ -30,6 +30,7 @@ from ragtag.optim.kfac.placement import DecompositionForm
 from ragtag.optim.kfac.preconditioner import KFAC, ByStep, EveryByStep
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.robust import RobustMean
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
@@ -142,6 +143,7 @@ class Crew:
         outer: Nesterov | Streaming | None = None,
         align: Align | bool = True,
         overlap: bool = False,
+        guard: RobustMean | None = None,
         coherence: Coherence | None = None,
         deadline_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
@@ -167,6 +169,8 @@ class Crew:
         outer: ``ragtag.Outer(...)``: outer momentum on averages of models (DiLoCo).
         align: ``ragtag.Align(...)``, or False: how replicas that average gradients are kept alike.
         overlap: average while the next step is computed, and correct the model by it after that step.
+        guard: ``ragtag.TrimmedMean(liars=.2)`` or ``ragtag.CentredClipping(liars=.2)``: averages that so many
+            of the peers cannot spoil by what they send (an owner that lies about an average can).
         coherence: ``ragtag.Coherence()``: measure how far gradients agree with earlier ones.
         deadline_s: bounds each round; by default the bound comes from measurement.
         on_outcome: called with each round's outcome.
@@ -205,6 +209,7 @@ class Crew:
                 compress=compress,
                 align=align,
                 overlap=overlap,
+                guard=guard,
                 deadline_s=deadline_s,
                 coherence=coherence,
                 on_outcome=told,

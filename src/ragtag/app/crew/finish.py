@@ -131,7 +131,8 @@ def finish(
     )
     for what in mixed:
         stands = _of(told, what.name)
-        _average(what, 1.0 if is_current(stands[transport.me], stands) else 0.0, deadline_s)
+        assert what.whole is not None
+        what.whole.mix(1.0 if is_current(stands[transport.me], stands) else 0.0, deadline_s)
     if mixed:
         told = _told_by(transport, ours, "finish/1", deadline_s)
     told = _make_alike(transport, ours, "finish", told, source_of, deadline_s)

@@ -17,7 +17,7 @@ from ragtag.app.tracefile import TraceWriter
 from ragtag.app.words import these_peers
 from ragtag.core import trace
 from ragtag.core.arrival import arrived, others_in
-from ragtag.core.types import Noted, Outcome, PeerId
+from ragtag.core.types import Audited, Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.sealed import SealedLink
 from ragtag.optim.kfac.preconditioner import KFAC
@@ -28,6 +28,8 @@ from ragtag.training.state.whole import Stand, joined_digest
 _log = logging.getLogger("ragtag")
 PACE_EVERY_S = 0.5
 """Records of where the time went are at least so far apart."""
+AUDIT_EVERY_S = 10.0
+"""Records of what a guard made of shares are at least so far apart, and one comes at the end."""
 ALONE_AFTER = 3
 """Rounds without others in a row after which a peer calls itself alone. One or two are a peer that was early
 or late, or a group that did not come together."""
@@ -64,6 +66,7 @@ class Logbook:
         self._told_s, self._told_steps = -math.inf, 0
         self._kfac_s: dict[int, float] = {}  # when the last such record was written, by channel
         self._target_s: dict[int, float] = {}  # the same
+        self._audits: dict[int | str, Audit] = {}  # by what is averaged
         self._rounds = 0
         self._solitude = Solitude()
 
@@ -229,6 +232,21 @@ class Logbook:
             )
         )
 
+    def record_guard(self, outcome: Outcome) -> None:
+        """What a guard made of the shares that came to this peer, every ``AUDIT_EVERY_S``."""
+        if self._writer is None or outcome.judged is None:
+            return
+        name = self._name_of(outcome)
+        audit = self._audits.setdefault(name, Audit(self.now_s()))
+        audit.add(outcome.round, outcome.judged)
+        if self.now_s() - audit.since_s >= AUDIT_EVERY_S:
+            self._record_audit(name)
+
+    def _record_audit(self, name: int | str) -> None:
+        audit, now_s = self._audits[name], self.now_s()
+        self._audits[name] = Audit(now_s)
+        self.record(audit.told(now_s, self._rank, name))
+
     def record_pace(self, averaged: AveragedModel, least_s: float = PACE_EVERY_S) -> None:
         """Where the time went, at most twice a second."""
         if self._writer is None or averaged.scheduling.spent.total_s < least_s:
@@ -343,6 +361,8 @@ class Logbook:
         if self._writer is not None:
             if not failed:  # else what went wrong is the last word
                 self._tell(0.0)
+            for name in [name for name, audit in self._audits.items() if audit.rounds]:
+                self._record_audit(name)
             traffic = None if self._driver is None else self._driver.traffic()
             self._record_links()
             self._writer.write(
@@ -381,6 +401,48 @@ class Logbook:
                     held_s=dict(way.held_s),
                 )
             )
+
+
+class Audit:
+    """What a guard made of the shares that came to one peer, summed over rounds: four numbers for each peer.
+
+    since_s: when it began.
+    rounds: how many are in it.
+    """
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s, self.rounds = since_s, 0
+        self._round = self._short = 0
+        self._sums: dict[PeerId, list[float]] = {}  # values, values cut, distance times values, chunks capped
+
+    def add(self, round_: int, judged: Audited) -> None:
+        """One round more."""
+        self.rounds += 1
+        self._round = round_
+        self._short += judged.short
+        columns = judged.peers, judged.values, judged.cut, judged.far, judged.capped
+        for peer, values, cut, far, capped in zip(*columns, strict=True):
+            sums = self._sums.setdefault(peer, [0.0] * 4)
+            for at, more in enumerate((values, values * cut, values * far, capped)):
+                sums[at] += more
+
+    def told(self, t: float, me: PeerId, name: int | str) -> trace.Guarded:
+        """The record. Cut and distance are means over values."""
+        peers = sorted(self._sums)
+        sums = [self._sums[peer] for peer in peers]
+        return trace.Guarded(
+            t=t,
+            peer=me,
+            channel=name,
+            round=self._round,
+            rounds=self.rounds,
+            peers=peers,
+            values=[int(of[0]) for of in sums],
+            cut=[min(1.0, max(0.0, of[1] / of[0])) for of in sums],
+            far=[min(1e9, of[2] / of[0]) for of in sums],
+            capped=[int(of[3]) for of in sums],
+            short=self._short,
+        )
 
 
 def _is_one(figure: Any) -> bool:

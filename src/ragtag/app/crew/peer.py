@@ -236,6 +236,7 @@ class Peer:
         self.log.record_sparse(averaged, outcome)
         self.log.record_align(averaged, outcome)
         self.log.record_target(averaged)
+        self.log.record_guard(outcome)
 
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""

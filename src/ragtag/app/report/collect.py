@@ -13,6 +13,7 @@ from ragtag.app.report.data import (
     PeerFigures,
     Selections,
     Summary,
+    Verdicts,
 )
 from ragtag.app.report.series import Bins
 from ragtag.core import trace
@@ -45,6 +46,8 @@ class Collector:
             self._to.sparse.setdefault(record.peer, Selections()).add(record)
         elif isinstance(record, trace.Align) and peer is not None:
             self._to.replicas.setdefault(record.peer, Comparisons()).add(record)
+        elif isinstance(record, trace.Guarded) and peer is not None:
+            self._judged(record)
         elif isinstance(record, trace.Step) and peer is not None:
             self._step(peer, record)
         elif isinstance(record, trace.Pace):
@@ -104,6 +107,19 @@ class Collector:
                 to.peers[other].missed += times
             if other in self._row:
                 to.missed[self._row[other], column] += times
+
+    def _judged(self, record: trace.Guarded) -> None:
+        self._to.unjudged += record.short
+        lists = record.peers, record.values, record.cut, record.far
+        for at, (peer, values, cut, far) in enumerate(zip(*lists, strict=False)):
+            if peer not in self._to.peers:
+                continue
+            verdict = self._to.verdicts.setdefault(peer, Verdicts())
+            verdict.values += values
+            verdict.cut += values * cut
+            verdict.far += values * far
+            verdict.capped += record.capped[at] if at < len(record.capped) else 0
+            verdict.owners.add(record.peer)
 
     def _coherence(self, record: trace.Pace) -> None:
         """Measurements are spread evenly over the record's time."""

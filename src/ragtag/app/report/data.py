@@ -204,6 +204,21 @@ class Selections:
 
 
 @dataclass(slots=True)
+class Verdicts:
+    """What owners made of one peer's shares, by their guards. Floats, since traces may say anything.
+
+    values: judged; cut, far: sums of parts and distances times values; capped: chunks.
+    owners: that judged any.
+    """
+
+    values: float = 0.0
+    cut: float = 0.0
+    far: float = 0.0
+    capped: int = 0
+    owners: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Summary:
     """The second pass: all that the page and the headline figures are made of."""
 
@@ -238,6 +253,8 @@ class Summary:
     mean_eval: trace.Eval | None = None
     sparse: dict[int, Selections] = field(default_factory=dict)
     replicas: dict[int, Comparisons] = field(default_factory=dict)
+    verdicts: dict[int, Verdicts] = field(default_factory=dict)
+    unjudged: int = 0
     links: list[trace.Link] = field(default_factory=list)
     links_left_out: int = 0
     damage: list[str] = field(default_factory=list)

@@ -7,7 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from ragtag.app.report.data import FREEZES, LOST, MEMBERSHIP, Comparisons, Item, Selections, Summary
+from ragtag.app.report.data import (
+    FREEZES,
+    LOST,
+    MEMBERSHIP,
+    Comparisons,
+    Item,
+    Selections,
+    Summary,
+    Verdicts,
+)
 from ragtag.app.report.drawing import Mark
 from ragtag.app.report.figures import round_times
 from ragtag.app.report.html import NONE, cell, table
@@ -56,6 +65,11 @@ _COMPARED = tuple(
         *("peer", "compared", "not all alike", "own differed", "given", "taken"),
         *("largest distance", "last distance", "alike since"),
     )
+)
+
+
+_JUDGED = tuple(
+    (name, "num") for name in ("peer", "values judged", "cut", "distance", "weights capped", "owners")
 )
 
 
@@ -286,6 +300,30 @@ def _compared(peer: int, looks: Comparisons) -> str:
         peer, f"{looks.count:,}", percent(looks.apart / max(1, looks.units)),
         percent(looks.own / max(1, looks.units)), f"{looks.given:,}", f"{looks.taken:,}",
         _norm(looks.largest), _norm(looks.last), alike,
+    )  # fmt: skip
+    return "".join(cell(text, "num") for text in cells)
+
+
+def guards(summary: Summary) -> str:
+    """The section; nothing where no shares were guarded."""
+    if not summary.verdicts and not summary.unjudged:
+        return ""
+    rows = [_verdict(peer, of) for peer, of in sorted(summary.verdicts.items())]
+    caption = (
+        "What owners of blocks made of each peer's shares. Cut: the part that was left out or clipped away; "
+        "where the rule leaves out a fixed number of values, honest peers lose as many as others spare them. "
+        "Distance: from the result, over the middle peer's; a peer that lies is far away, "
+        "and so is one whose data are unlike the others'. "
+        f"Chunks without an average, since too few shares came: {summary.unjudged:,}."
+    )
+    return f'<section><h2>Guard</h2><p class="cap">{caption}</p>{table(_JUDGED, rows)}</section>'
+
+
+def _verdict(peer: int, of: Verdicts) -> str:
+    values = max(1.0, of.values)
+    cells = (
+        peer, f"{of.values:,.0f}", percent(of.cut / values), f"{of.far / values:.3g}", f"{of.capped:,}",
+        f"{len(of.owners):,}",
     )  # fmt: skip
     return "".join(cell(text, "num") for text in cells)
 

@@ -285,6 +285,7 @@ class Rounds:
                 scratch=self._spare.pop() if self._spare else None,
                 earlier=tuple(self.rounds[r] for r in sorted(self.rounds) if r < number),
                 patience=self.patience,
+                guard=self._channel.averager.guard,
             )
             machine = self.rounds[number] = self._make(setting)
         return machine
@@ -421,9 +422,17 @@ def at_once(
     *,
     patience: float = 1.0,
     gathers: bool = False,
+    guards: bool = False,
     written: str = "",
 ) -> Averager:
     """An averager by which all peers average in each round. make: makes the machine of one round."""
     return Averager(
-        name, lambda opening: Rounds(opening, make), "at once", patience, gathers, PEERS_MAX, written
+        name,
+        lambda opening: Rounds(opening, make),
+        "at once",
+        patience,
+        gathers,
+        PEERS_MAX,
+        written,
+        guards,
     )

@@ -8,13 +8,14 @@ once, through owners of blocks. These bring the machine of one round only, and s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from ragtag.codecs.base import Codec
 from ragtag.core.types import PEERS_MAX, Effect, Event, Floats, PeerId
 from ragtag.protocols.channel.presence import Crew
 from ragtag.protocols.rounds.base import Patience, Round
+from ragtag.protocols.rounds.robust import RobustMean
 
 Kind = Literal["at once", "in groups", "central", "published"]
 """How peers meet: all in each round, in groups that change, at a state that they share, or not at all, where
@@ -130,7 +131,7 @@ class Setting:
     growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
     earlier: the machines of earlier rounds that still answer.
-    patience: see ``base.Spec``.
+    patience, guard: see ``base.Spec``.
     """
 
     me: PeerId
@@ -147,6 +148,7 @@ class Setting:
     scratch: Floats | None = None
     earlier: tuple[Round, ...] = ()
     patience: Patience | None = None
+    guard: RobustMean | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ class Averager:
     gathers: it takes ``Offer`` in place of ``Average``, and ``n_chunks`` is how many rows a peer may offer.
     seats_max: how many seats the crew may have.
     written: how a script asks for it, which is also its ``repr``.
+    guards: its owners see each peer's share apart, so that a guard can judge it.
+    guard: how they reduce these; ``None``: by their weighted mean.
     """
 
     name: str
@@ -170,6 +174,15 @@ class Averager:
     gathers: bool = False
     seats_max: int = PEERS_MAX
     written: str = ""
+    guards: bool = False
+    guard: RobustMean | None = None
 
     def __repr__(self) -> str:
         return self.written or f"Averager({self.name!r})"
+
+
+def guarded(averager: Averager, guard: RobustMean) -> Averager:
+    """The same averager, its owners' shares guarded. Raises ValueError: its owners do not see them apart."""
+    if not averager.guards:
+        raise ValueError(f"{averager!r} adds shares up on their way, and cannot be guarded; use RPS()")
+    return replace(averager, guard=guard)

@@ -66,6 +66,8 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         growth=setting.growth,
         scratch=setting.scratch,
         patience=setting.patience,
+        guard=setting.guard,
+        live=len(setting.live),
     )
 
 
@@ -304,7 +306,7 @@ class Ring:
         return [Done(self.outcome)]
 
 
-direct = at_once("allreduce", _direct, patience=_PATIENCE, written="AllReduce()")
+direct = at_once("allreduce", _direct, patience=_PATIENCE, guards=True, written="AllReduce()")
 """Direct scatter-reduce, then all-gather."""
 
 ring = _ring_averager = at_once("ring", _ring, patience=_PATIENCE, written="AllReduce(ring=True)")

@@ -25,6 +25,7 @@ from ragtag.core.types import (
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.rounds.layout import Layout
+from ragtag.protocols.rounds.robust import RobustMean
 
 SCATTER, GATHER, NACK = 0, 1, 0x80
 """Stages of a message key. A request for repair has its stage's number plus NACK."""
@@ -43,6 +44,8 @@ class Spec:
     growth: how many more blocks the vector is cut into than when the crew was founded. It travels in every
         key, so that no peer takes a block of one cut for a block of another.
     patience: learns from peers that answer a question too late.
+    guard: how owners reduce shares of which some may be lies; ``None``: by their weighted mean.
+    live: how many peers this one knows to live, which a guard must know.
     """
 
     me: PeerId
@@ -56,6 +59,8 @@ class Spec:
     scratch: Floats | None = None
     growth: int = 0
     patience: Patience | None = None
+    guard: RobustMean | None = None
+    live: int = 0
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""

@@ -7,6 +7,9 @@ With ``Spec.repair_s`` holes are asked for again while time remains. Without it,
 A chunk that is not sound (``base.sound``: not finite, huge, or of an absurd weight) counts for nothing. An
 owner averages without it, even if it is its own, and a peer that gets it as an average keeps its own values.
 Where sound values overflow when they are added up, their owner tells no average.
+
+With ``Spec.guard`` an owner adds nothing up as it comes. It keeps the shares of its blocks apart, and reduces
+them by the guard's rule when the first stage is over (``robust``).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 
 from ragtag.codecs.base import finite_rows
-from ragtag.core.types import Begin, Bytes, Effect, Noted, PeerId, Run
+from ragtag.core.types import Begin, Bools, Bytes, Effect, Floats, Noted, PeerId, Run
 from ragtag.protocols.rounds.base import (
     GATHER,
     SCATTER,
@@ -33,6 +36,7 @@ from ragtag.protocols.rounds.base import (
 )
 from ragtag.protocols.rounds.progress import GATHERING, SCATTERING
 from ragtag.protocols.rounds.repair import Repairer
+from ragtag.protocols.rounds.robust import Shares
 from ragtag.protocols.rounds.stages import Result, Stages
 
 
@@ -54,8 +58,13 @@ class Values:
         self._mean = scratch_of(spec)
         self._weight = np.zeros(layout.n_chunks, np.float32)
         self._heard = np.zeros(layout.n_chunks, np.uint64)
-        for block in mine:
-            self._mean[layout.spans[block]] = 0.0
+        self._shares: Shares | None = None
+        if spec.guard is None:
+            for block in mine:
+                self._mean[layout.spans[block]] = 0.0
+        else:
+            sizes = {block: layout.sizes[block] for block in mine}
+            self._shares = Shares(spec.guard, spec.live, sizes, spec.codec.elements)
         self._averaged = np.zeros(layout.n_chunks, np.bool_)
         self._copies: dict[int, dict[PeerId, Incoming]] = {
             j: {} for j, owner in enumerate(spec.owners) if owner == spec.me
@@ -94,6 +103,10 @@ class Values:
         finite = finite_rows(values)
         for a, b in ((0, len(values)),) if finite is None else spans_of(finite):
             at = slice(span.start + a, span.start + b)
+            if self._shares is not None:
+                own = self._shares.of(self.spec.me, block)
+                own.values[a:b], own.weight[a:b] = values[a:b], weight
+                continue
             if self._weight[at].any() or weight != 1.0:
                 with np.errstate(over="ignore", invalid="ignore"):
                     self._mean[at] += values[a:b] * weight
@@ -121,6 +134,8 @@ class Values:
             incoming = copies.get(run.peer)
             if incoming is None:
                 incoming = copies[run.peer] = Incoming(run.total)
+            if self._shares is not None:
+                return incoming, self._keep(self._shares, run, incoming, block)
             return incoming, self._accumulate(run, incoming, at)
         if stage != GATHER:
             return None, []
@@ -155,6 +170,18 @@ class Values:
                 accumulate(payload[a:b], weight[a:b], self._mean[span])
         return [] if good is None else self._refused(run.peer)
 
+    def _keep(self, shares: Shares, run: Run, incoming: Incoming, block: int) -> list[Effect]:
+        """Keep a peer's share apart, for the guard to judge."""
+        good = sound(self.spec.codec, run)
+        spans = incoming.fresh(run)
+        if spans:
+            share = shares.of(run.peer, block)
+            for a, b in spans if good is None else within(spans, good):
+                at = slice(run.first + a, run.first + b)
+                self.spec.codec.decode(run.payload[a:b], share.values[at])
+                share.weight[at] = run.weight[a:b]
+        return [] if good is None else self._refused(run.peer)
+
     def _store(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:
         payload, weight, heard = run.payload, run.weight, run.heard
         decode = self.spec.codec.decode
@@ -186,7 +213,7 @@ class Values:
         spec = self.spec
         for block in self.mine:
             span = spec.layout.spans[block]
-            payload, overflown = self._average(span, stages.begun)
+            payload, overflown = self._average(block, stages.begun)
             for peer in spec.members.intersection(overflown):
                 yield from self._refused(
                     peer, "what it and others sent has no finite mean, and is no average"
@@ -201,17 +228,16 @@ class Values:
         """See ``stages.Content``."""
         return [(block, self.spec.owners[block], incoming) for block, incoming in self._gathered.items()]
 
-    def _average(self, span: slice, begin: Begin) -> tuple[Bytes, list[PeerId]]:
+    def _average(self, block: int, begin: Begin) -> tuple[Bytes, list[PeerId]]:
         """A block's average as it is sent, and the peers whose values have no finite average."""
+        span = self.spec.layout.spans[block]
         weight, mean = self._weight[span], self._mean[span]
-        some = weight > 0
-        first = weight[0]
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            if some.all() and (weight == first).all():
-                if first != 1.0:
-                    mean *= np.float32(1.0) / first
-            else:
-                np.divide(mean, weight[:, None], out=mean, where=some[:, None])
+        if self._shares is not None:
+            self._shares.reduce(block, mean, weight, self._heard[span])
+            some = weight > 0
+        else:
+            some = weight > 0
+            _divide(mean, weight, some)
         finite, overflown = finite_rows(mean), list[PeerId]()
         if finite is not None:
             overflown = peers_in(int(np.bitwise_or.reduce(self._heard[span][~finite])))
@@ -234,8 +260,20 @@ class Values:
             self._weight[kept] = begin.weight
             self._heard[kept] = bit(self.spec.me)
         self._gathered.clear()  # nor of these
-        return Result(self._mean, self._weight, self._heard, self._averaged)
+        judged = None if self._shares is None else self._shares.judged()
+        return Result(self._mean, self._weight, self._heard, self._averaged, judged=judged)
 
     def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
         """See ``stages.Content``."""
         return self._copies[block].get(peer)
+
+
+def _divide(mean: Floats, weight: Floats, some: Bools) -> None:
+    """Make means of sums, in place. some: which chunks have a weight."""
+    first = weight[0]
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if some.all() and (weight == first).all():
+            if first != 1.0:
+                mean *= np.float32(1.0) / first
+        else:
+            np.divide(mean, weight[:, None], out=mean, where=some[:, None])

@@ -29,14 +29,18 @@ def _make(setting: Setting, repair: bool) -> Round:
             growth=setting.growth,
             scratch=setting.scratch,
             patience=setting.patience,
+            guard=setting.guard,
+            live=len(setting.live),
         )
     )
 
 
-rps = at_once("rps", lambda setting: _make(setting, repair=False), written="RPS()")
+rps = at_once("rps", lambda setting: _make(setting, repair=False), guards=True, written="RPS()")
 """The paper's algorithm."""
 
-rps_repair = at_once("rps+repair", lambda setting: _make(setting, repair=True), written="RPS(repair=True)")
+rps_repair = at_once(
+    "rps+repair", lambda setting: _make(setting, repair=True), guards=True, written="RPS(repair=True)"
+)
 """Beyond the paper: holes are asked for again while the deadline allows."""
 
 

@@ -18,6 +18,7 @@ from typing import Protocol
 from ragtag.core.types import (
     Arm,
     Arrived,
+    Audited,
     Begin,
     Bools,
     Done,
@@ -48,6 +49,7 @@ class Result:
     heard: PeerSet
     averaged: Bools
     gathered: Gathered | None = None
+    judged: Audited | None = None
 
 
 class Content(Protocol):
@@ -282,6 +284,7 @@ class Stages:
             expired=self.waiting.expired,
             last=self.waiting.last,
             gathered=result.gathered,
+            judged=result.judged,
         )
         return [Done(self.outcome)]
 

@@ -97,6 +97,7 @@ class Checker:
         self._rows = RowChecker()
         self._grouped, self._groups = set(grouped), GroupChecker(tolerance)
         self._left_out = {BOARD, MEET}
+        self._guarded: set[int] = set()
         self._active: dict[tuple[PeerId, int], int] = {}
         self._flying: dict[int, int] = {}
         self.outcomes = self.means = 0
@@ -108,6 +109,12 @@ class Checker:
     def averages_in_groups(self, channel: int) -> None:
         """From now on a channel is held to the rules of groups."""
         self._grouped.add(channel)
+
+    def guards(self, channel: int) -> None:
+        """From now on a channel's averages are held to what any guard promises: no value lies outside of
+        those that the contributors sent, and none weighs more than they claim.
+        """
+        self._guarded.add(channel)
 
     def leave_out(self, channel: int) -> None:
         """Do not check a channel: one of a central state, of fragments, or of a codec that rounds."""
@@ -199,7 +206,8 @@ class Checker:
             raise self.broken(f"a message of a round that its sender has not begun: {where}")
         if not run.key.stage & NACK and not self._rows.knows(run.key.channel):
             here = slice(None) if run.mask is None else run.mask
-            self._adds_up(round_, run.heard[here], run.weight[here], where)
+            guarded = run.key.channel in self._guarded
+            self._adds_up(round_, run.heard[here], run.weight[here], where, guarded)
 
     def _ends(self, now_s: float, peer: PeerId, outcome: Outcome) -> None:
         where = f"peer {peer} at {now_s} s, channel {outcome.channel}, round {outcome.round}"
@@ -228,13 +236,21 @@ class Checker:
         if _crc(ask.values) != round_.checksums[peer]:
             raise self.broken(f"values changed while they were averaged: {where}")
         averaged = outcome.averaged
-        self._adds_up(round_, outcome.heard[averaged], outcome.weight[averaged], where)
+        guarded = outcome.channel in self._guarded
+        self._adds_up(round_, outcome.heard[averaged], outcome.weight[averaged], where, guarded)
         self._keeps(peer, outcome, ask, where)
         if round_.values:
-            self._means(round_.values, round_.weight, outcome, where)
+            if guarded:
+                self._within(round_.values, outcome, where)
+            else:
+                self._means(round_.values, round_.weight, outcome, where)
 
-    def _adds_up(self, round_: _Round, heard: PeerSet, weight: Floats, where: str) -> None:
-        """Each chunk's weight is the sum of the weights of the peers that it names, which have all begun."""
+    def _adds_up(
+        self, round_: _Round, heard: PeerSet, weight: Floats, where: str, guarded: bool = False
+    ) -> None:
+        """Each chunk's weight is the sum of the weights of the peers that it names, which have all begun; or,
+        where a guard does not believe all of them, no more.
+        """
         strange = heard & np.uint64(~round_.begun & (1 << 64) - 1)
         if strange.any():
             raise self.broken(
@@ -242,7 +258,8 @@ class Checker:
             )
         bits = (heard[:, None] >> np.arange(self._n, dtype=np.uint64)) & np.uint64(1)
         expected = bits.astype(np.float64) @ round_.weight
-        wrong = np.abs(weight - expected) > TOLERANCE * np.abs(expected)
+        off = weight - expected
+        wrong = (off if guarded else np.abs(off)) > TOLERANCE * np.abs(expected)
         if wrong.any():
             chunk = int(np.flatnonzero(wrong)[0])
             raise self.broken(
@@ -273,6 +290,17 @@ class Checker:
             off = np.abs(outcome.mean[chunks] * weight[peers].sum() - parts.sum(axis=0))
             if not (off <= self._tolerance * np.abs(parts).sum(axis=0)).all():
                 raise self.broken(f"a mean that is not that of {peers}, whom it names: {where}")
+
+    def _within(self, values: dict[PeerId, Floats], outcome: Outcome, where: str) -> None:
+        """Each average lies between the least and the greatest value of the peers that it names."""
+        self.means += 1
+        for heard in np.unique(outcome.heard[outcome.averaged]).tolist():
+            chunks = outcome.averaged & (outcome.heard == np.uint64(heard))
+            parts = np.stack([values[peer][chunks].astype(np.float64) for peer in peers_in(heard)])
+            slack = self._tolerance * np.abs(parts).max(axis=0)
+            mean = outcome.mean[chunks]
+            if (mean < parts.min(axis=0) - slack).any() or (mean > parts.max(axis=0) + slack).any():
+                raise self.broken(f"an average beyond what {peers_in(heard)} sent, whom it names: {where}")
 
     def _forget(self, channel: int) -> None:
         """Bound what is kept of a channel's rounds: the oldest go first."""

@@ -14,8 +14,9 @@ from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.names import named
 from ragtag.core.types import Noted
 from ragtag.optim.outer import Nesterov, Streaming
-from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.channel.averager import Averager, guarded
 from ragtag.protocols.channel.averagers import AVERAGERS
+from ragtag.protocols.rounds.robust import CentredClipping, RobustMean, TrimmedMean
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
@@ -119,6 +120,7 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
     "outer": (Nesterov | Streaming, "ragtag.Outer(), with every=50"),
     "coherence": (Coherence, "ragtag.Coherence()"),
     "compress": (TopK, "ragtag.TopK(ratio=0.001)"),
+    "guard": (TrimmedMean | CentredClipping, "ragtag.TrimmedMean(liars=0.2)"),
 }
 
 
@@ -140,6 +142,7 @@ def asked_of(
     compress: TopK | None,
     align: Align | bool,
     overlap: bool,
+    guard: RobustMean | None,
     has_model: bool,
     target_batch: float | None = None,
 ) -> Asked:
@@ -148,7 +151,7 @@ def asked_of(
     Raises TypeError: something else stands where an option belongs. ValueError: there is nothing of that
     name, or two options do not go together (``exchange.combine``).
     """
-    require_kinds(outer=outer, compress=compress)
+    require_kinds(outer=outer, compress=compress, guard=guard)
     if average not in ("models", "gradients"):
         raise ValueError(f'average is {average!r}; it is "models" or "gradients"')
     if not isinstance(align, bool | Align):
@@ -171,6 +174,7 @@ def asked_of(
         compress=compress,
         align=align,
         overlap=overlap,
+        guard=guard,
         has_model=has_model,
         target=None if target_batch is None else TargetBatch(target_batch),
     )
@@ -219,6 +223,8 @@ def exchange_of(
     content += _align_text(asked)
     if asked.target is not None:
         content += f", {asked.target.samples:g} samples a step"
+    if asked.guard is not None:
+        content += f", guarded by a {asked.guard.name}"
     exchange: Exchange
     if asked.compress is not None:
         exchange = SparseReplica(
@@ -236,7 +242,7 @@ def exchange_of(
         exchange = dense = Replica(
             mode.parts(names, buffers),
             transport,
-            asked.averager,
+            asked.averager if asked.guard is None else guarded(asked.averager, asked.guard),
             _codec_of(asked),
             name=name,
             content=content,

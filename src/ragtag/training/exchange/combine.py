@@ -18,6 +18,7 @@ from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.central.channel import Sharing
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import ring
+from ragtag.protocols.rounds.robust import RobustMean
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.every import EveryStep, LocalSteps
 from ragtag.schedules.target import TargetBatch
@@ -45,6 +46,7 @@ class Asked:
     align: Align | bool = True
     overlap: bool = False
     target: TargetBatch | None = None
+    guard: RobustMean | None = None
     has_model: bool = False
     has_buffers: bool | None = None
 
@@ -130,6 +132,7 @@ DIFFERENCES = Feature(
 CODEC = Feature("codec=...", lambda a: a.codec is not None)
 ALIGN = Feature("align=Align(...)", lambda a: isinstance(a.align, Align))
 TARGET = Feature("target_batch=...", lambda a: a.target is not None)
+GUARD = Feature("guard=...", lambda a: a.guard is not None)
 OVERLAP = Feature("overlap=True", lambda a: a.overlap)
 NO_MODEL = Feature("no model=", lambda a: not a.has_model)
 BUFFERS = Feature("a model with buffers that are averaged", lambda a: bool(a.has_buffers))
@@ -300,6 +303,30 @@ CLASHES = (
         OVERLAP,
         CENTRE,
         "a peer goes on from a central state when it has it: use RPS() or AllReduce(), or leave out overlap",
+    ),
+    Clash(
+        GUARD,
+        GROUPS,
+        "a few liars may be most of a group: use RPS() or AllReduce(), where all average at once, or leave "
+        "out guard",
+    ),
+    Clash(
+        GUARD,
+        RING,
+        "a ring adds shares up on their way, so that no peer sees one alone to guard against; use RPS() or "
+        "AllReduce()",
+    ),
+    Clash(
+        GUARD,
+        CENTRE,
+        "a central state takes updates one by one, and has nothing to compare one with: use RPS() or "
+        "AllReduce(), or leave out guard",
+    ),
+    Clash(
+        GUARD,
+        COMPRESS,
+        "peers select different entries, so no entry has enough values to compare: leave out compress or "
+        "guard",
     ),
     Clash(
         CORRECTION,

@@ -401,7 +401,8 @@ class AveragedModel:
         )
         exchange.load_state_dict(self._loaded)
         self._loaded = {}
-        self.whole = Whole(self.name, Models(self.inner).parts(names, buffers), self._transport)
+        parts = Models(self.inner).parts(names, buffers)
+        self.whole = Whole(self.name, parts, self._transport, self.asked.guard)
         self.left_out = tuple(left_out)
         self._modules = tuple(modules)
         self.look_no_more()

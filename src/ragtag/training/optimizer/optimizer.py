@@ -13,6 +13,7 @@ from ragtag.codecs.dense import DenseName
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.rounds.robust import RobustMean
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
@@ -72,6 +73,9 @@ class CrewOptimizer(torch.optim.Optimizer):
     target_batch: average, and step, when all peers together have gathered so many samples since the last
         step (see ``schedules.target``); with average="gradients". Until then ``step()`` adds a batch's
         gradient to those gathered, and moves nothing. What becomes of each sample: ``samples``.
+    guard: ``ragtag.TrimmedMean(liars=.2)`` or ``ragtag.CentredClipping(liars=.2)``: how owners of blocks
+        average what peers send, where a share ``liars`` of the peers may lie (``protocols.rounds.robust``).
+        Against lying owners it does nothing. ``None``: by the weighted mean.
     weight: how much this peer counts in a mean: a number (by default 1), a function called before each
         average, or "samples": the number of samples since the last average. With a target batch it is how
         much a batch counts, asked after each, by default "samples"; ``weight=1`` makes a target one of
@@ -111,6 +115,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         align: Align | bool = True,
         overlap: bool = False,
         target_batch: float | None = None,
+        guard: RobustMean | None = None,
         deadline_s: float | None = None,
         coherence: Coherence | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
@@ -138,6 +143,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             align=align,
             overlap=overlap,
             target_batch=target_batch,
+            guard=guard,
             has_model=model is not None,
         )
         self._inner = inner

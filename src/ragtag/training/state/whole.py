@@ -21,8 +21,10 @@ import torch
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.types import Outcome, PeerId
+from ragtag.protocols.channel.averager import Averager, guarded
 from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.robust import RobustMean
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.tensors.layout import Part
 from ragtag.training.transport import Transport
@@ -52,11 +54,15 @@ class Whole:
 
     name: of its channel.
     parts: parameters and floating-point buffers.
+    guard: how a mean of several is guarded against peers that lie (``None``: it is not).
     """
 
-    def __init__(self, name: str, parts: Sequence[Part], transport: Transport) -> None:
-        self._name, self._parts, self._transport = name, tuple(parts), transport
+    def __init__(
+        self, name: str, parts: Sequence[Part], transport: Transport, guard: RobustMean | None = None
+    ) -> None:
+        self._name, self._parts, self._transport, self._guard = name, tuple(parts), transport, guard
         self._replica: Replica | None = None
+        self._guarded: Replica | None = None
 
     def digest(self) -> str:
         """Of the values as they are now."""
@@ -73,11 +79,21 @@ class Whole:
             NotFinite: a value here is NaN or infinite.
         """
         if self._replica is None:
-            name = f"{self._name}/state"
-            self._replica = Replica(
-                self._parts, self._transport, direct, fp32, name=name, share=False, together_s=deadline_s
-            )
+            self._replica = self._opened(f"{self._name}/state", direct, deadline_s)
         return self._replica.average(weight)
+
+    def mix(self, weight: float, deadline_s: float) -> Outcome:
+        """``average``, where several peers give weight and the guard decides what comes of it."""
+        if self._guard is None:
+            return self.average(weight, deadline_s)
+        if self._guarded is None:
+            self._guarded = self._opened(f"{self._name}/mix", guarded(direct, self._guard), deadline_s)
+        return self._guarded.average(weight)
+
+    def _opened(self, name: str, averager: Averager, deadline_s: float) -> Replica:
+        return Replica(
+            self._parts, self._transport, averager, fp32, name=name, share=False, together_s=deadline_s
+        )
 
     @torch.no_grad()
     def copy(self) -> list[torch.Tensor]:

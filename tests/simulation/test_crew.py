@@ -51,6 +51,7 @@ def test_peers_of_a_large_crew_come_to_one_mean_while_some_die_and_others_come(m
 
 def test_a_crew_in_groups_grows_beyond_64_seats_one_at_a_time() -> None:
     crew = CrewWorld(63, Moshpit(8), LINE, seed=1, step_s=0.25)
+    until(crew, crew.agreed, 10.0)  # else a newcomer may take a seat whose holder it has not heard of
     for index in range(63, 66):
         crew.come(index, (3,))
         until(crew, lambda index=index: len(crew.running()) == index + 1 and crew.agreed(), 15.0)  # type: ignore[misc]

@@ -205,7 +205,7 @@ def test_whatever_happens_survivors_are_one_when_it_is_over(
     assert all(found.apart == 0 and found.peers == n - len(dies) for found in calm)
 
 
-@pytest.mark.parametrize("values", ["fp32", "int8"])
+@pytest.mark.parametrize("values", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_selections_drift_apart_and_are_one_again(values: Any) -> None:
     compress = TopK(0.05, resync=0, bypass=False, values=values)
     without, training = (

@@ -271,6 +271,7 @@ def test_shards_stay_with_their_peers_and_go_around_when_one_dies() -> None:
     assert sorted(after[0] + after[1]) == list(range(20))
 
 
+@pytest.mark.slow
 def test_a_large_crew_has_a_pool_for_every_64_peers_and_draws_each_sample_once() -> None:
     n, size = 70, 720
     crew = Crew.of(n)

@@ -155,6 +155,15 @@ def test_shares_of_liars_that_make_no_sense(kind: type[TrimmedMean | CentredClip
         kind(heaviest=liars)
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+def test_of_fewer_shares_than_liars_and_as_many_more_nothing_is_made(rule: RobustMean, m: int) -> None:
+    """Also where fewer came of a block than there may be liars: most of a crew is late, or is frozen."""
+    shares, weight = shares_of(3, m)
+    result, cut = rule.reduce(shares, weight, 2)
+    assert not result.any() and result.shape == shares.shape[1:] and cut.shape == weight.shape
+
+
 def test_too_few_shares_are_no_average() -> None:
     """Of two, nobody can say which one lies."""
     kept = Shares(TrimmedMean(0.2), live=4, sizes={0: 2}, elements=E)

@@ -99,6 +99,8 @@ class TrimmedMean:
 
     def reduce(self, shares: Floats, weight: Floats, f: int) -> tuple[Floats, Floats]:
         """See ``RobustMean``. Of equal values all stay or all go."""
+        if len(shares) <= f:
+            return np.zeros_like(shares[0]), np.zeros_like(weight)
         ordered, count = _ordered(shares, weight)
         high = _at(ordered, count - 1 - f)
         kept = (shares >= ordered[f]) & (shares <= high)

@@ -74,6 +74,7 @@ def render(summary: Summary, folder: str) -> str:
         sections.links(summary),
         sections.selections(summary),
         sections.replicas(summary),
+        sections.gathered(summary),
         sections.guards(summary),
         sections.coming(summary),
         sections.events(summary),

@@ -48,6 +48,10 @@ class Collector:
             self._to.replicas.setdefault(record.peer, Comparisons()).add(record)
         elif isinstance(record, trace.Guarded) and peer is not None:
             self._judged(record)
+        elif isinstance(record, trace.Target) and peer is not None:
+            key = record.peer, record.channel
+            if key in self._to.gathered or len(self._to.gathered) < LINKS_MAX:
+                self._to.gathered[key] = record  # its counts are since the start
         elif isinstance(record, trace.Step) and peer is not None:
             self._step(peer, record)
         elif isinstance(record, trace.Pace):

@@ -255,6 +255,7 @@ class Summary:
     replicas: dict[int, Comparisons] = field(default_factory=dict)
     verdicts: dict[int, Verdicts] = field(default_factory=dict)
     unjudged: int = 0
+    gathered: dict[tuple[int, int | str], trace.Target] = field(default_factory=dict)
     links: list[trace.Link] = field(default_factory=list)
     links_left_out: int = 0
     damage: list[str] = field(default_factory=list)

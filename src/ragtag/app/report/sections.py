@@ -73,6 +73,13 @@ _JUDGED = tuple(
 )
 
 
+_GATHERED = (
+    *((name, "num") for name in ("peer", "target", "steps", "computed", "counted", "pending")),
+    *((name, "num") for name in ("beyond the target", "goodput")),
+    ("dropped", ""),
+)
+
+
 def header(summary: Summary) -> str:
     """What was run, and what it came to."""
     run, count = summary.run, len(summary.peers)
@@ -302,6 +309,32 @@ def _compared(peer: int, looks: Comparisons) -> str:
         _norm(looks.largest), _norm(looks.last), alike,
     )  # fmt: skip
     return "".join(cell(text, "num") for text in cells)
+
+
+def gathered(summary: Summary) -> str:
+    """The section; nothing where no step had a target batch."""
+    if not summary.gathered:
+        return ""
+    rows = [
+        _gathered(of)
+        for _, of in sorted(summary.gathered.items(), key=lambda item: (item[0][0], str(item[0][1])))
+    ]
+    caption = (
+        "Steps with a target batch: what became of the samples that each peer computed gradients of. "
+        "Counted: in the mean of a step. Dropped: in none, for the reason named. Beyond the target: what "
+        "steps had more than it, in the mean. Goodput: counted, over what the peer could have computed in the "
+        "same time without waits, averages and losses."
+    )
+    return f'<section><h2>Target batch</h2><p class="cap">{caption}</p>{table(_GATHERED, rows)}</section>'
+
+
+def _gathered(of: trace.Target) -> str:
+    dropped = ", ".join(f"{number:,.0f} {why}" for why, number in sorted(of.dropped.items()) if number > 0)
+    cells = (
+        of.peer, f"{of.target:,.0f}", f"{of.steps:,}", f"{of.computed:,.0f}", f"{of.counted:,.0f}",
+        f"{of.pending:,.0f}", percent(of.overshoot), percent(of.goodput),
+    )  # fmt: skip
+    return "".join(cell(text, "num") for text in cells) + cell(dropped or NONE, "")
 
 
 def guards(summary: Summary) -> str:

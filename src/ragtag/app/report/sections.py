@@ -322,8 +322,8 @@ def gathered(summary: Summary) -> str:
     caption = (
         "Steps with a target batch: what became of the samples that each peer computed gradients of. "
         "Counted: in the mean of a step. Dropped: in none, for the reason named. Beyond the target: what "
-        "steps had more than it, in the mean. Goodput: counted, over what the peer could have computed in the "
-        "same time without waits, averages and losses."
+        "steps had more than it, in the mean. Goodput: counted, over what the peer could have computed in "
+        "the same time without waits, averages and losses."
     )
     return f'<section><h2>Target batch</h2><p class="cap">{caption}</p>{table(_GATHERED, rows)}</section>'
 

@@ -54,6 +54,7 @@ MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
 CORRELATION = "src/ragtag/privacy/correlation.py"
+SECAGG = "src/ragtag/protocols/secagg.py"
 METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
 
 SABOTAGES: tuple[Sabotage, ...] = (
@@ -234,6 +235,62 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "min(errors, key=errors.__getitem__)",
         "max(errors, key=errors.__getitem__)",
         ("tests/privacy/test_meters.py", "-k", "better_of_both"),
+    ),
+    Sabotage(
+        "secure aggregation: a share fewer than the threshold suffices",
+        SECAGG,
+        "polynomial = [secret, *(draw(prime) for _ in range(threshold - 1))]",
+        "polynomial = [secret, *(draw(prime) for _ in range(threshold - 2))]",
+        ("tests/protocols/test_secagg.py", "-k", "fewer_shares"),
+    ),
+    Sabotage(
+        "secure aggregation: both neighbours add their mask",
+        SECAGG,
+        "masks.append((key, 1 if self.me < peer else -1))",
+        "masks.append((key, 1))",
+        ("tests/protocols/test_secagg.py", "-k", "exact"),
+    ),
+    Sabotage(
+        "secure aggregation: masks that are left go unseen",
+        SECAGG,
+        "if self._total[setting.length :].any():",
+        "if False:",
+        ("tests/protocols/test_secagg.py", "-k", "not_cancel"),
+    ),
+    Sabotage(
+        "secure aggregation: a share of the key goes out with a client that is in the sum",
+        SECAGG,
+        "out.append(bytes([_SEED]) + self._held[peer][:SHARE_BYTES])",
+        "out.append(bytes([_KEY]) + self._held[peer][SHARE_BYTES:])",
+        ("tests/protocols/test_secagg.py", "-k", "never_gives_both"),
+    ),
+    Sabotage(
+        "secure aggregation: a secret is not held to what its owner told",
+        SECAGG,
+        "if genuine(secret):",
+        "if True:",
+        ("tests/protocols/test_secagg.py", "-k", "forged_share"),
+    ),
+    Sabotage(
+        "secure aggregation: a client helps with a sum of few",
+        SECAGG,
+        "if len(inside) < setting.survivors_min:",
+        "if False:",
+        ("tests/protocols/test_secagg.py", "-k", "judges"),
+    ),
+    Sabotage(
+        "secure aggregation: parts of the ring are unmasked alone",
+        SECAGG,
+        "if not setting.hangs_together(inside):",
+        "if False:",
+        ("tests/protocols/test_secagg.py", "-k", "no_neighbour_between"),
+    ),
+    Sabotage(
+        "secure aggregation: the rounding overflows",
+        SECAGG,
+        "((1 << 31) - 1) / (self.n * self.clip)",
+        "((1 << 33) - 1) / (self.n * self.clip)",
+        ("tests/protocols/test_secagg.py", "-k", "quantised_values"),
     ),
     Sabotage(
         "split learning: the graph crosses the cut",

@@ -293,6 +293,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_secagg.py", "-k", "quantised_values"),
     ),
     Sabotage(
+        "secure averages: a message of the next round is lost",
+        "src/ragtag/privacy/secagg.py",
+        "if number <= current:",
+        "if True:",
+        ("tests/privacy/test_secagg_crew.py", "-k", "lost_datagrams"),
+    ),
+    Sabotage(
+        "secure averages: anybody speaks for anybody",
+        "src/ragtag/privacy/secagg.py",
+        "if found is None or found.version.maker != maker:",
+        "if found is None:",
+        ("tests/privacy/test_secagg_crew.py", "-k", "another_peers_name"),
+    ),
+    Sabotage(
         "split learning: the graph crosses the cut",
         SPLIT,
         "return values.detach().clone().requires_grad_()",

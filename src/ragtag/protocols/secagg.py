@@ -14,9 +14,10 @@ one that has dropped out those of its key. Nobody gives both, or the client's ve
 | MASKED | its vector, masked | who is in the sum |
 | UNMASK | for each neighbour a share of its seed or of its key | the sum, or why there is none |
 
-A client that does not answer a stage in time has dropped out, and is in no later one. ``SecureSetting`` says
-how many may. Neighbours are those on a ring whose order a seed draws that all know, so a peer's are a random
-set; ``ring_for`` says how many it takes, which grows with the logarithm of the number of clients.
+A client that does not answer a stage in time has dropped out, and is in no later one; it may take the sum.
+``SecureSetting`` says how many may. Neighbours are those on a ring whose order a seed draws that all know, so
+a peer's are a random set. ``ring_for`` says how many it takes, which grows with the logarithm of the number
+of clients.
 
 **What holds.** An aggregator that does as it should, and members that compare what they have seen with it,
 learn the sum of at least ``survivors_min`` clients. A client gives one answer in a round, and a threshold is
@@ -72,7 +73,7 @@ _BLOCK = 1 << 16
 """Mask words at a time: 256 KiB, which a core's cache holds."""
 _ZEROS = bytes(4 * _BLOCK)
 _TRIES_MAX = 1024
-_REASON_BYTES = 400
+REASON_BYTES = 400
 _NONE, _SEED, _KEY = range(3)
 
 
@@ -574,10 +575,10 @@ class SecureClient:
     def _end(self, body: bytes) -> list[SecureEffect]:
         setting = self._setting
         if not body or body[0]:
-            return self._fail(body[1:_REASON_BYTES].decode(errors="replace") or "no reason was given")
+            return self._fail(body[1:REASON_BYTES].decode(errors="replace") or "no reason was given")
         who = -(-setting.n // 8)
-        if self.stage != SecureStage.UNMASK or len(body) != 1 + who + 4 * setting.length:
-            return self._fail("a sum came out of turn, or of another length")
+        if len(body) != 1 + who + 4 * setting.length:
+            return self._fail(f"a sum of {len(body)} bytes")
         clients = tuple(_peers(body[1 : 1 + who], setting.n))
         self._forget()
         return [Summed(np.frombuffer(body[1 + who :], np.uint32), clients)]
@@ -704,7 +705,7 @@ class SecureAggregator:
         total = self._total[: setting.length]
         body = bytes(1) + _bits(inside, setting.n) + total.tobytes()
         self.stage = SecureStage.OVER
-        ends = [Download(client, SecureStage.UNMASK, body) for client in self._inside]
+        ends = [Download(client, SecureStage.UNMASK, body) for client in range(setting.n)]
         return [*ends, Summed(total, tuple(self._inside))]
 
     def _secret(self, owner: PeerId, kind: int) -> bytes | str:
@@ -742,7 +743,7 @@ class SecureAggregator:
     def _fail(self, why: str) -> list[SecureEffect]:
         error = NoSecureSum(self.stage, why)
         self.stage = SecureStage.OVER
-        body = b"\1" + why.encode()[: _REASON_BYTES - 1]
+        body = b"\1" + why.encode()[: REASON_BYTES - 1]
         told: list[SecureEffect] = [
             Download(client, SecureStage.UNMASK, body) for client in range(self._setting.n)
         ]

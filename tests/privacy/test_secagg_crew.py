@@ -195,7 +195,7 @@ def test_a_message_in_another_peers_name_is_not_taken() -> None:
         )
         settings.append(secure.setting)
         secure.average(update(peer.me))
-        if peer.me == 1:
+        for _ in range(2 if peer.me == 1 else 0):  # the first has a lower version than what peer 4 has sent
             secure._send("up KEYS", 4, 1, generator(9, "forged").bytes(ADVERT_BYTES))
         if peer.me == 4:
             peer.pause(DEADLINE_S / 4)

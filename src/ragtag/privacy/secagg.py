@@ -59,7 +59,7 @@ _HEAD = struct.Struct("<QQ")
 """Before each message: the round, and how many bytes follow."""
 _FOR_ALL = ("down MASKED", "down UNMASK")
 _LOOKS = 16
-"""How often messages are looked for in the time that opening the channel took."""
+"""How often messages are looked for while the channel opened, or the shortest stage since went by."""
 _LOOK_MIN_S = 1e-3
 
 
@@ -186,9 +186,12 @@ class SecureAverage:
         number, setting = self._round, self.setting
         client = SecureClient(setting, self._transport.me, flat, self._random, self._deadline_s)
         self._round += 1
+        begin_s = self._transport.now_s()
         end = _Turn(self, setting, client).run()
         if isinstance(end, Unsummed):
             raise end.error
+        stage_s = (self._transport.now_s() - begin_s) / len(SecureStage)
+        self._look_s = max(_LOOK_MIN_S, min(self._look_s, stage_s / _LOOKS))
         mean = setting.values(end.total) / np.float32(len(end.clients))
         tensors, first = {}, 0
         for name, shape in self._shapes.items():

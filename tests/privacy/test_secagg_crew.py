@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,12 @@ def test_an_aggregator_that_dies_is_told_of(calm: Rounds) -> None:
         (said,) = found.got[peer]
         assert isinstance(said, str) and "aggregator" in said
     assert found.end_s < calm.end_s + 10 * DEADLINE_S
+
+
+def test_a_crew_that_is_too_large_is_refused() -> None:
+    crowd: Any = SimpleNamespace(n=65, me=0)
+    with pytest.raises(ValueError, match="65 peers; at most 64"):
+        SecureAverage(crowd, SHAPES, clip=1.0, dropouts=1)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -30,7 +30,7 @@ import torch
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, TensorSpec
-from ragtag.core.types import Arm, Expired, Floats, Left, PeerId, Publish, Start, Version
+from ragtag.core.types import PEERS_MAX, Arm, Expired, Floats, Left, PeerId, Publish, Start, Version
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.publish.channel import Held, published
 from ragtag.protocols.secagg import (
@@ -106,7 +106,7 @@ class SecureAverage:
     random: random bytes that nobody else can guess. on_publish: called after each message.
 
     Raises:
-        ValueError: there is no such aggregator, or so many dropouts and colluders are too many.
+        ValueError: there is no such aggregator; peers, dropouts or colluders are too many.
         ragtag.SchemaMismatch: another peer has other shapes or settings.
     """
 
@@ -128,6 +128,8 @@ class SecureAverage:
         n = transport.n
         if not 0 <= aggregator < n:
             raise ValueError(f"secure averages: aggregator {aggregator} of {n} peers")
+        if n > PEERS_MAX:
+            raise ValueError(f"secure averages: {n} peers; at most {PEERS_MAX} take part")
         if not deadline_s > 0:
             raise ValueError(f"secure averages: deadline_s is {deadline_s}; it must be above 0")
         self._shapes = {

@@ -120,14 +120,14 @@ def secret_of(shares: Mapping[int, int], prime: int = PRIME, at: int = 0) -> int
 
     shares: by where each is the value, at least one.
     """
-    total = 0
+    above, below = 0, 1  # one fraction, since an inverse takes as long as many products
     for x, y in shares.items():
-        above = below = 1
+        own, under = y, 1
         for other in shares:
             if other != x:
-                above, below = above * (at - other) % prime, below * (x - other) % prime
-        total += y * above * pow(below, -1, prime)
-    return total % prime
+                own, under = own * (at - other) % prime, under * (x - other) % prime
+        above, below = (above * under + own * below) % prime, below * under % prime
+    return above * pow(below, -1, prime) % prime
 
 
 def genuine_secret(

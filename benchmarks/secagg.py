@@ -6,10 +6,11 @@
 
 Processor time is of one thread: a plain aggregator adds 16 arrived float32 vectors up and divides, and its
 clients do nothing; runs take turns, and the table has medians. Time over lines is virtual, of a round in
-which nobody drops out (who is silent adds a deadline, which the caller gives), through one peer that adds up, by the same messages in both cases (named tensors), and, as what a crew does otherwise, by RPS,
-which has no such peer; the processor time of a client and of the aggregator is added to it. Chi-square is
-Pearson's, of the bytes and of the 16-bit halves of what the aggregator gets, as deviations from its mean; of
-vectors of zeros, whose own statistic is beside it.
+which nobody drops out (a peer that is silent adds a deadline, which the caller gives). It is taken through
+one peer that adds up, with named tensors for both kinds, and by RPS, which is what a crew does otherwise and
+has no such peer. The processor time of a client and of the aggregator is added. Chi-square is Pearson's, of
+the bytes and of the 16-bit halves of what the aggregator gets, as deviations from its mean; of vectors of
+zeros, whose own statistic is beside it.
 """
 
 from __future__ import annotations

@@ -293,6 +293,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_secagg.py", "-k", "quantised_values"),
     ),
     Sabotage(
+        "secure aggregation: colluders come to both secrets",
+        SECAGG,
+        "both = n * _tail(n - 1, colluders, degree, 2 * threshold - degree - 1)",
+        "both = n * _tail(n - 1, colluders, degree, 2 * threshold - degree + 1)",
+        ("tests/protocols/test_secagg.py", "-k", "chances"),
+    ),
+    Sabotage(
+        "secure aggregation: dropouts of a neighbourhood are not counted",
+        SECAGG,
+        "lacking = n * _tail(n - 1, dropouts, degree, degree - threshold)",
+        "lacking = n * _tail(n - 1, dropouts, degree, degree - threshold + 2)",
+        ("tests/protocols/test_secagg.py", "-k", "chances"),
+    ),
+    Sabotage(
         "secure averages: a message of the next round is lost",
         "src/ragtag/privacy/secagg.py",
         "if number <= current:",

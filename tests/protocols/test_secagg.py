@@ -81,6 +81,7 @@ class Crew:
         self.ends: dict[int, Summed | Unsummed] = {}
         self.seen: list[Upload] = []
         self.sent: Counter[str] = Counter()
+        self.told_to: dict[int, list[Download]] = {peer: [] for peer in range(setting.n)}
         self._timers: list[tuple[float, int, int, Arm]] = []
         self._queue: list[tuple[int, Any]] = [(-1, Start()), *((peer, Start()) for peer in range(setting.n))]
         while self._queue or self._timers:
@@ -106,7 +107,10 @@ class Crew:
                 assert isinstance(effect, Upload | Download)
                 for message in self.change(effect):
                     self.sent[type(message).__name__] += len(message.body)
-                    self.seen += [message] if isinstance(message, Upload) else []
+                    if isinstance(message, Upload):
+                        self.seen.append(message)
+                    else:
+                        self.told_to[message.client].append(message)
                     self._queue.append((-1 if isinstance(message, Upload) else message.client, message))
 
     @property
@@ -253,6 +257,20 @@ def test_a_ring_grows_with_the_logarithm() -> None:
     assert ring_for(16, 4) == (10, 6), "whichever 4 drop out, 6 of 10 are left"
 
 
+@pytest.mark.parametrize(("n", "marked"), [(12, 2), (13, 3)])
+def test_chances_are_bounds_of_what_all_sets_do(n: int, marked: int) -> None:
+    """All sets of peers that drop out, or collude: how often some client has too few or too many near it."""
+    for chance in (0.02, 0.2, 0.6):
+        degree, threshold = ring_for(n, marked, marked, fails=chance, opens=chance)
+        setting = SecureSetting(n, 1, 1.0, degree, threshold, 2, seed=3)
+        sets = [set(some) for some in itertools.combinations(range(n), marked)]
+        counts = [max(len(some.intersection(setting.neighbours(peer))) for peer in range(n)) for some in sets]
+        lacking = sum(count > degree - threshold for count in counts)
+        both = sum(2 * threshold - count <= degree for count in counts)
+        apart = sum(not setting.hangs_together(set(range(n)) - some) for some in sets)
+        assert max(lacking, both, apart) <= chance * len(sets)
+
+
 def test_a_ring_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="allow fewer"):
         ring_for(16, 9)
@@ -390,6 +408,26 @@ def test_a_client_never_gives_both_secrets_of_a_neighbour() -> None:
         for at in range(0, len(m.body), secagg.REVEALED_BYTES)
     }
     assert kinds == {secagg._SEED}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_whatever_the_aggregator_says_a_client_reveals_once(data: Any) -> None:
+    """True answers, and questions about other survivors, in any order and number."""
+    setting = setting_of(8, 5, 2)
+    crew = Crew(setting)
+    client = SecureClient(setting, 0, crew.vectors[0], stream("keys"), DEADLINE_S)
+    told = [message for message in crew.told_to[0] if message.stage != SecureStage.UNMASK]
+    bits = data.draw(st.lists(st.integers(0, 255), max_size=6))
+    asked = [Download(0, SecureStage.MASKED, (some | 1).to_bytes(1, "little")) for some in bits]
+    events: list[Any] = [
+        Start(),
+        *told[:2],
+        *data.draw(st.lists(st.sampled_from([Start(), *told, *asked]), max_size=24)),
+    ]
+    effects = [effect for event in events for effect in client.step(0.0, event)]
+    sent = [effect.stage for effect in effects if isinstance(effect, Upload)]
+    assert sent == list(SecureStage)[: len(sent)]
 
 
 def test_two_answers_are_too_few_for_both_secrets() -> None:

@@ -58,6 +58,7 @@ TARGET = "tests/training/test_target.py"
 REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
 CORRELATION = "src/ragtag/privacy/correlation.py"
+SECAGG = "src/ragtag/protocols/secagg.py"
 METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
 
 SABOTAGES: tuple[Sabotage, ...] = (
@@ -266,6 +267,90 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "min(errors, key=errors.__getitem__)",
         "max(errors, key=errors.__getitem__)",
         ("tests/privacy/test_meters.py", "-k", "better_of_both"),
+    ),
+    Sabotage(
+        "secure aggregation: a share fewer than the threshold suffices",
+        SECAGG,
+        "polynomial = [secret, *(draw(prime) for _ in range(threshold - 1))]",
+        "polynomial = [secret, *(draw(prime) for _ in range(threshold - 2))]",
+        ("tests/protocols/test_secagg.py", "-k", "fewer_shares"),
+    ),
+    Sabotage(
+        "secure aggregation: both neighbours add their mask",
+        SECAGG,
+        "masks.append((key, 1 if self.me < peer else -1))",
+        "masks.append((key, 1))",
+        ("tests/protocols/test_secagg.py", "-k", "exact"),
+    ),
+    Sabotage(
+        "secure aggregation: masks that are left go unseen",
+        SECAGG,
+        "if self._total[setting.length :].any():",
+        "if False:",
+        ("tests/protocols/test_secagg.py", "-k", "not_cancel"),
+    ),
+    Sabotage(
+        "secure aggregation: a share of the key goes out with a client that is in the sum",
+        SECAGG,
+        "out.append(bytes([_SEED]) + self._held[peer][:SHARE_BYTES])",
+        "out.append(bytes([_KEY]) + self._held[peer][SHARE_BYTES:])",
+        ("tests/protocols/test_secagg.py", "-k", "never_gives_both"),
+    ),
+    Sabotage(
+        "secure aggregation: a secret is not held to what its owner told",
+        SECAGG,
+        "if genuine(secret):",
+        "if True:",
+        ("tests/protocols/test_secagg.py", "-k", "forged_share"),
+    ),
+    Sabotage(
+        "secure aggregation: a client helps with a sum of few",
+        SECAGG,
+        "if len(inside) < setting.survivors_min:",
+        "if False:",
+        ("tests/protocols/test_secagg.py", "-k", "judges"),
+    ),
+    Sabotage(
+        "secure aggregation: parts of the ring are unmasked alone",
+        SECAGG,
+        "if not setting.hangs_together(inside):",
+        "if False:",
+        ("tests/protocols/test_secagg.py", "-k", "no_neighbour_between"),
+    ),
+    Sabotage(
+        "secure aggregation: the rounding overflows",
+        SECAGG,
+        "((1 << 31) - 1) / (self.n * self.clip)",
+        "((1 << 33) - 1) / (self.n * self.clip)",
+        ("tests/protocols/test_secagg.py", "-k", "quantised_values"),
+    ),
+    Sabotage(
+        "secure aggregation: colluders come to both secrets",
+        SECAGG,
+        "both = n * _tail(n - 1, colluders, degree, 2 * threshold - degree - 1)",
+        "both = n * _tail(n - 1, colluders, degree, 2 * threshold - degree + 1)",
+        ("tests/protocols/test_secagg.py", "-k", "chances"),
+    ),
+    Sabotage(
+        "secure aggregation: dropouts of a neighbourhood are not counted",
+        SECAGG,
+        "lacking = n * _tail(n - 1, dropouts, degree, degree - threshold)",
+        "lacking = n * _tail(n - 1, dropouts, degree, degree - threshold + 2)",
+        ("tests/protocols/test_secagg.py", "-k", "chances"),
+    ),
+    Sabotage(
+        "secure averages: a message of the next round is lost",
+        "src/ragtag/privacy/secagg.py",
+        "if number <= current:",
+        "if True:",
+        ("tests/privacy/test_secagg_crew.py", "-k", "lost_datagrams"),
+    ),
+    Sabotage(
+        "secure averages: anybody speaks for anybody",
+        "src/ragtag/privacy/secagg.py",
+        "if found is None or found.version.maker != maker:",
+        "if found is None:",
+        ("tests/privacy/test_secagg_crew.py", "-k", "another_peers_name"),
     ),
     Sabotage(
         "split learning: the graph crosses the cut",

@@ -53,7 +53,7 @@ def test_names_are_shown_before_torch_is_imported() -> None:
 
 CREW = (
     "rank size live seed left invitation",
-    "optimizer tensors cut kfac split epochs step keep save resume",
+    "optimizer tensors cut secure_average kfac split epochs step keep save resume",
     "log log_step log_eval",
     "finish leave",
 )
@@ -288,7 +288,12 @@ def test_the_errors_that_users_may_catch_are_in_the_documentation_with_their_bas
         r"^\| `([\w.]+)` \| `(\w+)` \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE
     )
     exported = {name for name in dir(ragtag) if _is_error(getattr(ragtag, name))} - {"Error"}
-    assert {name for name, _ in rows} == exported | {"ray.NoRay", "privacy.NoPass", "privacy.ServerGone"}
+    assert {name for name, _ in rows} == exported | {
+        "ray.NoRay",
+        "privacy.NoPass",
+        "privacy.NoSecureSum",
+        "privacy.ServerGone",
+    }
     for name, base in rows:
         found = operator.attrgetter(name)(ragtag)
         assert issubclass(found, ragtag.Error), name

@@ -49,6 +49,7 @@ from ragtag.training.state.whole import Finished, digest_of
 from ragtag.training.tensors.modules import parameters_of
 
 if TYPE_CHECKING:
+    from ragtag.privacy.secagg import SecureAverage
     from ragtag.privacy.split import Cut, CutForm
 
 _log = logging.getLogger("ragtag")
@@ -277,6 +278,49 @@ class Crew:
         peer.require_in("crew.cut(...)")
         with peer.naming(name) as taken:
             return Cut(peer.transport, form, server=server, name=taken, on_publish=peer.took_part)
+
+    def secure_average(
+        self,
+        shapes: Mapping[str, Shape],
+        *,
+        clip: float,
+        dropouts: int,
+        colluders: int = 1,
+        aggregator: PeerId = 0,
+        name: str = "secure",
+        deadline_s: float = 60.0,
+    ) -> SecureAverage:
+        """Averages of all peers' tensors of which nobody, the peer that adds up included, sees another's.
+
+        shapes: names to shapes (or example tensors), on all peers the same; so is all else.
+        clip: values beyond it, or below -clip, count as it.
+        dropouts: peers that may drop out in a round; with more there is no average.
+        colluders: peers, the aggregator among them, that may tell each other all without seeing another's.
+        aggregator: the peer that adds up.
+        name: of these averages.
+        deadline_s: for each of a round's four stages; a peer that takes longer has dropped out of it.
+
+        All peers that are here now take part. ``ragtag.privacy.secagg`` says what it does not protect from.
+
+        Raises SchemaMismatch where another peer has other shapes or settings; ValueError for what cannot be.
+        """
+        from ragtag.privacy.secagg import SecureAverage
+
+        peer = self._peer
+        peer.require_in("crew.secure_average(...)")
+        with peer.naming(name) as taken:
+            return SecureAverage(
+                peer.transport,
+                shapes,
+                clip=clip,
+                dropouts=dropouts,
+                colluders=colluders,
+                aggregator=aggregator,
+                name=taken,
+                seed=self.seed,
+                deadline_s=deadline_s,
+                on_publish=peer.took_part,
+            )
 
     def kfac(
         self,

@@ -1,0 +1,327 @@
+"""Secure aggregation beside plain averages: processor time, time over lines, bytes, what the aggregator sees.
+
+    OMP_NUM_THREADS=1 python benchmarks/secagg.py
+
+16 peers, 1M values, of which any 4 may drop out, and do, at each stage in turn; each sum must be exact.
+
+Processor time is of one thread: a plain aggregator adds 16 arrived float32 vectors up and divides, and its
+clients do nothing; runs take turns, and the table has medians. Time over lines is virtual, of a round in
+which nobody drops out (a peer that is silent adds a deadline, which the caller gives). It is taken through
+one peer that adds up, with named tensors for both kinds, and by RPS, which is what a crew does otherwise and
+has no such peer. The processor time of a client and of the aggregator is added. Chi-square is Pearson's, of
+the bytes and of the 16-bit halves of what the aggregator gets, as deviations from its mean; of vectors of
+zeros, whose own statistic is beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cryptography
+import numpy as np
+import torch
+
+from ragtag.codecs.dense import fp32
+from ragtag.core.channels import channel_of
+from ragtag.core.faults import Faults
+from ragtag.core.schema import Schema, TensorSpec
+from ragtag.core.seed import generator
+from ragtag.core.types import Arm, Expired, Floats, Start
+from ragtag.core.wire import n_chunks
+from ragtag.privacy.secagg import SecureAverage
+from ragtag.protocols.rounds.rps import RPS
+from ragtag.protocols.secagg import (
+    Download,
+    SecureAggregator,
+    SecureClient,
+    SecureSetting,
+    SecureStage,
+    Summed,
+    Unsummed,
+    Upload,
+    ring_for,
+)
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.named import NamedTensors
+
+RESULTS = Path(__file__).parent / "results" / "secagg.json"
+N, VALUES, DROPS, CLIP, DEADLINE_S = 16, 1_000_000, 4, 1.0, 60.0
+TIME_GOAL, DEVIATIONS_GOAL = 3.0, 4.0
+LATENCY_S = 0.005
+RATES = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
+
+
+@dataclass
+class Round:
+    """A round in one process. Times are of the processor. masked: what the aggregator got of each client."""
+
+    end: Summed | Unsummed
+    client_s: list[float]
+    aggregator_s: float
+    up_bytes: int
+    down_bytes: int
+    masked: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+def secure_round(
+    setting: SecureSetting, vectors: list[Floats], number: int, gone: tuple[int, ...] = (), stage: int = 9
+) -> Round:
+    """``gone``'s uploads from ``stage`` on do not come. Keys are drawn from the round's own stream."""
+    spent = [0.0] * (setting.n + 1)
+    clients: list[Any] = []
+    for peer, vector in enumerate(vectors):
+        begin_s = time.process_time()
+        random = generator(0, "secure aggregation, keys", number, peer).bytes
+        clients.append(SecureClient(setting, peer, vector, random, DEADLINE_S))
+        spent[peer] += time.process_time() - begin_s
+    machines = [*clients, SecureAggregator(setting, DEADLINE_S)]
+    queue: deque[tuple[int, Any]] = deque((who, Start()) for who in range(setting.n + 1))
+    found = Round(Unsummed(None), [], 0.0, 0, 0)  # type: ignore[arg-type]
+    armed: Arm | None = None
+    over = False
+    while not over or queue:
+        if not queue:
+            assert armed is not None
+            queue.append((setting.n, Expired(armed.timer)))
+        who, event = queue.popleft()
+        begin_s = time.process_time()
+        effects = machines[who].step(0.0, event)
+        spent[who] += time.process_time() - begin_s
+        for effect in effects:
+            if isinstance(effect, Upload):
+                if effect.client in gone and effect.stage >= stage:
+                    continue
+                found.up_bytes += len(effect.body)
+                if effect.stage == SecureStage.MASKED:
+                    found.masked[effect.client] = np.frombuffer(effect.body, np.uint32).copy()
+                queue.append((setting.n, effect))
+            elif isinstance(effect, Download):
+                found.down_bytes += len(effect.body)
+                queue.append((effect.client, effect))
+            elif isinstance(effect, Arm):
+                armed = effect if who == setting.n else armed
+            elif who == setting.n:
+                found.end, over = effect, True
+    found.client_s, found.aggregator_s = spent[:-1], spent[-1]
+    return found
+
+
+def plain_round(vectors: list[Floats]) -> float:
+    """Processor seconds of adding up and dividing, in place."""
+    begin_s = time.process_time()
+    total = vectors[0].copy()
+    for vector in vectors[1:]:
+        total += vector
+    total /= np.float32(len(vectors))
+    return time.process_time() - begin_s
+
+
+def exact(setting: SecureSetting, vectors: list[Floats], end: Summed | Unsummed) -> bool:
+    if not isinstance(end, Summed):
+        return False
+    total = np.zeros(setting.length, np.int64)
+    for peer in end.clients:
+        total += setting.quantised(vectors[peer])[0].view(np.int32)[: setting.length]
+    return bool(np.array_equal(end.total.view(np.int32), total))
+
+
+def deviations(words: np.ndarray[Any, Any], bits: int) -> float:
+    """Pearson's chi-square of equally likely classes, in standard deviations from its mean."""
+    parts = words.view(np.uint8 if bits == 8 else np.uint16)
+    counts = np.bincount(parts, minlength=1 << bits)
+    expected, df = len(parts) / (1 << bits), (1 << bits) - 1
+    chi2 = float(((counts - expected) ** 2).sum() / expected)
+    return (chi2 - df) / math.sqrt(2 * df)
+
+
+# -- Over lines
+
+
+def over_lines(rate: float, kind: str, vectors: list[Floats]) -> dict[str, float]:
+    """Virtual seconds from the first peer's begin until the last has the mean, and what lines carried."""
+    crew = SimulatedCrew(N, Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate), seed=0)
+    begins: list[float] = []
+    ends: list[float] = []
+    carried: list[int] = []
+
+    def lines() -> int:
+        return sum(crew.world.traffic(peer).bytes_sent for peer in range(N))
+
+    def begin(peer: SimulatedTransport) -> None:
+        peer.pause(1.0)  # all have opened the channel
+        begins.append(peer.now_s())
+        carried.append(lines())
+
+    def secure(peer: SimulatedTransport) -> None:
+        made = SecureAverage(
+            peer, {"x": (VALUES,)}, clip=CLIP, dropouts=DROPS, deadline_s=DEADLINE_S,
+            random=generator(0, "secure aggregation, keys", 99, peer.me).bytes,
+        )  # fmt: skip
+        begin(peer)
+        mean = made.average({"x": torch.from_numpy(vectors[peer.me])})
+        assert mean.clients == tuple(range(N))
+        ends.append(peer.now_s())
+
+    def plain(peer: SimulatedTransport) -> None:
+        names = [f"up/{i}" for i in range(1, N)]
+        made = NamedTensors(peer, "plain", computed=dict.fromkeys([*names, "mean"], (VALUES,)))
+        made.only(names if peer.me == 0 else ["mean"])
+        begin(peer)
+        look_s = 1e-3
+        if peer.me == 0:
+            while not all(made.newest(name) for name in names):
+                peer.pause(look_s)
+            total = torch.from_numpy(vectors[0].copy())
+            for name in names:
+                found = made.newest(name)
+                assert found is not None
+                total += found.tensor
+            made.publish({"mean": total / N})
+        else:
+            made.publish({f"up/{peer.me}": torch.from_numpy(vectors[peer.me])})
+            while made.newest("mean") is None:
+                peer.pause(look_s)
+        ends.append(peer.now_s())
+        while len(ends) < N:
+            peer.pause(LATENCY_S)
+
+    def rps(peer: SimulatedTransport) -> None:
+        channel = channel_of("rps")
+        schema = Schema((TensorSpec("x", (VALUES,), "float32"),), fp32.name, "rps", "rps")
+        peer.configure(channel, schema, RPS(), fp32)
+        table = np.zeros((n_chunks(VALUES, fp32.elements), fp32.elements), np.float32)
+        table.reshape(-1)[:VALUES] = vectors[peer.me]
+        begin(peer)
+        outcome = peer.start(channel, table, 1.0).wait()
+        assert outcome.averaged.all()
+        ends.append(peer.now_s())
+        while len(ends) < N:
+            peer.pause(LATENCY_S)
+
+    crew.run({"secure": secure, "plain": plain, "rps": rps}[kind])
+    return {"virtual_s": max(ends) - min(begins), "lines_bytes": float(lines() - max(carried))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="rounds of each kind for processor times")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
+    arguments = parser.parse_args()
+    degree, threshold = ring_for(N, DROPS)
+    setting = SecureSetting(N, VALUES, CLIP, degree, threshold, N - DROPS)
+    vectors = [
+        generator(0, "vector", peer).uniform(-CLIP, CLIP, VALUES).astype(np.float32) for peer in range(N)
+    ]
+    cases: dict[str, tuple[tuple[int, ...], int]] = {"none": ((), 9)}
+    cases |= {stage.name: ((3, 7, 8, 12), int(stage)) for stage in list(SecureStage)[:4]}
+    plain: list[float] = []
+    rows: dict[str, dict[str, Any]] = {}
+    bytes_counted: dict[str, int] = {}
+    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
+    for number in range(arguments.repeats):
+        for name, (gone, stage) in cases.items():
+            found = secure_round(setting, vectors, number, gone, stage)
+            plain.append(plain_round(vectors))
+            times[name].append((statistics.median(found.client_s), found.aggregator_s, sum(found.client_s)))
+            row = rows.setdefault(name, {"exact": True})
+            row["exact"] = bool(row["exact"] and exact(setting, vectors, found.end))
+            row["in_the_sum"] = len(found.end.clients) if isinstance(found.end, Summed) else 0
+            if name == "none":
+                bytes_counted = {"up": found.up_bytes, "down": found.down_bytes}
+    plain_s = statistics.median(plain)
+    for name, row in rows.items():
+        client_s, aggregator_s, clients_s = (
+            statistics.median(run[at] for run in times[name]) for at in range(3)
+        )
+        row |= {
+            "client_s": client_s,
+            "aggregator_s": aggregator_s,
+            "aggregator_over_plain": aggregator_s / plain_s,
+            "all_over_plain": (clients_s + aggregator_s) / plain_s,
+        }
+    short = secure_round(setting, vectors, 99, (3, 7, 8, 12, 15), SecureStage.MASKED)
+    below = str(short.end.error) if isinstance(short.end, Unsummed) else "a sum"
+    zeros = [np.zeros(VALUES, np.float32)] * N
+    seen = secure_round(setting, zeros, 77).masked
+    chi2 = {
+        f"{bits} bits": {
+            "masked": [deviations(seen[peer], bits) for peer in range(N)],
+            "unmasked": deviations(setting.quantised(zeros[0])[0], bits),
+        }
+        for bits in (8, 16)
+    }
+    worst = max(abs(z) for one in chi2.values() for z in one["masked"])  # type: ignore[attr-defined]
+    formula = {"up": N * setting.upload_bytes(), "down": N * setting.download_bytes()}
+    lines: dict[str, Any] = {}
+    cpu_s = rows["none"]["client_s"] + rows["none"]["aggregator_s"]
+    for name, rate in RATES.items():
+        ran = {kind: over_lines(rate, kind, vectors) for kind in ("plain", "secure", "rps")}
+        secure_s = ran["secure"]["virtual_s"] + cpu_s
+        lines[name] = ran | {
+            "with_processor_over_plain": secure_s / (ran["plain"]["virtual_s"] + plain_s),
+            "with_processor_over_rps": secure_s / (ran["rps"]["virtual_s"] + plain_s / N),
+        }
+    record = {
+        "command": " ".join(["python", *sys.argv]),
+        "python": platform.python_version(),
+        "cryptography": cryptography.__version__,
+        "numpy": np.__version__,
+        "peers": N,
+        "values": VALUES,
+        "neighbours": degree,
+        "threshold": threshold,
+        "error_of_a_sum_at_most": setting.error,
+        "repeats": arguments.repeats,
+        "plain_s": plain_s,
+        "four_of_16_drop_at": rows,
+        "five_drop": below,
+        "lines": lines,
+        "bytes_counted": bytes_counted,
+        "bytes_by_formula": formula,
+        "plain_bytes_each_way": 4 * N * VALUES,
+        "chi2_deviations": chi2,
+        "goals": {"time_over_plain": TIME_GOAL, "chi2_deviations": DEVIATIONS_GOAL},
+    }
+
+    def goal(value: float, most: float) -> str:
+        return f"(goal {most:g}{'' if value <= most else ', missed'})"
+
+    print(f"  {N} peers, {VALUES:,} values, {degree} neighbours, {threshold} of their shares")
+    print(f"  plain: an aggregator's processor time {plain_s * 1e3:.1f} ms")
+    for name, row in rows.items():
+        print(
+            f"  4 drop at {name:7s} {'exact' if row['exact'] else 'NOT EXACT'}, {row['in_the_sum']:2d} in; "
+            f"a client {row['client_s'] * 1e3:5.1f} ms, the aggregator {row['aggregator_s'] * 1e3:6.1f} ms: "
+            f"{row['aggregator_over_plain']:.1f} times {goal(row['aggregator_over_plain'], TIME_GOAL)}, "
+            f"all together {row['all_over_plain']:.0f} times"
+        )
+    print(f"  5 drop: {below}")
+    for name, ran in lines.items():
+        over = ran["with_processor_over_plain"]
+        print(
+            f"  lines of {name}: secure {ran['secure']['virtual_s']:.2f} s, plain through one peer "
+            f"{ran['plain']['virtual_s']:.2f} s, RPS {ran['rps']['virtual_s']:.2f} s; with processor time "
+            f"{over:.2f} times plain {goal(over, TIME_GOAL)}, {ran['with_processor_over_rps']:.1f} times RPS "
+            f"{goal(ran['with_processor_over_rps'], TIME_GOAL)}"
+        )
+    print(f"  bytes counted {bytes_counted}, by formula {formula}")
+    print(f"  chi-square: at most {worst:.2f} deviations {goal(worst, DEVIATIONS_GOAL)}")
+    arguments.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {arguments.output}")
+    return 0 if all(row["exact"] for row in rows.values()) and bytes_counted == formula else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

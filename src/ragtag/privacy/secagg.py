@@ -1,0 +1,379 @@
+"""Averages of a crew's tensors of which nobody sees the parts: secure aggregation over any transport.
+
+secure = crew.secure_average({"w": (10, 4)}, clip=1.0, dropouts=2)  # on all peers alike
+mean = secure.average({"w": update})
+mean["w"], mean.clients
+
+``ragtag.protocols.secagg`` has the machines, and says what is protected from whom, and what is not. Here they
+stand on published values (``protocols.publish``): each message is one that its receivers take, so it travels
+sealed as all else does, and rows that are lost are asked for again. One peer is the aggregator, and a client
+as the others are. Since it knows its own vector, it counts as one that colludes.
+
+A stage ends when all clients have answered, when those that have not are known to be gone, or after
+``deadline_s``. A round that ends without a sum raises ``NoSecureSum`` on all peers that hear of it; calling
+``average`` again is a new round. Rounds are counted by calls, which must be alike on all peers: a peer that
+was too late for one raises, and is back in step with its next call.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ragtag.codecs.dense import fp32
+from ragtag.core.channels import channel_of
+from ragtag.core.schema import Schema, TensorSpec
+from ragtag.core.types import PEERS_MAX, Arm, Expired, Floats, Left, PeerId, Publish, Start, Version
+from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.publish.channel import Held, published
+from ragtag.protocols.secagg import (
+    ADVERT_BYTES,
+    CHECKS,
+    REASON_BYTES,
+    REVEALED_BYTES,
+    SEALED_BYTES,
+    Download,
+    NoSecureSum,
+    Random,
+    SecureAggregator,
+    SecureClient,
+    SecureEffect,
+    SecureSetting,
+    SecureStage,
+    Summed,
+    Unsummed,
+    Upload,
+    ring_for,
+)
+from ragtag.training.named import Shape
+from ragtag.training.transport import PublishingTransport
+
+_HEAD = struct.Struct("<QQ")
+"""Before each message: the round, and how many bytes follow."""
+_FOR_ALL = ("down MASKED", "down UNMASK")
+_LOOKS = 16
+"""How often messages are looked for while the channel opened, or the shortest stage since went by."""
+_LOOK_MIN_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SecureMean:
+    """An average: ``mean["w"]``, float32.
+
+    clients: the peers whose values are in it, each counted alike.
+    clipped: how many of this peer's own values were beyond the clip.
+    round: its number, from 0.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    clients: tuple[PeerId, ...]
+    clipped: int
+    round: int
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+
+@dataclass(slots=True)
+class SecureTraffic:
+    """Payload of this peer's messages, headers and padding left out: ``SecureSetting`` has the formulas.
+
+    up_bytes: as a client, to the aggregator, itself included.
+    down_bytes: as the aggregator, to the clients, itself included; of what all get, each one's.
+    """
+
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+
+class SecureAverage:
+    """Secure averages of some tensors of all peers that are in the crew now; made by ``crew.secure_average``.
+
+    transport: the crew's.
+    shapes: by name, or example tensors, on all peers the same.
+    clip: values beyond it, or below -clip, count as it.
+    dropouts: how many of the peers may drop out in a round; with more there is no sum.
+    colluders: how many peers may tell each other all they know without seeing another's vector.
+    aggregator: the peer that adds up.
+    name: of these averages. deadline_s: for each of a round's four stages.
+    random: random bytes that nobody else can guess. on_publish: called after each message.
+
+    Raises:
+        ValueError: there is no such aggregator; peers, dropouts or colluders are too many.
+        ragtag.SchemaMismatch: another peer has other shapes or settings.
+    """
+
+    def __init__(
+        self,
+        transport: PublishingTransport,
+        shapes: Mapping[str, Shape],
+        *,
+        clip: float,
+        dropouts: int,
+        colluders: int = 1,
+        aggregator: PeerId = 0,
+        name: str = "secure",
+        seed: int = 0,
+        deadline_s: float = 60.0,
+        random: Random = secrets.token_bytes,
+        on_publish: Callable[[], None] = lambda: None,
+    ) -> None:
+        n = transport.n
+        if not 0 <= aggregator < n:
+            raise ValueError(f"secure averages: aggregator {aggregator} of {n} peers")
+        if n > PEERS_MAX:
+            raise ValueError(f"secure averages: {n} peers; at most {PEERS_MAX} take part")
+        if not deadline_s > 0:
+            raise ValueError(f"secure averages: deadline_s is {deadline_s}; it must be above 0")
+        self._shapes = {
+            key: shape.shape if isinstance(shape, torch.Tensor) else torch.Size(shape)
+            for key, shape in shapes.items()
+        }
+        length = sum(shape.numel() for shape in self._shapes.values())
+        degree, threshold = ring_for(n, dropouts, colluders)
+        self._setting = SecureSetting(n, length, clip, degree, threshold, n - dropouts, seed)
+        self._transport, self._random, self._deadline_s = transport, random, deadline_s
+        self._aggregator, self._on_publish = aggregator, on_publish
+        self._round = 0
+        self.traffic = SecureTraffic()
+        self._slots = _slots(self._setting, aggregator)
+        self._numbers = {slot: number for number, slot in enumerate(self._slots)}
+        self._channel = channel_of(f"{name}/secure")
+        by = published(self._slots.values())
+        specs = tuple(
+            TensorSpec(f"{what}/{peer}", (rows * fp32.elements,), "float32")
+            for (what, peer), rows in self._slots.items()
+        )
+        forms = ", ".join(f"{key} {tuple(shape)}" for key, shape in self._shapes.items())
+        alike = f"{forms}; clip {clip:g}, {dropouts} dropouts, {colluders} collude, aggregator {aggregator}"
+        begin_s = transport.now_s()
+        schema = Schema(specs, fp32.name, by.name, f"{name}: secure ({alike}, seed {seed})")
+        transport.configure(self._channel, schema, by, fp32)
+        self._look_s = max(_LOOK_MIN_S, (transport.now_s() - begin_s) / _LOOKS)
+        self._taken: dict[tuple[str, PeerId], Version] = {}
+        self._wanted = [slot for slot in self._slots if self._takes(slot)]
+        wanted = frozenset(self._numbers[slot] for slot in self._wanted)
+        transport.publish(Publish(self._channel, {}, wanted=wanted))
+
+    @property
+    def setting(self) -> SecureSetting:
+        """Neighbours, thresholds, scale and error of the next round."""
+        return replace(self._setting, round=self._round)
+
+    def _takes(self, slot: tuple[str, PeerId]) -> bool:
+        what, peer = slot
+        me = self._transport.me
+        if what.startswith("up"):
+            return me == self._aggregator and peer != me
+        return me != self._aggregator and peer == (self._aggregator if what in _FOR_ALL else me)
+
+    def average(self, values: Mapping[str, torch.Tensor]) -> SecureMean:
+        """A round; it ends within ten times ``deadline_s``.
+
+        values: of each name, of its shape; floats.
+
+        Raises:
+            ValueError: names, shapes or types are others.
+            ragtag.NotFinite: a value is NaN or infinite; nothing was sent.
+            ragtag.privacy.NoSecureSum: there is no sum, since too many have dropped out, say.
+        """
+        flat = self._flat(values)
+        number, setting = self._round, self.setting
+        client = SecureClient(setting, self._transport.me, flat, self._random, self._deadline_s)
+        self._round += 1
+        begin_s = self._transport.now_s()
+        end = _Turn(self, setting, client).run()
+        if isinstance(end, Unsummed):
+            raise end.error
+        stage_s = (self._transport.now_s() - begin_s) / len(SecureStage)
+        self._look_s = max(_LOOK_MIN_S, min(self._look_s, stage_s / _LOOKS))
+        mean = setting.values(end.total) / np.float32(len(end.clients))
+        tensors, first = {}, 0
+        for name, shape in self._shapes.items():
+            part = torch.from_numpy(mean[first : first + shape.numel()]).reshape(shape)
+            tensors[name] = part.to(values[name].device)
+            first += shape.numel()
+        return SecureMean(tensors, end.clients, client.clipped, number)
+
+    def _flat(self, values: Mapping[str, torch.Tensor]) -> Floats:
+        if values.keys() != self._shapes.keys():
+            odd = sorted(values.keys() ^ self._shapes.keys())
+            raise ValueError(f"secure averages are of {list(self._shapes)[:8]}; {odd[0]!r} is odd")
+        parts = []
+        for name, shape in self._shapes.items():
+            value = values[name]
+            if value.shape != shape or not value.is_floating_point():
+                raise ValueError(
+                    f"{name!r} is {tuple(value.shape)} {value.dtype}; give floats {tuple(shape)}"
+                )
+            parts.append(value.detach().to("cpu", torch.float32).reshape(-1).numpy())
+        return np.concatenate(parts)
+
+    # -- Messages
+
+    def _send(self, what: str, peer: PeerId, number: int, body: bytes | memoryview) -> None:
+        rows = np.zeros((self._slots[what, peer], CHUNK_BYTES), np.uint8)
+        flat = rows.reshape(-1)
+        flat[: _HEAD.size] = np.frombuffer(_HEAD.pack(number, len(body)), np.uint8)
+        flat[_HEAD.size : _HEAD.size + len(body)] = np.frombuffer(body, np.uint8)
+        self._transport.publish(Publish(self._channel, {self._numbers[what, peer]: rows}))
+        self._on_publish()
+
+    def _news(self, current: int) -> list[tuple[str, PeerId, int, memoryview]]:
+        """Messages that have come since: what, of or for which peer, of which round.
+
+        Those of rounds after the current one will be news then, too.
+        """
+        held, news = self._transport.published(self._channel)[0].held, []
+        for what, peer in self._wanted:
+            found = held[self._numbers[what, peer]]
+            maker = peer if what.startswith("up") else self._aggregator
+            if found is None or found.version.maker != maker:
+                continue
+            if self._taken.get((what, peer)) != found.version:
+                number, body = _read(found)
+                if number <= current:
+                    self._taken[what, peer] = found.version
+                if body is not None:
+                    news.append((what, peer, number, body))
+        return news
+
+
+class _Turn:
+    """One round on one peer: its client, and, on one peer, the aggregator."""
+
+    def __init__(self, over: SecureAverage, setting: SecureSetting, client: SecureClient) -> None:
+        self._over, self._setting, self._client = over, setting, client
+        self._me, self._to = over._transport.me, over._aggregator
+        here = self._me == self._to
+        self._aggregator = SecureAggregator(setting, over._deadline_s) if here else None
+        self._end: Summed | Unsummed | None = None
+        self._newest = dict[PeerId, SecureStage]()
+        self._heard: set[PeerId] = set()
+        self._arms: dict[bool, Arm] = {}
+        self._told: set[SecureStage] = set()
+        self._queue: deque[tuple[bool, Any]] = deque()
+
+    def run(self) -> Summed | Unsummed:
+        """Carry messages until there is a sum, or will be none."""
+        transport, over = self._over._transport, self._over
+        self._queue += [(here, Start()) for here in (True, False) if not here or self._aggregator is not None]
+        gone: set[PeerId] = set()
+        while True:
+            self._drain()
+            if self._aggregator is None and self._end is not None:
+                over._send("up OVER", self._me, self._setting.round, b"")
+                return self._end
+            if self._aggregator is not None and self._aggregator.stage == SecureStage.OVER:
+                assert self._end is not None
+                self._linger()
+                return self._end
+            now_s, live = transport.now_s(), transport.live
+            due = [(here, arm) for here, arm in self._arms.items() if arm.at_s <= now_s]
+            for here, arm in due:
+                del self._arms[here]
+                self._queue.append((here, Expired(arm.timer)))
+            left = {peer for peer in range(self._setting.n) if peer not in live} - gone
+            gone |= left
+            if self._aggregator is not None:
+                self._queue += [(True, Left(peer)) for peer in sorted(left)]
+            elif self._to in gone:
+                why = f"the aggregator, peer {self._to}, has left"
+                return Unsummed(NoSecureSum(self._client.stage, why))
+            self._take()
+            if not self._queue:
+                next_s = min((arm.at_s for arm in self._arms.values()), default=now_s + over._look_s)
+                transport.pause(min(over._look_s, max(_LOOK_MIN_S, next_s - now_s)))
+
+    def _take(self) -> None:
+        for what, peer, number, body in self._over._news(self._setting.round):
+            stage, up = SecureStage[what.split()[1]], what.startswith("up")
+            if number != self._setting.round:
+                if not up and number > self._setting.round and self._end is None:
+                    why = f"peer {self._me} was too late: the others have gone on to round {number}"
+                    self._end = Unsummed(NoSecureSum(self._client.stage, why))
+                continue
+            if not up:
+                self._queue.append((False, Download(self._me, stage, body)))
+            elif stage == SecureStage.OVER:
+                self._heard.add(peer)
+            else:
+                self._newest[peer] = stage
+                self._queue.append((True, Upload(peer, stage, body)))
+
+    def _drain(self) -> None:
+        """Give the machines what there is for them, and carry out what they want."""
+        while self._queue:
+            here, event = self._queue.popleft()
+            machine = self._aggregator if here else self._client
+            assert machine is not None
+            for effect in machine.step(self._over._transport.now_s(), event):
+                self._carry(here, effect)
+
+    def _carry(self, here: bool, effect: SecureEffect) -> None:
+        over, number, traffic = self._over, self._setting.round, self._over.traffic
+        if isinstance(effect, Arm):
+            self._arms[here] = effect
+        elif isinstance(effect, Upload):
+            traffic.up_bytes += len(effect.body)
+            if self._aggregator is not None:
+                self._queue.append((True, effect))
+            else:
+                over._send(f"up {effect.stage.name}", self._me, number, effect.body)
+        elif isinstance(effect, Download):
+            traffic.down_bytes += len(effect.body)
+            if effect.client == self._me:
+                self._queue.append((False, effect))
+            elif effect.stage < SecureStage.MASKED:
+                over._send(f"down {effect.stage.name}", effect.client, number, effect.body)
+            elif effect.stage not in self._told:  # for all alike
+                self._told.add(effect.stage)
+                over._send(f"down {effect.stage.name}", self._to, number, effect.body)
+        elif not here or self._end is None:
+            self._end = effect
+
+    def _linger(self) -> None:
+        """Stay until those that were with it to the end have heard of it, or for a stage's time.
+
+        This peer may leave after that.
+        """
+        last = max(self._newest.values(), default=SecureStage.KEYS)
+        present = {peer for peer, stage in self._newest.items() if stage == last}
+        transport, until_s = self._over._transport, self._over._transport.now_s() + self._over._deadline_s
+        while transport.now_s() < until_s and not present & transport.live <= self._heard:
+            transport.pause(self._over._look_s)
+            self._take()
+
+
+def _read(held: Held) -> tuple[int, memoryview | None]:
+    """A message's round and body; ``None``: it says that it is longer than it can be."""
+    flat = np.ascontiguousarray(held.rows).reshape(-1)
+    number, size = _HEAD.unpack_from(flat.data)
+    if size > len(flat) - _HEAD.size:
+        return number, None
+    return number, flat[_HEAD.size : _HEAD.size + size].data
+
+
+def _slots(setting: SecureSetting, aggregator: PeerId) -> dict[tuple[str, PeerId], int]:
+    """All messages of a round, by what they are and whose, with their rows; what goes to all is one."""
+    who = -(-setting.n // 8)
+    each = {
+        "up KEYS": ADVERT_BYTES,
+        "up SHARES": setting.degree * SEALED_BYTES,
+        "up MASKED": 4 * (setting.length + CHECKS),
+        "up UNMASK": setting.degree * REVEALED_BYTES,
+        "up OVER": 0,
+        "down KEYS": setting.degree * ADVERT_BYTES,
+        "down SHARES": setting.degree * SEALED_BYTES,
+    }
+    sizes = {(what, peer): size for what, size in each.items() for peer in range(setting.n)}
+    sizes["down MASKED", aggregator] = who
+    sizes["down UNMASK", aggregator] = max(REASON_BYTES, 1 + who + 4 * setting.length)
+    return {slot: -(-(_HEAD.size + size) // CHUNK_BYTES) for slot, size in sizes.items()}

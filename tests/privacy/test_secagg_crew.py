@@ -1,0 +1,248 @@
+"""Secure averages between peers in virtual time: exact sums over lost datagrams and dropouts, errors else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ragtag.core.errors import NotFinite
+from ragtag.core.faults import Crash, Faults, Freeze, Loss
+from ragtag.core.schema import SchemaMismatch
+from ragtag.core.seed import generator
+from ragtag.privacy import NoSecureSum, SecureAverage, SecureMean
+from ragtag.protocols.secagg import ADVERT_BYTES, SecureSetting
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+
+SHAPES = {"w": (30, 20), "b": (7,)}
+DEADLINE_S, LOSSY_DEADLINE_S = 0.5, 10.0
+N, DROPOUTS = 8, 2
+LINE: dict[str, Any] = {"latency_s": 0.002, "rate_bytes_per_s": 1e8}
+
+
+def update(peer: int, turn: int = 0) -> dict[str, Tensor]:
+    draws = generator(3, "update", peer, turn)
+    return {name: torch.from_numpy(draws.uniform(-1, 1, shape)).float() for name, shape in SHAPES.items()}
+
+
+def exact(setting: SecureSetting, clients: Any, turn: int = 0) -> np.ndarray[Any, Any]:
+    """The mean of quantised values, as it must come out to the last bit."""
+    total = np.zeros(setting.length, np.int64)
+    for peer in clients:
+        flat = torch.cat([part.reshape(-1) for part in update(peer, turn).values()]).numpy()
+        total += setting.quantised(flat)[0].view(np.int32)[: setting.length]
+    return np.asarray(total / setting.scale, np.float32) / np.float32(len(list(clients)))
+
+
+class Rounds:
+    """A crew's rounds: what each peer got, when they ended, when the crew had opened."""
+
+    def __init__(
+        self,
+        n: int,
+        dropouts: int,
+        rounds: int = 1,
+        *,
+        aggregator: int = 0,
+        deadline_s: float = DEADLINE_S,
+        **faults: Any,
+    ) -> None:
+        self.got: dict[int, list[SecureMean | str]] = {peer: [] for peer in range(n)}
+        self.settings: list[SecureSetting] = []
+        self.sent_s: list[float] = []
+        self.open_s = self.end_s = 0.0
+        self.averages: dict[int, SecureAverage] = {}
+        self.crew = SimulatedCrew(n, Faults(**{**LINE, **faults}), seed=4)
+
+        def train(peer: SimulatedTransport) -> None:
+            secure = self.averages[peer.me] = SecureAverage(
+                peer,
+                SHAPES,
+                clip=1.0,
+                dropouts=dropouts,
+                aggregator=aggregator,
+                deadline_s=deadline_s,
+                random=generator(9, "keys", peer.me).bytes,
+                on_publish=lambda: self._sent(peer),
+            )
+            self.open_s = max(self.open_s, peer.now_s())
+            for turn in range(rounds):
+                if peer.me == aggregator:
+                    self.settings.append(secure.setting)
+                try:
+                    self.got[peer.me].append(secure.average(update(peer.me, turn)))
+                except NoSecureSum as error:
+                    self.got[peer.me].append(str(error))
+            self.end_s = max(self.end_s, peer.now_s())
+
+        self.crew.run(train)
+
+    def _sent(self, peer: SimulatedTransport) -> None:
+        """When the last peer has sent its messages: the first four are its stages'."""
+        if peer.me == peer.n - 1:
+            self.sent_s.append(peer.now_s())
+
+    def judge(self, peers: Any, clients: Any, turn: int = 0) -> None:
+        expected = exact(self.settings[turn], clients, turn)
+        for peer in peers:
+            mean = self.got[peer][turn]
+            assert isinstance(mean, SecureMean), mean
+            assert mean.clients == tuple(clients) and mean.round == turn
+            flat = torch.cat([mean[name].reshape(-1) for name in SHAPES]).numpy()
+            np.testing.assert_array_equal(flat, expected)
+
+
+@pytest.fixture(scope="module")
+def calm() -> Rounds:
+    return Rounds(N, DROPOUTS)
+
+
+def test_a_crew_averages_exactly(calm: Rounds) -> None:
+    calm.judge(range(N), range(N))
+    plain = torch.stack([update(peer)["w"] for peer in range(N)]).double().mean(0)
+    mean = calm.got[3][0]
+    assert isinstance(mean, SecureMean)
+    assert (mean["w"] - plain).abs().max() < calm.settings[0].error / N + 1e-7
+    assert calm.end_s - calm.open_s < DEADLINE_S, "nobody waited for a deadline"
+
+
+def test_payload_is_as_by_the_formulas(calm: Rounds) -> None:
+    setting = calm.settings[0]
+    ups = {calm.averages[peer].traffic.up_bytes for peer in range(N)}
+    assert ups == {setting.upload_bytes()}
+    assert calm.averages[0].traffic.down_bytes == N * setting.download_bytes()
+
+
+def die_at(stage: int, calm: Rounds, n: int, gone: tuple[int, ...]) -> None:
+    """They die just before they would send that stage's message."""
+    at_s = calm.sent_s[stage] - 1e-4
+    found = Rounds(n, len(gone), crashes=tuple(Crash(peer, at_s) for peer in gone))
+    alive = [peer for peer in range(n) if peer not in gone]
+    found.judge(alive, range(n) if stage == 3 else alive)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_quarter_may_die_at_each_stage(calm: Rounds, stage: int) -> None:
+    die_at(stage, calm, N, (3, 7))
+
+
+@pytest.mark.slow
+def test_four_of_sixteen_may_die_at_each_stage() -> None:
+    calm = Rounds(16, 4)
+    calm.judge(range(16), range(16))
+    for stage in range(4):
+        die_at(stage, calm, 16, (3, 8, 12, 15))
+
+
+def test_with_more_gone_there_is_an_error_and_no_sum(calm: Rounds) -> None:
+    gone = (3, 4, 7)
+    found = Rounds(N, DROPOUTS, crashes=tuple(Crash(peer, calm.sent_s[2] - 1e-4) for peer in gone))
+    for peer in range(N):
+        if peer not in gone:
+            (said,) = found.got[peer]
+            assert isinstance(said, str) and "5 of 8 clients are left" in said
+
+
+def test_lost_datagrams_change_nothing_but_the_time() -> None:
+    found = Rounds(5, 1, 2, loss=Loss(0.1), deadline_s=LOSSY_DEADLINE_S)
+    for turn in range(2):
+        found.judge(range(5), range(5), turn)
+
+
+def test_rounds_go_on_after_a_dropout_and_each_has_keys_of_its_own() -> None:
+    calm = Rounds(5, 1, 3, aggregator=2)
+    for turn in range(3):
+        calm.judge(range(5), range(5), turn)
+    half_s = calm.open_s + (calm.end_s - calm.open_s) / 2
+    found = Rounds(5, 1, 3, aggregator=2, crashes=(Crash(4, half_s),))
+    for turn in range(3):
+        first = found.got[0][turn]
+        assert isinstance(first, SecureMean)
+        found.judge(range(4), first.clients, turn)
+    assert isinstance(first, SecureMean) and first.clients == (0, 1, 2, 3)
+
+
+def test_a_peer_that_was_frozen_is_in_step_again() -> None:
+    calm = Rounds(5, 1, 4)
+    at_s = calm.open_s + (calm.end_s - calm.open_s) * 0.4
+    found = Rounds(5, 1, 4, freezes=(Freeze(4, at_s, 2.2 * DEADLINE_S),))
+    whole = [isinstance(end, SecureMean) for end in found.got[4]]
+    assert found.crew.world.now_s > calm.crew.world.now_s
+    for turn in range(4):
+        first = found.got[0][turn]
+        assert isinstance(first, SecureMean)
+        found.judge(range(4), first.clients, turn)
+    assert whole[0] and not whole[1], "it was too late"
+    found.judge(range(5), range(5), 3)
+
+
+def test_a_message_in_another_peers_name_is_not_taken() -> None:
+    """Peer 1 publishes keys of peer 4 that nobody has, before the crew's second round."""
+    means: dict[int, SecureMean] = {}
+    settings: list[SecureSetting] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        secure = SecureAverage(
+            peer,
+            SHAPES,
+            clip=1.0,
+            dropouts=1,
+            deadline_s=DEADLINE_S,
+            random=generator(9, "keys", peer.me).bytes,
+        )
+        settings.append(secure.setting)
+        secure.average(update(peer.me))
+        for _ in range(2 if peer.me == 1 else 0):  # the first has a lower version than what peer 4 has sent
+            secure._send("up KEYS", 4, 1, generator(9, "forged").bytes(ADVERT_BYTES))
+        if peer.me == 4:
+            peer.pause(DEADLINE_S / 4)
+        means[peer.me] = secure.average(update(peer.me))
+
+    SimulatedCrew(5, Faults(**LINE), seed=4).run(train)
+    for mean in means.values():
+        assert mean.clients == (0, 1, 2, 3, 4)
+        flat = torch.cat([mean[name].reshape(-1) for name in SHAPES]).numpy()
+        np.testing.assert_array_equal(flat, exact(settings[0], range(5)))
+
+
+def test_an_aggregator_that_dies_is_told_of(calm: Rounds) -> None:
+    found = Rounds(N, DROPOUTS, crashes=(Crash(0, calm.sent_s[2] - 1e-4),))
+    for peer in range(1, N):
+        (said,) = found.got[peer]
+        assert isinstance(said, str) and "aggregator" in said
+    assert found.end_s < calm.end_s + 10 * DEADLINE_S
+
+
+def test_a_crew_that_is_too_large_is_refused() -> None:
+    crowd: Any = SimpleNamespace(n=65, me=0)
+    with pytest.raises(ValueError, match="65 peers; at most 64"):
+        SecureAverage(crowd, SHAPES, clip=1.0, dropouts=1)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    def train(peer: SimulatedTransport) -> None:
+        for options, why in (
+            ({"aggregator": 5}, "aggregator 5 of 5 peers"),
+            ({"dropouts": 3}, "allow fewer"),
+            ({"deadline_s": 0.0}, "above 0"),
+            ({"clip": -1.0}, "above 0"),
+        ):
+            with pytest.raises(ValueError, match=why):
+                SecureAverage(peer, SHAPES, **({"clip": 1.0, "dropouts": 1} | options))  # type: ignore[arg-type]
+        secure = SecureAverage(peer, SHAPES, clip=1.0, dropouts=1, deadline_s=DEADLINE_S)
+        with pytest.raises(ValueError, match="'v' is odd"):
+            secure.average(update(0) | {"v": torch.zeros(1)})
+        with pytest.raises(ValueError, match="give floats"):
+            secure.average(update(0) | {"b": torch.zeros(8)})
+        with pytest.raises(NotFinite):
+            secure.average(update(0) | {"b": torch.full((7,), torch.nan)})
+        mean = secure.average(update(0) | {"b": torch.full((7,), 3.0)})
+        assert mean.clipped == 7 and mean.round == 0 and mean["b"].tolist() == [1.0] * 7
+        with pytest.raises(SchemaMismatch):
+            SecureAverage(peer, SHAPES, clip=1.0 + peer.me, dropouts=1, name="other")
+
+    SimulatedCrew(5, Faults(**LINE), seed=4).run(train)

@@ -1,0 +1,610 @@
+"""Secure aggregation's machines: exact sums over dropouts, nothing below the threshold, forged input."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragtag.core.errors import NotFinite
+from ragtag.core.seed import generator
+from ragtag.core.types import Arm, Expired, Floats, Left, Start
+from ragtag.protocols import secagg
+from ragtag.protocols.sealing.noise import KeyPair
+from ragtag.protocols.secagg import (
+    CHECKS,
+    PRIME,
+    Download,
+    NoSecureSum,
+    Random,
+    SecureAggregator,
+    SecureClient,
+    SecureSetting,
+    SecureStage,
+    Summed,
+    Unsummed,
+    Upload,
+    add_masks,
+    genuine_secret,
+    ring_for,
+    secret_of,
+    shares_of,
+)
+
+N, LENGTH, DROPS, DEADLINE_S = 16, 40, 4, 5.0
+
+
+def stream(name: str, peer: int = 0) -> Random:
+    return generator(7, name, peer).bytes
+
+
+def setting_of(n: int = N, length: int = LENGTH, drops: int = DROPS, **others: Any) -> SecureSetting:
+    degree, threshold = ring_for(n, drops)
+    return SecureSetting(n, length, 2.0, degree, threshold, n - drops, seed=5, **others)
+
+
+def vectors_of(setting: SecureSetting) -> list[Floats]:
+    return [
+        generator(1, "vector", peer).uniform(-2, 2, setting.length).astype(np.float32)
+        for peer in range(setting.n)
+    ]
+
+
+class Crew:
+    """Clients and an aggregator whose messages come at once; a timer runs out where nothing else happens.
+
+    drops: the stage from which on a client's uploads do not come. change: what becomes of a message.
+    """
+
+    def __init__(
+        self,
+        setting: SecureSetting,
+        drops: Mapping[int, SecureStage] | None = None,
+        change: Callable[[Upload | Download], list[Upload | Download]] = lambda message: [message],
+        told: bool = False,
+    ) -> None:
+        self.setting, self.drops, self.change, self.told = setting, drops or {}, change, told
+        self.vectors = vectors_of(setting)
+        self.clients = [
+            SecureClient(setting, peer, vector, stream("keys", peer), DEADLINE_S)
+            for peer, vector in enumerate(self.vectors)
+        ]
+        self.aggregator = SecureAggregator(setting, DEADLINE_S)
+        self.now_s = 0.0
+        self.ends: dict[int, Summed | Unsummed] = {}
+        self.seen: list[Upload] = []
+        self.sent: Counter[str] = Counter()
+        self.told_to: dict[int, list[Download]] = {peer: [] for peer in range(setting.n)}
+        self._timers: list[tuple[float, int, int, Arm]] = []
+        self._queue: list[tuple[int, Any]] = [(-1, Start()), *((peer, Start()) for peer in range(setting.n))]
+        while self._queue or self._timers:
+            if not self._queue:
+                self._timers.sort(key=lambda timer: timer[:3])
+                self.now_s, _, who, arm = self._timers.pop(0)
+                self._queue = [(who, Expired(arm.timer))]
+            self._step(*self._queue.pop(0))
+
+    def _step(self, who: int, event: Any) -> None:
+        machine = self.aggregator if who < 0 else self.clients[who]
+        for effect in machine.step(self.now_s, event):
+            if isinstance(effect, Arm):
+                self._timers.append((effect.at_s, len(self._timers), who, effect))
+            elif isinstance(effect, Summed | Unsummed):
+                self.ends[who] = effect
+            elif isinstance(effect, Upload) and effect.stage >= self.drops.get(
+                effect.client, SecureStage.OVER
+            ):
+                if self.told:
+                    self._queue.append((-1, Left(effect.client)))
+            else:
+                assert isinstance(effect, Upload | Download)
+                for message in self.change(effect):
+                    self.sent[type(message).__name__] += len(message.body)
+                    if isinstance(message, Upload):
+                        self.seen.append(message)
+                    else:
+                        self.told_to[message.client].append(message)
+                    self._queue.append((-1 if isinstance(message, Upload) else message.client, message))
+
+    @property
+    def sum(self) -> Summed:
+        end = self.ends[-1]
+        assert isinstance(end, Summed), end
+        return end
+
+    @property
+    def error(self) -> NoSecureSum:
+        end = self.ends[-1]
+        assert isinstance(end, Unsummed), end
+        return end.error
+
+    def expected(self, clients: Any) -> Any:
+        words = [self.setting.quantised(self.vectors[peer])[0].astype(object) for peer in clients]
+        return (sum(words)[: self.setting.length] % 2**32).astype(np.uint32)
+
+
+# -- Shares
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, PRIME - 1), st.integers(1, 8), st.integers(0, 6), st.randoms(use_true_random=False))
+def test_any_threshold_of_shares_gives_the_secret(secret: int, t: int, more: int, draws: Any) -> None:
+    shares = shares_of(secret, t, t + more, draws.randrange)
+    chosen = draws.sample(range(1, t + more + 1), t)
+    assert secret_of({x: shares[x - 1] for x in chosen}) == secret
+
+
+@pytest.mark.parametrize(("prime", "t", "count"), [(5, 2, 4), (7, 3, 4), (5, 3, 3)])
+def test_fewer_shares_say_nothing(prime: int, t: int, count: int) -> None:
+    """Of all polynomials: what t - 1 shares show comes equally often, whatever the secret."""
+    for where in itertools.combinations(range(count), t - 1):
+        for secret in range(prime):
+            seen: Counter[tuple[int, ...]] = Counter()
+            for coefficients in itertools.product(range(prime), repeat=t - 1):
+                left = iter(coefficients)
+                shares = shares_of(secret, t, count, lambda _, left=left: next(left), prime)  # type: ignore[misc]
+                seen[tuple(shares[x] for x in where)] += 1
+            assert len(seen) == prime ** (t - 1) and set(seen.values()) == {1}
+
+
+def test_the_field_is_a_prime_above_all_keys() -> None:
+    assert PRIME > 1 << 256
+    for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):  # Miller and Rabin's
+        odd, twos = PRIME - 1, 0
+        while odd % 2 == 0:
+            odd, twos = odd // 2, twos + 1
+        powers = [pow(base, odd << k, PRIME) for k in range(twos)]
+        assert powers[0] == 1 or PRIME - 1 in powers
+
+
+def test_forged_shares_are_found_and_named() -> None:
+    shares = dict(enumerate(shares_of(12345, 3, 6, lambda prime: 77777), 1))
+    forged = shares | {2: 1, 5: shares[5] + 1}
+    assert genuine_secret(forged, 3, lambda secret: secret == 12345) == (12345, [2, 5])
+    assert genuine_secret({x: forged[x] for x in (1, 2, 3)}, 3, lambda secret: secret == 12345) is None
+
+
+def test_shares_that_cannot_be_are_refused() -> None:
+    for secret, t, count, prime in ((7, 1, 2, 7), (1, 3, 2, 7), (1, 1, 7, 7), (1, 0, 2, 7), (-1, 1, 1, 7)):
+        with pytest.raises(ValueError, match="suffice, in a field of 7"):
+            shares_of(secret, t, count, lambda prime: 0, prime)
+
+
+# -- Values and masks
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(3, 64),
+    st.floats(1e-6, 1e6),
+    st.lists(st.floats(-2e6, 2e6, width=32), min_size=3, max_size=3),
+)
+def test_quantised_values_are_as_near_as_is_said(n: int, clip: float, drawn: list[float]) -> None:
+    setting = SecureSetting(n, 3, clip, n - 1, n - 1, 2)
+    values = np.array(drawn, np.float32)
+    words, beyond = setting.quantised(values)
+    limit = np.float32(clip)
+    clipped = np.clip(values, -limit, limit).astype(np.float64)
+    assert beyond == np.count_nonzero(np.abs(values) > limit)
+    back = words[:3].view(np.int32) / setting.scale
+    assert np.abs(back - clipped).max() <= setting.error / n
+    assert n * np.abs(words.view(np.int32).astype(np.int64)).max() < 2**31, "n of them do not overflow"
+    assert not words[3:].any() and len(words) == 3 + CHECKS
+
+
+def test_values_that_are_not_finite_are_not_sent() -> None:
+    setting = setting_of(length=3)
+    for odd in (np.nan, np.inf, -np.inf):
+        with pytest.raises(NotFinite, match="value 1 of a vector"):
+            setting.quantised(np.array([0, odd, 1], np.float32))
+    with pytest.raises(ValueError, match=r"it takes float32 \[3\]"):
+        setting.quantised(np.zeros(4, np.float32))
+
+
+def test_masks_cancel_and_differ_by_key() -> None:
+    keys = [stream("a")(32), stream("b")(32)]
+    total = np.arange(200_000, dtype=np.uint32)
+    add_masks(total, [(keys[0], 1), (keys[1], -1)])
+    assert np.count_nonzero(total == np.arange(200_000)) < 5
+    blocks = total[: 1 << 16] - total[1 << 16 : 1 << 17]
+    assert len(np.unique(blocks)) > 60_000, "each block has its own part of the stream"
+    add_masks(total, [(keys[1], 1), (keys[0], -1)])
+    np.testing.assert_array_equal(total, np.arange(200_000))
+
+
+# -- Neighbours
+
+
+@pytest.mark.parametrize("n", [3, 4, 9, 16, 33])
+def test_neighbours_have_each_other(n: int) -> None:
+    for degree in {2, min(6, 2 * ((n - 1) // 2)), n - 1}:
+        setting = SecureSetting(n, 1, 1.0, degree, degree, 2, seed=n)
+        near = [setting.neighbours(peer) for peer in range(n)]
+        assert all(len(set(some)) == degree and peer not in some for peer, some in enumerate(near))
+        assert all(peer in near[other] for peer in range(n) for other in near[peer])
+        assert setting.hangs_together(range(n))
+
+
+def test_a_ring_is_drawn_from_seed_and_round() -> None:
+    rings = [
+        tuple(map(tuple, map(SecureSetting(30, 1, 1.0, 4, 3, 2, seed, r).neighbours, range(30))))
+        for seed, r in ((0, 0), (0, 0), (1, 0), (0, 1))
+    ]
+    assert rings[0] == rings[1] and len(set(rings)) == 3
+
+
+def test_a_ring_with_two_gaps_falls_apart() -> None:
+    setting = SecureSetting(12, 1, 1.0, 4, 3, 2)
+    ring = setting._ring
+    assert setting.hangs_together(set(ring) - {ring[0], ring[1]})
+    assert setting.hangs_together(set(ring) - {ring[0], ring[1], ring[6]})
+    assert not setting.hangs_together(set(ring) - {ring[0], ring[1], ring[6], ring[7]})
+
+
+def test_a_ring_grows_with_the_logarithm() -> None:
+    sizes = [ring_for(n, n // 10, n // 10)[0] for n in (100, 400, 1600)]
+    assert sizes == [32, 76, 102]
+    for n, drops, colluders in ((16, 4, 1), (64, 16, 6), (1000, 100, 100)):
+        degree, threshold = ring_for(n, drops, colluders)
+        assert degree < 2 * threshold <= 2 * degree
+    assert ring_for(16, 4) == (10, 6), "whichever 4 drop out, 6 of 10 are left"
+
+
+@pytest.mark.parametrize(("n", "marked"), [(12, 2), (13, 3)])
+def test_chances_are_bounds_of_what_all_sets_do(n: int, marked: int) -> None:
+    """All sets of peers that drop out, or collude: how often some client has too few or too many near it."""
+    for chance in (0.02, 0.2, 0.6):
+        degree, threshold = ring_for(n, marked, marked, fails=chance, opens=chance)
+        setting = SecureSetting(n, 1, 1.0, degree, threshold, 2, seed=3)
+        sets = [set(some) for some in itertools.combinations(range(n), marked)]
+        counts = [max(len(some.intersection(setting.neighbours(peer))) for peer in range(n)) for some in sets]
+        lacking = sum(count > degree - threshold for count in counts)
+        both = sum(2 * threshold - count <= degree for count in counts)
+        apart = sum(not setting.hangs_together(set(range(n)) - some) for some in sets)
+        assert max(lacking, both, apart) <= chance * len(sets)
+
+
+def test_a_ring_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="allow fewer"):
+        ring_for(16, 9)
+    with pytest.raises(ValueError, match="takes 3 clients"):
+        ring_for(2, 0)
+    for odd in (
+        {"degree": 5},
+        {"threshold": 5},
+        {"survivors_min": 1},
+        {"clip": 0.0},
+        {"length": 0},
+        {"n": 2},
+    ):
+        with pytest.raises(ValueError, match=r"neighbours|clipped|sum of"):
+            SecureSetting(
+                **(
+                    {"n": 16, "length": 3, "clip": 1.0, "degree": 10, "threshold": 6, "survivors_min": 12}
+                    | odd
+                )
+            )  # type: ignore[arg-type]
+
+
+# -- Rounds
+
+
+def test_a_whole_crew_s_sum_is_exact_and_all_have_it() -> None:
+    crew = Crew(setting_of())
+    assert crew.sum.clients == tuple(range(N))
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(range(N)))
+    for peer in range(N):
+        end = crew.ends[peer]
+        assert isinstance(end, Summed) and end.clients == crew.sum.clients
+        np.testing.assert_array_equal(end.total, crew.sum.total)
+    exact = np.sum(np.array(crew.vectors, np.float64), 0)
+    assert np.abs(crew.setting.values(crew.sum.total) - exact).max() < crew.setting.error + 1e-5
+    assert crew.now_s < 3 * DEADLINE_S and crew.aggregator.refused == 0
+
+
+def test_bytes_are_those_of_the_formula() -> None:
+    crew = Crew(setting_of())
+    assert crew.sent["Upload"] == N * crew.setting.upload_bytes()
+    assert crew.sent["Download"] == N * crew.setting.download_bytes()
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["silent", "known to be gone"])
+@pytest.mark.parametrize(
+    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
+)
+def test_four_of_sixteen_may_drop_at_any_stage(stage: SecureStage, told: bool) -> None:
+    for gone in ((0, 1, 2, 3), (3, 7, 11, 15)):
+        crew = Crew(setting_of(), dict.fromkeys(gone, stage), told=told)
+        inside = [peer for peer in range(N) if peer not in gone or stage == SecureStage.UNMASK]
+        assert crew.sum.clients == tuple(inside)
+        np.testing.assert_array_equal(crew.sum.total, crew.expected(inside))
+
+
+def test_one_may_drop_at_each_stage() -> None:
+    crew = Crew(
+        setting_of(),
+        {1: SecureStage.KEYS, 4: SecureStage.SHARES, 9: SecureStage.MASKED, 12: SecureStage.UNMASK},
+    )
+    inside = [peer for peer in range(N) if peer not in (1, 4, 9)]
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(inside))
+
+
+@pytest.mark.parametrize(
+    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
+)
+def test_below_the_threshold_there_is_an_error_and_no_sum(stage: SecureStage) -> None:
+    crew = Crew(setting_of(), dict.fromkeys(range(12) if stage == SecureStage.UNMASK else range(5), stage))
+    assert crew.error.stage == stage
+    assert ("stays masked" if stage == SecureStage.UNMASK else "11 of 16 clients are left") in str(crew.error)
+    assert not any(isinstance(end, Summed) for end in crew.ends.values())
+    alive = crew.ends[15]
+    assert isinstance(alive, Unsummed) and "secure aggregation" in str(alive.error)
+
+
+def test_too_few_shares_leave_the_sum_masked() -> None:
+    crew = Crew(setting_of(), dict.fromkeys(range(12), SecureStage.UNMASK))
+    shown = crew.aggregator._total[:LENGTH]
+    for size in range(1, N + 1):
+        assert not np.array_equal(shown, crew.expected(range(size)))
+
+
+def test_an_aggregator_that_ends_leaves_nobody_waiting() -> None:
+    crew = Crew(
+        setting_of(),
+        change=lambda m: [] if isinstance(m, Download) and m.stage == SecureStage.MASKED else [m],
+    )
+    for peer in range(N):
+        end = crew.ends[peer]
+        assert isinstance(end, Unsummed)
+
+
+# -- What the aggregator sees
+
+
+def test_what_the_aggregator_sees_of_a_vector_is_uniform() -> None:
+    """Pearson's chi-square of its bytes, for vectors of zeros; 256 classes: 255 with a deviation of 22.6."""
+    setting = setting_of(length=20_000)
+    crew = Crew(setting)
+    for message in crew.seen:
+        if message.stage != SecureStage.MASKED:
+            continue
+        counts = np.bincount(np.frombuffer(message.body, np.uint8), minlength=256)
+        chi2 = float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
+        assert abs(chi2 - 255) < 6 * math.sqrt(2 * 255)
+    plain = setting.quantised(crew.vectors[0])[0]
+    counts = np.bincount(plain.view(np.uint8), minlength=256)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() > 1000, "the test would see it"
+
+
+# -- Never both
+
+
+def test_a_client_never_gives_both_secrets_of_a_neighbour() -> None:
+    """An aggregator asks again with other survivors: the second question has no answer."""
+    setting = setting_of()
+    asked: list[Download] = []
+
+    def change(message: Upload | Download) -> list[Upload | Download]:
+        if isinstance(message, Download) and message.stage == SecureStage.MASKED:
+            asked.append(message)
+            others = sum(1 << peer for peer in range(N) if peer == message.client or peer % 5)
+            return [message, Download(message.client, SecureStage.MASKED, others.to_bytes(2, "little"))]
+        return [message]
+
+    crew = Crew(setting, change=change)
+    answers = Counter(m.client for m in crew.seen if m.stage == SecureStage.UNMASK)
+    assert set(answers.values()) == {1} and len(answers) == N
+    kinds = {
+        m.body[at]
+        for m in crew.seen
+        if m.stage == SecureStage.UNMASK
+        for at in range(0, len(m.body), secagg.REVEALED_BYTES)
+    }
+    assert kinds == {secagg._SEED}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_whatever_the_aggregator_says_a_client_reveals_once(data: Any) -> None:
+    """True answers, and questions about other survivors, in any order and number."""
+    setting = setting_of(8, 5, 2)
+    crew = Crew(setting)
+    client = SecureClient(setting, 0, crew.vectors[0], stream("keys"), DEADLINE_S)
+    told = [message for message in crew.told_to[0] if message.stage != SecureStage.UNMASK]
+    bits = data.draw(st.lists(st.integers(0, 255), max_size=6))
+    asked = [Download(0, SecureStage.MASKED, (some | 1).to_bytes(1, "little")) for some in bits]
+    events: list[Any] = [
+        Start(),
+        *told[:2],
+        *data.draw(st.lists(st.sampled_from([Start(), *told, *asked]), max_size=24)),
+    ]
+    effects = [effect for event in events for effect in client.step(0.0, event)]
+    sent = [effect.stage for effect in effects if isinstance(effect, Upload)]
+    assert sent == list(SecureStage)[: len(sent)]
+
+
+def test_two_answers_are_too_few_for_both_secrets() -> None:
+    """Half of the neighbours hear that a client is in, half that it is out: no secret of it has enough."""
+    setting, victim = setting_of(), 3
+    near = setting.neighbours(victim)
+
+    def change(message: Upload | Download) -> list[Upload | Download]:
+        if (
+            isinstance(message, Download)
+            and message.stage == SecureStage.MASKED
+            and message.client in near[::2]
+        ):
+            rest = sum(1 << peer for peer in range(N) if peer != victim)
+            return [Download(message.client, SecureStage.MASKED, rest.to_bytes(2, "little"))]
+        return [message]
+
+    crew = Crew(setting, change=change)
+    kinds = Counter()  # type: ignore[var-annotated]
+    for m in crew.seen:
+        if m.stage == SecureStage.UNMASK and m.client in near:
+            at = setting.neighbours(m.client).index(victim) * secagg.REVEALED_BYTES
+            kinds[m.body[at]] += 1
+    assert kinds[secagg._SEED] == kinds[secagg._KEY] == 5 < setting.threshold
+    assert "stays masked" in str(crew.error)
+
+
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        ([0, 2, 3, 4], "4 clients are left, a sum is of 12 at least"),
+        ([peer for peer in range(N) if peer != 0], "not in the sum"),
+        ([0, *range(5, N)], None),
+    ],
+)
+def test_a_client_judges_who_is_in_the_sum(inside: list[int], why: str | None) -> None:
+    def change(message: Upload | Download) -> list[Upload | Download]:
+        if isinstance(message, Download) and (message.client, message.stage) == (0, SecureStage.MASKED):
+            return [Download(0, SecureStage.MASKED, sum(1 << peer for peer in inside).to_bytes(2, "little"))]
+        return [message]
+
+    crew = Crew(setting_of(), change=change)
+    assert any(m.client == 0 and m.stage == SecureStage.UNMASK for m in crew.seen) == (why is None)
+    if why is not None:
+        end = crew.ends[0]
+        assert isinstance(end, Unsummed)
+        assert why in str(end.error)
+
+
+def test_parts_that_have_no_neighbour_between_them_get_no_shares() -> None:
+    setting = SecureSetting(12, 4, 1.0, 4, 3, 4, seed=2)
+    ring = setting._ring
+    out = {ring[0], ring[1], ring[6], ring[7]}
+    crew = Crew(setting, dict.fromkeys(out, SecureStage.MASKED))
+    assert not any(m.stage == SecureStage.UNMASK for m in crew.seen)
+    end = crew.ends[ring[3]]
+    assert isinstance(end, Unsummed)
+    assert "fall into parts" in str(end.error)
+
+
+# -- Bad input
+
+
+def changed(client: int, stage: SecureStage, make: Callable[[bytes], list[bytes]]) -> Callable[..., Any]:
+    def change(message: Upload | Download) -> list[Upload | Download]:
+        if isinstance(message, Upload) and (message.client, message.stage) == (client, stage):
+            return [Upload(client, stage, body) for body in make(bytes(message.body))]
+        return [message]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
+)
+def test_an_upload_counts_once(stage: SecureStage) -> None:
+    crew = Crew(setting_of(), change=changed(3, stage, lambda body: [body, body, body[::-1]]))
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(range(N)))
+    assert crew.aggregator.refused == 2
+
+
+@pytest.mark.parametrize(
+    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
+)
+def test_an_upload_of_another_length_is_a_dropout(stage: SecureStage) -> None:
+    crew = Crew(setting_of(), change=changed(3, stage, lambda body: [body[:-1]]))
+    inside = [peer for peer in range(N) if peer != 3 or stage == SecureStage.UNMASK]
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(inside))
+    assert crew.aggregator.refused == 1
+
+
+def test_a_forged_share_is_named_and_does_no_harm() -> None:
+    def forge(body: bytes) -> list[bytes]:
+        size = secagg.REVEALED_BYTES
+        return [b"".join(body[at : at + 1] + b"\5" * (size - 1) for at in range(0, len(body), size))]
+
+    crew = Crew(setting_of(), {8: SecureStage.MASKED}, changed(0, SecureStage.UNMASK, forge))
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(peer for peer in range(N) if peer != 8))
+    assert crew.aggregator.forgers == {0}
+
+
+def test_a_share_of_the_wrong_secret_is_no_share() -> None:
+    def swap(body: bytes) -> list[bytes]:
+        size = secagg.REVEALED_BYTES
+        return [
+            b"".join(bytes([3 - body[at]]) + body[at + 1 : at + size] for at in range(0, len(body), size))
+        ]
+
+    crew = Crew(setting_of(), change=changed(5, SecureStage.UNMASK, swap))
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(range(N)))
+    assert crew.aggregator.forgers == {5}
+
+
+def test_too_many_forged_shares_end_the_round() -> None:
+    def forge(message: Upload | Download) -> list[Upload | Download]:
+        if isinstance(message, Upload) and message.stage == SecureStage.UNMASK and message.client < 12:
+            raw = bytearray(message.body)
+            raw[1 :: secagg.REVEALED_BYTES] = b"\1" * (len(raw) // secagg.REVEALED_BYTES)
+            raw[2 :: secagg.REVEALED_BYTES] = b"\2" * (len(raw) // secagg.REVEALED_BYTES)
+            return [Upload(message.client, message.stage, bytes(raw))]
+        return [message]
+
+    crew = Crew(setting_of(), change=forge)
+    assert "forged, or dealt wrongly" in str(crew.error)
+
+
+def other_key(body: bytes) -> list[bytes]:
+    return [body[:32] + KeyPair(b"7" * 32).public + body[64:]]
+
+
+def test_masks_that_do_not_cancel_are_seen() -> None:
+    """A client masks with another key than it tells."""
+    crew = Crew(setting_of(), change=changed(6, SecureStage.KEYS, other_key))
+    assert "masks do not cancel" in str(crew.error)
+
+
+def test_a_key_that_is_not_the_one_that_was_told_is_seen() -> None:
+    crew = Crew(setting_of(), {6: SecureStage.MASKED}, changed(6, SecureStage.KEYS, other_key))
+    assert "shares of peer 6 do not give its key: forged, or dealt wrongly" in str(crew.error)
+
+
+def test_a_key_that_gives_all_the_same_secret_is_refused() -> None:
+    crew = Crew(
+        setting_of(), change=changed(6, SecureStage.KEYS, lambda body: [bytes(31) + b"\1" + body[32:]])
+    )
+    near = crew.setting.neighbours(6)
+    end = crew.ends[near[0]]
+    assert isinstance(end, Unsummed)
+    assert not isinstance(crew.ends[-1], Summed)
+
+
+def test_shares_that_were_forged_on_their_way_are_not_used() -> None:
+    """A damaged ciphertext: the neighbour it is for drops out, and the others have their sum."""
+    setting = setting_of()
+    to = setting.neighbours(6)[0]
+    crew = Crew(
+        setting, change=changed(6, SecureStage.SHARES, lambda body: [bytes([body[0] ^ 1]) + body[1:]])
+    )
+    end = crew.ends[to]
+    assert isinstance(end, Unsummed)
+    assert "peer 6's shares were forged" in str(end.error)
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(peer for peer in range(N) if peer != to))
+
+
+@pytest.mark.parametrize(
+    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
+)
+@pytest.mark.parametrize("body", [b"", b"\0", b"\xff" * 2, b"\xff" * 960, b"\xff" * 820])
+def test_nonsense_from_the_aggregator_ends_a_client(stage: SecureStage, body: bytes) -> None:
+    def change(message: Upload | Download) -> list[Upload | Download]:
+        if isinstance(message, Download) and (message.client, message.stage) == (2, stage):
+            return [Download(2, stage, body)]
+        return [message]
+
+    crew = Crew(setting_of(), change=change)
+    end = crew.ends[2]
+    if stage == SecureStage.MASKED and body == b"\xff" * 2:
+        assert isinstance(end, Summed), "this says what was said"
+    else:
+        assert isinstance(end, Unsummed)

@@ -115,8 +115,14 @@ def test_a_crew_that_stops_short_is_outside_in_what_it_did_not_come_to() -> None
     alone = [[loss + shift for loss in FALLING] for shift in (-0.001, 0.001)]
     assert outside_band([ran(GATHERS, CALM)], alone) == 0
     assert outside_band([ran(GATHERS, CALM, losses=FALLING[:19])], alone) == 1
-    with pytest.raises(ValueError, match=r"the loss never was 0\.1"):
-        ran(GATHERS, CALM).reached_s(0.1)
+
+
+def test_a_crew_that_never_comes_to_the_loss_takes_for_ever() -> None:
+    high = [loss + 1 for loss in FALLING]
+    assert f"{FAULTY}: time to a loss of {compare.LOSS:g}, over lockstep's" in failed(
+        all_rows(results(world=FAULTY, losses=high))
+    )
+    assert failed(all_rows(results(world=FAULTY, rule=LOCKSTEP, losses=high))) == []
 
 
 def test_what_peers_can_compute_while_they_live_and_run() -> None:

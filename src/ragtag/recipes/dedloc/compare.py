@@ -212,7 +212,7 @@ def _crews(found: Outcomes) -> Table:
                 f"{rule}; {world}",
                 f"{fmean(run.goodput for run in runs):.1%}",
                 f"{fmean(run.used for run in runs):.1%}",
-                f"{fmean(_reached(runs)):.1f}",
+                number(fmean(_reached(runs)), 3),
                 f"{fmean(fmean(run.samples) for run in runs):.0f}",
                 f"{fmean(dropped):.1%}" if dropped else "",
                 f"{fmean(run.survivors for run in runs):.0f}",

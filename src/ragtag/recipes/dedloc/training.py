@@ -10,6 +10,7 @@ small batches as a peer with a target would need for it, and all average.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -134,13 +135,9 @@ class CrewRun:
         return sum(self.samples) / self.setup.computable(self.world, self.ended_s[-1])
 
     def reached_s(self, loss: float) -> float:
-        """When the loss was first so low. Raises ValueError: never."""
-        for at_s, now in zip(self.ended_s, self.losses, strict=True):
-            if now <= loss:
-                return at_s
-        raise ValueError(
-            f"{self.rule}, {self.world}: the loss never was {loss:g}; at the end {self.losses[-1]:g}"
-        )
+        """When the loss was first so low; infinite: never."""
+        ends = zip(self.ended_s, self.losses, strict=True)
+        return next((at_s for at_s, now in ends if now <= loss), math.inf)
 
     def account(self, accounts: list[Account]) -> None:
         """Take down what became of the survivors' samples."""

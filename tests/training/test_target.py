@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import target_batch
 from ragtag.core.channels import topic_of
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.types import Outcome, nobodys
@@ -187,20 +185,6 @@ def test_through_loss_freezes_and_death_each_sample_has_one_fate(method: str, re
     if repairs:
         assert weights[5] >= 128 and weights[0] >= 0.7 * 128, "a peer that dies was counted for little"
     assert sum(weights) / len(weights) >= 0.8 * 128
-
-
-@pytest.mark.slow
-def test_the_loss_against_steps_is_that_of_one_process_with_the_large_batch() -> None:
-    crew = target_batch.Crew(peers=8, steps=40, target=1024, batch=16, change=10, seed=1)
-    crew.run()
-    own = target_batch.windows(crew.losses, 10)
-    theirs = [
-        target_batch.windows(target_batch.alone(100 + seed, len(crew.losses), 1024), 10) for seed in range(5)
-    ]
-    for mine, others in zip(own, zip(*theirs, strict=True), strict=True):
-        spread = stdev(others)
-        assert min(others) - spread <= mine <= max(others) + spread, (own, theirs)
-    assert len(crew.counts) == 8 - 4, "four have died"
 
 
 def test_a_peer_too_slow_for_the_target_keeps_in_step_and_says_so() -> None:

@@ -1,0 +1,248 @@
+"""Trains a crew that gathers towards a target batch, one in lockstep, and one process with the large batch.
+
+Each peer of a crew runs a user's training loop, ``CrewOptimizer`` over gradients, in virtual time. Its
+samples are drawn for it alone, and each is used once. What a step of the crew made of the model is seen at
+peer 0, which neither dies nor freezes.
+
+A crew in lockstep is one without a target: each peer computes the same part of the large batch, in as many
+small batches as a peer with a target would need for it, and all average.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ragtag.core import seed as random
+from ragtag.core.faults import Crash, Faults, Freeze, Loss
+from ragtag.core.types import Outcome
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.optimizer.gathering import Account
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+
+GATHERS, LOCKSTEP = "target batch", "lockstep"
+CALM, FAULTY = "calm", "peers die and freeze, 2 % lost"
+INPUTS, HIDDEN, CLASSES = 16, 64, 4
+RATE, MOMENTUM = 0.02, 0.9
+SAMPLE_S = 0.02
+"""What a sample takes on a peer of speed 1; the fastest peer has speed 4."""
+JITTER = 0.2
+LOST = 0.02
+FROZEN_STEPS = 3.0
+"""How long a peer is frozen, in steps of the calm crew."""
+HELD_OUT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CrewSetup:
+    """A crew and its work.
+
+    target: samples of a step.
+    batch: samples of a peer's batch.
+    steps: of the crew.
+    change: in a faulty world a peer dies each time that a calm crew takes so many steps, and one freezes each
+        time that it takes twice as many.
+    """
+
+    peers: int
+    target: int
+    batch: int
+    steps: int
+    change: int
+
+    @property
+    def speeds(self) -> list[float]:
+        """Of all peers: 1 to 4, evenly, in an order without a pattern."""
+        return [1.0 + 3.0 * (7 * peer % self.peers) / max(1, self.peers - 1) for peer in range(self.peers)]
+
+    @property
+    def samples_per_s(self) -> float:
+        """What all peers compute together."""
+        return sum(self.speeds) / SAMPLE_S
+
+    def faults(self, world: str) -> Faults:
+        """Those of a world. Raises ValueError: there is no such world."""
+        lines: dict[str, Any] = {"latency_s": 0.02, "rate_bytes_per_s": 1e8}
+        if world == CALM:
+            return Faults(**lines)
+        if world != FAULTY:
+            raise ValueError(f"world {world!r}; there are {CALM!r} and {FAULTY!r}")
+        step_s = self.target / self.samples_per_s
+        deaths = min(self.peers // 2, (self.steps - 1) // self.change)
+        dies = (Crash(1 + at, (1 + at) * self.change * step_s) for at in range(deaths))
+        freezes = (
+            Freeze(self.peers - 1 - at, (2 * at + 0.5) * self.change * step_s, FROZEN_STEPS * step_s)
+            for at in range((1 + deaths) // 2)
+        )
+        return Faults(**lines, loss=Loss(LOST), crashes=tuple(dies), freezes=tuple(freezes))
+
+    def computable(self, world: str, until_s: float) -> float:
+        """Samples that peers of a world compute while they live and run, if they do nothing else."""
+        faults, found = self.faults(world), 0.0
+        for peer, speed in enumerate(self.speeds):
+            ends_s = min([until_s, *(crash.at_s for crash in faults.crashes if crash.peer == peer)])
+            for freeze in faults.freezes:
+                if freeze.peer == peer:
+                    ends_s -= max(0.0, min(freeze.for_s, until_s - freeze.at_s))
+            found += speed / SAMPLE_S * ends_s
+        return found
+
+
+@dataclass(slots=True)
+class CrewRun:
+    """What a crew came to. Lists have an entry for each of its steps.
+
+    rule: ``GATHERS`` or ``LOCKSTEP``.
+    losses: on samples held out.
+    ended_s: in virtual time.
+    samples: in the mean; of a mean of which parts did not come, what came of them.
+    survivors: peers that finished.
+    computed, counted, pending, dropped: by the accounts of the survivors, with a target (else nothing).
+    unaccounted: the largest difference in one peer's account between computed and what became of it.
+    overshoot: of peer 0's account.
+    """
+
+    setup: CrewSetup
+    rule: str
+    world: str
+    seed: int
+    losses: list[float] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
+    samples: list[float] = field(default_factory=list)
+    survivors: int = 0
+    computed: float = 0.0
+    counted: float = 0.0
+    pending: float = 0.0
+    dropped: dict[str, float] = field(default_factory=dict)
+    unaccounted: float = 0.0
+    overshoot: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Samples in means over what all peers, none dead or frozen, would have computed in the time."""
+        return sum(self.samples) / (self.setup.samples_per_s * self.ended_s[-1])
+
+    @property
+    def used(self) -> float:
+        """Samples in means over what peers would have computed in the time while they lived and ran."""
+        return sum(self.samples) / self.setup.computable(self.world, self.ended_s[-1])
+
+    def reached_s(self, loss: float) -> float:
+        """When the loss was first so low; infinite: never."""
+        ends = zip(self.ended_s, self.losses, strict=True)
+        return next((at_s for at_s, now in ends if now <= loss), math.inf)
+
+    def account(self, accounts: list[Account]) -> None:
+        """Take down what became of the survivors' samples."""
+        for of in accounts:
+            self.computed += of.computed
+            self.counted += of.counted
+            self.pending += of.pending
+            for why, n in of.dropped.items():
+                self.dropped[why] = self.dropped.get(why, 0.0) + n
+            known = of.counted + of.pending + sum(of.dropped.values())
+            self.unaccounted = max(self.unaccounted, abs(of.computed - known))
+
+
+def drawn_samples(seed: int, whose: int, at: int, n: int) -> tuple[Tensor, Tensor]:
+    """Inputs ``[n, INPUTS]`` and labels ``[n]`` of a problem that a small network solves in part.
+
+    whose: -1: held out; -2: of the one process; else a peer's. at: the number of the batch.
+    """
+    meant = random.generator(0, "dedloc classes").standard_normal((INPUTS, CLASSES))
+    rng = random.generator(seed, "dedloc samples", 2 + whose, at)
+    x = rng.standard_normal((n, INPUTS))
+    y = (x @ meant + rng.standard_normal((n, CLASSES))).argmax(1)
+    return torch.from_numpy(x).float(), torch.from_numpy(y)
+
+
+def first_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model that all begin with, and its optimizer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random.stream_key(0, "dedloc model") % (1 << 63))
+        model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
+    return model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+
+
+def large_batch(seed: int, steps: int, target: int) -> list[float]:
+    """The loss on samples held out after each step of one process with the large batch."""
+    torch.set_num_threads(1)
+    model, sgd = first_model()
+    judges = drawn_samples(0, -1, 0, HELD_OUT)
+    losses = []
+    for step in range(steps):
+        x, y = drawn_samples(seed, -2, step, target)
+        sgd.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        sgd.step()
+        losses.append(_loss(model, judges))
+    return losses
+
+
+def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
+    """Train a crew in a world by a rule. Raises ValueError: there is no such world or rule."""
+    if rule not in (GATHERS, LOCKSTEP):
+        raise ValueError(f"rule {rule!r}; there are {GATHERS!r} and {LOCKSTEP!r}")
+    torch.set_num_threads(1)
+    found, judges = CrewRun(setup, rule, world, seed), drawn_samples(0, -1, 0, HELD_OUT)
+    cost = ComputeCost(SAMPLE_S, setup.speeds, JITTER, seed)
+
+    def train(peer: SimulatedTransport) -> Account | None:
+        model, sgd = first_model()
+        how: dict[str, Any] = {"method": "allreduce", "average": "gradients", "seed": seed}
+        batches = 1
+        if rule == GATHERS:
+            how |= {"target_batch": setup.target, "weight": setup.batch}
+        else:
+            batches = setup.target // (setup.peers * setup.batch)
+            how |= {"weight": batches * setup.batch}
+
+        def over(outcome: Outcome) -> None:
+            if peer.me == 0:
+                found.losses.append(_loss(model, judges))
+                found.ended_s.append(peer.now_s())
+                found.samples.append(samples_of(outcome))
+
+        optimizer = CrewOptimizer(sgd, peer, model=model, on_outcome=over, **how)
+        at = 0
+        while optimizer.outcome is None or optimizer.outcome.round + 1 < setup.steps:
+            for _ in range(batches):
+                peer.compute(setup.batch)
+                x, y = drawn_samples(seed, peer.me, at, setup.batch)
+                loss = F.cross_entropy(model(x), y) / batches
+                loss.backward()  # type: ignore[no-untyped-call]
+                at += 1
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer._averaged.settle()
+        if peer.me == 0 and optimizer.samples is not None:
+            found.overshoot = optimizer.samples.overshoot
+        return optimizer.samples or Account(setup.target)
+
+    accounts = SimulatedCrew(setup.peers, setup.faults(world), seed, cost=cost).run(train)
+    living = [account for account in accounts if account is not None]
+    found.survivors = len(living)
+    found.account(living)
+    return found
+
+
+def samples_of(outcome: Outcome) -> float:
+    """Samples in a round's mean, on the average of its chunks; a chunk that did not come has none."""
+    return float((outcome.weight * outcome.averaged).mean())
+
+
+def window_means(losses: list[float], size: int) -> list[float]:
+    """Means over windows of so many steps."""
+    return [fmean(losses[at : at + size]) for at in range(0, len(losses) - size + 1, size)]
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, judges: tuple[Tensor, Tensor]) -> float:
+    return float(F.cross_entropy(model(judges[0]), judges[1]))

@@ -405,3 +405,18 @@ def test_gradients_that_overflow_are_dropped_and_said() -> None:
 def test_without_a_target_there_is_no_account() -> None:
     model, inner = made()
     assert CrewOptimizer(inner, FakeCrew(1).transport(0), model=model).samples is None
+
+
+def test_what_opening_the_channel_takes_is_no_part_of_a_batch() -> None:
+    """Else a peer takes its first batch for longer than the crew's steps, and never computes another one."""
+    took_s: list[float] = []
+
+    def each(optimizer: CrewOptimizer, number: int) -> None:
+        gathering = optimizer._averaged.gathering
+        assert gathering is not None
+        if number == 1:
+            took_s.append(gathering._mine(Doing.COMPUTES).batch_s)
+
+    crew = SimulatedCrew(2, Faults(latency_s=0.1), seed=1, cost=ComputeCost(0.01))
+    crew.run(lambda t: train(t, 3, 24, lambda me: 4, each))
+    assert took_s == pytest.approx([0.04, 0.04])

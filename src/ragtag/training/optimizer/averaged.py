@@ -408,4 +408,6 @@ class AveragedModel:
         self.look_no_more()
         if self._on_ready is not None:
             self._on_ready(self)
+        if self.gathering is not None:
+            self.gathering.opened()
         return exchange

@@ -143,6 +143,10 @@ class Gathering:
 
     # -- This peer
 
+    def opened(self) -> None:
+        """The channel is open: what that took is no part of a batch."""
+        self._last_s = self._averaged_s = self._peers.now_s()
+
     def stepped(self, batch: float, overflowed: bool = False) -> None:
         """A batch of so many samples has been computed, and is gathered unless it ``overflowed``."""
         now_s = self._peers.now_s()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from ragtag.recipes.kfac.training import (
     in_crew,
     in_one_process,
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 def ended(method: str, steps: int, accuracy: float, **more: float) -> TrainedNet:
@@ -81,6 +84,12 @@ def test_as_many_settings_are_tried_for_each_method_and_the_best_counts() -> Non
     assert best(tried) == high
     full, quick = (Plan.of(quick=q, digits=True, seeds=3) for q in (False, True))
     assert full.tune and not quick.tune and set(quick.worlds) < set(full.worlds) and full.fewer == 60
+
+
+def test_what_the_quick_form_takes_is_what_the_stored_sweep_chose() -> None:
+    stored = json.loads((ROOT / "benchmarks/results/reproduce_kfac.json").read_text("utf-8"))
+    (table,) = (table for table in stored["tables"] if table["title"] == "Settings")
+    assert dict(table["rows"]) == {method: how.text for method, how in TUNED.items()}
 
 
 def test_the_first_step_at_a_target() -> None:

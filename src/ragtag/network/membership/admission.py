@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ragtag.core.address import Address
-from ragtag.protocols.membership.invitation import ANSWER_BYTES, NONCE_BYTES, Said, ask, read_answer
+from ragtag.protocols.membership.invitation import NONCE_BYTES, Said, ask, read_answer
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
-from ragtag.protocols.membership.whereabouts import WHERE_BYTES, where_am_i, where_i_am
+from ragtag.protocols.membership.whereabouts import where_am_i, where_i_am
 
 
 def ask_for_key(
@@ -36,39 +37,23 @@ def ask_for_key(
     nonce = secrets.token_bytes(NONCE_BYTES)
     question = ask(key, number, ends_unix_s, nonce)
     refused: dict[Address, Said] = {}
-    began_s = now_s = time.monotonic()
-    pause_s = INITIAL_RTO_S / 8
-    again_s, told = began_s, False
+    told = False
     family = socket.AF_INET6 if ":" in addresses[0][0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.setblocking(False)
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        while (left_s := began_s + deadline_s - now_s) > 0 and len(refused) < len(set(addresses)):
-            if now_s >= again_s:
-                for address in addresses:
-                    with contextlib.suppress(OSError):  # no route now; perhaps at the next attempt
-                        sock.sendto(question, address)
-                again_s, pause_s = now_s + pause_s, min(2 * pause_s, 2 * INITIAL_RTO_S)
-            if not told and not refused and now_s - began_s >= INITIAL_RTO_S:
+        asking = _Asking(sock, addresses, question, deadline_s, looks_s=INITIAL_RTO_S)
+        for data, source in asking:
+            if not told and not refused and asking.elapsed_s >= INITIAL_RTO_S:
                 told = True
-                on_wait(left_s)
-            wait_s = min(left_s, again_s - now_s)
-            if not told:
-                wait_s = min(wait_s, max(0.0, began_s + INITIAL_RTO_S - now_s) or wait_s)
-            poll.poll(1 + 1e3 * wait_s)
-            now_s = time.monotonic()
-            try:
-                data, source = sock.recvfrom(ANSWER_BYTES + 1)
-            except OSError:  # nothing has come, or a datagram found nobody
-                continue
+                on_wait(deadline_s - asking.elapsed_s)
             found = read_answer(key, nonce, data)
             if found is None:
                 continue
             said, crew_key = found  # whatever its address: only a member that was asked knows the nonce
             if said is Said.WELCOME:
                 return crew_key, refused
-            refused[source[0], source[1]] = said
+            refused[source] = said
+            if len(refused) == len(set(addresses)):
+                break
     return None, refused
 
 
@@ -84,28 +69,54 @@ def ask_where(
     addresses: numeric, of the socket's family.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
-    question = where_am_i(crew_key, nonce)
-    sock.setblocking(False)
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    began_s = now_s = time.monotonic()
-    until_s = began_s + deadline_s
-    pause_s, again_s = INITIAL_RTO_S / 8, began_s
     found: dict[Address, Address] = {}
-    while now_s < until_s and len(found) < len(set(addresses)):
-        if now_s >= again_s:
-            for address in addresses:
-                with contextlib.suppress(OSError):  # no route now; perhaps at the next attempt
-                    sock.sendto(question, address)
-            again_s, pause_s = now_s + pause_s, min(2 * pause_s, 2 * INITIAL_RTO_S)
-        poll.poll(1 + 1e3 * (min(until_s, again_s) - now_s))
-        now_s = time.monotonic()
-        try:
-            data, source = sock.recvfrom(WHERE_BYTES + 1)
-        except OSError:  # nothing has come, or a datagram found nobody
-            continue
+    asking = _Asking(sock, addresses, where_am_i(crew_key, nonce), deadline_s)
+    for data, source in asking:
         seen = where_i_am(crew_key, nonce, data)
         if seen is not None:
-            found.setdefault((source[0], source[1]), seen)
-            until_s = min(until_s, began_s + 2 * (now_s - began_s))
+            found.setdefault(source, seen)
+            asking.until_s = min(asking.until_s, 2 * asking.elapsed_s)
+            if len(found) == len(set(addresses)):
+                break
     return found
+
+
+class _Asking:
+    """Asks all addresses at once, and again after growing pauses; gives what comes, or nothing (``b""``).
+
+    looks_s: when to give something although nothing has come.
+    elapsed_s: seconds since it began, by what it gave last.
+    until_s: when it ends.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        addresses: Sequence[Address],
+        question: bytes,
+        until_s: float,
+        looks_s: float = math.inf,
+    ) -> None:
+        self._sock, self._addresses, self._question, self._looks_s = sock, addresses, question, looks_s
+        self.until_s, self.elapsed_s = until_s, 0.0
+        sock.setblocking(False)
+
+    def __iter__(self) -> Iterator[tuple[bytes, Address]]:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        began_s, again_s, pause_s = time.monotonic(), 0.0, INITIAL_RTO_S / 8
+        while self.elapsed_s < self.until_s:
+            if self.elapsed_s >= again_s:
+                for address in self._addresses:
+                    with contextlib.suppress(OSError):  # no route now; perhaps at the next attempt
+                        self._sock.sendto(self._question, address)
+                again_s, pause_s = self.elapsed_s + pause_s, min(2 * pause_s, 2 * INITIAL_RTO_S)
+            next_s = min(self.until_s, again_s)
+            if self.elapsed_s < self._looks_s:
+                next_s = min(next_s, self._looks_s)
+            poll.poll(1 + 1e3 * (next_s - self.elapsed_s))
+            data, source = b"", ("", 0)
+            with contextlib.suppress(OSError):  # nothing has come, or a datagram found nobody
+                data, source = self._sock.recvfrom(len(self._question) + 1)  # an answer is as long
+            self.elapsed_s = time.monotonic() - began_s
+            yield data, (source[0], source[1])

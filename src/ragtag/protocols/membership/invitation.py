@@ -28,6 +28,7 @@ NUMBER_BYTES = NONCE_BYTES = 16
 _MAGIC = 0x4952  # "RI"
 _VERSION = 1
 _TAG_BYTES = 16
+_MASK = b"ragtag-mask"
 _ASK = struct.Struct(f"<HBB{NUMBER_BYTES}sQ{NONCE_BYTES}s")
 _ANSWER = struct.Struct(f"<HBB{NONCE_BYTES}s{KEY_BYTES}s")
 ANSWER_BYTES = _ANSWER.size + _TAG_BYTES
@@ -46,7 +47,7 @@ class Said(IntEnum):
 def invitation_key(crew_key: bytes, number: bytes, ends_unix_s: int) -> bytes:
     """The key of an invitation. ends_unix_s: its end; 0: never."""
     what = number + ends_unix_s.to_bytes(8, "little")
-    return _hash(crew_key, b"ragtag-invited", what, KEY_BYTES)
+    return keyed(crew_key, b"ragtag-invited", what, KEY_BYTES)
 
 
 def ask(key: bytes, number: bytes, ends_unix_s: int, nonce: bytes) -> bytes:
@@ -69,7 +70,7 @@ def answer(crew_key: bytes, data: bytes, now_unix_s: float) -> bytes:
         return _answer(key, Said.UNKNOWN, nonce, bytes(KEY_BYTES))
     if ends_unix_s and now_unix_s > ends_unix_s:
         return _answer(key, Said.ENDED, nonce, bytes(KEY_BYTES))
-    return _answer(key, Said.WELCOME, nonce, _masked(key, nonce, crew_key))
+    return _answer(key, Said.WELCOME, nonce, masked(key, _MASK, nonce, crew_key))
 
 
 def read_answer(key: bytes, nonce: bytes, data: bytes) -> tuple[Said, bytes] | None:
@@ -80,29 +81,31 @@ def read_answer(key: bytes, nonce: bytes, data: bytes) -> tuple[Said, bytes] | N
     if len(data) != ANSWER_BYTES:
         return None
     body, tag = data[: _ANSWER.size], data[_ANSWER.size :]
-    magic, version, said, echo, masked = _ANSWER.unpack(body)
+    magic, version, said, echo, hidden = _ANSWER.unpack(body)
     if (magic, version, echo) != (_MAGIC, _VERSION, nonce):
         return None
     if said == Said.UNKNOWN:
         return Said.UNKNOWN, b""
     if said not in (Said.WELCOME, Said.ENDED) or not compare_digest(_tag(key, body), tag):
         return None
-    return Said(said), _masked(key, nonce, masked) if said == Said.WELCOME else b""
+    return Said(said), masked(key, _MASK, nonce, hidden) if said == Said.WELCOME else b""
 
 
-def _answer(key: bytes, said: Said, nonce: bytes, masked: bytes) -> bytes:
-    body = _ANSWER.pack(_MAGIC, _VERSION, said, nonce, masked)
+def _answer(key: bytes, said: Said, nonce: bytes, hidden: bytes) -> bytes:
+    body = _ANSWER.pack(_MAGIC, _VERSION, said, nonce, hidden)
     return body + _tag(key, body)
 
 
-def _masked(key: bytes, nonce: bytes, text: bytes) -> bytes:
-    mask = _hash(key, b"ragtag-mask", nonce, KEY_BYTES)
+def masked(key: bytes, person: bytes, nonce: bytes, text: bytes) -> bytes:
+    """A text under a mask of its nonce and purpose; the same again takes it off."""
+    mask = keyed(key, person, nonce, len(text))
     return bytes(a ^ b for a, b in zip(text, mask, strict=True))
 
 
 def _tag(key: bytes, body: bytes) -> bytes:
-    return _hash(key, b"ragtag-ask", body, _TAG_BYTES)
+    return keyed(key, b"ragtag-ask", body, _TAG_BYTES)
 
 
-def _hash(key: bytes, person: bytes, what: bytes, size: int) -> bytes:
+def keyed(key: bytes, person: bytes, what: bytes, size: int) -> bytes:
+    """Keyed BLAKE2b (RFC 7693) of so many bytes. person: its purpose."""
     return hashlib.blake2b(what, key=key, digest_size=size, person=person).digest()

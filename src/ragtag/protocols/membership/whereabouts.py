@@ -15,26 +15,26 @@ more than was spent on it, and a member keeps nothing of those that ask.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from hmac import compare_digest
 from ipaddress import ip_address
 
 from ragtag.core.address import Address, unusable
+from ragtag.protocols.membership.invitation import NONCE_BYTES, keyed, masked
 
-NONCE_BYTES = 16
 _MAGIC, _VERSION = 0x5752, 1  # "RW"
 _ASKS, _TELLS = 0, 1
 _HEAD = struct.Struct(f"<HBB{NONCE_BYTES}s")
 _PLACE = struct.Struct("<16sBH")
 _TAG_BYTES = 16
+_PLACED = b"ragtag-place"
 WHERE_BYTES = _HEAD.size + _PLACE.size + _TAG_BYTES
 
 
 def where_am_i(crew_key: bytes, nonce: bytes) -> bytes:
     """A peer's question. nonce: 16 random bytes, for this question alone."""
     body = _HEAD.pack(_MAGIC, _VERSION, _ASKS, nonce) + bytes(_PLACE.size)
-    return body + _keyed(crew_key, b"ragtag-where", body, _TAG_BYTES)
+    return body + keyed(crew_key, b"ragtag-where", body, _TAG_BYTES)
 
 
 def asks_where(data: bytes) -> bool:
@@ -48,13 +48,13 @@ def you_are_at(crew_key: bytes, data: bytes, source: Address) -> bytes | None:
     source: where it came from, with a numeric host.
     """
     body, tag = data[:-_TAG_BYTES], data[-_TAG_BYTES:]
-    if not compare_digest(_keyed(crew_key, b"ragtag-where", body, _TAG_BYTES), tag):
+    if not compare_digest(keyed(crew_key, b"ragtag-where", body, _TAG_BYTES), tag):
         return None
     nonce = body[_HEAD.size - NONCE_BYTES : _HEAD.size]
     host = ip_address(source[0]).packed
     place = _PLACE.pack(host.ljust(16, b"\0"), len(host), source[1])
-    told = _HEAD.pack(_MAGIC, _VERSION, _TELLS, nonce) + _masked(crew_key, nonce, place)
-    return told + _keyed(crew_key, b"ragtag-where", told, _TAG_BYTES)
+    told = _HEAD.pack(_MAGIC, _VERSION, _TELLS, nonce) + masked(crew_key, _PLACED, nonce, place)
+    return told + keyed(crew_key, b"ragtag-where", told, _TAG_BYTES)
 
 
 def where_i_am(crew_key: bytes, nonce: bytes, data: bytes) -> Address | None:
@@ -62,19 +62,10 @@ def where_i_am(crew_key: bytes, nonce: bytes, data: bytes) -> Address | None:
     body, tag = data[:-_TAG_BYTES], data[-_TAG_BYTES:]
     if len(data) != WHERE_BYTES or body[: _HEAD.size] != _HEAD.pack(_MAGIC, _VERSION, _TELLS, nonce):
         return None
-    if not compare_digest(_keyed(crew_key, b"ragtag-where", body, _TAG_BYTES), tag):
+    if not compare_digest(keyed(crew_key, b"ragtag-where", body, _TAG_BYTES), tag):
         return None
-    host, size, port = _PLACE.unpack(_masked(crew_key, nonce, body[_HEAD.size :]))
+    host, size, port = _PLACE.unpack(masked(crew_key, _PLACED, nonce, body[_HEAD.size :]))
     if size not in (4, 16):
         return None
     address = str(ip_address(host[:size])), port
     return None if unusable(address) else address
-
-
-def _masked(crew_key: bytes, nonce: bytes, text: bytes) -> bytes:
-    mask = _keyed(crew_key, b"ragtag-place", nonce, len(text))
-    return bytes(a ^ b for a, b in zip(text, mask, strict=True))
-
-
-def _keyed(crew_key: bytes, person: bytes, what: bytes, size: int) -> bytes:
-    return hashlib.blake2b(what, key=crew_key, digest_size=size, person=person).digest()

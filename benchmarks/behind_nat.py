@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import Lab
-from ragtag.app.invitation.token import Token, encode
 
 N, BEHIND = 6, ((4,), (5,))
 ROUNDS, WARM = 120, 20
@@ -58,19 +56,7 @@ with ragtag.join(deadline_s=60.0) as crew:
 def run(behind: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
     """One crew; what the public peers saw."""
     with Lab(N, behind=behind, rate_mbit=RATE_MBIT, queue_ms=QUEUE_MS) as lab:
-        token = encode(Token(((lab.hosts[0], 4747),), "nat", os.urandom(32), begins=True))
-        path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-        variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAGTAG_TOKEN": token}
-        peers = [
-            lab.start(
-                peer,
-                [sys.executable, "-c", PEER],
-                env={**variables, "RAGTAG_RANK": str(peer)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for peer in range(N)
-        ]
+        peers = lab.joined(PEER)
         found = [json.loads(peer.communicate(timeout=180)[0])["rounds"] for peer in peers]
     seen = [one for peer in found[:4] for one in peer]
     return {

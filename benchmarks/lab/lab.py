@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ragtag.app.invitation.token import Token, encode
+
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "bridge": "iproute2", "nft": "nftables", "ethtool": "ethtool"}
 PREFIX = "ragtaglab"
 """Of all names of namespaces: PREFIX-pid-start-serial-place. Pid and start tell whether their maker lives."""
@@ -29,6 +31,7 @@ DRAWS = 1_000_000
 """Shares of nftables are so many to one."""
 ALL_FRAMES = "1,6 0 0 4294967295,"
 """A classic BPF program that accepts everything: matches every frame, on kernels without matchall, too."""
+ROOT = Path(__file__).parents[2]
 RELAY = Path(__file__).with_name("relay.py")
 
 INDEPENDENT = """
@@ -200,6 +203,25 @@ class Lab:
             "RAGTAG_CREW": crew,
             "RAGTAG_PEERS": ",".join(f"{host}:{port}" for host in self.hosts),
         }
+
+    def joined(self, script: str, crew: str = "lab", port: int = 4747) -> list[subprocess.Popen[str]]:
+        """Start a script of Python for each peer, which joins one crew by its token; their output is piped.
+
+        Peer 0 begins the crew. The script finds the library, the benchmarks and the tests.
+        """
+        token = encode(Token(((self.hosts[0], port),), crew, os.urandom(32), begins=True))
+        path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+        variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAGTAG_TOKEN": token}
+        return [
+            self.start(
+                peer,
+                [sys.executable, "-c", script],
+                env={**variables, "RAGTAG_RANK": str(peer)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for peer in range(len(self.names))
+        ]
 
     # -- What its links do
 

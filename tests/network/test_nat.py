@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from ragtag.app.invitation.token import Token, encode
-from tests.network.labs import environment, lab_of
+from tests.network.labs import lab_of
 
 pytestmark = pytest.mark.root
 
@@ -47,18 +44,7 @@ with ragtag.join(deadline_s=30.0) as crew:
 
 def test_peers_behind_routers_average_with_all() -> None:
     with lab_of(N, behind=BEHIND) as lab:
-        token = encode(Token(((lab.hosts[0], 4747),), "nat", b"k" * 32, begins=True))
-        variables = {**environment(), "RAGTAG_TOKEN": token, "RAGTAG_SIZE": "1"}
-        peers = [
-            lab.start(
-                peer,
-                [sys.executable, "-c", PEER],
-                env={**variables, "RAGTAG_RANK": str(peer)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for peer in range(N)
-        ]
+        peers = lab.joined(PEER)
         found = [json.loads(peer.communicate(timeout=2 * WITHIN_S)[0]) for peer in peers]
     assert all(peer["whole"] >= ENOUGH for peer in found), found
     assert [peer["inner"] for peer in found] == ["", "192.168.2.3", "192.168.3.4", "192.168.3.5"]

@@ -93,9 +93,11 @@ def test_members_tell_a_peer_from_which_address_it_comes(crew: tuple[Address, ..
         own = sock.getsockname()
         assert set(ask_where(sock, crew, KEY, PATIENCE_S).values()) == {own}
         nobody = ("127.0.0.1", 9)
+        asked_s = time.monotonic()
         assert ask_where(sock, (nobody, crew[0]), KEY, PATIENCE_S) == {
             crew[0]: own
         }  # it does not wait for all
+        assert time.monotonic() - asked_s < PATIENCE_S, "it waits for no others once one has answered"
         began_s = time.monotonic()
         assert ask_where(sock, (nobody,), KEY, 0.2) == {}
         assert ask_where(sock, crew, bytes(32), 0.2) == {}  # of another crew

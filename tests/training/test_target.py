@@ -196,7 +196,7 @@ def test_a_peer_too_slow_for_the_target_keeps_in_step_and_says_so() -> None:
     assert any("give smaller batches here, or a target above 48" in note for note in peers[0].notes)
     assert peers[0].samples.counted < 0.1 * peers[3].samples.counted
     slow_s = sum(outcome.total_s for outcome in peers[3].outcomes[2:])
-    assert slow_s < 18 * 1.0, "nobody waits for its batches, of 2 s"
+    assert slow_s < 18 * 0.15, "nobody waits for its batches, of 2 s"
 
 
 def test_a_target_below_one_batch_is_said() -> None:
@@ -420,3 +420,12 @@ def test_what_opening_the_channel_takes_is_no_part_of_a_batch() -> None:
     crew = SimulatedCrew(2, Faults(latency_s=0.1), seed=1, cost=ComputeCost(0.01))
     crew.run(lambda t: train(t, 3, 24, lambda me: 4, each))
     assert took_s == pytest.approx([0.04, 0.04])
+
+
+def test_a_peer_whose_first_batch_was_long_measures_again() -> None:
+    """It stood by for good: a batch of 2 s brings less than the others compute meanwhile."""
+    faults = Faults(latency_s=0.005, freezes=(Freeze(0, 0.05, 2.0),))
+    crew = SimulatedCrew(8, faults, seed=1, cost=ComputeCost(0.05, sigma=0.1))
+    peers = crew.run(lambda t: train(t, 60, 48, lambda me: 4, align=Align(every=5)))
+    assert peers[0] is not None and peers[3] is not None
+    assert peers[0].samples.counted > 0.3 * peers[3].samples.counted

@@ -44,9 +44,9 @@ class Deadline:
         ranked = sorted(self._samples)
         return ranked[min(len(ranked) - 1, int(self.quantile * len(ranked)))]
 
-    def budget_s(self) -> float:
-        """How long to wait this time."""
-        return max(self.floor_s, self.typical_s() * self.headroom) * self._factor
+    def budget_s(self, patience: float = 1.0) -> float:
+        """How long to wait this time, with ``patience`` times the head-room."""
+        return max(self.floor_s, self.typical_s() * self.headroom * patience) * self._factor
 
     def completed(self, took_s: float) -> None:
         """Everything that was waited for came, ``took_s`` after the wait began."""

@@ -7,6 +7,7 @@ The same machine is driven over real datagrams (``ragtag.network``) and in virtu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -195,8 +196,9 @@ class Begin:
     withheld: those of them whose copies it does not wait for (see ``rounds.base.Lesson``).
     rows: what is offered, in place of values, where rows are gathered.
     grace_s: how much longer it may scatter where most have not come.
-    answer_s: how long a missing peer may take to say that it is there, at least (see
-        ``rounds.asking``).
+    usual_s: how long the second stage takes usually. After that, or ``gather_s`` where it is shorter, peers
+        that are missing are asked whether they are there.
+    answer_s: how long a missing peer may take to say so, at least (see ``rounds.asking``).
     """
 
     values: Floats
@@ -207,6 +209,7 @@ class Begin:
     withheld: frozenset[PeerId] = frozenset()
     rows: Bytes | None = None
     grace_s: float = 0.0
+    usual_s: float = math.inf
     answer_s: float = 0.0
 
 

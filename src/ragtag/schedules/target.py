@@ -47,7 +47,7 @@ class Tally:
     batch: samples of its last batch.
     batch_s: seconds that a batch takes it.
     doing: what it does since.
-    age_s: how long ago that was; of one that averages for the step before, when that was over.
+    age_s: how long ago that was; of one that told of the step before, how long ago that was over, at most.
     before: samples that it had for the step before.
     """
 
@@ -60,8 +60,10 @@ class Tally:
     before: float = 0.0
 
     def computes(self, step: int) -> bool:
-        """Whether it computes towards a step; a peer that has averaged for the one before begins to."""
-        return self._began(step) or (self.step == step and self.doing is Doing.COMPUTES)
+        """Whether it computes towards a step. A peer that told of the one before, which is over, begins to:
+        that it averaged may be on its way still.
+        """
+        return self.step == step - 1 or (self.step == step and self.doing is Doing.COMPUTES)
 
     def towards(self, step: int, in_s: float = 0.0) -> float:
         """Samples that it has for a step: now, at most twice those that it told; or ``in_s`` from now, at
@@ -84,9 +86,6 @@ class Tally:
     def rate(self) -> float:
         """Samples a second, while it computes."""
         return self.batch / self.batch_s
-
-    def _began(self, step: int) -> bool:
-        return self.step == step - 1 and self.doing is Doing.AVERAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.channel.averager import Averager, Opening, Setting
 from ragtag.protocols.channel.budgets import Budgets
-from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, QUESTION, QUESTIONS, here
+from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here
 from ragtag.protocols.rounds.base import (
     BLOCK_BITS,
     GATHER,
@@ -81,6 +81,8 @@ class Rounds:
         self._spare: list[Floats] = []
         self._ahead: set[PeerId] = set()
         """Peers that were seen ahead of the round under way."""
+        self._outrun = False
+        """Whether a peer that was asked for a message of the round under way said that it comes no more."""
         self._behind = False
         """Whether others were ahead when this peer's last round ended."""
         self._tardy = 0
@@ -184,7 +186,8 @@ class Rounds:
         """The round under way is over."""
         self.done, self.active = outcome.round, None
         self._withheld = lesson.withheld
-        self._behind = bool(self._ahead)
+        self._behind = bool(self._ahead) or self._outrun
+        self._outrun = False
         self._ahead.clear()
         for number in [r for r in self.rounds if r <= outcome.round - BEHIND]:
             old = self.rounds.pop(number)
@@ -225,7 +228,18 @@ class Rounds:
         grace_s = min(scatter_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
-        begin = Begin(values, weight, waiting, scatter_s, gather_s, self._withheld, rows, grace_s, answer_s)
+        begin = Begin(
+            values,
+            weight,
+            waiting,
+            scatter_s,
+            gather_s,
+            withheld=self._withheld,
+            rows=rows,
+            grace_s=grace_s,
+            usual_s=self.budgets.gather.budget_s(),
+            answer_s=answer_s,
+        )
         return self._settle(effects + machine.step(now_s, begin))
 
     def _leaves_it(self, number: int, ask: Average | Offer) -> bool:
@@ -320,6 +334,7 @@ class Rounds:
         if run.key.stage not in ANSWERS:
             return []
         self.patience.answered(now_s, run.peer, number)
+        self._outrun |= run.key.stage == NEVER and number == self.active
         return self._route(now_s, number, Arrived([run])) if number == self.active else []
 
     def _asked_from(self, now_s: float, number: int, peer: PeerId) -> list[Effect]:

@@ -28,10 +28,9 @@ class Budgets:
     """The deadlines of a channel on one peer. ready_s: when others may have begun to compute for round 0."""
 
     def __init__(self, channel: Channel, ready_s: float) -> None:
-        headroom = HEADROOM * channel.averager.patience
         self._channel, self._ready_s = channel, ready_s
-        self.scatter = Deadline(channel.probe_s, headroom=headroom)
-        self.gather = Deadline(channel.probe_s, headroom=headroom)
+        self.scatter = Deadline(channel.probe_s, headroom=HEADROOM)
+        self.gather = Deadline(channel.probe_s, headroom=HEADROOM)
         self._now_s = (0.0, 0.0)
         self._begun_s: dict[int, float] = {}  # of the round under way, and of the one before
         self._late_s: dict[int, float] = {}
@@ -46,7 +45,8 @@ class Budgets:
         ranked = sorted(rtts_s)
         floor_s = max(self._channel.floor_s, ranked[len(ranked) // 2] if ranked else 0.0)
         self.scatter.floor_s = self.gather.floor_s = floor_s
-        return self.scatter.budget_s(), self.gather.budget_s()
+        patience = self._channel.averager.patience
+        return self.scatter.budget_s(patience), self.gather.budget_s(patience)
 
     def begin(
         self, number: int, now_s: float, first: bool, deadline_s: float | None, rtts_s: Iterable[float]

@@ -15,7 +15,7 @@ peer is waited for exactly while it owes one. There are seven ways (``Why``) in 
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
 
 Where only a few shares are missing their peers are asked (``asking``), again and again. A peer that does not
-answer in the time that the second stage usually takes is frozen, dead or cut off. One that answers may
+answer in twice the time that the second stage usually takes is frozen, dead or cut off. One that answers may
 compute, or wait itself, until the deadline. A peer that has ended the round, or assigns the blocks otherwise,
 says so. Unless its share comes in the time for an answer, it is waited for no longer, and no deadline grows
 by that.
@@ -32,7 +32,7 @@ from enum import Enum
 import numpy as np
 
 from ragtag.core.types import Arm, Begin, Effect, PeerId, PeerSet, Run, Send
-from ragtag.protocols.rounds.asking import NEVER, question
+from ragtag.protocols.rounds.asking import ANSWER, NEVER, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, Spec
 
 BEFORE, SCATTERING, GATHERING, DONE = range(4)
@@ -243,7 +243,7 @@ class Waiting:
         if not 0 < len(self.owed) <= self._few:
             return []
         self._few = 0  # from here on timers ask
-        return self._arm(now_s, 0, self.begun.gather_s)
+        return self._arm(now_s, 0, self._usual_s)
 
     def wants_more(self, now_s: float) -> list[Effect] | None:
         """Most peers' shares are missing at the first deadline: wait as long again, once. ``None``: the stage
@@ -286,12 +286,16 @@ class Waiting:
         return True
 
     def ask_again(self, now_s: float) -> list[Effect]:
-        """Peers that answered, and still owe a share, are asked once more after a budget of GATHER."""
-        return self._arm(now_s, 0, self.begun.gather_s)
+        """Peers that answered, and still owe a share, are asked once more after as long."""
+        return self._arm(now_s, 0, self._usual_s)
+
+    @property
+    def _usual_s(self) -> float:
+        return min(self.begun.usual_s, self.begun.gather_s)
 
     @property
     def _answer_s(self) -> float:
-        return max(self.begun.gather_s, self.begun.answer_s)
+        return max(min(ANSWER * self._usual_s, self.begun.gather_s), self.begun.answer_s)
 
     def _arm(self, now_s: float, which: int, wait_s: float) -> list[Effect]:
         if now_s + wait_s >= self.until_s:

@@ -51,6 +51,10 @@ its mean; no mean came here, so that this peer cannot tell; gradients overflowed
 training ended."""
 GROWTH = 0.25
 """Samples are told each time that they have grown by this share."""
+TRUST = 4.0
+"""A peer that has stood by for so many times as long as a batch takes it measures anew: what made its batches
+long may be over, and a peer that computes none would never know. The others may wait for that batch, so it
+trusts a measurement that was right for twice as long."""
 _WINDOW = 9
 _OFFSETS = 32
 _STEP_MAX = 1 << 53
@@ -130,8 +134,9 @@ class Gathering:
         self._took_s: deque[float] = deque(maxlen=_WINDOW)
         self._batch = self._pending = self._told = 0.0
         self._doing: Doing | None = None  # as it was told last
-        self._last_s = self._averaged_s = peers.now_s()
+        self._last_s = self._averaged_s = self._computed_s = peers.now_s()
         self._elapsed_s = self._compute_s = 0.0
+        self._trust, self._trusted_s = TRUST, 0.0
         self._posted_s, self._post_s = -math.inf, 0.0
         self._heard: dict[PeerId, _Heard] = {}
         self._said: set[str] = set()
@@ -145,15 +150,18 @@ class Gathering:
 
     def opened(self) -> None:
         """The channel is open: what that took is no part of a batch."""
-        self._last_s = self._averaged_s = self._peers.now_s()
+        self._last_s = self._averaged_s = self._computed_s = self._peers.now_s()
 
     def stepped(self, batch: float, overflowed: bool = False) -> None:
         """A batch of so many samples has been computed, and is gathered unless it ``overflowed``."""
         now_s = self._peers.now_s()
         took_s = now_s - self._last_s
         self._compute_s += took_s
+        self._computed_s = now_s
         self._clocked(now_s)
         if took_s > 0:
+            if not self._took_s and 2.0 * took_s < self._trusted_s:
+                self._trust = TRUST
             self._took_s.append(took_s)
         self._samples = replace(self._samples, computed=self._samples.computed + batch)
         if overflowed:
@@ -181,6 +189,10 @@ class Gathering:
 
     def stands_by(self) -> None:
         """This peer computes nothing until the crew averages."""
+        idle_s = self._peers.now_s() - self._computed_s
+        if self._took_s and idle_s >= self._trust * median_low(self._took_s):
+            self._trusted_s, self._trust = median_low(self._took_s), 2.0 * self._trust
+            self._took_s.clear()
         if self._doing is not Doing.STANDS_BY:
             self._post(Doing.STANDS_BY)
 

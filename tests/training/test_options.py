@@ -220,7 +220,6 @@ def test_gradients_are_not_averaged_in_groups(method: Any, align: bool) -> None:
         ({"target_batch": 64}, 'write average="gradients"'),
         ({"target_batch": 64, "average": "gradients", "every": 2}, r"leave out every=\.\.\."),
         ({"target_batch": 64, "average": "gradients", "schedule": "matched"}, r"leave out schedule=\.\.\."),
-        ({"target_batch": 64, "average": "gradients", "overlap": True}, "of an older model"),
         (
             {"target_batch": 64, "average": "gradients", "compress": ragtag.TopK(0.1)},
             "which samples a step has",

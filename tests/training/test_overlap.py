@@ -77,6 +77,50 @@ def test_where_no_average_came_own_values_stay() -> None:
         assert (seen[3] == alone).float().mean() > 0.5
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_gradients_are_stepped_by_one_step_later(every: int) -> None:
+    """Delayed parameter updates: what a step gathers meanwhile is of the next average, and whole."""
+    crew = SimulatedCrew(2, Faults(latency_s=0.001), cost=ComputeCost(0.05))
+    found = crew.run(lambda peer: trained(peer, 8, every=every, overlap=True, average="gradients"))
+    model, due = 0.0, None
+    gathered = list[float]()
+    for step in range(8):
+        gathered.append(sum(float(pull(peer, step)) for peer in range(2)) / 2)
+        if due is not None:
+            model, due = model - due, None
+        if (step + 1) % every == 0:
+            due = sum(gathered) / every
+            gathered.clear()
+        for seen in found:
+            assert seen is not None
+            torch.testing.assert_close(seen[step], torch.full((300,), model), rtol=1e-5, atol=1e-4)
+    for seen in found:
+        assert seen is not None
+        settled = model if due is None else model - due
+        torch.testing.assert_close(seen[-1], torch.full((300,), settled), rtol=1e-5, atol=1e-4)
+
+
+def test_where_no_average_came_the_gradient_that_was_sent_counts() -> None:
+    """Not what has been gathered since."""
+    crew = SimulatedCrew(2, Faults(loss=Loss(0.3), latency_s=0.001), cost=ComputeCost(0.05))
+    outcomes: list[list[Outcome]] = [[], []]
+    options = {"method": "rps", "every": 1, "overlap": True, "average": "gradients", "align": False}
+    found = crew.run(
+        lambda peer: trained(peer, 4, 3_000, on_outcome=lambda o: outcomes[peer.me].append(o), **options)
+    )
+    alone = 0
+    for peer, seen in enumerate(found):
+        model = torch.zeros(3_000)
+        for step, outcome in enumerate(outcomes[peer]):
+            mean = torch.from_numpy(outcome.mean.reshape(-1)[:3_000].copy())
+            came = torch.from_numpy(outcome.averaged.repeat(outcome.mean.shape[1])[:3_000].copy())
+            model -= torch.where(came, mean, pull(peer, step).expand(3_000))
+            alone += int((~came).sum())
+        assert seen is not None
+        torch.testing.assert_close(seen[-1], model, rtol=1e-5, atol=1e-4)
+    assert alone > 1_000
+
+
 def seconds_per_step(rate: float, **options: Any) -> float:
     """The median time of a step in which .05 s are computed, of 600,000 values on lines of a rate."""
     crew = SimulatedCrew(4, Faults(latency_s=0.001, rate_bytes_per_s=rate), cost=ComputeCost(0.05))
@@ -97,12 +141,13 @@ def seconds_per_step(rate: float, **options: Any) -> float:
     return median(t for took in crew.run(train) if took is not None for t in took)
 
 
-@pytest.mark.parametrize("rate", [1.2e8, 5e7])
-def test_an_average_is_hidden_behind_a_step_or_a_step_behind_an_average(rate: float) -> None:
-    plain, overlapped = seconds_per_step(rate), seconds_per_step(rate, overlap=True)
-    average = plain - 0.05
-    assert average > 0.02
-    assert overlapped <= 1.1 * max(0.05, average), (overlapped, average)
+@pytest.mark.parametrize(("rate", "average"), [(1.2e8, "models"), (5e7, "models"), (5e7, "gradients")])
+def test_an_average_is_hidden_behind_a_step_or_a_step_behind_an_average(rate: float, average: str) -> None:
+    plain = seconds_per_step(rate, average=average)
+    overlapped = seconds_per_step(rate, average=average, overlap=True)
+    round_s = plain - 0.05
+    assert round_s > 0.02
+    assert overlapped <= 1.1 * max(0.05, round_s), (overlapped, round_s)
     assert overlapped < 0.8 * plain
 
 
@@ -126,7 +171,6 @@ def test_a_newcomer_gets_into_step_before_it_begins_one() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"average": "gradients"}, "older model"),
         ({"outer": ragtag.Outer(), "every": 5}, "Outer\\(delay=1\\)"),
         ({"compress": ragtag.TopK(0.1)}, "give one of them"),
         ({"schedule": "partial"}, "every=..."),

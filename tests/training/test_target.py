@@ -383,6 +383,7 @@ def test_of_a_mean_that_came_in_part_the_share_counts() -> None:
     here = Gathering(64, crew.transport(1), "model")
     for _ in range(4):
         here.stepped(10)
+    assert here.begins() == 1.0
     one, two = np.uint64(0b101), np.uint64(0b111)
     heard, averaged = np.array([two, two, one, two]), np.array([True, True, True, False])
     here.averaged(replace(nobodys(0, ROWS, np.full(4, 70, np.float32), heard, None), averaged=averaged))
@@ -429,3 +430,49 @@ def test_a_peer_whose_first_batch_was_long_measures_again() -> None:
     peers = crew.run(lambda t: train(t, 60, 48, lambda me: 4, align=Align(every=5)))
     assert peers[0] is not None and peers[3] is not None
     assert peers[0].samples.counted > 0.3 * peers[3].samples.counted
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_batches_go_on_behind_the_average_of_a_step(loss: float) -> None:
+    """Delayed parameter updates: each sample still has one fate, and replicas take the same steps.
+
+    All compute .26 s for a step, and a round takes .2 s.
+    """
+    faults = Faults(loss=Loss(loss), latency_s=0.1)
+    step_s, counted = {}, {}
+    for overlap in (False, True):
+        crew = SimulatedCrew(4, faults, seed=3, cost=ComputeCost(0.02, (1, 2, 3, 4), 0.1))
+        found = crew.run(lambda t, overlap=overlap: train(t, 16, 128, lambda me: 8, overlap=overlap))
+        peers = [peer for peer in found if peer is not None]
+        for peer in peers:
+            accounted(peer)
+        if not loss:
+            assert all(torch.equal(peer.weights[15], peers[0].weights[15]) for peer in peers)
+        began_s = [outcome.started_s for outcome in peers[0].outcomes]
+        step_s[overlap] = (began_s[-1] - began_s[4]) / (len(began_s) - 5)
+        counted[overlap] = sum(peer.samples.counted for peer in peers)
+    assert counted[True] > 0.9 * counted[False]
+    assert step_s[True] < 0.75 * step_s[False], step_s
+
+
+def test_the_next_step_is_told_of_once_the_average_under_way_is_over() -> None:
+    """Else the others take the step that this peer averages for to be over, and drop their gradients."""
+    crew = FakeCrew(2)
+    transport = crew.transport(0)
+    here = Gathering(64, transport, "model")
+
+    def told() -> Tally:
+        found = gathering.decode(transport.posts(topic_of("model/samples"))[0])
+        assert found is not None
+        return found[0]
+
+    here.stepped(40)
+    here.begins()
+    here.stepped(30)
+    here.stands_by()
+    assert (told().step, told().samples, told().doing) == (0, 40, Doing.AVERAGES)
+    assert here.samples.pending == 70
+    both = np.full(4, 0b11, np.uint64)
+    here.averaged(nobodys(0, ROWS, np.full(4, 70, np.float32), both, None))
+    assert (told().step, told().samples, told().doing) == (1, 30, Doing.COMPUTES)
+    assert here.samples.pending == 30

@@ -36,7 +36,10 @@ EXACT = 1e-6
 NOT_JUDGED = (
     ("goodput", "how much a crew averages and waits is its lines' and its peers' as well as the method's"),
     ("crews that grow", "simulated crews do not; newcomers take part in tests of live crews"),
-    ("overlap of averages and computing (delayed parameter updates)", "a target batch has none yet"),
+    (
+        "overlap of averages and computing (delayed parameter updates)",
+        "a test of the library holds what it saves",
+    ),
     ("rounds by the plan's shares", "blocks of a crew are of one size as yet: rates are computed, not run"),
     ("the paper's models and its volunteers", "ALBERT and SwAV take days of many GPUs"),
 )

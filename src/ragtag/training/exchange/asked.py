@@ -247,7 +247,8 @@ def exchange_of(
             name=name,
             content=content,
             fragments=1 if outer is None else outer.fragments,
-            corrects=asked.overlap,
+            corrects=asked.overlap and asked.average == "models",
+            replaces=asked.overlap and asked.average == "gradients",
         )
         if outer is not None:
             exchange = Outer(dense, outer, len(names))

@@ -277,12 +277,6 @@ CLASHES = (
     ),
     Clash(
         OVERLAP,
-        GRADIENTS,
-        "an average of gradients that comes behind the next step would be of an older model; use "
-        'average="models"',
-    ),
-    Clash(
-        OVERLAP,
         OUTER,
         "outer= says itself how long its averages may be under way: leave out overlap, and write "
         "outer=ragtag.Outer(delay=1)",

@@ -28,6 +28,7 @@ class Replica:
     corrects: whether an average that local steps did not wait for corrects what they came to: values become
         the average, and what has changed since they were sent (computation and communication decoupled:
         CoCoD-SGD, Shen et al., IJCAI 2019, equation 4).
+    replaces: whether such an average is of what was sent alone: where none came, that comes back.
     together_s: as for ``Transport.configure``.
     Raises SchemaMismatch, naming the first tensor that differs, when another peer averages something else on
         this channel.
@@ -45,6 +46,7 @@ class Replica:
         fragments: int = 1,
         share: bool = True,
         corrects: bool = False,
+        replaces: bool = False,
         together_s: float | None = None,
     ) -> None:
         self.bucket = Bucket(parts, codec.elements, fragments=fragments, share=share)
@@ -54,7 +56,7 @@ class Replica:
         self.kept_share = 0.0
         """How much is kept of what values became while a round was under way; the rest is the average's."""
         self._sent: Floats | None = None
-        self._corrects = corrects
+        self._corrects, self._replaces = corrects, replaces
         self._leaps = Leaps()
         self._transport, self._channel = transport, channel_of(name)
         transport.configure(self._channel, self.schema, method, codec, together_s=together_s)
@@ -92,10 +94,14 @@ class Replica:
 
     def end(self, begun: Pending) -> Outcome:
         """The second half: ``kept_share`` of what values have become meanwhile, the rest of the average; or,
-        where this ``corrects``, the average and all that has changed meanwhile.
+        where this ``corrects``, the average and all that has changed meanwhile; or, where it ``replaces``,
+        the average, whatever they have become.
         """
         outcome = begun.wait()
         self.bucket.flatten()
+        if self._replaces:
+            assert self._sent is not None
+            self.bucket.restore(self._sent, np.ones(len(self._sent), np.bool_))
         return self._take(outcome, self.kept_share, self._sent if self._corrects else None)
 
     @property

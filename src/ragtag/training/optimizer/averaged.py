@@ -181,7 +181,7 @@ class AveragedModel:
         scheduling.worked(self._steps)
         if self.gathering is not None and isinstance(self._mode, Gradients):
             self.gathering.stepped(self._mode.batch, skipped)
-        if delay and self._under_way is not None and self._since >= delay:
+        if delay and self._under_way is not None and self._is_to_end(delay):
             self._end()
         # a peer that has to get into step first gathers for no step of the crew
         comes = self.gathering is not None and self.arrive is not None
@@ -192,6 +192,12 @@ class AveragedModel:
         if self._on_step is not None:
             self._on_step(loss)
         return loss
+
+    def _is_to_end(self, delay: int) -> bool:
+        """Whether the average under way is to be taken over now. Towards a target batch each peer computes as
+        many batches as it can meanwhile; else all wait for it after as many steps.
+        """
+        return bool(self._under_way.over) if self.gathering is not None else self._since >= delay
 
     def _turn(self) -> None:
         """Average, unless the round that this peer offered to is under way still: it computes on then."""
@@ -261,7 +267,9 @@ class AveragedModel:
         """Wait for the average under way, if there is one, and step by it."""
         begun, self._under_way = self._under_way, None
         if begun is not None and self._exchange is not None:
+            back = self._mode.aside()
             self._averaged(self._exchange.end(begun))
+            back()
 
     # -- Where it stands
 

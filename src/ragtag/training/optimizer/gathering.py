@@ -133,6 +133,8 @@ class Gathering:
         self._peers, self._topic, self._note = peers, topic_of(f"{name}/samples"), note
         self._took_s: deque[float] = deque(maxlen=_WINDOW)
         self._batch = self._pending = self._told = 0.0
+        self._begun: int | None = None  # the step of the average under way
+        self._offered = 0.0  # to it
         self._doing: Doing | None = None  # as it was told last
         self._last_s = self._averaged_s = self._computed_s = peers.now_s()
         self._elapsed_s = self._compute_s = 0.0
@@ -211,6 +213,9 @@ class Gathering:
             self.drop(LATE)
         self._gives = not over
         self._post(Doing.AVERAGES)
+        self._begun, self.step = self.step, self.step + 1
+        self._offered, self._pending = self._pending, 0.0
+        self._averaged_s = self._peers.now_s()
         return 0.0 if over else 1.0
 
     def averaged(self, outcome: Outcome, gave: bool = True) -> None:
@@ -220,7 +225,8 @@ class Gathering:
         if not gave:
             self._gives = False
             self.drop(LATE)
-        offered, self._pending = self._pending, 0.0
+        step = self.step if self._begun is None else self._begun
+        offered, self._offered, self._begun = self._offered, 0.0, None
         me, live = self._peers.me, self._peers.live
         came = float(outcome.averaged.mean())
         lost = offered * float(unheard(outcome, me).mean())
@@ -244,19 +250,21 @@ class Gathering:
             before,
             steps=steps,
             counted=before.counted + counted,
-            stale=before.stale + (counted if outcome.round > self.step else 0.0),
+            stale=before.stale + (counted if outcome.round > step else 0.0),
             step_samples=step_samples,
             overshoot=before.overshoot + over,
         )
         self._judge(outcome, step_samples)
-        self.step = max(self.step, outcome.round) + 1
+        self.step = max(step, outcome.round) + 1
         self._told, self._doing = 0.0, None
+        if self._pending:
+            self._post(Doing.COMPUTES)
 
     def drop(self, why: str) -> None:
         """What was gathered here will be in no mean."""
-        pending, self._pending = self._pending, 0.0
+        pending, self._pending, self._offered = self._pending + self._offered, 0.0, 0.0
         self._drop(pending, why)
-        self._told = 0.0
+        self._told, self._begun = 0.0, None
 
     def ends(self) -> None:
         """Training has ended here: the others are to count on nothing more."""
@@ -270,7 +278,8 @@ class Gathering:
         of = self._samples
         elapsed_s, computed = self._elapsed_s, of.computed
         goodput = of.counted / computed * self._compute_s / elapsed_s if computed and elapsed_s else 0.0
-        return replace(of, dropped=dict(self._dropped), pending=self._pending, goodput=goodput)
+        pending = self._pending + self._offered
+        return replace(of, dropped=dict(self._dropped), pending=pending, goodput=goodput)
 
     def state_dict(self) -> dict[str, Any]:
         """The counts. Gradients gathered are not kept; what would load this has their samples dropped."""
@@ -289,7 +298,8 @@ class Gathering:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on from there."""
-        self._pending = self._told = 0.0
+        self._pending = self._offered = self._told = 0.0
+        self._begun = None
         self._dropped = {str(why): float(n) for why, n in state["dropped"].items()}
         self._samples = Account(
             self.target,
@@ -332,7 +342,11 @@ class Gathering:
         return Tally(self.step, self._pending, self._batch, batch_s, doing)
 
     def _post(self, doing: Doing) -> None:
-        """Tell the others."""
+        """Tell the others; but not what is gathered for the next step while an average is under way, or they
+        would take theirs for over.
+        """
+        if self._begun is not None:
+            return
         self._told, self._doing = self._pending, doing
         began_s = self._peers.now_s()
         self._peers.post_soon(self._topic, encode(self._mine(doing), began_s))

@@ -40,6 +40,12 @@ class Mode(Protocol):
         """Another state was restored: what was gathered before belongs to none."""
         ...
 
+    def aside(self) -> Callable[[], None]:
+        """An average that steps did not wait for is to be taken: what they have gathered since is put aside.
+        Returns what puts it back.
+        """
+        ...
+
 
 class Models:
     """Take the inner optimizer's step, then average parameters and buffers."""
@@ -68,6 +74,10 @@ class Models:
 
     def forget(self) -> None:
         """Nothing is gathered."""
+
+    def aside(self) -> Callable[[], None]:
+        """Nothing is gathered."""
+        return lambda: None
 
 
 class Gradients:
@@ -147,6 +157,20 @@ class Gradients:
     def forget(self) -> None:
         """Begin to gather anew."""
         self._gathered = 0.0
+
+    @torch.no_grad()
+    def aside(self) -> Callable[[], None]:
+        """The sums so far, where there are any."""
+        gathered, self._gathered = self._gathered, 0.0
+        if gathered == 0:
+            return lambda: None
+        kept = [total.clone() for total in (*self._sums, self._present)]
+
+        def back() -> None:
+            self._gathered = gathered
+            torch._foreach_copy_([*self._sums, self._present], kept)
+
+        return back
 
     @torch.no_grad()
     def clear(self) -> None:

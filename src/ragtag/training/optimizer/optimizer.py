@@ -69,7 +69,10 @@ class CrewOptimizer(torch.optim.Optimizer):
         the next comparison on, model and optimizer state, within 2 % of the bytes.
         ``ragtag.Align(every=...)``: how often; False: never (see ``training.align``). On all peers the same.
     overlap: average while the next step is computed: the average that a step begins is taken over after the
-        next one, as a correction (see ``dense.Replica``). ``average()`` and the crew's end wait for it.
+        next one, as a correction (see ``dense.Replica``). ``average()`` and the crew's end wait for it. With
+        gradients the step by an average comes one step later, and towards a target batch as soon as it is
+        there: gradients that are gathered meanwhile are of the model before it (delayed parameter updates:
+        ZeRO-Offload, Ren et al., USENIX ATC 2021; used by DeDLOC).
     target_batch: average, and step, when all peers together have gathered so many samples since the last
         step (see ``schedules.target``); with average="gradients". Until then ``step()`` adds a batch's
         gradient to those gathered, and moves nothing. What becomes of each sample: ``samples``.

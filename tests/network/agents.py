@@ -26,11 +26,13 @@ class Agents:
     """``n`` agents with seats that know each other's addresses; use it as a context manager.
 
     signing: of a crew that takes persons.
+    persons: who a peer is in it, if not its holder.
     told: what each of them told, in order.
     """
 
     def __init__(self, n: int, key: bytes = KEY, limits: Limits | None = None, signing: bytes = b"") -> None:
         self._key, self._limits, self._signing = key, limits, signing
+        self.persons: dict[int, str] = {}
         self.agents: dict[int, Agent] = {}
         self.told: dict[int, list[Told]] = {}
         self.addresses: dict[int, Address] = {}
@@ -55,7 +57,8 @@ class Agents:
         passes = None
         if self._signing:
             seed, session, now_s = bytes([peer]) * 32, bytes([1]) * 33, time.time()
-            shown = issued(self._signing, "holder", public_of(seed), now_s, int(now_s) + 3600)
+            person = self.persons.get(peer, "holder")
+            shown = issued(self._signing, person, public_of(seed), now_s, int(now_s) + 3600)
             passes = Passes(public_of(self._signing), shown)
             proof = proof_of(shown, seed, name, card.epoch, session)
             card = msgspec.structs.replace(card, key=session, proof=proof)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
 
-from ragtag.core.faults import Faults, Loss
+from ragtag.core.faults import Crash, Faults, Loss, Partition, Window
 from ragtag.protocols.membership import passes as passes_module
 from ragtag.protocols.membership.passes import (
     SKEW_S,
@@ -161,7 +163,7 @@ def test_a_crew_that_takes_none_says_so_and_one_of_persons_lets_nobody_else_in()
 # -- Going out
 
 
-@pytest.mark.parametrize("faults", [LINE, LOSSY], ids=["calm", "lossy"])
+@pytest.mark.parametrize("faults", [LINE, pytest.param(LOSSY, marks=pytest.mark.slow)], ids=["calm", "lossy"])
 def test_one_whose_pass_is_revoked_is_put_out_and_the_crew_goes_on(faults: Faults) -> None:
     world = crew(8, faults, settle_s=10.0)
     alice = pass_for("alice")
@@ -258,6 +260,75 @@ def test_a_newcomer_hears_what_was_revoked_before() -> None:
     world.run(world.now_s + 10.0)
     assert alice.failed is not None and "revoked" in alice.failed
     assert world.agreed()
+
+
+def storm(number: int) -> None:
+    """Faults, a restart and revocations drawn from a seed; healed, all agree, and none is wronged."""
+    draw = random.Random(number)
+    crashes = tuple(Crash(peer, draw.uniform(5, 15)) for peer in draw.sample(range(1, 10), 2))
+    apart = Partition(frozenset(range(5)), Window(8.0, 8.0 + draw.uniform(0, 6)))
+    loss = Loss(draw.choice([0.0, 0.1, 0.3]))
+    faults = Faults(
+        latency_s=0.01, jitter_s=0.005, loss=loss, duplicate=0.05, reorder=0.05, reorder_s=0.02,
+        crashes=crashes, partitions=(apart,),
+    )  # fmt: skip
+    world, persons = Persons(faults, number), ("alice", "bob", "carol")
+    whose = {peer: "holder" if peer < 4 else draw.choice(persons) for peer in range(12)}
+
+    def come(peer: int) -> None:
+        world.person(peer, () if peer == 0 else (0, 1), whose[peer])
+
+    def tell(person: str) -> None:
+        told = revoked(SIGNING, person, int(1e6 * UNIX_S))
+        world.tell(world.lives[0], Notice(OUTSIDE, notice(KEY, told, NONCE)))
+
+    for peer in range(12):
+        world.at(0.2 * peer, partial(come, peer))
+    void = {draw.choice(persons), draw.choice(persons)}
+    for person in sorted(void):
+        world.at(draw.uniform(6, 14), partial(tell, person))
+    back = crashes[0].peer
+    world.at(16.0, lambda: world.person(back, (0, 2, 3), whose[back], process=900))
+    world.run(18.0)
+    world.heal()
+    world.run(50.0)
+    assert world.agreed(), f"seed {number}"
+    running = {life.peer for life in world.running()}
+    assert {peer for peer in running if whose[peer] in void} == set(), f"seed {number}: {void}"
+    assert running >= {p for p in range(12) if whose[p] not in void and p not in {c.peer for c in crashes}}
+    for life in world.lives:
+        assert life.failed is None or whose[life.peer] in void, f"seed {number}: {life.failed}"
+
+
+def test_a_storm() -> None:
+    storm(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(40))
+def test_more_storms(number: int) -> None:
+    storm(number)
+
+
+def knows(world: Persons, peer: int) -> list[str]:
+    passes = world.lives[peer].machine._persons.passes
+    assert passes is not None
+    return [void.person for void in passes.void()]
+
+
+def test_a_revocation_reaches_all_in_some_hops_and_a_newcomer_as_it_is_let_in() -> None:
+    """Long before the members' rounds of gossip, of which each takes a period, would bring it."""
+    world = crew(24, settle_s=3.0)
+    assert world.lives[0].machine.period_s > 0.1
+    told_revoked(world, 0, revoked(SIGNING, "alice", int(1e6 * UNIX_S)))
+    world.run(world.now_s + 0.08)
+    assert [peer for peer in range(24) if knows(world, peer) != ["alice"]] == []
+    late = world.person(24, (7,))
+    give_up_s = world.now_s + 2.0
+    while late.entered_s is None and world.now_s < give_up_s:
+        world.run(world.now_s + 0.01)
+    world.run(world.now_s + 0.02)
+    assert knows(world, 24) == ["alice"]
 
 
 # -- What it costs

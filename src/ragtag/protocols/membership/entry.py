@@ -32,6 +32,7 @@ from ragtag.protocols.membership.wire import (
     Page,
     Pull,
     Refused,
+    Revoked,
     gossip_of,
     record_of,
 )
@@ -253,6 +254,8 @@ class Admission:
             self.refused(opened, message)
         elif isinstance(message, Barred):
             self.barred(source, message)
+        elif isinstance(message, Revoked):  # it may overtake the page by which its sender gets known
+            self.persons.take(message.told)
         elif isinstance(message, Introduce) and self.core.seal.knows_cookie(
             message.cookie, self.core.now_s, source
         ):

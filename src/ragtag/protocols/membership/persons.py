@@ -42,7 +42,7 @@ class Persons:
     def __init__(self, core: Core, view: View, prober: Prober, passes: Passes | None) -> None:
         self._core, self._view, self._prober, self.passes = core, view, prober, passes
         self._turn = 0
-        self._refusal = ""  # what a member said that lets this peer in no more, with no proof
+        self._refused = False  # by a member, with no proof
         if passes is not None:
             view.may_be_in = self._may_be_in
 
@@ -89,9 +89,13 @@ class Persons:
         """A member refuses this peer. It believes what is proven; for the rest, that member may be wrong."""
         if message.revocation:
             self.take([message.revocation])
-        if not self._refusal and self.passes is not None and self.is_good():
-            self._refusal = self.said(message)
-            self._core.remark("refused", message.name, self._refusal)
+        if self.passes is None or not self.is_good():
+            return
+        if not self._view.live:  # by all that there were: nobody else is left for this peer
+            self._fail(self.said(message))
+        elif not self._refused:
+            self._refused = True
+            self._core.remark("refused", message.name, self.said(message))
 
     # -- Who is put out
 
@@ -99,9 +103,6 @@ class Persons:
         """Once in a period: put out the members whose passes have ended, and tell one of revocations."""
         passes = self.passes
         if passes is None or not self.is_good():
-            return
-        if self._refusal and not self._view.live:  # by all that there were
-            self._fail(self._refusal)
             return
         if self._core.unix_s > passes.look_unix_s:
             self._look_at_all(passes)

@@ -95,6 +95,7 @@ def test_samples_are_summed_by_person_over_processes_that_come_and_go(clock: Clo
     assert found[-1].samples == [240 + 1011, 7 * 24] and found[-1].processes == [2, 1]
     assert crowd.posted == [0, 10, 20, 30, 40, 50, 70, 90, 100, 130, 170, 200, 240]
     page = build_report(tmp_path).read_text()
+    assert report_json(tmp_path)["persons"] == {"alice": 1251, "bob": 168}
     assert "<h2>Persons</h2>" in page and "<td>alice</td>" in page and "1,251" in page
 
 

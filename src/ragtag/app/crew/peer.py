@@ -24,6 +24,7 @@ from ragtag.app.invitation.token import (
     ADDRESSES_MAX,
     TOKEN_FILE,
     Token,
+    TokenError,
     decode,
     encode,
     keep_token,
@@ -178,7 +179,11 @@ class Peer:
             driver = self.driver
             assert driver is not None and driver.own_member_address is not None
             addresses = (driver.own_member_address, *driver.members())[:ADDRESSES_MAX]
-            token = replace(decode(kept_token(folder)), addresses=addresses, begins=False)
+            try:  # the person's own token, or the holder's
+                token = replace(decode(kept_token(folder)), addresses=addresses, begins=False)
+            except TokenError as error:
+                _log.warning("the token in %s stays as it is: %s", folder, error)
+                return
         else:
             token = self.token()
         keep_token(folder, encode(token))

@@ -52,12 +52,14 @@ class Invitation:
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""
+        of = None if self.token.credential is None else self.token.credential.shown
         return {
             "token": self.text,
             "crew": self.token.crew,
             "addresses": [format_address(address) for address in self.token.addresses],
             "ends_unix_s": self.token.ends_unix_s or None,
-            "person": None if self.token.credential is None else self.token.credential.shown.person,
+            "person": None if of is None else of.person,
+            "serial": None if of is None else of.serial,
             "new": self.new,
         }
 

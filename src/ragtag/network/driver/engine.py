@@ -430,7 +430,7 @@ class Reachability:
             self._inside.discard(reach.peer)
             flow = self._apart.pop((reach.peer, reach.epoch), None) or Flow(reach.peer, reach.address)
             self._flows[reach.peer] = flow
-        flow.process, flow.address, flow.doubted, flow.barred = reach.epoch, reach.address, False, False
+        flow.process, flow.address, flow.doubted = reach.epoch, reach.address, False
         flow.knock_s, flow.knocks = 0.0, 0
         self.moved = True
 
@@ -449,6 +449,8 @@ class Reachability:
             flow.mute = mute
             if mute:
                 flow.clear()
+            else:
+                flow.barred = False
 
     def _lost(self, address: Address, now_s: float) -> bool:
         """Whether a membership datagram is lost: the faults injected between two peers hold for it, too."""

@@ -15,8 +15,8 @@ all passes up to a serial are void. Members keep the highest serial of each pers
 hear of it. As no pass is valid for longer than a year, that table forgets what has ended by itself.
 
 Clocks differ. Another's pass counts from ``SKEW_S`` before its issue to ``SKEW_S`` after its end. Machines
-without time synchronisation are wrong by minutes, and passes last for days: 300 s is what Kerberos allows,
-too (RFC 4120, section 5.5.1 calls it typical). A process goes by its own clock for its own pass, without
+without time synchronisation are wrong by minutes, and passes last for days: 300 s is what Kerberos
+allows by default, too (MIT krb5, ``clockskew``). A process goes by its own clock for its own pass, without
 that: an honest one leaves before the others have to put it out.
 """
 

@@ -27,12 +27,14 @@ class Agents:
 
     signing: of a crew that takes persons.
     persons: who a peer is in it, if not its holder.
+    ends_unix_s: when such a one's pass ends, if not in an hour.
     told: what each of them told, in order.
     """
 
     def __init__(self, n: int, key: bytes = KEY, limits: Limits | None = None, signing: bytes = b"") -> None:
         self._key, self._limits, self._signing = key, limits, signing
         self.persons: dict[int, str] = {}
+        self.ends_unix_s: dict[int, int] = {}
         self.agents: dict[int, Agent] = {}
         self.told: dict[int, list[Told]] = {}
         self.addresses: dict[int, Address] = {}
@@ -58,7 +60,8 @@ class Agents:
         if self._signing:
             seed, session, now_s = bytes([peer]) * 32, bytes([1]) * 33, time.time()
             person = self.persons.get(peer, "holder")
-            shown = issued(self._signing, person, public_of(seed), now_s, int(now_s) + 3600)
+            ends_unix_s = self.ends_unix_s.get(peer, int(now_s) + 3600)
+            shown = issued(self._signing, person, public_of(seed), now_s, ends_unix_s)
             passes = Passes(public_of(self._signing), shown)
             proof = proof_of(shown, seed, name, card.epoch, session)
             card = msgspec.structs.replace(card, key=session, proof=proof)

@@ -206,7 +206,8 @@ def revoke(whom: options.Whom, holder: options.HolderText, as_json: options.Json
         print_json(found.to_json())
         return
     told = f"{len(found.told)} of the members that the token names were told, and tell the others"
-    Console(highlight=False).print(f"{escape(found.person)} is out of crew {escape(found.crew)}: {told}.")
+    said = f"{escape(found.person)} is out of crew {escape(found.crew)}: {told}."
+    Console(highlight=False).print(said, soft_wrap=True)
 
 
 def _holder(given: str) -> Token:

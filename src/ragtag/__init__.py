@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ragtag import schedules as schedules
     from ragtag.app.crew.crew import Crew as Crew
     from ragtag.app.crew.join import JoinError as JoinError
+    from ragtag.app.crew.peer import Expelled as Expelled
     from ragtag.app.crew.peer import StateMissing as StateMissing
     from ragtag.app.crew.transport import SeatLost as SeatLost
     from ragtag.app.environment import PlaceError as PlaceError
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Error": "ragtag.core.errors",
     "DriverFailed": "ragtag.network.driver.mailbox",
+    "Expelled": "ragtag.app.crew.peer",
     "HasLeft": "ragtag.core.errors",
     "NoWholeCheckpoint": "ragtag.training.state.checkpoint",
     "PlaceError": "ragtag.app.environment",

@@ -79,6 +79,7 @@ SAMPLES: list[trace.Record] = [
         overshoot=0.01,
         goodput=0.8,
     ),
+    trace.Leaderboard(t=9.0, peer=1, persons=["alice", "holder"], samples=[64, 32], processes=[2, 1]),
     trace.Guarded(
         t=2.965,
         peer=1,

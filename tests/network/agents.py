@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+import msgspec
+
 from ragtag.core.wire import VERSION
 from ragtag.network.membership.agent import Agent, Told
 from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.passes import Passes, issued, proof_of, public_of
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, encode_card
 from ragtag.protocols.membership.types import Address, Changed, Identity, Limits, Status
 from tests.network.crew import PATIENCE_S
@@ -22,11 +25,16 @@ KEY = bytes(range(32))
 class Agents:
     """``n`` agents with seats that know each other's addresses; use it as a context manager.
 
+    signing: of a crew that takes persons.
+    persons: who a peer is in it, if not its holder.
+    ends_unix_s: when such a one's pass ends, if not in an hour.
     told: what each of them told, in order.
     """
 
-    def __init__(self, n: int, key: bytes = KEY, limits: Limits | None = None) -> None:
-        self._key, self._limits = key, limits
+    def __init__(self, n: int, key: bytes = KEY, limits: Limits | None = None, signing: bytes = b"") -> None:
+        self._key, self._limits, self._signing = key, limits, signing
+        self.persons: dict[int, str] = {}
+        self.ends_unix_s: dict[int, int] = {}
         self.agents: dict[int, Agent] = {}
         self.told: dict[int, list[Told]] = {}
         self.addresses: dict[int, Address] = {}
@@ -48,8 +56,17 @@ class Agents:
         card = Card(
             VERSION, seat, 0, 100 + peer, seat >= 0, "127.0.0.1", port or 20000 + peer, 0, self.founded, 5
         )
+        passes = None
+        if self._signing:
+            seed, session, now_s = bytes([peer]) * 32, bytes([1]) * 33, time.time()
+            person = self.persons.get(peer, "holder")
+            ends_unix_s = self.ends_unix_s.get(peer, int(now_s) + 3600)
+            shown = issued(self._signing, person, public_of(seed), now_s, ends_unix_s)
+            passes = Passes(public_of(self._signing), shown)
+            proof = proof_of(shown, seed, name, card.epoch, session)
+            card = msgspec.structs.replace(card, key=session, proof=proof)
         identity = Identity(name, address, epoch, self._key, encode_card(card), seed=peer)
-        agent = Agent(Membership(identity, self._limits), Roster(name, epoch), sock)
+        agent = Agent(Membership(identity, self._limits, passes), Roster(name, epoch, bool(card.key)), sock)
         agent.roster.claim(card)
         self.agents[peer], self.told[peer], self.addresses[peer] = agent, [], address
         agent.join(agent.now_s(), entries, PATIENCE_S)

@@ -236,3 +236,18 @@ def test_one_whose_entries_are_all_silent_fails_by_its_deadline() -> None:
         assert 0.5 <= time.monotonic() - began_s < 10.0
         assert [type(t) for t in told] == [Failed]
         assert agent.failure.startswith(f"no member answered at 127.0.0.1:{nobody.getsockname()[1]}")
+
+
+def test_one_whose_pass_ends_by_the_wall_clock_leaves_and_says_why() -> None:
+    with Agents(2, signing=bytes(range(32))) as agents:
+        agents.persons[2], agents.ends_unix_s[2] = "alice", int(time.time()) + 2
+        alice = agents.start(2, list(agents.addresses.values()))
+        agents.until(agents.agree, "all found each other")
+        agents.until(lambda: alice.over, "her pass ended")
+        assert time.time() >= agents.ends_unix_s[2]
+        failed = [told for told in agents.told[2] if isinstance(told, Failed)]
+        assert [told.barred for told in failed] == [True] and "alice's token has ended" in failed[0].reason
+        del agents.agents[2]
+        agents.until(agents.agree, "the others went on")
+        assert agents.believed(0, "otter-2")[-1] is Status.LEFT and not agents.agents[0].over
+        alice.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,10 +14,12 @@ from ragtag.core.wire import CHUNK_BYTES, Identity, Kind
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.udp import UdpLink
+from ragtag.network.membership.admission import tell_revocation
+from ragtag.protocols.membership.passes import Took, revoked
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.base import BLOCK_BITS
 from ragtag.protocols.rounds.rps import rps
-from tests.network.agents import Agents
+from tests.network.agents import KEY, Agents
 from tests.network.crew import NAME, PATIENCE_S, mean_of, until, values_of
 
 N, CHUNKS, GHOST = 3, 70, 63
@@ -25,11 +28,11 @@ N, CHUNKS, GHOST = 3, 70, 63
 class Crew(Agents):
     """``N`` drivers, each of which turns its agent; further agents the test turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, signing: bytes = b"") -> None:
         self.endpoints = [UdpLink() for _ in range(N)]
         self.drivers: dict[int, Driver] = {}
-        super().__init__(0)
-        self.founded = N
+        super().__init__(0, signing=signing)
+        self.founded, self.persons = N, {N - 1: "alice"}
         entries: list[tuple[str, int]] = []
         for peer, endpoint in enumerate(self.endpoints):
             self.start(peer, list(entries), peer, port=endpoint.address[1])
@@ -75,6 +78,44 @@ def crew() -> Iterator[Crew]:
             yield made
         finally:
             for driver in made.drivers.values():
+                driver.close(0.0)
+
+
+def test_nothing_is_taken_from_one_that_was_put_out_though_it_goes_on_sending() -> None:
+    """It has an address and a number that all know, and in a crew that seals it has keys."""
+    signing = bytes(range(32))
+    with Crew(signing) as crew:
+        try:
+            crew.check(crew.average())
+            told = revoked(signing, "alice", int(1e6 * time.time()))
+            at = [crew.drivers[0].own_member_address]
+            assert list(tell_revocation(at, KEY, told, PATIENCE_S).values()) == [Took.YES]
+            until(lambda: all(crew.drivers[p].node.gone == {2} for p in (0, 1)), "all put it out")
+            until(lambda: crew.drivers[2].lost_seat != "", "it was told")
+            assert crew.drivers[2].barred and "alice's token was revoked" in crew.drivers[2].lost_seat
+            assert not crew.drivers[0].barred
+            sender = Framer(Identity(NAME, 2), crew.drivers[2].engine.framer.epoch)
+            sender.schemas = {0: 7}
+            run = Run(0, MessageKey(0, 1, 0, 0), 0, 1, np.zeros((1, CHUNK_BYTES), np.uint8),
+                      np.ones(1, np.float32), np.zeros(1, np.uint64))  # fmt: skip
+            flow = crew.drivers[0].engine.flows[2]
+            assert flow.barred
+            before, refused = flow.inbound.received, crew.drivers[0].engine.framer.refused
+            malformed = refused.malformed
+            for number in range(3):
+                seq = np.array([crew.drivers[2].engine.flows[0].path.sent + number], np.uint64)
+                row = sender.data(run, np.arange(1), seq)[0].tobytes()
+                crew.endpoints[2].sock.sendto(row, crew.endpoints[0].address)
+            crew.endpoints[2].sock.sendto(b"a mark", crew.endpoints[0].address)
+            until(lambda: refused.malformed > malformed, "all was taken in")
+            assert flow.inbound.received == before
+            own = [values_of(peer, CHUNKS, 9) for peer in (0, 1)]
+            asked = [crew.drivers[peer].average(Average(0, own[peer], 1.0)) for peer in (0, 1)]
+            for future in asked:
+                outcome = future.result(PATIENCE_S)
+                assert (outcome.heard == 0b11).all() and not outcome.expired
+        finally:
+            for driver in crew.drivers.values():
                 driver.close(0.0)
 
 

@@ -19,7 +19,7 @@ from ragtag.network.link.inject import Injector
 from ragtag.network.membership.agent import Agent
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, decode_card, encode_card
-from ragtag.protocols.membership.types import Changed, Failed, Identity, Member, Remarked, Status
+from ragtag.protocols.membership.types import Changed, Failed, Identity, Member, PutOut, Remarked, Status
 from tests.network.agents import KEY
 
 MINE = Card(VERSION, 0, 0, 99, True, "127.0.0.1", 6000, 0, 3, 7)
@@ -97,6 +97,23 @@ def test_who_is_dead_is_sent_nothing_more_and_heard_again_when_it_is_back(agent:
     back = told(here, member(1), Status.DEAD)
     assert [type(news) for news in back] == [Noted, Joined]
     assert flows[1] is flow and not flow.mute  # the same process: what was measured holds
+
+
+def test_from_one_that_was_put_out_nothing_is_taken_until_membership_believes_it_again(agent: Agent) -> None:
+    here, flows = people(agent)
+    told(here, member(1))
+    gone = member(1)
+    told(here, gone, status=Status.LEFT)
+    assert list(here.take(1.0, PutOut(gone, "its token has ended"))) == [
+        Noted("put out", 1, "p1: its token has ended")
+    ]
+    assert flows[1].barred and not flows[2].barred
+    told(here, member(1))  # as where a clock was set
+    assert not flows[1].barred
+    told(here, gone, status=Status.LEFT)
+    list(here.take(1.0, PutOut(gone, "")))
+    told(here, member(1, name="heir", epoch=200, term=1))
+    assert not flows[1].barred, "another process has its seat"
 
 
 def test_another_process_in_a_seat_begins_anew(agent: Agent) -> None:

@@ -7,9 +7,18 @@ import struct
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragtag.protocols.membership.passes import (
+    PROOF_BYTES_MAX,
+    SKEW_S,
+    Pass,
+    Passes,
+    proof_of,
+    public_of,
+    revoked,
+)
 from ragtag.protocols.sealing.noise import Handshake, KeyPair
 from ragtag.protocols.sealing.sessions import AES, CHACHA
 from ragtag.protocols.transfer.frame import (
@@ -40,7 +49,9 @@ from ragtag.protocols.transfer.wire import (
     answered,
     chunk_hasher,
     greeting,
+    hello_bytes,
 )
+from tests.protocols.personal import DAY_S, SIGNING, UNIX_S, pass_for, seed
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
 GREETED = greeting(b"d" * 32)
@@ -347,3 +358,71 @@ def test_a_sealed_message_that_makes_no_sense_is_refused() -> None:
     (frame,) = frames_of(donor.seal(Want(0, 1 << 20)))
     with pytest.raises(WireError, match="makes no sense"):
         newcomer.open(frame)
+
+
+# -- In a crew that takes persons
+
+
+class Persons:
+    """One end's. shown: its own pass."""
+
+    def __init__(self, shown: Pass, secret: bytes | None = None, now_s: float = UNIX_S) -> None:
+        self.shown, self.secret, self.now_s = shown, secret or seed(shown.person), now_s
+        self.passes = Passes(public_of(SIGNING), shown)
+
+    def prove(self, what: bytes) -> bytes:
+        return proof_of(self.shown, self.secret, "", 0, what)
+
+    def proven(self, what: bytes, proof: bytes) -> bool:
+        return self.passes.proven("", 0, what, proof, self.now_s)
+
+
+def judged_of(newcomer: Persons, donor: Persons, greeted: bytes = GREETED) -> FrameKeys | Verdict:
+    hello = NewcomerEnd(KEY, greeted, AES, NEWCOMERS, newcomer)
+    assert len(hello.data) == hello_bytes(newcomer)
+    data, keys = answered(KEY, GREETED, hello.data, DONORS, persons=donor)
+    assert isinstance(keys, Verdict) == isinstance(hello.judged(data), Verdict)
+    return keys
+
+
+def test_a_state_is_given_to_those_alone_whose_person_may_be_in() -> None:
+    """All of these have the crew's key."""
+    alice, holder = pass_for("alice"), Persons(pass_for("holder"))
+    assert isinstance(judged_of(Persons(alice), holder), FrameKeys)
+    for bad in (
+        Persons(alice, secret=seed("mallory")),
+        Persons(pass_for("alice", signing=seed("mallory"))),
+        Persons(pass_for("alice", at_s=UNIX_S - 9 * DAY_S, ends_s=UNIX_S - SKEW_S - 1)),
+        Persons(pass_for("alice", at_s=UNIX_S + SKEW_S + 1)),
+    ):
+        assert judged_of(bad, holder) is Verdict.PERSON
+    holder.passes.revoke(revoked(SIGNING, "alice", alice.serial), UNIX_S)
+    assert judged_of(Persons(alice), holder) is Verdict.PERSON
+    assert holder.passes._known == {}, "strangers fill no table"
+
+
+def test_what_proves_a_person_is_of_one_connection_and_one_key() -> None:
+    """So one that was put out, and has the crew's key, cannot use what another has said."""
+    holder, recorded = Persons(pass_for("holder")), []
+
+    class Recorded(Persons):
+        def prove(self, what: bytes) -> bytes:
+            recorded.append(super().prove(what))
+            return recorded[0]
+
+    alice = Recorded(pass_for("alice"))
+    assert isinstance(judged_of(alice, holder), FrameKeys)
+    assert judged_of(alice, holder, greeting(b"e" * 32)) is Verdict.KEY  # the nonce is in the prologue, too
+    for greeted, key in ((greeting(b"e" * 32), NEWCOMERS), (GREETED, KeyPair(bytes([5]) * 32))):
+        hello = NewcomerEnd(KEY, greeted, AES, key, alice)
+        assert answered(KEY, greeted, hello.data, DONORS, persons=holder)[1] is Verdict.PERSON
+
+
+@given(st.binary(min_size=242, max_size=242))
+@settings(max_examples=50, deadline=None)
+def test_noise_for_a_proof_is_no_persons(noise: bytes) -> None:
+    class Noise(Persons):
+        def prove(self, what: bytes) -> bytes:
+            return noise[:PROOF_BYTES_MAX]
+
+    assert judged_of(Noise(pass_for("alice")), Persons(pass_for("holder"))) is Verdict.PERSON

@@ -304,6 +304,22 @@ class Guarded(Base, frozen=True, kw_only=True, tag="guard", omit_defaults=True):
     channel: Channel = 0
 
 
+class Leaderboard(Base, frozen=True, kw_only=True, tag="persons"):
+    """The samples of each person, in a crew that takes persons, so far.
+
+    Each figure is what that person's own peers tell of themselves. ``peer`` has heard it and added it up, and
+    cannot check it.
+
+    persons: names; the other lists are in their order.
+    samples: since each of the person's processes began.
+    processes: how many have told.
+    """
+
+    persons: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=1 << 12)]
+    samples: Counts
+    processes: Counts
+
+
 class Step(Base, frozen=True, kw_only=True, tag="step", omit_defaults=True):
     """A local step. samples: since the start.
 
@@ -493,6 +509,7 @@ Known = (
     | Kfac
     | Target
     | Guarded
+    | Leaderboard
     | Step
     | Pace
     | Epoch

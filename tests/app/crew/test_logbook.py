@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from msgspec import UNSET
@@ -19,7 +20,7 @@ from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.report import build_report, report_json
 from ragtag.app.terminal.peers import PeerTable
-from ragtag.app.tracefile import read_run
+from ragtag.app.tracefile import TraceWriter, read_run
 from ragtag.core import trace
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Audited
@@ -49,6 +50,64 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     now = SimpleNamespace(time=time.time, monotonic=lambda: clock.now_s)
     monkeypatch.setattr(logbook, "time", now)
     return clock
+
+
+class Crowd:
+    """A driver of a crew that takes persons. said: what each peer has told, as its process told it."""
+
+    def __init__(self) -> None:
+        self.whose = {0: ("alice", 10), 1: ("bob", 11), 2: ("alice", 12)}
+        self.said: dict[int, bytes] = {}
+        self.posted: list[int] = []
+
+    def persons(self) -> dict[int, tuple[str, int]]:
+        return dict(self.whose)
+
+    def post(self, topic: int, blob: bytes) -> None:
+        self.posted.append(msgspec.msgpack.decode(blob)[1])
+
+    def posts(self, topic: int) -> dict[int, bytes]:
+        return dict(self.said)
+
+    def says(self, peer: int, process: int, samples: int) -> None:
+        self.said[peer] = msgspec.msgpack.encode((process, samples))
+
+
+def test_samples_are_summed_by_person_over_processes_that_come_and_go(clock: Clock, tmp_path: Path) -> None:
+    crowd, drawn = Crowd(), 0
+    writer = TraceWriter(tmp_path / "peer-00.jsonl")
+    book = logbook.Logbook(Place(0, 3, "otters"), crowd, writer, 0.0, {}, lambda: drawn)  # type: ignore[arg-type]
+    for second in range(25):
+        clock.now_s = 2000.0 + second
+        drawn = 10 * second
+        crowd.says(1, 11, 7 * second)
+        if second == 12:
+            crowd.whose[2] = "bob", 13  # the seat is another's now, and has still what alice told there
+        elif second < 12:
+            crowd.says(2, 12, 1000 + second)
+        book.record_persons()
+    crowd.said[1] = b"noise"
+    book.record_persons(0.0)
+    writer.close()
+    found = records(tmp_path, trace.Leaderboard)
+    assert [round(record.t) for record in found] == [2000, 2010, 2020, 2024]
+    assert found[-1].persons == ["alice", "bob"]
+    assert found[-1].samples == [240 + 1011, 7 * 24] and found[-1].processes == [2, 1]
+    assert crowd.posted == [0, 10, 20, 30, 40, 50, 70, 90, 100, 130, 170, 200, 240]
+    page = build_report(tmp_path).read_text()
+    assert report_json(tmp_path)["persons"] == {"alice": 1251, "bob": 168}
+    assert "<h2>Persons</h2>" in page and "<td>alice</td>" in page and "1,251" in page
+
+
+def test_processes_without_end_stay_in_their_persons_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logbook, "PROCESSES_MAX", 8)
+    sums = logbook.Contributions()
+    for process in range(100):
+        sums.hear(f"p{process % 3}", process, msgspec.msgpack.encode((process, 2)))
+        sums.hear(f"p{process % 3}", process, msgspec.msgpack.encode((process, 1)))
+    told = sums.told(0.0, 0)
+    assert told.samples == [68, 66, 66] and told.processes == [34, 33, 33]
+    assert len(sums._of) == 8
 
 
 def test_what_a_guard_made_of_shares_is_told_every_ten_seconds_and_at_the_end(

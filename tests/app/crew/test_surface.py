@@ -246,6 +246,7 @@ def test_all_errors_have_one_root_and_keep_their_own_bases() -> None:
         "PlaceError": ValueError,
         "PortInUse": OSError,
         "DriverFailed": RuntimeError,
+        "Expelled": RuntimeError,
         "SeatLost": RuntimeError,
         "StateMissing": RuntimeError,
         "NoWholeCheckpoint": RuntimeError,

@@ -61,9 +61,16 @@ app.command(
 )(start.run)
 app.command(
     epilog=examples(
-        "ragtag invite", "ragtag invite runs/train-20260101-120000", "ragtag invite --listen 192.0.2.7:4433"
+        "ragtag invite",
+        "ragtag invite runs/train-20260101-120000",
+        "ragtag invite --listen 192.0.2.7:4433",
+        "ragtag invite --persons > holder.txt",
+        "ragtag invite --for alice --days 7 holder.txt > alice.txt",
     )
 )(start.invite)
+app.command(
+    epilog=examples("ragtag revoke alice holder.txt", "ragtag revoke alice.txt runs/train-20260101-120000")
+)(start.revoke)
 app.command(
     context_settings={"allow_interspersed_args": False},
     cls=JoinCommand,

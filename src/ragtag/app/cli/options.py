@@ -144,7 +144,33 @@ PeersHere = Annotated[
         "--peers", "-n", min=1, max=SEATS_MAX, metavar="N", help="How many peers of this machine join."
     ),
 ]
-RunToJoin = Annotated[Path | None, typer.Argument(metavar="RUN", help="The folder of a run on this machine.")]
+RunToJoin = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="The folder of a run on this machine; with --for: or the holder's token, as for ragtag join.",
+    ),
+]
+PersonsOnly = Annotated[
+    bool, typer.Option("--persons", help="The new crew takes persons only; this is its holder's token.")
+]
+ForWhom = Annotated[
+    str | None, typer.Option("--for", metavar="NAME", help="A token for this person, in a crew of --persons.")
+]
+Days = Annotated[
+    float,
+    typer.Option("--days", min=0.001, max=366.0, metavar="N", help="With --for: it ends after so many days."),
+]
+Whom = Annotated[
+    str,
+    typer.Argument(metavar="PERSON", help="Its name; or its token, or a file with that: then no later one."),
+]
+HolderText = Annotated[
+    str,
+    typer.Argument(
+        metavar="HOLDER", help="The holder's token, as TOKEN of ragtag join; or its run's folder."
+    ),
+]
 ListenAt = Annotated[
     str | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""``ragtag demo``, ``run``, ``join`` and ``invite``: peers as processes, or as actors on Ray."""
+"""``ragtag demo``, ``run``, ``join``, ``invite`` and ``revoke``: peers as processes, or as actors on Ray."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ragtag.app.cli import options
 from ragtag.app.cli.common import fail, plain_errors, print_json
 
 if TYPE_CHECKING:
+    from ragtag.app.invitation.token import Token
     from ragtag.app.on_ray.launch import Placement
 import ctypes
 import os
@@ -135,6 +136,9 @@ def invite(
     listen: options.ListenAt = None,
     crew: options.CrewName = None,
     minutes: options.Minutes = None,
+    persons: options.PersonsOnly = False,
+    person: options.ForWhom = None,
+    days: options.Days = 7.0,
     as_json: options.Json = False,
 ) -> None:
     """Print a token: all that another machine needs to join a crew.
@@ -142,23 +146,75 @@ def invite(
     With RUN, the crew of that run, which must be running. Without, a new crew:
     the first peer to join, on this machine, begins it. Anybody that has the token
     can get in: it is as secret as the crew should be.
+
+    With [bold]--persons[/bold] the new crew takes persons only, and the token is its
+    holder's. [bold]--for NAME[/bold] makes one for a person of it, which ends, and which
+    [bold]ragtag revoke[/bold] takes back.
     """
     from ragtag.app.crew.membership import NotLetIn
-    from ragtag.app.invitation.invite import RunOver, invitation_to, new_invitation, shown
+    from ragtag.app.invitation.invite import RunOver, for_person, invitation_to, new_invitation, shown
 
     if run_folder is None and minutes is not None:
         raise ValueError(
             "the token of a new crew holds its key, and cannot end; begin the crew, then: ragtag invite RUN "
             "--minutes N"
         )
+    if person is not None and (persons or minutes is not None or run_folder is None):
+        raise ValueError("--for NAME is of a crew that there is: ragtag invite --for NAME --days N HOLDER")
+    if persons and run_folder is not None:
+        raise ValueError("--persons is for a new crew, and RUN is one that there is: give one of them")
     try:
-        token = invitation_to(run_folder, minutes) if run_folder is not None else new_invitation(listen, crew)
+        if person is not None and run_folder is not None:
+            token = for_person(_holder(run_folder), person, days)
+        elif run_folder is not None:
+            token = invitation_to(Path(run_folder), minutes)
+        else:
+            token = new_invitation(listen, crew, persons)
     except (RunOver, NotLetIn) as error:
         fail(str(error), 1)
     if as_json:
         print_json(token.to_json())
     else:
         shown(token, Console(highlight=False), Console(stderr=True, highlight=False))
+
+
+@plain_errors
+def revoke(whom: options.Whom, holder: options.HolderText, as_json: options.Json = False) -> None:
+    """Take a person's tokens back: the crew puts its peers out, and goes on.
+
+    By name, all tokens of that person that were issued until now are void; by a
+    token, that one and those before it. A later one lets the person in again.
+    """
+    from ragtag.app.crew.membership import NotLetIn
+    from ragtag.app.invitation.invite import RunOver, take_back
+    from ragtag.app.invitation.token import decode
+
+    named: str | None = None
+    text = token_text(whom) if _TOKEN.match(whom) or _is(whom, Path.is_file) else ""
+    if _TOKEN.match(text):
+        credential = decode(text).credential
+        if credential is None:
+            raise ValueError(
+                "that token is no person's, so it cannot be revoked; give a person's name or token"
+            )
+        named, serial = credential.shown.person, credential.shown.serial
+    try:
+        found = take_back(_holder(holder), named or whom, serial if named else None)
+    except (RunOver, NotLetIn) as error:
+        fail(str(error), 1)
+    if as_json:
+        print_json(found.to_json())
+        return
+    told = f"{len(found.told)} of the members that the token names were told, and tell the others"
+    said = f"{escape(found.person)} is out of crew {escape(found.crew)}: {told}."
+    Console(highlight=False).print(said, soft_wrap=True)
+
+
+def _holder(given: str) -> Token:
+    """The token that is meant: of a run's folder, or as ``ragtag join`` takes one."""
+    from ragtag.app.invitation.token import decode, kept_token
+
+    return decode(kept_token(Path(given)) if is_folder(given) else token_text(given))
 
 
 def _launch(

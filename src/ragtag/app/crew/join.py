@@ -33,7 +33,7 @@ from ragtag.app.crew.membership import (
 )
 from ragtag.app.crew.peer import Again, Peer, Rejoined
 from ragtag.app.crew.phases import Phases
-from ragtag.app.crew.state import start_donor
+from ragtag.app.crew.state import PassProver, start_donor
 from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport, await_meeting, known_to
 from ragtag.app.disk import explain
 from ragtag.app.environment import (
@@ -45,7 +45,15 @@ from ragtag.app.environment import (
     format_address,
     reachable_host,
 )
-from ragtag.app.invitation.token import ADDRESSES_MAX, Token, TokenError, decode, encode, keep_token
+from ragtag.app.invitation.token import (
+    ADDRESSES_MAX,
+    Credential,
+    Token,
+    TokenError,
+    decode,
+    encode,
+    keep_token,
+)
 from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.core import trace
 from ragtag.core.address import is_loopback
@@ -69,6 +77,7 @@ from ragtag.protocols.crew.joining import (
     node_of,
 )
 from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.passes import Passes
 from ragtag.protocols.node import Node
 from ragtag.protocols.sealing.noise import KEY_BYTES, KeyPair
 from ragtag.protocols.sealing.sessions import Sessions, card_of
@@ -204,7 +213,7 @@ def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew
     """Join by an invitation: membership first, which tells the other peers and which number is free."""
     way = _Way(place, None, origin_s, deadline_s, place.rank)
     try:
-        token = resolved(decode(text, time.time()))
+        token = resolved(decode(text, time.time()).for_processes(time.time()))
     except TokenError as error:
         raise JoinError(str(error)) from None
     joining = Joining(token.crew, __version__, deadline_s, asked(token))
@@ -246,10 +255,14 @@ def _through(
     endpoint = open_link(fd=os.dup(data.fileno()))
     undo.callback(endpoint.close)
     data.close()
+    if token.credential is not None and way.passes is None:
+        way.credential, way.passes = token.credential, Passes(token.credential.signer, token.credential.shown)
     way.begin_giving(token.key, host, undo)
     port = endpoint.address[1]
-    card = way.card(host)
-    entrance, greets = enter(joining, place, token, ways, port, way.state_port, way.phases, card, seen)
+    card = way.card(host, token.credential is not None)
+    entrance, greets = enter(
+        joining, place, token, ways, port, way.state_port, way.phases, card, seen, way.passes
+    )
     undo.callback(entrance.agent.close)
     place = way.place = seated(place, token, entrance)
     if place.run_folder is not None:
@@ -272,7 +285,7 @@ def _again(way: _Way) -> Again:
         addresses = driver.members()[:ADDRESSES_MAX]
         if place.key is None or not addresses:
             raise JoinError("no member of the crew is known any more; start this peer again")
-        token = Token(tuple(addresses), place.crew, place.key)
+        token = Token(tuple(addresses), place.crew, place.key, credential=way.credential)
         way.place = replace(place, socket_fd=None, member_fd=None, members=None, peers=None, name=None)
         joining = Joining(token.crew, __version__, way.deadline_s, asked(token))
         driver, entrance, met = _until_seated(way, joining, token)
@@ -287,6 +300,8 @@ class _Way:
 
     number: what its launcher calls it (``None``: by its rank).
     keys: this process's own (``protocols.sealing``), for as long as it has one place in one crew.
+    credential: by what it proves whose it is, in a crew that takes persons.
+    passes: what it knows of others' passes; it knows that still when it joins anew.
     """
 
     place: Place
@@ -300,9 +315,24 @@ class _Way:
     early: list[Noted] = field(default_factory=list)
     phases: Phases = field(default_factory=Phases)
     keys: KeyPair = field(default_factory=lambda: KeyPair(secrets.token_bytes(KEY_BYTES)))
+    credential: Credential | None = None
+    passes: Passes | None = None
 
-    def card(self, host: str) -> bytes:
-        """What its membership card tells of its key; empty: it sends its data in clear."""
+    def card(self, host: str, persons: bool = False) -> bytes:
+        """What its membership card tells of its key; empty: it sends its data in clear.
+
+        persons: whether the crew takes persons only, who prove by that key whose process it is.
+
+        Raises:
+            JoinError: RAGTAG_SEAL turns off what a crew of persons needs.
+        """
+        if persons:
+            if self.place.seal is False:
+                raise JoinError(
+                    "RAGTAG_SEAL is off, and a crew that takes persons always encrypts: its members prove by "
+                    "the keys who they are. Unset it"
+                )
+            return card_of(fast_suite(), self.keys)
         seals = not is_loopback(host) if self.place.seal is None else self.place.seal
         return card_of(fast_suite(), self.keys) if seals else b""
 
@@ -318,8 +348,15 @@ class _Way:
     def begin_giving(self, key: bytes, host: str, undo: ExitStack) -> None:
         """Be ready to give this peer's state to those who come later."""
         self.shelf = Shelf()
-        self.donor = start_donor(key, host, self.shelf, self.note)
+        self.donor = start_donor(key, host, self.shelf, self.note, self.prover)
         undo.callback(self.donor.close)
+
+    @property
+    def prover(self) -> PassProver | None:
+        """By what donors and newcomers know each other's persons; ``None``: the crew takes none."""
+        if self.credential is None or self.passes is None:
+            return None
+        return PassProver(self.credential, self.passes)
 
     @property
     def state_port(self) -> int:
@@ -440,6 +477,7 @@ def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Cre
         phases=way.phases,
         announcer=announcer,
     )
+    peer.keeper.persons = way.prover
     way.peers.append(peer)
     for note in way.early:
         peer.log.note(note)

@@ -6,17 +6,20 @@ import dataclasses
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from ragtag.app.environment import Place
 from ragtag.app.tracefile import TraceWriter
 from ragtag.app.words import these_peers
 from ragtag.core import trace
 from ragtag.core.arrival import arrived, others_in
+from ragtag.core.channels import topic_of
 from ragtag.core.types import Audited, Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.sealed import SealedLink
@@ -30,9 +33,16 @@ PACE_EVERY_S = 0.5
 """Records of where the time went are at least so far apart."""
 AUDIT_EVERY_S = 10.0
 """Records of what a guard made of shares are at least so far apart, and one comes at the end."""
+PERSONS_EVERY_S = 10.0
+"""Records of each person's samples are at least so far apart, and one comes at the end."""
+PROCESSES_MAX = 1 << 12
+"""Processes of persons that are told apart; what older ones have told stays in their persons' sums."""
 ALONE_AFTER = 3
 """Rounds without others in a row after which a peer calls itself alone. One or two are a peer that was early
 or late, or a group that did not come together."""
+_SAMPLES_MAX = (1 << 62) - 1
+_Samples = Annotated[int, Meta(ge=0, lt=1 << 50)]
+_PERSONS = topic_of("persons")
 NAMED_MAX = 8
 LINKS_MAX = 64
 """Ways to other peers that a peer records when it ends."""
@@ -67,6 +77,9 @@ class Logbook:
         self._kfac_s: dict[int, float] = {}  # when the last such record was written, by channel
         self._target_s: dict[int, float] = {}  # the same
         self._audits: dict[int | str, Audit] = {}  # by what is averaged
+        self._contributions = Contributions()
+        self._persons_s = self._looked_s = -math.inf  # when they were recorded, and looked at
+        self._told_samples = 0
         self._rounds = 0
         self._solitude = Solitude()
 
@@ -231,6 +244,30 @@ class Logbook:
                 age_rounds=max(ages, default=0),
             )
         )
+
+    def record_persons(self, least_s: float = PERSONS_EVERY_S) -> None:
+        """Tell the crew this peer's samples, and record each person's; nothing where it takes no persons.
+
+        They are told whenever they have grown by a quarter, as a peer may end without a word.
+        """
+        now_s, driver = time.monotonic(), self._driver
+        if driver is None or now_s - self._looked_s < min(least_s, PACE_EVERY_S):
+            return
+        self._looked_s = now_s
+        persons, samples = driver.persons(), self.samples_so_far()
+        if self._rank not in persons:
+            return
+        late = now_s - self._persons_s >= least_s
+        mine = msgspec.msgpack.encode((persons[self._rank][1], samples))
+        if (self._told_samples < samples >= 1.25 * self._told_samples) or late:
+            self._told_samples = samples
+            driver.post(_PERSONS, mine)
+        for peer, blob in (driver.posts(_PERSONS) | {self._rank: mine}).items():
+            if peer in persons:
+                self._contributions.hear(*persons[peer], blob)
+        if late:
+            self._persons_s = now_s
+            self.record(self._contributions.told(self.now_s(), self._rank))
 
     def record_guard(self, outcome: Outcome) -> None:
         """What a guard made of the shares that came to this peer, every ``AUDIT_EVERY_S``."""
@@ -401,6 +438,50 @@ class Logbook:
                     held_s=dict(way.held_s),
                 )
             )
+
+
+class Contributions:
+    """How many samples each person has contributed, as the person's own peers tell."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._earlier: dict[str, list[int]] = {}  # samples and processes
+
+    def hear(self, person: str, process: int, blob: bytes) -> None:
+        """A process of a person told its number, and how many samples it has had.
+
+        What is no such thing is not heard, nor what a process told that had the seat before.
+        """
+        try:
+            told_by, samples = msgspec.msgpack.decode(blob, type=tuple[int, _Samples])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if told_by != process:
+            return
+        self._of[person, process] = max(samples, self._of.get((person, process), 0))
+        self._of.move_to_end((person, process))
+        while len(self._of) > PROCESSES_MAX:
+            (before, _), had = self._of.popitem(last=False)
+            if before in self._earlier or len(self._earlier) < PROCESSES_MAX:
+                sums = self._earlier.setdefault(before, [0, 0])
+                sums[0] += had
+                sums[1] += 1
+
+    def told(self, t: float, me: PeerId) -> trace.Leaderboard:
+        """The record: the persons with most samples first."""
+        sums = {person: list(each) for person, each in self._earlier.items()}
+        for (person, _), samples in self._of.items():
+            each = sums.setdefault(person, [0, 0])
+            each[0] += samples
+            each[1] += 1
+        order = sorted(sums, key=lambda person: (-sums[person][0], person))[:PROCESSES_MAX]
+        return trace.Leaderboard(
+            t=t,
+            peer=me,
+            persons=order,
+            samples=[min(sums[person][0], _SAMPLES_MAX) for person in order],
+            processes=[sums[person][1] for person in order],
+        )
 
 
 class Audit:

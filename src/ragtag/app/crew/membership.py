@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ragtag.app.crew.phases import Phases
 from ragtag.app.environment import Address, Place, format_address, looked_up, reachable_host
 from ragtag.app.invitation.token import Token
@@ -39,6 +41,7 @@ from ragtag.protocols.crew.joining import (
     Overheard,
 )
 from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.passes import Passes, proof_of
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, encode_card
 from ragtag.protocols.membership.types import Changed, Identity, Status
 
@@ -297,10 +300,12 @@ def enter(
     phases: Phases,
     key: bytes = b"",
     seen: Outside | None = None,
+    passes: Passes | None = None,
 ) -> tuple[Entrance, list[JoiningEffect]]:
     """Enter a crew by its (resolved) token, and take a seat; what ``joining`` wants done next.
 
     key: for its card.
+    passes: what this peer knows of persons, in a crew that takes them, with the token's credential.
     seen: where others see this peer, if that is elsewhere. Nobody can fetch the state from such a peer, as
         that takes a connection to it.
 
@@ -321,7 +326,10 @@ def enter(
         key=key, inner_host=inner[0], inner_port=inner[1],
     )  # fmt: skip
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
-    agent = _agent(name, address, token.key, card, sock)
+    of = token.credential
+    if of is not None:
+        card = msgspec.structs.replace(card, proof=proof_of(of.shown, of.secret, name, card.epoch, key))
+    agent = _agent(name, address, token.key, card, sock, passes)
     try:
         begins = Enters(agent.roster, card, tuple(entries), format_address(address))
         return _seat(joining, agent, begins, phases)
@@ -385,10 +393,18 @@ def _epoch() -> int:
     return 1 + secrets.randbelow((1 << 32) - 1)
 
 
-def _agent(name: str, address: Address, key: bytes, card: Card, sock: socket.socket) -> Agent:
+def _agent(
+    name: str,
+    address: Address,
+    key: bytes,
+    card: Card,
+    sock: socket.socket,
+    passes: Passes | None = None,
+) -> Agent:
     epoch = (int(time.time() * 1e6) << 8 | secrets.randbits(8)) & ((1 << 62) - 1)
     identity = Identity(name, address, epoch, key, encode_card(card), seed=secrets.randbits(62))
-    return Agent(Membership(identity), Roster(name, epoch, bool(card.key)), sock)
+    membership = Membership(identity) if passes is None else Membership(identity, passes=passes)
+    return Agent(membership, Roster(name, epoch, bool(card.key)), sock)
 
 
 def _socket(fd: int | None, address: Address | None) -> socket.socket:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,12 +20,21 @@ from ragtag.app.crew.state import StateKeeper, catch_up, come_abreast, fall_behi
 from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.app.disk import Spare
 from ragtag.app.environment import Announcer, Place, Reached
-from ragtag.app.invitation.token import ADDRESSES_MAX, TOKEN_FILE, Token, encode, keep_token
+from ragtag.app.invitation.token import (
+    ADDRESSES_MAX,
+    TOKEN_FILE,
+    Token,
+    TokenError,
+    decode,
+    encode,
+    keep_token,
+    kept_token,
+)
 from ragtag.app.tracefile import TraceWriter
 from ragtag.core.channels import channel_of, require_name
 from ragtag.core.errors import Error, HasLeft
 from ragtag.core.types import Noted, Outcome, PeerId
-from ragtag.network.driver.driver import Driver
+from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.node import CATCH_UP
@@ -35,6 +44,10 @@ from ragtag.training.state.standing import NO_STATE
 from ragtag.training.state.whole import Finished, Stand, rounds_of
 
 _log = logging.getLogger("ragtag")
+
+
+class Expelled(Error, RuntimeError):
+    """The crew lets this peer's person in no more: its token has ended, or was revoked."""
 
 
 class StateMissing(Error, RuntimeError):
@@ -140,6 +153,11 @@ class Peer:
             raise RuntimeError(
                 "nobody can join this peer: start it by `ragtag run`, `ragtag join` or torchrun"
             )
+        if isinstance(self.transport, DriverTransport) and self.transport.person:
+            raise RuntimeError(
+                f"crew {place.crew!r} takes persons only: whoever has its holder's token, of `ragtag invite "
+                "--persons`, makes one for each by `ragtag invite --for NAME HOLDER`"
+            )
         addresses = (own, *driver.members())[:ADDRESSES_MAX]
         return Token(addresses, place.crew, place.key)
 
@@ -155,8 +173,20 @@ class Peer:
 
     def _write_invitation(self, folder: Path) -> None:
         """Raises OSError."""
-        if (folder / TOKEN_FILE).exists():
-            keep_token(folder, encode(self.token()))
+        if not (folder / TOKEN_FILE).exists():
+            return
+        if isinstance(self.transport, DriverTransport) and self.transport.person:
+            driver = self.driver
+            assert driver is not None and driver.own_member_address is not None
+            addresses = (driver.own_member_address, *driver.members())[:ADDRESSES_MAX]
+            try:  # the person's own token, or the holder's
+                token = replace(decode(kept_token(folder)), addresses=addresses, begins=False)
+            except TokenError as error:
+                _log.warning("the token in %s stays as it is: %s", folder, error)
+                return
+        else:
+            token = self.token()
+        keep_token(folder, encode(token))
 
     # -- What is averaged
 
@@ -241,6 +271,7 @@ class Peer:
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""
         self.log.record_round(outcome)
+        self.log.record_persons()
         self.took_part()
         self._keep_invitation()
         if self.driver is not None and self.driver.lost_seat:
@@ -378,6 +409,8 @@ class Peer:
     def _join_anew(self, old: Driver, why: str) -> None:
         """Take another place, with the crew's state as any newcomer."""
         transport = self.transport
+        if old.barred:
+            raise Expelled(f"this peer averages no more: {why}")
         if self._again is None or not isinstance(transport, DriverTransport):
             raise SeatLost(f"this peer averages no more: {why}; start it again")
         self.log.note(Noted("joins anew", self.rank, why))
@@ -448,6 +481,9 @@ class Peer:
         if self._donor is not None:
             self._donor.close(deadline_s)
         if self.driver is not None:
+            if not failed:
+                with suppress(DriverFailed):  # that has been said
+                    self.log.record_persons(0.0)
             self.driver.close(deadline_s)
         for model in self.models:
             self.log.record_target(model, 0.0)

@@ -8,17 +8,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ragtag.app.crew.transport import DriverTransport
+from ragtag.app.invitation.token import Credential
 from ragtag.core import seed as random
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor, Fetched, TransferError, fetch_state
 from ragtag.network.transfer.snapshots import Shelf
+from ragtag.protocols.membership.passes import Passes, proof_of
 from ragtag.protocols.membership.roster import Holder
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.epochs import NAME as DATA
@@ -71,6 +74,8 @@ class StateKeeper:
         self.me, self._seed, self._tell = me, seed, tell
         self.models: list[AveragedModel] = []
         self.extra: dict[str, Stateful] = {}
+        self.persons: PassProver | None = None
+        """By what donors know whose process this is, in a crew that takes persons."""
         self.data: Epochs | None = None
         """Where the crew is in its data, which is in all snapshots."""
         self.round = -1
@@ -226,6 +231,7 @@ class StateKeeper:
                     layout_hash_of=_layout_hash,
                     on_note=self._noted,
                     blob_bytes_max=most,
+                    persons=self.persons,
                 )
                 return CrewsState(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
             except (TransferError, ValueError) as error:
@@ -434,13 +440,34 @@ def catch_up(
     return came
 
 
-def start_donor(key: bytes, host: str, shelf: Shelf, tell: Callable[[Noted], None]) -> DonorServer:
+class PassProver:
+    """Proves to donors whose process this is; asks the same of newcomers (``protocols.transfer.wire``)."""
+
+    def __init__(self, credential: Credential, passes: Passes) -> None:
+        self._credential, self._passes = credential, passes
+
+    def prove(self, what: bytes) -> bytes:
+        """That this process is its person's, for ``what`` alone. No member is called ""."""
+        return proof_of(self._credential.shown, self._credential.secret, "", 0, what)
+
+    def proven(self, what: bytes, proof: bytes) -> bool:
+        """Whether that is good, and the person may be in the crew."""
+        return self._passes.proven("", 0, what, proof, time.time())
+
+
+def start_donor(
+    key: bytes,
+    host: str,
+    shelf: Shelf,
+    tell: Callable[[Noted], None],
+    persons: PassProver | None = None,
+) -> DonorServer:
     """Begin to give this peer's state to newcomers, on a free port."""
 
     def on_note(what: str, address: str, detail: str) -> None:
         tell(Noted(f"donor: {what}", -1, f"{address} {detail}".strip()))
 
-    server = DonorServer(key, shelf, (host, 0), on_note=on_note)
+    server = DonorServer(key, shelf, (host, 0), on_note=on_note, persons=persons)
     server.start()
     return server
 

@@ -480,6 +480,11 @@ class DriverTransport:
             look_s = min(_AHEAD_LOOK_S, max(0.0, until_s - self._driver.now_s()))
             concurrent.futures.wait((newer,), look_s)
 
+    @property
+    def person(self) -> str:
+        """Whose process this is; empty: the crew takes no persons."""
+        return "" if self._entrance is None else self._entrance.card.person
+
     def _ready(self) -> None:
         if self._on_ready is not None:
             self._on_ready(self._method)

@@ -1,4 +1,4 @@
-"""``ragtag invite``: making an invitation, and showing it."""
+"""``ragtag invite`` and ``ragtag revoke``: making an invitation, showing it, and taking a person's back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from rich.markup import escape
 
 from ragtag.app.crew.membership import NotLetIn, asked, begins_here, here_only, resolved
 from ragtag.app.environment import Address, format_address, parse_address
-from ragtag.app.invitation.token import Token, decode, encode, kept_token, new_key
+from ragtag.app.invitation.token import KEY_BYTES, Token, decode, encode, kept_token, new_key
 from ragtag.app.tracefile import TraceFollower
 from ragtag.core.errors import Error
-from ragtag.network.membership.admission import ask_for_key
+from ragtag.network.membership.admission import ask_for_key, tell_revocation
 from ragtag.protocols.crew.joining import refusal, waiting
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
+from ragtag.protocols.membership.passes import DAY_S, PASS_DAYS_MAX, Took
 
 LOOK_S = 1.5 * INITIAL_RTO_S
 """How long a command looks whether a crew is there: a few attempts, with no round trip known."""
@@ -51,11 +52,14 @@ class Invitation:
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""
+        of = None if self.token.credential is None else self.token.credential.shown
         return {
             "token": self.text,
             "crew": self.token.crew,
             "addresses": [format_address(address) for address in self.token.addresses],
             "ends_unix_s": self.token.ends_unix_s or None,
+            "person": None if of is None else of.person,
+            "serial": None if of is None else of.serial,
             "new": self.new,
         }
 
@@ -68,7 +72,7 @@ def invitation_to(run_folder: Path, minutes: int | None) -> Invitation:
         RunOver: the run has ended.
     """
     token = decode(kept_token(run_folder))
-    if token.number and minutes is None:  # its peers are newcomers themselves: it is theirs
+    if minutes is None and (token.number or token.signing):  # its peers' own, or the holder's
         invitation = token
     else:
         invitation = token.invitation(0 if minutes is None else int(time.time()) + 60 * minutes)
@@ -80,15 +84,80 @@ def invitation_to(run_folder: Path, minutes: int | None) -> Invitation:
     return Invitation(invitation, new=False)
 
 
-def new_invitation(listen: str | None, crew: str | None) -> Invitation:
+def new_invitation(listen: str | None, crew: str | None, persons: bool = False) -> Invitation:
     """A token for a crew that the first peer to join will begin, on this machine.
+
+    persons: whether the crew takes persons only; then this is the holder's token.
 
     Raises:
         ValueError: ``listen`` is no address.
         OSError: it is not this machine's, or its port is taken.
     """
     name = crew or f"crew-{secrets.token_hex(4)}"
-    return Invitation(Token((_address(listen),), name, new_key(), begins=True), new=True)
+    signing = secrets.token_bytes(KEY_BYTES) if persons else b""
+    return Invitation(Token((_address(listen),), name, new_key(), begins=True, signing=signing), new=True)
+
+
+def for_person(holder: Token, person: str, days: float) -> Invitation:
+    """A token for a person.
+
+    holder: what ``new_invitation`` made, with members' addresses.
+
+    Raises:
+        TokenError: ``holder`` is another token.
+        ValueError: the name or the days cannot be.
+    """
+    now_unix_s = time.time()
+    ends_unix_s = int(now_unix_s + DAY_S * days) if 0 < days <= PASS_DAYS_MAX else 0
+    return Invitation(holder.for_person(person, ends_unix_s, now_unix_s), new=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A person's tokens are void. serial: the newest of them. told: the members that said so."""
+
+    crew: str
+    person: str
+    serial: int
+    told: tuple[Address, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "crew": self.crew,
+            "person": self.person,
+            "issued_until_unix_s": self.serial / 1e6,
+            "told": [format_address(address) for address in self.told],
+        }
+
+
+def take_back(holder: Token, person: str, serial: int | None = None) -> TakenBack:
+    """Tell members that a person's tokens are void; they put its peers out, and tell the others.
+
+    serial: the newest of them (``None``: all that were issued until now).
+
+    Raises:
+        TokenError: ``holder`` is not the token of the holder of the crew's signing key.
+        ValueError: the person's name cannot be.
+        RunOver: no member took it.
+    """
+    now_s = time.time()
+    told = holder.revocation(person, int(now_s * 1e6) if serial is None else serial)
+    found = resolved(holder)
+    answers = tell_revocation(found.addresses, found.key, told, LOOK_S)
+    took = tuple(address for address, said in answers.items() if said is Took.YES)
+    where = ", ".join(format_address(address) for address in holder.addresses)
+    if not answers:
+        raise RunOver(
+            f"no member of crew {holder.crew!r} answers at {where}, so nobody was told that {person} is out: "
+            "run this again while the crew runs, with the folder of a run of it in place of the token"
+        )
+    if not took:
+        raise RunOver(
+            f"the members of crew {holder.crew!r} at {where} do not take it: they take no persons, or their "
+            "signing key is another one"
+        )
+    return TakenBack(holder.crew, person, told.serial, took)
 
 
 def usable(given: Path | str) -> tuple[str, str]:
@@ -102,7 +171,7 @@ def usable(given: Path | str) -> tuple[str, str]:
         NotLetIn: the members that it names do not let its holder in.
     """
     if isinstance(given, Path):
-        return invitation_to(given, None).text, ""
+        return invitation_to(given, None).text, ""  # its peers' own, the holder's, or a new one
     token = decode(given, time.time())
     if begins_here(token) or answers(token):
         return given, ""
@@ -116,7 +185,7 @@ def answers(token: Token, for_s: float = LOOK_S) -> bool:
     Raises:
         NotLetIn: all members that it names have refused, or none of its addresses can be found.
     """
-    invitation = token if token.number else token.invitation()
+    invitation = token if token.number else Token(token.addresses, token.crew, token.key).invitation()
     found = resolved(invitation)
     key, refused = ask_for_key(found.addresses, found.key, found.number, found.ends_unix_s, for_s)
     if key is None and len(refused) == len(set(found.addresses)):
@@ -162,6 +231,27 @@ def shown(invitation: Invitation, out: Console, err: Console) -> None:
     more = len(invitation.token.addresses) - 2
     where += f" and {more} more" if more > 0 else ""
     err.print()
+    of = invitation.token.credential
+    if of is not None:
+        ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(of.shown.ends_unix_s))
+        who = escape(of.shown.person)
+        crew = escape(invitation.token.crew)
+        err.print(f"For [bold]{who}[/bold] alone, in the crew [bold]{crew}[/bold], until {ends}:")
+        err.print("  [cyan]ragtag join token.txt script.py[/cyan]")
+        err.print(f"Whoever has it takes part as {who}. ragtag revoke {who} HOLDER puts {who} out.")
+        return
+    if invitation.token.signing:
+        err.print(
+            f"A new crew that takes persons only, [bold]{escape(invitation.token.crew)}[/bold]. This is the "
+            "token of its holder:"
+        )
+        err.print("  begin it, on this machine:  [cyan]ragtag join holder.txt script.py[/cyan]")
+        err.print("  let a person in:            [cyan]ragtag invite --for alice --days 7 holder.txt[/cyan]")
+        err.print("  put a person out:           [cyan]ragtag revoke alice holder.txt[/cyan]")
+        err.print(
+            f"Its first peer listens at {where}. holder.txt: a file with this token, for your eyes only."
+        )
+        return
     if invitation.new:
         err.print(
             f"A new crew, [bold]{escape(invitation.token.crew)}[/bold]. Its first peer begins it at {where}:"

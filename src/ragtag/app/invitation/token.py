@@ -6,6 +6,13 @@ An invitation to a crew that exists has a number, an end, and a key of its own, 
 crew's (``protocols.invitation``): with another end it is worth nothing. The token of a new crew holds the
 crew's key, since there is no member yet to give it, and so has no end. Either lets its holder in, and a peer
 that is in has the crew's key: a token is as secret as the crew should be.
+
+A crew that takes persons only has a signing key besides (``protocols.membership.passes``), and three tokens:
+
+    the holder's   the crew's key and the signing key: whoever has it begins the crew, lets persons in and
+                   puts them out
+    a person's     an invitation, with a pass that the signing key has signed, and the person's own key
+    a process's    what the holder's own peers get of the holder's: the crew's key, and a pass for "holder"
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ import base64
 import binascii
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +32,21 @@ from ragtag.app.environment import format_address, parse_address
 from ragtag.core.address import Address
 from ragtag.core.errors import Error
 from ragtag.protocols.membership.invitation import NUMBER_BYTES, invitation_key
+from ragtag.protocols.membership.passes import (
+    DAY_S,
+    HOLDER,
+    PASS_DAYS_MAX,
+    SEED_BYTES,
+    Bar,
+    Pass,
+    Passes,
+    Revocation,
+    issued,
+    number_of,
+    public_of,
+    revoked,
+    said_of,
+)
 from ragtag.training.state.atomic import write_whole
 
 VERSION = 2
@@ -41,6 +63,14 @@ class TokenError(Error, ValueError):
     """A token that cannot be used; the message says why and what to do."""
 
 
+class _Person(msgspec.Struct, array_like=True, frozen=True):
+    """What only a person's token has: see ``Credential``."""
+
+    shown: Pass
+    signer: Annotated[bytes, Meta(min_length=SEED_BYTES, max_length=SEED_BYTES)]
+    secret: Annotated[bytes, Meta(min_length=SEED_BYTES, max_length=SEED_BYTES)]
+
+
 class _Content(msgspec.Struct, array_like=True, frozen=True):
     """What is inside."""
 
@@ -52,6 +82,23 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
     ends_unix_s: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
     number: Annotated[bytes, Meta(max_length=NUMBER_BYTES)] = b""
     begins: bool = False
+    signing: Annotated[bytes, Meta(max_length=SEED_BYTES)] = b""
+    person: _Person | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """By what a person's processes prove whose they are.
+
+    shown: the person's pass. signer: the crew's public signing key. secret: the person's private key.
+    """
+
+    shown: Pass
+    signer: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Credential(person={self.shown.person!r}, secret=<secret>)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +109,8 @@ class Token:
     number: of an invitation, 16 bytes; empty: ``key`` is the crew's own.
     ends_unix_s: when the invitation ends (0: with the crew).
     begins: a peer that finds nobody, and the address on its own machine, begins the crew.
+    signing: the crew's private signing key, in the holder's token.
+    credential: a person's.
 
     The key is not shown where a token is printed by mistake.
     """
@@ -72,10 +121,14 @@ class Token:
     ends_unix_s: int = 0
     number: bytes = b""
     begins: bool = False
+    signing: bytes = b""
+    credential: Credential | None = None
 
     def __repr__(self) -> str:
         where = ", ".join(map(format_address, self.addresses))
-        return f"Token(crew={self.crew!r}, addresses=[{where}], key=<secret>, ends_unix_s={self.ends_unix_s})"
+        more = "" if self.credential is None else f", person={self.credential.shown.person!r}"
+        ends = f"ends_unix_s={self.ends_unix_s}"
+        return f"Token(crew={self.crew!r}, addresses=[{where}], key=<secret>, {ends}{more})"
 
     def invitation(self, ends_unix_s: int = 0) -> Token:
         """A new invitation to this crew, without its key.
@@ -83,6 +136,11 @@ class Token:
         Raises:
             TokenError: this is an invitation itself: only members of the crew can make one.
         """
+        if self.signing or self.credential is not None:
+            raise TokenError(
+                f"crew {self.crew!r} takes persons only: whoever has its holder's token, of `ragtag invite "
+                "--persons`, makes one for each by `ragtag invite --for NAME HOLDER`"
+            )
         if self.number:
             raise TokenError(
                 "this token is an invitation, of which no other can be made; run `ragtag invite` with the "
@@ -91,6 +149,52 @@ class Token:
         number = secrets.token_bytes(NUMBER_BYTES)
         key = invitation_key(self.key, number, ends_unix_s)
         return Token(self.addresses, self.crew, key, ends_unix_s, number)
+
+    def for_person(self, person: str, ends_unix_s: int, now_unix_s: float) -> Token:
+        """A new token for a person, made of the holder's.
+
+        Raises:
+            TokenError: this is not the holder's token.
+            ValueError: the person's name is none or the holder's, or the end is not within a year.
+        """
+        self._require_signing("let persons in")
+        if person == HOLDER:
+            raise ValueError(f"{HOLDER!r} is what the holder's own peers are called; give the person a name")
+        secret = secrets.token_bytes(SEED_BYTES)
+        shown = issued(self.signing, person, public_of(secret), now_unix_s, ends_unix_s)
+        credential = Credential(shown, public_of(self.signing), secret)
+        number = number_of(shown.person, shown.serial)
+        key = invitation_key(self.key, number, ends_unix_s)
+        return Token(self.addresses, self.crew, key, ends_unix_s, number, credential=credential)
+
+    def for_processes(self, now_unix_s: float) -> Token:
+        """What a launcher gives its peers in place of the holder's token; another token is as it is."""
+        if not self.signing:
+            return self
+        secret = secrets.token_bytes(SEED_BYTES)
+        ends_unix_s = int(now_unix_s) + PASS_DAYS_MAX * DAY_S
+        shown = issued(self.signing, HOLDER, public_of(secret), now_unix_s, ends_unix_s)
+        credential = Credential(shown, public_of(self.signing), secret)
+        return replace(self, signing=b"", credential=credential)
+
+    def revocation(self, person: str, serial: int) -> Revocation:
+        """That a person's tokens up to a serial are void, signed.
+
+        Raises:
+            TokenError: this is not the holder's token.
+            ValueError: the person's name is none, or the holder's.
+        """
+        self._require_signing("put persons out")
+        if person == HOLDER:
+            raise ValueError("the holder of the crew's token cannot be put out; begin another crew instead")
+        return revoked(self.signing, person, serial)
+
+    def _require_signing(self, what: str) -> None:
+        if not self.signing:
+            raise TokenError(
+                f"this token cannot {what}: only the one that `ragtag invite --persons` printed for crew "
+                f"{self.crew!r}, when it was new, holds its signing key"
+            )
 
     def require_crew(self, crew: str, key: bytes | None = None) -> None:
         """Refuse an invitation to another crew than the one that is meant.
@@ -133,10 +237,16 @@ def encode(token: Token) -> str:
         raise TokenError(f"an invitation has a number of {NUMBER_BYTES} bytes, and begins no crew")
     if token.ends_unix_s and not token.number:
         raise TokenError("a token that holds the crew's key cannot end; only invitations can")
+    if len(token.signing) not in (0, SEED_BYTES) or (token.signing and (token.number or token.credential)):
+        raise TokenError(f"a signing key has {SEED_BYTES} bytes, and is no person's")
     texts = [format_address(address) for address in token.addresses]
     for text in texts:
         _address(text)
-    content = _Content(texts, token.crew, token.key, token.ends_unix_s, token.number, token.begins)
+    of = token.credential
+    person = None if of is None else _Person(of.shown, of.signer, of.secret)
+    content = _Content(
+        texts, token.crew, token.key, token.ends_unix_s, token.number, token.begins, token.signing, person
+    )
     body = msgspec.msgpack.encode(content)
     letters = base64.b32encode(body + _check(VERSION, body)).decode("ascii").rstrip("=").lower()
     return f"{_PREFIX}{VERSION}-{letters}"
@@ -169,11 +279,22 @@ def decode(text: str, now_unix_s: float | None = None) -> Token:
     content = _content(_bytes(rest))
     if now_unix_s is not None and content.ends_unix_s and now_unix_s > content.ends_unix_s:
         minutes = (now_unix_s - content.ends_unix_s) / 60
-        raise TokenError(
-            f"this token for crew {content.crew!r} ended {minutes:.0f} minutes ago; run `ragtag invite` again"
-        )
+        again = "run `ragtag invite` again"
+        if content.person is not None:
+            again = said_of(Bar.ENDED, content.person.shown.person)
+        raise TokenError(f"this token for crew {content.crew!r} ended {minutes:.0f} minutes ago; {again}")
     addresses = tuple(_address(address) for address in content.addresses)
-    return Token(addresses, content.crew, content.key, content.ends_unix_s, content.number, content.begins)
+    of = content.person
+    return Token(
+        addresses,
+        content.crew,
+        content.key,
+        content.ends_unix_s,
+        content.number,
+        content.begins,
+        content.signing,
+        None if of is None else _credential(of),
+    )
 
 
 def keep_token(folder: Path, token: str | None) -> None:
@@ -225,9 +346,26 @@ def _content(body: bytes) -> _Content:
     if len(content.crew.encode()) > CREW_BYTES_MAX:
         raise TokenError("this token was not made by `ragtag invite` (the crew's name is too long)")
     unsound = content.begins if content.number else content.ends_unix_s > 0
+    unsound |= len(content.signing) not in (0, SEED_BYTES)
+    unsound |= bool(content.signing) and (content.person is not None or bool(content.number))
+    if content.person is not None and content.number:
+        shown = content.person.shown
+        told = number_of(shown.person, shown.serial), shown.ends_unix_s
+        unsound |= (content.number, content.ends_unix_s) != told
     if len(content.number) not in (0, NUMBER_BYTES) or unsound:
         raise TokenError("this token was not made by `ragtag invite` (it is of no kind)")
     return content
+
+
+def _credential(of: _Person) -> Credential:
+    """A person's credential, whose parts fit together. Raises TokenError: they do not."""
+    mine = Passes(of.signer, of.shown)
+    if not mine.fits(of.secret):
+        raise TokenError(
+            "this token is not signed by the key of its crew, or is not its person's: it was changed; "
+            "ask whoever holds the crew's token for a new one"
+        )
+    return Credential(of.shown, of.signer, of.secret)
 
 
 def _address(text: str) -> Address:

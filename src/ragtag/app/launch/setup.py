@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ragtag.app.environment import VARIABLES, Address, Place
-from ragtag.app.invitation.token import ADDRESSES_MAX, Token, encode, new_key
+from ragtag.app.invitation.token import ADDRESSES_MAX, Token, decode, encode, new_key
 from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.errors import Error
@@ -72,6 +72,9 @@ class LaunchSetup:
     ) -> Iterator[Place]:
         """Each peer's place, by number."""
         peers, members = _addresses(sockets), _addresses(member_sockets)
+        token = self.token  # a script gets no key that lets persons in
+        if token is not None:
+            token = encode(decode(token).for_processes(self.started_unix_s))
         for number, (data, member) in enumerate(zip(sockets, member_sockets, strict=True)):
             place = Place(
                 rank=number,
@@ -85,7 +88,7 @@ class LaunchSetup:
                 ready_fd=ready_fd,
                 # the launcher itself stops, slows and kills processes: drivers would do it a second time
                 faults=replace(self.faults, crashes=(), freezes=(), slow=()),
-                token=self.token,
+                token=token,
             )
             if self.token is None and self.n > 1:
                 place = replace(place, peers=peers, members=members, key=self.key)

@@ -71,6 +71,7 @@ def render(summary: Summary, folder: str) -> str:
         charts.all_charts(summary, marks),
         sections.faults(summary, marks),
         sections.peers(summary),
+        sections.leaderboard(summary),
         sections.links(summary),
         sections.selections(summary),
         sections.replicas(summary),

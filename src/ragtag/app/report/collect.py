@@ -20,7 +20,13 @@ from ragtag.core import trace
 
 ITEMS_MAX = 200
 LINKS_MAX = 4096
-_TOLD = {"has left": "left", "declared dead": "dead", "takes part": "elsewhere", "back": "elsewhere"}
+_TOLD = {
+    "has left": "left",
+    "put out": "put out",
+    "declared dead": "dead",
+    "takes part": "elsewhere",
+    "back": "elsewhere",
+}
 
 
 class Collector:
@@ -48,6 +54,10 @@ class Collector:
             self._to.replicas.setdefault(record.peer, Comparisons()).add(record)
         elif isinstance(record, trace.Guarded) and peer is not None:
             self._judged(record)
+        elif isinstance(record, trace.Leaderboard):
+            known = self._to.leaderboard  # the one that has heard most
+            if known is None or sum(record.samples) >= sum(known.samples):
+                self._to.leaderboard = record
         elif isinstance(record, trace.Target) and peer is not None:
             key = record.peer, record.channel
             if key in self._to.gathered or len(self._to.gathered) < LINKS_MAX:

@@ -21,7 +21,7 @@ LOST = frozenset({"killed", "failed", "lost", "dead", "no trace"})
 MEMBERSHIP = frozenset(
     {
         "comes", "takes part", "has left", "declared dead", "back", "healed", "lost its seat", "seat taken",
-        "no member any more",
+        "no member any more", "put out",
     }
 )  # fmt: skip
 """What peers note of each other's coming and going."""
@@ -255,6 +255,7 @@ class Summary:
     replicas: dict[int, Comparisons] = field(default_factory=dict)
     verdicts: dict[int, Verdicts] = field(default_factory=dict)
     unjudged: int = 0
+    leaderboard: trace.Leaderboard | None = None
     gathered: dict[tuple[int, int | str], trace.Target] = field(default_factory=dict)
     links: list[trace.Link] = field(default_factory=list)
     links_left_out: int = 0

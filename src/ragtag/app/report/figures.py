@@ -9,10 +9,13 @@ from ragtag.core import trace
 
 
 def figures(summary: Summary) -> dict[str, Any]:
-    """Headline figures as plain JSON values; None where nothing was measured; seconds, shares 0 to 1."""
+    """Headline figures as plain JSON values; None where nothing was measured; seconds, shares 0 to 1.
+
+    persons: samples that each person's own peers have told of themselves.
+    """
     run, survivors = summary.run, summary.survivors
     own = [p.accuracy for p in survivors if p.accuracy is not None]
-    mean_eval = summary.mean_eval
+    mean_eval, board = summary.mean_eval, summary.leaderboard
     return {
         "name": run.name if run else None,
         "world": run.world if run else None,
@@ -47,6 +50,7 @@ def figures(summary: Summary) -> dict[str, Any]:
             for f in summary.faults
         ],
         "per_peer": [peer_figures(p) for p in summary.peers.values()],
+        "persons": {} if board is None else dict(zip(board.persons, board.samples, strict=False)),
         "links": [link_figures(link) for link in summary.links],
         "results": [
             {

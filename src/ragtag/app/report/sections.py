@@ -35,7 +35,7 @@ from ragtag.app.words import (
 from ragtag.core import trace
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-_BAD = frozenset({"declared dead", "lost its seat", "no member any more"})
+_BAD = frozenset({"declared dead", "lost its seat", "no member any more", "put out"})
 _GOOD = frozenset({"back", "healed"})
 _SELECTED = tuple(
     (name, "num")
@@ -335,6 +335,27 @@ def _gathered(of: trace.Target) -> str:
         f"{of.pending:,.0f}", percent(of.overshoot), percent(of.goodput),
     )  # fmt: skip
     return "".join(cell(text, "num") for text in cells) + cell(dropped or NONE, "")
+
+
+def leaderboard(summary: Summary) -> str:
+    """The section; nothing where the crew takes no persons."""
+    told = summary.leaderboard
+    if told is None or not told.persons:
+        return ""
+    every = max(1, sum(told.samples))
+    rows = [
+        cell(person, "")
+        + cell(f"{samples:,}", "n")
+        + cell(percent(samples / every), "n")
+        + cell(f"{n:,}", "n")
+        for person, samples, n in zip(told.persons, told.samples, told.processes, strict=False)
+    ]
+    caption = (
+        "Samples that each person has contributed. They are what the person's own peers say of themselves: "
+        f"peer {told.peer} has heard it and added it up, and nobody can check it."
+    )
+    heads = [("Person", ""), ("Samples", "n"), ("Share", "n"), ("Processes", "n")]
+    return f'<section><h2>Persons</h2><p class="cap">{caption}</p>{table(heads, rows)}</section>'
 
 
 def guards(summary: Summary) -> str:

@@ -290,6 +290,15 @@ class Driver:
         """The holder of each seat, as membership tells (empty: without membership)."""
         return {} if self.engine.reach is None else dict(self.engine.reach.agent.roster.seats)
 
+    def persons(self) -> dict[PeerId, tuple[str, int]]:
+        """Whose process has each seat, this peer's too, and its number; empty: the crew takes no persons."""
+        reach = self.engine.reach
+        mine = None if reach is None else reach.agent.roster.mine
+        if mine is None or not mine.proof:
+            return {}
+        cards = {peer: holder.card for peer, holder in self.seats.items()} | {mine.seat: mine}
+        return {peer: (card.person, card.epoch) for peer, card in cards.items() if card.person}
+
     def answering(self) -> dict[PeerId, Holder]:
         """``seats`` without peers that have been silent since they owed a message; all seats, if all have."""
         seats, node = self.seats, self.node
@@ -318,6 +327,11 @@ class Driver:
     def lost_seat(self) -> str:
         """Why this peer may not average any more; empty: it may."""
         return self.engine.lost_seat()
+
+    @property
+    def barred(self) -> bool:
+        """Whether this peer may not average any more since the crew lets its person in no more."""
+        return self.engine.reach is not None and self.engine.reach.barred
 
     def leave(self, peer: PeerId) -> None:
         """Take a peer as gone for good."""

@@ -50,7 +50,7 @@ from ragtag.network.link.inject import Injector
 from ragtag.network.link.outbox import Outbox
 from ragtag.network.membership.agent import Agent, Told
 from ragtag.protocols.membership.roster import NO_SEAT, Reach, RosterEffect, Unseated
-from ragtag.protocols.membership.types import Changed, Failed
+from ragtag.protocols.membership.types import Changed, Failed, PutOut
 from ragtag.protocols.node import Node
 
 _LOOK_S = 1e-3  # how often a closing driver looks whether its queue is empty
@@ -319,6 +319,7 @@ class Reachability:
     inside: peers that the node takes for averaging from the beginning; a peer on its way in is not one.
     expected_until_s: a peer of ``inside`` that is no member by this time is left out until it is one.
     lost_seat: why this peer may not average any more; empty: it may.
+    barred: whether that is since the crew lets its person in no more.
     moved: whether a peer has another address than before, or is not there any more. A caller that keeps a
         table of addresses resets it.
     """
@@ -337,7 +338,7 @@ class Reachability:
         self._inside, self._expected_until_s = set(inside), expected_until_s
         self._known: set[PeerId] = set()
         self._apart: OrderedDict[tuple[PeerId, int], Flow] = OrderedDict()
-        self.lost_seat, self.moved = "", False
+        self.lost_seat, self.barred, self.moved = "", False, False
         agent.lost = self._lost
 
     @property
@@ -375,8 +376,14 @@ class Reachability:
                     yield effect
                 else:
                     yield from self._place(effect)
+        elif isinstance(told, PutOut):
+            seat = roster.seat_of(told.member.name)
+            flow = self._flows.get(seat)
+            if flow is not None:  # it may go on sending, and has the keys
+                flow.barred = True
+            yield Noted("put out", seat, f"{told.member.name}: {told.why}")
         elif isinstance(told, Failed):
-            self.lost_seat = told.reason
+            self.lost_seat, self.barred = told.reason, told.barred
             yield Noted("no member any more", self._me, told.reason)
         else:
             yield Noted(told.what, roster.seat_of(told.name), f"{told.name} {told.detail}".strip())
@@ -442,6 +449,8 @@ class Reachability:
             flow.mute = mute
             if mute:
                 flow.clear()
+            else:
+                flow.barred = False
 
     def _lost(self, address: Address, now_s: float) -> bool:
         """Whether a membership datagram is lost: the faults injected between two peers hold for it, too."""

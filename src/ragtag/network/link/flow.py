@@ -179,6 +179,7 @@ class Flow:
 
     process: the epoch that its datagrams must carry, as membership tells (``None``: it has not told).
     mute: whether the peer is gone for now. Nothing is sent to it, and what is known of it is kept.
+    barred: whether nothing that comes from it is taken: the crew has put it out.
     path: numbers and measures what is sent to it.
     answers: how many answers were sent to it. They have numbers of their own.
     queue: messages that wait.
@@ -196,7 +197,7 @@ class Flow:
     def __init__(self, peer: PeerId, address: Address) -> None:
         self.peer, self.address = peer, address
         self.process: int | None = None
-        self.mute = False
+        self.mute = self.barred = False
         self.path = Path()
         self.answers = 0
         self.queue: deque[Outgoing] = deque()

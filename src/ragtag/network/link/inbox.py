@@ -173,8 +173,8 @@ class Inbox:
                 taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
 
     def _enter(self, now_s: float, flow: Flow, epoch: int, taken: Taken) -> bool:
-        if flow.process is not None and epoch != flow.process:
-            return False  # another process with this peer's number, now or once
+        if flow.barred or (flow.process is not None and epoch != flow.process):
+            return False  # put out, or another process with this peer's number, now or once
         known = flow.inbound.epoch
         if not flow.inbound.enter(epoch):
             return False

@@ -1,4 +1,8 @@
-"""What a newcomer asks members before it is one: for the crew's key, and from which address it comes."""
+"""What those that are no members ask and tell members.
+
+A newcomer asks for the crew's key, and from which address it comes. The holder of the crew's signing key
+tells whose passes are void.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ragtag.core.address import Address
 from ragtag.protocols.membership.invitation import NONCE_BYTES, Said, ask, read_answer
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
+from ragtag.protocols.membership.passes import Revocation, Took, notice, read_notice_answer
 from ragtag.protocols.membership.whereabouts import where_am_i, where_i_am
 
 
@@ -78,6 +83,29 @@ def ask_where(
             asking.until_s = min(asking.until_s, 2 * asking.elapsed_s)
             if len(found) == len(set(addresses)):
                 break
+    return found
+
+
+def tell_revocation(
+    addresses: Sequence[Address], crew_key: bytes, told: Revocation, deadline_s: float
+) -> dict[Address, Took]:
+    """By member that answered, what it says to a revocation.
+
+    All are told at once, and again after growing pauses. It returns when all have answered, or after
+    ``deadline_s`` seconds.
+
+    addresses: numeric, of one family.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    found: dict[Address, Took] = {}
+    family = socket.AF_INET6 if ":" in addresses[0][0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        for data, source in _Asking(sock, addresses, notice(crew_key, told, nonce), deadline_s):
+            took = read_notice_answer(crew_key, nonce, data)
+            if took is not None:
+                found[source] = took
+                if len(found) == len(set(addresses)):
+                    break
     return found
 
 

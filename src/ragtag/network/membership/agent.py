@@ -16,10 +16,12 @@ from ragtag.network.link.link import BROKEN, Failures
 from ragtag.network.link.udp import family_of_socket
 from ragtag.protocols.membership.invitation import is_ask
 from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.passes import is_notice
 from ragtag.protocols.membership.roster import Card, Roster, encode_card
 from ragtag.protocols.membership.types import (
     Address,
     Changed,
+    Clock,
     Describe,
     Entered,
     Failed,
@@ -27,6 +29,8 @@ from ragtag.protocols.membership.types import (
     Leave,
     MemberEffect,
     MemberEvent,
+    Notice,
+    PutOut,
     Received,
     Remarked,
     Transmit,
@@ -38,7 +42,9 @@ from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX
 
 READS_MAX = 64
 """Datagrams read in one turn at most; the rest wait for the next turn."""
-Told = Changed | Remarked | Failed
+_CLOCK_SET_S = 1.0
+"""By so much the wall clock goes apart from the monotonic one before the machine is told."""
+Told = Changed | Remarked | PutOut | Failed
 """Effects that a turn returns; the agent carries out the others itself."""
 
 
@@ -63,6 +69,7 @@ class Agent:
         self._sock, self._family = sock, family_of_socket(sock)
         sock.setblocking(False)
         self._wake_s = math.inf
+        self._ahead_s = math.inf  # of the wall clock, as the machine knows it
         self._told: list[Told] = []
 
     # -- From the thread that turns it
@@ -118,6 +125,9 @@ class Agent:
                 if told is not None:
                     self._send(Transmit((source[0], source[1]), told))
                 continue
+            if is_notice(data):
+                self._step(now_s, Notice((source[0], source[1]), data))
+                continue
             self._step(now_s, Received((source[0], source[1]), data))
         if self._wake_s <= now_s:
             self._wake_s = math.inf
@@ -170,6 +180,11 @@ class Agent:
     # -- The machine
 
     def _step(self, now_s: float, event: MemberEvent) -> None:
+        unix_s = time.time()  # somebody may set it, and it goes on while a machine sleeps
+        if abs(unix_s - now_s - self._ahead_s) > _CLOCK_SET_S:
+            self._ahead_s = unix_s - now_s
+            for effect in self.machine.step(now_s, Clock(unix_s)):
+                self._do(now_s, effect)
         for effect in self.machine.step(now_s, event):
             self._do(now_s, effect)
 
@@ -185,7 +200,7 @@ class Agent:
         elif isinstance(effect, Failed):
             self.failure = effect.reason
             self._told.append(effect)
-        elif isinstance(effect, Changed | Remarked):
+        elif isinstance(effect, Changed | Remarked | PutOut):
             self._told.append(effect)
 
     def _send(self, effect: Transmit) -> None:

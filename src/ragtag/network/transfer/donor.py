@@ -23,7 +23,7 @@ from ragtag.network.link.udp import bound
 from ragtag.network.transfer.budget import CpuBudget, LinkBudget
 from ragtag.network.transfer.session import Closed, DonorLimits, DonorSession
 from ragtag.network.transfer.snapshots import Shelf
-from ragtag.protocols.transfer.wire import KEY_BYTES
+from ragtag.protocols.transfer.wire import KEY_BYTES, Prover
 
 _LOOK_S = 1.0  # how often to look at the trainer's progress, and how rarely to note strangers
 _NAP_S = 0.1  # the longest pause in one go, as closing waits for its end
@@ -40,6 +40,7 @@ class DonorServer:
 
     on_note: called by the donor's thread with (what, address, detail). what: ``newcomer`` (it was served; the
         detail has the bytes), ``refused``, or ``failed`` (an error has ended the thread).
+    persons: in a crew that takes persons, whom the state is given to.
     failure: the error that has ended the thread; ``None``: none has.
 
     Raises:
@@ -55,13 +56,14 @@ class DonorServer:
         *,
         limits: DonorLimits | None = None,
         on_note: Callable[[str, str, str], None] | None = None,
+        persons: Prover | None = None,
     ) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"donor: the crew's key has {len(key)} bytes; it must have {KEY_BYTES}")
         self.limits = limits if limits is not None else DonorLimits()
         self._budget = CpuBudget(self.limits.cpu_share, self.limits.cpu_burst_s)
         self._link = LinkBudget(self.limits.link_share)
-        self._key, self._shelf = key, shelf
+        self._key, self._shelf, self._persons = key, shelf, persons
         self._note = on_note if on_note is not None else lambda what, address, detail: None
         self._listener = _listen(address)
         self._wake_in, self._wake_out = socket.socketpair()
@@ -234,7 +236,9 @@ class DonorServer:
         self._sessions[sock] = self._session(sock)
 
     def _session(self, sock: socket.socket) -> DonorSession:
-        return DonorSession(sock, self._key, self._shelf, self.limits, self._link, time.monotonic())
+        return DonorSession(
+            sock, self._key, self._shelf, self.limits, self._link, time.monotonic(), self._persons
+        )
 
     def _drop(self, session: DonorSession, why: str) -> None:
         if session.watched:

@@ -56,6 +56,7 @@ from ragtag.protocols.transfer.wire import (
     Message,
     NewcomerEnd,
     Offering,
+    Prover,
     Status,
     Verdict,
     Want,
@@ -90,9 +91,11 @@ class Line:
     sock: the socket; ``None``: the address is no address.
     """
 
-    def __init__(self, name: str, address: Address, key: bytes, store: Store) -> None:
+    def __init__(
+        self, name: str, address: Address, key: bytes, store: Store, persons: Prover | None = None
+    ) -> None:
         self.name, self.address = name, address
-        self._key, self._store = key, store
+        self._key, self._store, self._persons = key, store, persons
         self._stage = _Stage.CONNECTING
         self._reader = Reader(GREETING_BYTES)
         self._hello: NewcomerEnd | None = None
@@ -230,13 +233,15 @@ class Line:
             return
         if self._hello is None:
             ephemeral = KeyPair(secrets.token_bytes(KEY_BYTES))
-            self._hello = NewcomerEnd(self._key, part, fast_suite(), ephemeral)
+            self._hello = NewcomerEnd(self._key, part, fast_suite(), ephemeral, self._persons)
             self._out.append(memoryview(self._hello.data))
             self.flush()
             return
         keys = self._hello.judged(part)
         if keys is Verdict.BUSY:
             raise _Ended("is busy with other newcomers")
+        if keys is Verdict.PERSON:
+            raise _Turned("gives it to none whose token has ended or was revoked, or whose clock is wrong")
         if isinstance(keys, Verdict):
             raise _Turned(_NO_KEY if keys is Verdict.KEY else "has another version of Ragtag")
         self._session = FrameSeal(keys)
@@ -342,6 +347,7 @@ def fetch_state(
     on_note: Note | None = None,
     agreed_min: int = 1,
     blob_bytes_max: int = BLOB_BYTES_MAX,
+    persons: Prover | None = None,
 ) -> Fetched:
     """Get the state from several donors at once, in this thread, within ``deadline_s`` seconds.
 
@@ -353,6 +359,7 @@ def fetch_state(
         ``dropped``.
     agreed_min: see ``protocols.transfer.types``.
     blob_bytes_max: a few times this peer's own state, so that a donor gone mad cannot fill its memory.
+    persons: in a crew that takes persons, whose process this is.
 
     Raises:
         TransferError: no donor could complete it; the message says why and what to do.
@@ -364,7 +371,7 @@ def fetch_state(
     if not deadline_s > 0:
         raise ValueError(f"fetch: the deadline is {deadline_s} s; it must be above 0")
     machine = Transfer([donor.name for donor in donors], Need(schema, agreed_min, blob_bytes_max))
-    driver = _Fetch(key, donors, machine, on_note)
+    driver = _Fetch(key, donors, machine, on_note, persons)
     try:
         ended = driver.run(deadline_s)
     finally:
@@ -393,8 +400,15 @@ def fetch_state(
 class _Fetch:
     """Runs the transfer machine over a line to each donor."""
 
-    def __init__(self, key: bytes, donors: Sequence[Donor], machine: Transfer, on_note: Note | None) -> None:
-        self._key, self._machine = key, machine
+    def __init__(
+        self,
+        key: bytes,
+        donors: Sequence[Donor],
+        machine: Transfer,
+        on_note: Note | None,
+        persons: Prover | None,
+    ) -> None:
+        self._key, self._machine, self._persons = key, machine, persons
         self._addresses = {donor.name: donor.address for donor in donors}
         self._note = on_note if on_note is not None else lambda what, donor, detail: None
         self._selector = selectors.DefaultSelector()
@@ -446,7 +460,8 @@ class _Fetch:
         elif isinstance(effect, Arm):
             self._wake_s = min(self._wake_s, effect.at_s)
         elif isinstance(effect, Connect):
-            link = Line(effect.donor, self._addresses[effect.donor], self._key, self._store)
+            at = self._addresses[effect.donor]
+            link = Line(effect.donor, at, self._key, self._store, self._persons)
             self._links[effect.donor] = link
             self._events += link.opened()
         elif isinstance(effect, Ask):

@@ -22,12 +22,12 @@ from ragtag.protocols.transfer.frame import (
 )
 from ragtag.protocols.transfer.types import OUTSTANDING_MAX
 from ragtag.protocols.transfer.wire import (
-    HELLO_BYTES,
     NONCE_BYTES,
     Behind,
     Gone,
     Here,
     Offering,
+    Prover,
     Status,
     Verdict,
     Want,
@@ -35,6 +35,7 @@ from ragtag.protocols.transfer.wire import (
     WireError,
     answered,
     greeting,
+    hello_bytes,
 )
 
 _WRITE_BYTES = FRAME_BYTES_MAX + CONTROL_BYTES_MAX
@@ -85,6 +86,7 @@ class DonorSession:
     """One connection. Its methods raise ``Closed`` when it is over.
 
     link: the budget that all newcomers share.
+    persons: in a crew that takes persons.
     given_bytes: bytes of chunks that have left.
     watched: the events for which the server's selector watches the socket; 0: none.
     """
@@ -97,12 +99,13 @@ class DonorSession:
         limits: DonorLimits,
         link: LinkBudget,
         now_s: float,
+        persons: Prover | None = None,
     ) -> None:
         self.sock = sock
-        self._key, self._shelf, self._limits = key, shelf, limits
+        self._key, self._shelf, self._limits, self._persons = key, shelf, limits, persons
         self._stage = _Stage.STRANGER
         self._greeting = greeting(secrets.token_bytes(NONCE_BYTES))
-        self._reader = Reader(HELLO_BYTES)
+        self._reader = Reader(hello_bytes(persons))
         self._session: FrameSeal | None = None
         self._out: deque[memoryview] = deque([memoryview(self._greeting)])
         self._wants: deque[Want] = deque()
@@ -206,7 +209,7 @@ class DonorSession:
 
     def _answer(self, now_s: float, hello: bytes, room: bool) -> None:
         ephemeral = KeyPair(secrets.token_bytes(KEY_BYTES))
-        data, keys = answered(self._key, self._greeting, hello, ephemeral, room=room)
+        data, keys = answered(self._key, self._greeting, hello, ephemeral, room=room, persons=self._persons)
         self._out.append(memoryview(data))
         self._taken_s = self._heard_s = now_s
         if isinstance(keys, Verdict):

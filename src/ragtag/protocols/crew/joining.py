@@ -359,6 +359,11 @@ def refusal(crew: str, refused: Mapping[str, Said]) -> str:
     where = ", ".join(list(refused)[:4])
     if Said.ENDED in refused.values():
         return f"the invitation to crew {crew!r} has ended, by the clock of {where}; make a new one"
+    if Said.REVOKED in refused.values():
+        return (
+            f"the token to crew {crew!r} was revoked, {where} says; ask whoever holds the crew's token for a "
+            "new one"
+        )
     return (
         f"{where} does not know this invitation: it is of another crew, of an earlier one, or it was "
         "changed; run `ragtag invite` again"

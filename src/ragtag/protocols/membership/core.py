@@ -39,6 +39,8 @@ class Core:
         self.seal = Seal(me.key, me.epoch)
         self.now_s = 0.0
         self.slept_s = 0.0
+        self.unix_ahead_s = 0.0
+        """How far the wall clock is ahead of the caller's times."""
         self.effects: list[MemberEffect] = []
         self.counts: Counter[str] = Counter()
         self._timers: list[Due] = []
@@ -59,6 +61,11 @@ class Core:
                 self.slept_s += late_s
                 self.counts["slept"] += 1
         self.now_s = self._real_s - self.slept_s
+
+    @property
+    def unix_s(self) -> float:
+        """The wall clock now."""
+        return self._real_s + self.unix_ahead_s
 
     def after(self, delay_s: float, what: str, nonce: int = 0) -> None:
         """Set a timer."""

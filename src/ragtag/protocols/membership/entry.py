@@ -3,7 +3,7 @@
     newcomer                         member
     Introduce(record)          ->
                                <-    Challenge(cookie)      nothing is kept of a stranger
-    Introduce(record, cookie)  ->    admitted, or Refused
+    Introduce(record, cookie)  ->    admitted; Refused: the name is taken; or Barred: by its person's pass
                                <-    Page(view, more)
     Pull(after)                ->    until there is no more
 
@@ -17,11 +17,14 @@ import math
 
 from ragtag.protocols.membership.core import Core
 from ragtag.protocols.membership.pace import INITIAL_RTO_S, Allowance
+from ragtag.protocols.membership.passes import said_of
+from ragtag.protocols.membership.persons import Persons
 from ragtag.protocols.membership.probe import Prober
 from ragtag.protocols.membership.row import Entry
 from ragtag.protocols.membership.types import Address, Entered, Failed, Join, Status
 from ragtag.protocols.membership.view import View
 from ragtag.protocols.membership.wire import (
+    Barred,
     Challenge,
     Introduce,
     Message,
@@ -29,18 +32,21 @@ from ragtag.protocols.membership.wire import (
     Page,
     Pull,
     Refused,
+    Revoked,
     gossip_of,
     record_of,
 )
 
 _COOKIE_USES = 3
+_OTHERS_S = 3 * INITIAL_RTO_S
+"""For so long a newcomer that one member does not let in waits for another one that does."""
 
 
 class Admission:
     """Brings this peer into the crew, and lets others in."""
 
-    def __init__(self, core: Core, view: View, prober: Prober) -> None:
-        self.core, self.view, self.prober = core, view, prober
+    def __init__(self, core: Core, view: View, prober: Prober, persons: Persons) -> None:
+        self.core, self.view, self.prober, self.persons = core, view, prober, persons
         self.entered = False
         self._entries: tuple[Address, ...] = ()
         self._deadline_s = math.inf
@@ -52,6 +58,7 @@ class Admission:
         self._refused_until_s = math.inf
         self._refused_for_s = 0.0
         self._refusals: set[tuple[int, int]] = set()  # no more than this peer asked for
+        self._barred: dict[Address, str] = {}  # by entry, what its member said
         self._pulling = ""
         self._pulled_from = ""
         self._pulls = 0
@@ -143,6 +150,18 @@ class Admission:
             self._refused_for_s = max(0.0, min(message.within_s, self._refused_for_s))
             self._refused_until_s = min(self._refused_until_s, self.core.now_s + self._refused_for_s)
 
+    def barred(self, source: Address, message: Barred) -> None:
+        """A member says that this peer may not be in. Another one's clock may be right."""
+        if message.name != self.core.me.name:
+            return
+        if self.entered or message.revocation:
+            self.persons.doubted(message)
+        elif source in self._entries:
+            self._barred[source] = self.persons.said(message)
+            self._deadline_s = min(self._deadline_s, self.core.now_s + _OTHERS_S)
+            if len(self._barred) == len(set(self._entries)):
+                self._fail(self._why())
+
     def paged(self, source: str, message: Page) -> None:
         """A page of a member's view came. Its records are merged already."""
         if not self.entered:
@@ -192,7 +211,7 @@ class Admission:
         self.core.effects.append(Entered(len(self.view.live)))
 
     def _fail(self, reason: str) -> None:
-        self.core.effects.append(Failed(reason))
+        self.core.effects.append(Failed(reason, barred=bool(self._barred)))
         self.core.halt()
 
     def _why(self) -> str:
@@ -202,7 +221,15 @@ class Admission:
                 f"two peers are called {r.name!r}: the other one, at {r.host}:{r.port}, is alive; give this "
                 "peer another name"
             )
+        if self._barred:
+            (host, port), said = next(iter(self._barred.items()))
+            return f"{host}:{port} does not let this peer in: {said}"
         asked = ", ".join(f"{host}:{port}" for host, port in self._entries[:4])
+        if self.core.counts["barred"]:
+            return (
+                f"the members at {asked} show no passes that are good here: this crew takes no persons, or "
+                "the clock of this machine is wrong"
+            )
         versions = self.core.seal.refused["version"]
         if versions:
             return f"{asked} speaks another version of membership; install the same Ragtag on every peer"
@@ -225,6 +252,10 @@ class Admission:
             self.challenged(source, epoch, message)
         elif isinstance(message, Refused):
             self.refused(opened, message)
+        elif isinstance(message, Barred):
+            self.barred(source, message)
+        elif isinstance(message, Revoked):  # it may overtake the page by which its sender gets known
+            self.persons.take(message.told)
         elif isinstance(message, Introduce) and self.core.seal.knows_cookie(
             message.cookie, self.core.now_s, source
         ):
@@ -243,6 +274,11 @@ class Admission:
         if record.epoch != epoch or record.status not in (Status.ALIVE, Status.LEFT):
             self.core.counts["unsound"] += 1
             return
+        bar = self.persons.why_not(record) if record.status == Status.ALIVE else None
+        if bar is not None:
+            self.core.remark("barred", record.name, said_of(*bar))
+            self._to(source, epoch, self.persons.barred(record.name, *bar))
+            return
         mine = self.view.mine
         holder = mine if record.name == mine.name else None
         entry = self.view.entries.get(record.name)
@@ -257,6 +293,7 @@ class Admission:
         admitted = self.view.admit(record)
         if admitted is not None and record.status == Status.ALIVE:
             self.page_to(admitted, "")
+            self.persons.welcome(admitted)
 
     def page_to(self, entry: Entry, after: str) -> None:
         """Send a member a page of this peer's view, from the first name above ``after``."""

@@ -7,7 +7,8 @@ invitations. Another end gives another key, so a token whose end was changed is 
     newcomer                                        member
     asks: number, end, nonce, tag              ->   computes the invitation's key; looks at its clock
                                                <-   the crew's key, masked and under a tag
-                                                    or: it has ended; or: it is not known here
+                                                    or: it has ended; or: it is not known here; or: it is a
+                                                    person's, and revoked (``passes``)
 
 Tags and masks are keyed BLAKE2b (RFC 7693) under the invitation's key. Only its holder can ask, and an answer
 is worth nothing to others. A question is as long as its answer, so a forged sender is sent no more than was
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from hmac import compare_digest
 
@@ -36,12 +38,13 @@ _PADDING = bytes(ANSWER_BYTES - _ASK.size - _TAG_BYTES)
 
 
 class Said(IntEnum):
-    """What a datagram says: a newcomer's question, or one of a member's three answers."""
+    """What a datagram says: a newcomer's question, or one of a member's four answers."""
 
     ASK = 0
     WELCOME = 1
     ENDED = 2
     UNKNOWN = 3
+    REVOKED = 4
 
 
 def invitation_key(crew_key: bytes, number: bytes, ends_unix_s: int) -> bytes:
@@ -61,8 +64,13 @@ def is_ask(data: bytes) -> bool:
     return len(data) == ANSWER_BYTES and data[:4] == struct.pack("<HBB", _MAGIC, _VERSION, Said.ASK)
 
 
-def answer(crew_key: bytes, data: bytes, now_unix_s: float) -> bytes:
-    """A member's answer to a datagram for which ``is_ask`` holds."""
+def answer(
+    crew_key: bytes, data: bytes, now_unix_s: float, is_void: Callable[[bytes], bool] = lambda number: False
+) -> bytes:
+    """A member's answer to a datagram for which ``is_ask`` holds.
+
+    is_void: whether the person's pass that goes with an invitation's number is revoked.
+    """
     body, tag = data[: _ASK.size], data[_ASK.size : _ASK.size + _TAG_BYTES]
     _, _, _, number, ends_unix_s, nonce = _ASK.unpack(body)
     key = invitation_key(crew_key, number, ends_unix_s)
@@ -70,6 +78,8 @@ def answer(crew_key: bytes, data: bytes, now_unix_s: float) -> bytes:
         return _answer(key, Said.UNKNOWN, nonce, bytes(KEY_BYTES))
     if ends_unix_s and now_unix_s > ends_unix_s:
         return _answer(key, Said.ENDED, nonce, bytes(KEY_BYTES))
+    if is_void(number):
+        return _answer(key, Said.REVOKED, nonce, bytes(KEY_BYTES))
     return _answer(key, Said.WELCOME, nonce, masked(key, _MASK, nonce, crew_key))
 
 
@@ -86,7 +96,7 @@ def read_answer(key: bytes, nonce: bytes, data: bytes) -> tuple[Said, bytes] | N
         return None
     if said == Said.UNKNOWN:
         return Said.UNKNOWN, b""
-    if said not in (Said.WELCOME, Said.ENDED) or not compare_digest(_tag(key, body), tag):
+    if said not in (Said.WELCOME, Said.ENDED, Said.REVOKED) or not compare_digest(_tag(key, body), tag):
         return None
     return Said(said), masked(key, _MASK, nonce, hidden) if said == Said.WELCOME else b""
 

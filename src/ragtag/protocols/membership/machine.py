@@ -14,6 +14,8 @@ is encrypted, bound to two processes, and taken once.
     gossip      which news go on a datagram         row        the table's rows
     invitation  the way to the crew's key
     whereabouts a peer's address as others see it
+    passes      persons: passes, revocations, and their signatures
+    persons     whose records are believed, and who is put out
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ from ragtag.protocols.membership.core import Core, Due
 from ragtag.protocols.membership.entry import Admission
 from ragtag.protocols.membership.invitation import answer
 from ragtag.protocols.membership.pace import Health
+from ragtag.protocols.membership.passes import Passes
+from ragtag.protocols.membership.persons import Persons
 from ragtag.protocols.membership.probe import Prober
+from ragtag.protocols.membership.roster import PROVEN_CARD_BYTES_MAX
 from ragtag.protocols.membership.row import Entry
 from ragtag.protocols.membership.types import (
     Address,
+    Clock,
     Describe,
     Failed,
     Identity,
@@ -38,6 +44,7 @@ from ragtag.protocols.membership.types import (
     Member,
     MemberEffect,
     MemberEvent,
+    Notice,
     Received,
     Status,
     Stopped,
@@ -47,6 +54,7 @@ from ragtag.protocols.membership.whereabouts import you_are_at
 from ragtag.protocols.membership.wire import (
     Ack,
     Ask,
+    Barred,
     Challenge,
     Introduce,
     Message,
@@ -55,21 +63,28 @@ from ragtag.protocols.membership.wire import (
     Ping,
     Pull,
     Refused,
+    Revoked,
     gossip_of,
 )
 
 _FAREWELLS = 3
+PERSONS_LIMITS = Limits(metadata_bytes=PROVEN_CARD_BYTES_MAX, gossip_bytes=960)
+"""Of a crew that takes persons: cards prove them, and a datagram of gossip has room for the longest."""
 
 
 class Membership:
-    """One peer's part: it takes events and says what to do. No datagram makes it raise."""
+    """One peer's part: it takes events and says what to do. No datagram makes it raise.
 
-    def __init__(self, me: Identity, limits: Limits | None = None) -> None:
-        self._core = Core(me, limits or Limits())
+    passes: what it knows of persons, in a crew that takes persons only. ``Clock`` comes first then.
+    """
+
+    def __init__(self, me: Identity, limits: Limits | None = None, passes: Passes | None = None) -> None:
+        self._core = Core(me, limits or (Limits() if passes is None else PERSONS_LIMITS))
         self._health = Health()
         self._view = View(self._core, self._health)
         self._prober = Prober(self._core, self._view, self._health)
-        self._admission = Admission(self._core, self._view, self._prober)
+        self._persons = Persons(self._core, self._view, self._prober, passes)
+        self._admission = Admission(self._core, self._view, self._prober, self._persons)
         self._slot = 0
         self._farewells = 0
         self.over = False
@@ -120,7 +135,10 @@ class Membership:
         """
         if not self._admission.entered or self.over or not self._admission.hears_strangers():
             return None
-        return answer(self._core.me.key, data, now_unix_s)
+        passes = self._persons.passes
+        if passes is None:
+            return answer(self._core.me.key, data, now_unix_s)
+        return answer(self._core.me.key, data, now_unix_s, passes.voids_number)
 
     def whereabouts(self, data: bytes, source: Address) -> bytes | None:
         """The answer to a peer that asks where it is (``whereabouts.asks_where``); ``None``: none is due."""
@@ -148,7 +166,12 @@ class Membership:
         core.advance(now_s, slack_s=self.period_s / core.limits.fanout)
         if isinstance(event, Received):
             self._received(event)
-        elif isinstance(event, Join):
+        elif isinstance(event, Clock):
+            core.unix_ahead_s = event.unix_s - now_s
+        elif isinstance(event, Notice):
+            if self._admission.entered and self._admission.hears_strangers():
+                self._persons.noticed(event.source, event.data)
+        elif isinstance(event, Join) and self._persons.is_good():
             self._admission.join(event)
             core.after(core.uniform() * self.period_s / core.limits.fanout, "slot")
         elif isinstance(event, Leave):
@@ -191,6 +214,7 @@ class Membership:
             self._prober.measure()
             self._prober.knock()
             self._admission.ask_missing()
+            self._persons.look()
         self._core.after(period_s / self._core.limits.fanout, "slot")
 
     def _leave(self) -> None:
@@ -270,7 +294,9 @@ class Membership:
                 self._admission.page_to(entry, "")
             else:
                 self._admission.stranger(event.source, opened)
-        elif isinstance(message, Challenge | Refused):
+        elif isinstance(message, Revoked):
+            self._persons.take(message.told)
+        elif isinstance(message, Challenge | Refused | Barred):
             self._admission.stranger(event.source, opened)
         if was is Status.DEAD and entry.member.status is Status.ALIVE:
             self._admission.pull(entry)
@@ -278,7 +304,7 @@ class Membership:
     def _news(self, entry: Entry, message: Message) -> None:
         if isinstance(message, Introduce):
             self._view.hear(message.record)
-        elif not isinstance(message, Challenge | Refused):
+        elif not isinstance(message, Challenge | Refused | Barred | Revoked):
             asked_for = isinstance(message, Page) and self._admission.asked(entry)
             for record in message.gossip:
                 self._view.hear(record, None if asked_for else entry)

@@ -20,12 +20,14 @@ from msgspec import Meta
 from ragtag.core.address import family_of, unusable
 from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Visits
 from ragtag.core.wire import VERSION
+from ragtag.protocols.membership.passes import PROOF_BYTES_MAX, read_proof
 from ragtag.protocols.membership.probe import ANNOUNCED_MAX
 from ragtag.protocols.membership.types import HOST_BYTES_MAX, Address, Member, Status
 from ragtag.protocols.sealing.sessions import CARD_BYTES
 
 NO_SEAT = -1
-CARD_BYTES_MAX = 256
+CARD_BYTES_MAX, PROVEN_CARD_BYTES_MAX = 256, 512
+"""Of a card; and of one that proves a person."""
 _OBJECT_PERIODS = 2.0
 """For so many periods others may object. All hear of a claim at once and answer; gossip brings what was
 lost."""
@@ -47,6 +49,7 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     key: for sessions (``protocols.sealing``); empty: it sends its data in clear.
     inner_host, inner_port: where it takes data within its own network, if a router translates its addresses
         (NAT); else empty, and 0.
+    proof: whose process it is, in a crew that takes persons (``passes.Proof``); else empty.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
@@ -63,6 +66,13 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     key: Annotated[bytes, Meta(max_length=CARD_BYTES)] = b""
     inner_host: Annotated[str, Meta(max_length=HOST_BYTES_MAX)] = ""
     inner_port: _Port = 0
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES_MAX)] = b""
+
+    @property
+    def person(self) -> str:
+        """Whose process it is; empty: the crew takes no persons."""
+        read = read_proof(self.proof) if self.proof else None
+        return "" if read is None else read.shown.person
 
 
 _decoder = msgspec.msgpack.Decoder(Card)
@@ -71,7 +81,7 @@ _decoder = msgspec.msgpack.Decoder(Card)
 def encode_card(card: Card) -> bytes:
     """A card as metadata. Raises ValueError: it is too long, by a host's name of 200 letters."""
     data = msgspec.msgpack.encode(card)
-    if len(data) > CARD_BYTES_MAX:
+    if len(data) > (PROVEN_CARD_BYTES_MAX if card.proof else CARD_BYTES_MAX):
         raise ValueError(f"the host {card.host[:40]!r}... is too long to be told; give its address")
     return data
 

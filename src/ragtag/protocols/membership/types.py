@@ -143,7 +143,22 @@ class Describe:
     metadata: bytes
 
 
-MemberEvent = Join | Received | Woke | Leave | Describe
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The wall clock, in seconds of Unix time. Passes end by it; nothing else depends on it."""
+
+    unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A datagram for which ``passes.is_notice`` holds came from ``source``."""
+
+    source: Address
+    data: bytes
+
+
+MemberEvent = Join | Received | Woke | Leave | Describe | Clock | Notice
 
 
 # -- Effects
@@ -189,10 +204,22 @@ class Remarked:
 
 
 @dataclass(frozen=True, slots=True)
+class PutOut:
+    """A member may not be in the crew any more. Nothing of it is believed; ``Changed`` came before."""
+
+    member: Member
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
-    """This peer cannot be in the crew. The reason says why and what to do. Nothing follows."""
+    """This peer cannot be in the crew. The reason says why and what to do. Nothing follows.
+
+    barred: its pass lets it in no more, so it is of no use to try again.
+    """
 
     reason: str
+    barred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,4 +227,4 @@ class Stopped:
     """This peer has announced that it goes. Nothing follows."""
 
 
-MemberEffect = Transmit | Wake | Entered | Changed | Remarked | Failed | Stopped
+MemberEffect = Transmit | Wake | Entered | Changed | Remarked | PutOut | Failed | Stopped

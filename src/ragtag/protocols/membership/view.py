@@ -6,7 +6,7 @@ members that exchange what they believe come to agree, in whatever order they he
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from msgspec import Raw
@@ -18,7 +18,7 @@ from ragtag.protocols.membership.gossip import Rumours, page
 from ragtag.protocols.membership.pace import Allowance, Health, ReplayWindow, RoundTrip
 from ragtag.protocols.membership.row import Entry, fresh_entry, is_sound, member_of
 from ragtag.protocols.membership.suspicion import Suspicion, confirmations_wanted, shortest_periods
-from ragtag.protocols.membership.types import Address, Changed, Failed, Member, Status
+from ragtag.protocols.membership.types import Address, Changed, Failed, Member, PutOut, Status
 from ragtag.protocols.membership.wire import Challenge, Record, packed, record_of
 
 LEAP_MAX = 1 << 32
@@ -33,6 +33,7 @@ class View:
     mine: this peer.
     entries: a row for each other member, by name.
     suspects, graves: the names of the suspected, and of the dead and gone, oldest first.
+    may_be_in: whether a living member's record may be believed, as far as persons are concerned.
     """
 
     def __init__(self, core: Core, health: Health) -> None:
@@ -57,6 +58,7 @@ class View:
         self.accused: list[str] = []
         """Names that have come under suspicion since the reader last cleared this."""
         self.me_hash = name_hash(me.name)
+        self.may_be_in: Callable[[Record], bool] = lambda record: True
 
     # -- Looking
 
@@ -122,10 +124,10 @@ class View:
 
     def _hear_of_stranger(self, record: Record, teller: Entry | None) -> None:
         """An unknown process that is older than a forgotten one may be that one: challenge it first."""
-        if not self._sound(record):
-            return
         if teller is not None and not teller.newcomers.take(self.core.now_s):
             self.core.remark("flooding", teller.member.name, "tells of too many new members")
+        elif not self._sound(record):
+            return
         elif record.epoch > self._horizon:
             self._add(record)
         elif self._asking.take(self.core.now_s):
@@ -141,7 +143,7 @@ class View:
         why = unusable((record.host, record.port), self._family)
         if why:
             self.core.remark("bad address", record.name, f"listens where nothing can be sent: {why}")
-        return not why
+        return not why and self.may_be_in(record)
 
     def _add(self, record: Record) -> None:
         core, limits = self.core, self.core.limits
@@ -269,6 +271,18 @@ class View:
         """Declare a member dead."""
         self._become(entry, replace(entry.member, status=Status.DEAD))
 
+    def put_out(self, entry: Entry, why: str) -> None:
+        """A member may not be in any more. No other is told: each sees by itself whom it may believe."""
+        member = replace(entry.member, status=Status.LEFT)
+        was = entry.member.status
+        if was < Status.DEAD:
+            self.live.remove(member.name)
+            self.core.effects.append(Changed(member, was))
+        self.core.effects.append(PutOut(member, why))
+        self.suspects.pop(member.name, None)
+        self.graves.pop(member.name, None)
+        self._forget(member.name)
+
     # -- Telling
 
     def gossip(self, to: str | None, about_me: bool = False) -> list[Raw]:
@@ -339,8 +353,13 @@ class View:
         while len(self.graves) > self.core.limits.graves_max:
             oldest = next(iter(self.graves))
             self._horizon = max(self._horizon, self.entries[oldest].member.epoch)
-            del self.graves[oldest], self.entries[oldest], self._names[oldest]
-            self._rumours.forget(oldest)
+            del self.graves[oldest]
+            self._forget(oldest)
+
+    def _forget(self, name: str) -> None:
+        """Have no row for a name any more."""
+        del self.entries[name], self._names[name]
+        self._rumours.forget(name)
 
     def _publish(self, entry: Entry) -> None:
         accusers = tuple(entry.suspicion.accusers) if entry.suspicion is not None else ()

@@ -40,6 +40,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from msgspec import Meta, Raw, Struct
 
+from ragtag.protocols.membership.passes import REVOCATION_BYTES_MAX
 from ragtag.protocols.membership.types import HOST_BYTES_MAX, NAME_BYTES_MAX, Address, Member, Status
 
 MAGIC = 0x4D52
@@ -51,10 +52,13 @@ HEADER_BYTES = _HEADER.size + TAG_BYTES
 COOKIE_BYTES = 16
 _COOKIE_LIFE_S = 30.0
 ACCUSERS_MAX = 8
+REVOCATIONS_EACH = 8
+"""Revocations on one datagram."""
 
 _Name = Annotated[str, Meta(min_length=1, max_length=NAME_BYTES_MAX)]
 _Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _Blob = Annotated[bytes, Meta(max_length=DATAGRAM_BYTES_MAX)]
+_Notice = Annotated[bytes, Meta(max_length=REVOCATION_BYTES_MAX)]
 
 
 class Record(Struct, array_like=True, frozen=True):
@@ -145,7 +149,27 @@ class Gossip(Struct, array_like=True, tag=9, frozen=True):
     gossip: _Records
 
 
-Message = Ping | Ack | Ask | Introduce | Challenge | Page | Pull | Refused | Gossip
+class Barred(Struct, array_like=True, tag=10, frozen=True):
+    """``name`` may not be in the crew, or not any more. bar: why (``passes.Bar``).
+
+    unix_s: the sender's clock.
+    revocation: what proves it (``passes.Revocation``); empty: nothing does.
+    """
+
+    name: _Name
+    bar: Annotated[int, Meta(ge=0, le=255)]
+    unix_s: float
+    revocation: _Notice = b""
+
+
+class Revoked(Struct, array_like=True, tag=11, frozen=True):
+    """Revocations that the sender knows of (``passes.Revocation``)."""
+
+    source: _Name
+    told: Annotated[list[_Notice], Meta(max_length=REVOCATIONS_EACH)]
+
+
+Message = Ping | Ack | Ask | Introduce | Challenge | Page | Pull | Refused | Gossip | Barred | Revoked
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
 

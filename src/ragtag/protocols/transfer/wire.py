@@ -7,8 +7,11 @@ in the handshake's prologue: what was recorded is worth nothing in another conne
 little-endian.
 
     greeting  magic[4] version u8 0[3]          nonce[32]       alike in all versions
-    hello     magic[4] version u8 suite u8 0[2] noise[48]
+    hello     magic[4] version u8 suite u8 0[2] noise[48]       of persons: 290, with a proof in it
     verdict   magic[4] code u8    0[3]          noise[48]       zeros, unless it is a welcome
+
+In a crew that takes persons the crew's key is not enough, as one that was put out has it, too. The newcomer's
+first message holds its pass, and its person's signature over the donor's nonce and its own new key.
 
 Frames follow (``frame``), under keys that nobody can compute later (forward secrecy).
 """
@@ -18,10 +21,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from enum import IntEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 from msgspec import Meta, Struct
 
+from ragtag.protocols.membership.passes import PROOF_BYTES_MAX
 from ragtag.protocols.sealing.noise import TAG_BYTES, Handshake, HandshakeError, KeyPair
 from ragtag.protocols.sealing.sessions import SUITES
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX, CHUNK_BYTES_MAX, CHUNKS_MAX, Offer
@@ -36,6 +40,22 @@ _NOISE_BYTES = 32 + TAG_BYTES
 GREETING_BYTES = _GREETING.size
 HELLO_BYTES, VERDICT_BYTES = _HELLO.size + _NOISE_BYTES, _VERDICT.size + _NOISE_BYTES
 _PROLOGUE = b"ragtag transfer"
+_PROOF = struct.Struct(f"<H{PROOF_BYTES_MAX}s")
+
+
+def hello_bytes(persons: Prover | None) -> int:
+    """How long a hello is. persons: those of the crew; ``None``: it takes none."""
+    return HELLO_BYTES + (0 if persons is None else _PROOF.size)
+
+
+class Prover(Protocol):
+    """Whose process this is, and whom a state is given to, in a crew that takes persons."""
+
+    def prove(self, what: bytes) -> bytes:
+        """That this process is its person's: at most ``PROOF_BYTES_MAX`` bytes, good for ``what`` alone."""
+
+    def proven(self, what: bytes, proof: bytes) -> bool:
+        """Whether a proof is good for ``what``, and its person may be in the crew. From any thread."""
 
 
 class WireError(ValueError):
@@ -49,6 +69,7 @@ class Verdict(IntEnum):
     KEY = 1
     BUSY = 2
     VERSION = 3
+    PERSON = 4
 
 
 # -- Messages
@@ -141,12 +162,15 @@ class NewcomerEnd:
 
     suite: the cipher for the connection, by its number in ``sealing.sessions``.
     ephemeral: a key pair for this connection alone.
+    persons: in a crew that takes persons.
 
     Raises:
         WireError: the greeting is no donor's, or that of another version; the message says which.
     """
 
-    def __init__(self, key: bytes, greeted: bytes, suite: int, ephemeral: KeyPair) -> None:
+    def __init__(
+        self, key: bytes, greeted: bytes, suite: int, ephemeral: KeyPair, persons: Prover | None = None
+    ) -> None:
         magic, version, _ = _GREETING.unpack(greeted)
         if magic != MAGIC:
             raise WireError("what listens there is no donor of Ragtag")
@@ -158,7 +182,11 @@ class NewcomerEnd:
         head = _HELLO.pack(MAGIC, VERSION, suite)
         self._suite = SUITES[suite]
         self._handshake = _handshake(key, self._suite, greeted + head, ephemeral, initiator=True)
-        self.data = head + self._handshake.write()
+        payload = b""
+        if persons is not None:
+            proof = persons.prove(_bound(greeted, head, ephemeral.public))
+            payload = _PROOF.pack(len(proof), proof)
+        self.data = head + self._handshake.write(payload)
         """The hello, to be sent."""
 
     def judged(self, answer: bytes) -> FrameKeys | Verdict:
@@ -181,12 +209,19 @@ class NewcomerEnd:
 
 
 def answered(
-    key: bytes, greeted: bytes, hello: bytes, ephemeral: KeyPair, *, room: bool = True
+    key: bytes,
+    greeted: bytes,
+    hello: bytes,
+    ephemeral: KeyPair,
+    *,
+    room: bool = True,
+    persons: Prover | None = None,
 ) -> tuple[bytes, FrameKeys | Verdict]:
     """A donor's answer to a hello, and what follows from it: keys, or why there are none.
 
     ephemeral: a key pair for this connection alone.
     room: whether one more newcomer can be served.
+    persons: in a crew that takes persons.
     """
     head, message = hello[: _HELLO.size], hello[_HELLO.size :]
     magic, version, suite = _HELLO.unpack(head)
@@ -194,9 +229,11 @@ def answered(
         return _refusal(Verdict.KEY)
     handshake = _handshake(key, SUITES[suite], greeted + head, ephemeral, initiator=False)
     try:
-        handshake.read(message)
+        payload = handshake.read(message)
         if version != VERSION:
             return _refusal(Verdict.VERSION)
+        if persons is not None and not _is_proven(persons, _bound(greeted, head, message[:32]), payload):
+            return _refusal(Verdict.PERSON)
         if not room:
             return _refusal(Verdict.BUSY)
         data = _VERDICT.pack(MAGIC, Verdict.WELCOME) + handshake.write()
@@ -204,6 +241,16 @@ def answered(
         return _refusal(Verdict.KEY)
     theirs, ours = handshake.split()
     return data, FrameKeys(SUITES[suite], ours, theirs)
+
+
+def _bound(greeted: bytes, head: bytes, public: bytes) -> bytes:
+    """What a newcomer's person signs: this connection, and the key that the newcomer has made for it."""
+    return greeted + head + public
+
+
+def _is_proven(persons: Prover, what: bytes, payload: bytes) -> bool:
+    size, proof = _PROOF.unpack(payload)
+    return size <= PROOF_BYTES_MAX and persons.proven(what, proof[:size])
 
 
 def _refusal(code: Verdict) -> tuple[bytes, Verdict]:

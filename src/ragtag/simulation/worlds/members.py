@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from ragtag.core import seed as random
 from ragtag.core.faults import Faults
 from ragtag.protocols.membership.machine import Membership
+from ragtag.protocols.membership.passes import Passes
 from ragtag.protocols.membership.types import (
     Address,
     Changed,
+    Clock,
     Entered,
     Failed,
     Identity,
@@ -126,22 +128,35 @@ class MemberWorld:
         self.loop.at(at_s, call)
 
     def start(
-        self, peer: int, entries: tuple[int, ...], *, name: str | None = None, deadline_s: float = 1e9
+        self,
+        peer: int,
+        entries: tuple[int, ...],
+        *,
+        name: str | None = None,
+        deadline_s: float = 1e9,
+        metadata: bytes | None = None,
+        passes: Passes | None = None,
+        unix_s: float = 0.0,
     ) -> Life:
-        """Start a process of ``peer`` now, which joins through ``entries`` (none: it founds the crew)."""
+        """Start a process of ``peer`` now, which joins through ``entries`` (none: it founds the crew).
+
+        unix_s: its wall clock now, which a crew of persons goes by.
+        """
         epoch = int(self.now_s * 1e6) * 4096 + peer + 1
         identity = Identity(
             name or name_of(peer),
             address_of(peer),
             epoch,
             KEY,
-            bytes(self.metadata_bytes),
+            bytes(self.metadata_bytes) if metadata is None else metadata,
             seed=self.seed,
         )
-        life = Life(peer, Membership(identity, self.limits), self.now_s)
+        life = Life(peer, Membership(identity, self.limits, passes), self.now_s)
         self.lives.append(life)
         self.at_address[identity.address] = life
         join = Join(tuple(address_of(other) for other in entries), deadline_s)
+        if passes is not None:
+            self.tell(life, Clock(unix_s))
         self.tell(life, join)
         return life
 

@@ -53,7 +53,7 @@ def test_names_are_shown_before_torch_is_imported() -> None:
 
 CREW = (
     "rank size live seed left invitation",
-    "optimizer tensors cut secure_average kfac split epochs step keep save resume",
+    "optimizer tensors cut secure_average private kfac split epochs step keep save resume",
     "log log_step log_eval",
     "finish leave",
 )

@@ -256,6 +256,7 @@ class Summary:
     verdicts: dict[int, Verdicts] = field(default_factory=dict)
     unjudged: int = 0
     gathered: dict[tuple[int, int | str], trace.Target] = field(default_factory=dict)
+    spent: dict[int, trace.Privacy] = field(default_factory=dict)
     links: list[trace.Link] = field(default_factory=list)
     links_left_out: int = 0
     damage: list[str] = field(default_factory=list)

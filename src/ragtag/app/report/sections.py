@@ -80,6 +80,13 @@ _GATHERED = (
 )
 
 
+_SPENT = (
+    ("peer", "num"),
+    ("samples of", ""),
+    *((name, "num") for name in ("epsilon", "delta", "steps", "noise", "rate")),
+)
+
+
 def header(summary: Summary) -> str:
     """What was run, and what it came to."""
     run, count = summary.run, len(summary.peers)
@@ -335,6 +342,28 @@ def _gathered(of: trace.Target) -> str:
         f"{of.pending:,.0f}", percent(of.overshoot), percent(of.goodput),
     )  # fmt: skip
     return "".join(cell(text, "num") for text in cells) + cell(dropped or NONE, "")
+
+
+def private(summary: Summary) -> str:
+    """The section; nothing where no steps were private."""
+    if not summary.spent:
+        return ""
+    rows = [_spent(of) for _, of in sorted(summary.spent.items())]
+    caption = (
+        "What differentially private steps have spent of each peer's own samples, in all runs that its "
+        "ledger knows of. Steps: those that drew a batch, whatever became of it. Noise: over the norm to "
+        "which each sample's gradient is clipped. Rate: its chance to be in a batch. Losses and accuracies on "
+        "this page have no noise."
+    )
+    return (
+        f'<section><h2>Differential privacy</h2><p class="cap">{caption}</p>{table(_SPENT, rows)}</section>'
+    )
+
+
+def _spent(of: trace.Privacy) -> str:
+    figures = f"{of.epsilon:.4g}", f"{of.delta:.2g}", f"{of.steps:,}", f"{of.noise_multiplier:g}"
+    cells = "".join(cell(text, "num") for text in (*figures, percent(of.rate)))
+    return cell(of.peer, "num") + cell(of.holder, "") + cells
 
 
 def guards(summary: Summary) -> str:

@@ -316,6 +316,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (NOISED, "-k", "clipped_vectors"),
     ),
     Sabotage(
+        "private: half of what is sent is counted",
+        "src/ragtag/recipes/private/training.py",
+        "+= effect.run.payload.nbytes",
+        "+= effect.run.payload.nbytes // 2",
+        ("tests/recipes/test_private.py", "-k", "counted_as_by"),
+    ),
+    Sabotage(
+        "private: the best seed is judged",
+        "src/ragtag/recipes/private/recipe.py",
+        "row(noised, min(hidden[noised])",
+        "row(noised, max(hidden[noised])",
+        ("tests/recipes/test_private.py", "-k", "misses"),
+    ),
+    Sabotage(
         "private: an inversion that goes the wrong way",
         "src/ragtag/privacy/inversion.py",
         "x.grad = gradient.sign()",

@@ -28,7 +28,7 @@ RATE = 0.1
 """Falls to a tenth after 3/8, 5/8 and 7/8 of the steps, as in the paper's code."""
 VARIATION = 1e-3
 """The weight of total variation. From .0001 to .01 digits are found; .1 blurs them."""
-STARTS = 2
+STARTS = 1
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 

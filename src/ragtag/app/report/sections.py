@@ -352,8 +352,8 @@ def private(summary: Summary) -> str:
     caption = (
         "What differentially private steps have spent of each peer's own samples, in all runs that its "
         "ledger knows of. Steps: those that drew a batch, whatever became of it. Noise: over the norm to "
-        "which each sample's gradient is clipped. Rate: its chance to be in a batch. Losses and accuracies on "
-        "this page have no noise."
+        "which each sample's gradient is clipped. Rate: its chance to be in a batch. Losses and accuracies "
+        "on this page have no noise."
     )
     return (
         f'<section><h2>Differential privacy</h2><p class="cap">{caption}</p>{table(_SPENT, rows)}</section>'

@@ -39,7 +39,7 @@ def test_gradients_are_those_of_each_batch_by_itself() -> None:
 
 def test_a_plain_update_gives_its_sample_away_and_a_noised_one_does_not() -> None:
     model, (x, y) = net(), samples()
-    plain = inversion(model, x, y, steps=80)
+    plain = inversion(model, x, y, steps=60)
     assert plain.hidden < 0.1 and plain.cosine > 0.97
     assert plain.ssim is not None and plain.blind_ssim is not None and plain.ssim > plain.blind_ssim + 0.2
     noised = {}
@@ -49,7 +49,7 @@ def test_a_plain_update_gives_its_sample_away_and_a_noised_one_does_not() -> Non
         scale = (1 / norm).view(-1, *[1] * (gradient.dim() - 1))
         drawn = torch.from_numpy(generator(2, name).normal(size=gradient.shape)).float()
         noised[name] = gradient * scale + drawn
-    hidden = inversion(model, x, y, noised, steps=80)
+    hidden = inversion(model, x, y, noised, steps=60)
     assert hidden.hidden > 0.6 and hidden.cosine < 0.5
 
 

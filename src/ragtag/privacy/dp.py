@@ -57,8 +57,8 @@ from ragtag.training.samples.loader import Order, indices_of, plain, rebuilt, si
 from ragtag.training.state.atomic import write_whole
 from ragtag.training.tensors.modules import parameters_of
 
-ORDERS = (*(1 + x / 20 for x in range(1, 200)), *range(11, 64), 72, 96, 128, 192, 256, 384, 512, 1024)
-"""Renyi orders that epsilon is the smallest over: tight from epsilon .01 to beyond 10."""
+ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 72, 96, 128, 192, 256, 384, 512, 1024)
+"""Renyi orders that epsilon is the smallest over: within 1 % of finer ones."""
 _HOLDER_CHARS_MAX = 200
 
 

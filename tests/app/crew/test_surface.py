@@ -290,8 +290,10 @@ def test_the_errors_that_users_may_catch_are_in_the_documentation_with_their_bas
     exported = {name for name in dir(ragtag) if _is_error(getattr(ragtag, name))} - {"Error"}
     assert {name for name, _ in rows} == exported | {
         "ray.NoRay",
+        "privacy.NoOpacus",
         "privacy.NoPass",
         "privacy.NoSecureSum",
+        "privacy.NotPrivate",
         "privacy.ServerGone",
     }
     for name, base in rows:

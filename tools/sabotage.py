@@ -59,6 +59,11 @@ REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
 CORRELATION = "src/ragtag/privacy/correlation.py"
 SECAGG = "src/ragtag/protocols/secagg.py"
+DP, PRIVATE, NOISED = (
+    "src/ragtag/privacy/dp.py",
+    "tests/privacy/test_dp.py",
+    "tests/privacy/test_secagg_noise.py",
+)
 METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
 
 SABOTAGES: tuple[Sabotage, ...] = (
@@ -246,6 +251,90 @@ SABOTAGES: tuple[Sabotage, ...] = (
         """        if True:
             if not isinstance(made""",
         ("tests/privacy/test_nopeek.py", "-k", "evaluation"),
+    ),
+    Sabotage(
+        "private: steps without noise",
+        DP,
+        "parameter.grad = (total + noise.to(total).view_as(total)) / self.batch_size",
+        "parameter.grad = total / self.batch_size",
+        (PRIVATE, "-k", "clipped_sum or what_leaves"),
+    ),
+    Sabotage(
+        "private: gradients that are not the samples' go out",
+        DP,
+        "if found is None and parameter.grad is not None:",
+        "if False:",
+        (PRIVATE, "-k", "anything_but"),
+    ),
+    Sabotage(
+        "private: a rollback gives epsilon back",
+        DP,
+        "if steps > self._spent.get(key, 0)",
+        "if True",
+        (PRIVATE, "-k", "rollback"),
+    ),
+    Sabotage(
+        "private: what a batch costs is forgotten",
+        DP,
+        "self.ledger.spend(self.noise_multiplier, self.rate)",
+        "pass",
+        (PRIVATE, "-k", "drawn"),
+    ),
+    Sabotage(
+        "private: what is spent is known to this process only",
+        DP,
+        "write_whole(self._path, [text.encode()], mode=0o600)",
+        "pass",
+        (PRIVATE, "-k", "restart"),
+    ),
+    Sabotage(
+        "private: batch norm without weights is let in",
+        DP,
+        "isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training",
+        "isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine",
+        (PRIVATE, "-k", "batch_norm"),
+    ),
+    Sabotage(
+        "private: integer noise of another shape",
+        "src/ragtag/privacy/noise.py",
+        "return np.asarray(steps % np.uint64(2) == 1)",
+        "return np.asarray(steps % np.uint64(3) == 1)",
+        ("tests/privacy/test_noise.py", "-k", "discrete"),
+    ),
+    Sabotage(
+        "private: noise of peers that may drop out is counted on",
+        "src/ragtag/privacy/secagg.py",
+        "self._counted_on = n - dropouts - colluders",
+        "self._counted_on = n",
+        (NOISED, "-k", "dropouts or normal"),
+    ),
+    Sabotage(
+        "private: vectors longer than is counted",
+        "src/ragtag/privacy/secagg.py",
+        "flat = _within(flat, self._noise.max_norm)",
+        "flat = flat + 0",
+        (NOISED, "-k", "clipped_vectors"),
+    ),
+    Sabotage(
+        "private: half of what is sent is counted",
+        "src/ragtag/recipes/private/training.py",
+        "+= effect.run.payload.nbytes",
+        "+= effect.run.payload.nbytes // 2",
+        ("tests/recipes/test_private.py", "-k", "counted_as_by"),
+    ),
+    Sabotage(
+        "private: the best seed is judged",
+        "src/ragtag/recipes/private/recipe.py",
+        "row(noised, min(hidden[noised])",
+        "row(noised, max(hidden[noised])",
+        ("tests/recipes/test_private.py", "-k", "misses"),
+    ),
+    Sabotage(
+        "private: an inversion that goes the wrong way",
+        "src/ragtag/privacy/inversion.py",
+        "x.grad = gradient.sign()",
+        "x.grad = -gradient.sign()",
+        ("tests/privacy/test_inversion.py", "-k", "gives_its_sample_away"),
     ),
     Sabotage(
         "privacy: leakage of training samples",

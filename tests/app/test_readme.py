@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -90,3 +91,14 @@ def test_the_script_with_checkpoints_goes_on_with_them(tmp_path: Path, command: 
     if n == 1:
         assert steps == [120, 300, 300], "each batch once, over both runs"
     assert all("rate 0.10" in line for line in ended), "the schedule went on"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_the_script_with_private_steps(tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    script = next(part for part in scripts() if "crew.private" in part)
+    for _ in range(2):
+        run(tmp_path, GIVEN + JOINED + script.replace("print(", "print('epoch 0, step', ") + SAID, *CREW)
+    spent = [json.loads((tmp_path / f"privacy-{rank}.json").read_text())["spent"] for rank in range(2)]
+    assert all(steps >= 2 * 30 for ((_, _, steps),) in spent), "both runs count"

@@ -64,6 +64,9 @@ SAMPLES: list[trace.Record] = [
         t=2.95, peer=1, round=31, units=264, apart=9, own=2, peers=5, given=1, taken=2, distance=1e-3
     ),
     trace.Kfac(t=2.96, peer=1, round=40, step=41, layers=9, plain=1, dropped=2, bases=18, age_rounds=12),
+    trace.Privacy(
+        t=2.963, peer=1, holder="A", steps=9, epsilon=0.8, delta=1e-5, noise_multiplier=1.1, rate=0.02
+    ),
     trace.Target(
         t=2.965,
         peer=1,

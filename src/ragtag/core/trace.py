@@ -280,6 +280,23 @@ class Target(Base, frozen=True, kw_only=True, tag="target"):
     channel: Channel = 0
 
 
+class Privacy(Base, frozen=True, kw_only=True, tag="privacy"):
+    """What ``peer`` has spent of the privacy of its own samples, over all runs that its ledger knows of.
+
+    holder: whose samples these are.
+    steps: that drew from them, whatever became of these.
+    epsilon, delta: what they come to.
+    noise_multiplier, rate: of the steps now: the noise over the clipped norm, each sample's chance.
+    """
+
+    holder: str
+    steps: Count
+    epsilon: Amount
+    delta: Share
+    noise_multiplier: Amount
+    rate: Share
+
+
 class Guarded(Base, frozen=True, kw_only=True, tag="guard", omit_defaults=True):
     """What a guard made of the shares that came to ``peer`` as an owner, since its last such record.
 
@@ -508,6 +525,7 @@ Known = (
     | Align
     | Kfac
     | Target
+    | Privacy
     | Guarded
     | Leaderboard
     | Step

@@ -2,25 +2,34 @@
 
 ``correlation``: the distance correlation of samples with their codes. ``nopeek``: that as a term of any
 loop's loss (NoPeek, Vepakomma et al., 2019; US patent 11,481,635 covers this loss). ``meters``: what is said
-of a cut, measured on samples held out. ``split``: a net that is cut between clients and a server. ``secagg``:
-averages of which nobody sees the parts.
+of a cut, measured on samples held out; ``inversion``: what updates tell. ``split``: a net that is cut between
+clients and a server. ``secagg``: averages of which nobody sees the parts. ``dp``: steps that are
+differentially private, and what was spent; ``noise``: the randomness of both.
 """
 
 from __future__ import annotations
 
 from ragtag.privacy.correlation import distance_correlation
+from ragtag.privacy.dp import NoOpacus, NotPrivate, PrivacyLedger, PrivateTraining, epsilon_of
+from ragtag.privacy.inversion import Inversion, gradients_of, inversion
 from ragtag.privacy.meters import Leakage, leakage
 from ragtag.privacy.nopeek import NoPass, NoPeek
-from ragtag.privacy.secagg import SecureAverage, SecureMean
+from ragtag.privacy.secagg import DistributedNoise, SecureAverage, SecureMean
 from ragtag.privacy.split import CutForm, ServerGone, SplitClient, SplitModel, SplitServer
 from ragtag.protocols.secagg import NoSecureSum
 
 __all__ = [
     "CutForm",
+    "DistributedNoise",
+    "Inversion",
     "Leakage",
+    "PrivacyLedger",
+    "NoOpacus",
     "NoPass",
     "NoPeek",
     "NoSecureSum",
+    "NotPrivate",
+    "PrivateTraining",
     "SecureAverage",
     "SecureMean",
     "ServerGone",
@@ -28,5 +37,8 @@ __all__ = [
     "SplitModel",
     "SplitServer",
     "distance_correlation",
+    "epsilon_of",
+    "gradients_of",
+    "inversion",
     "leakage",
 ]

@@ -29,6 +29,7 @@ between them tell that client's vector. A client may add what it likes, within 2
 Values are clipped to ``clip`` and rounded to multiples of 1 / ``scale``, a power of two, in 32 bits without
 overflow. So a sum is exact in quantised values, and differs from that of the clipped values by at most half
 a step for each client. ``CHECKS`` zeros follow each vector; a sum in which they are not 0 has masks left.
+With ``deviation`` each client adds integer noise of its own before the masks (``ragtag.privacy.secagg``).
 
 ``SecureClient`` and ``SecureAggregator`` are machines: ``step(now_s, event) -> effects``. Their random bytes
 come from the caller, and what comes from others is checked before it is used.
@@ -69,6 +70,11 @@ SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 REVEALED_BYTES = 1 + SHARE_BYTES
 CHECKS = 4
 """Zeros behind each vector: masks that are left make all of them 0 once in 2^128."""
+NOISE_STEPS = 1 << 16
+"""A client's noise has a standard deviation of so many steps at most: no finer steps are of use."""
+_NOISE_STEPS_MIN = 16
+_NOISE_ROOM = 40.0
+"""Standard deviations of all noise together for which a sum has room."""
 _BLOCK = 1 << 16
 """Mask words at a time: 256 KiB, which a core's cache holds."""
 _ZEROS = bytes(4 * _BLOCK)
@@ -203,6 +209,10 @@ def ring_for(
     """
     if n < 3 or dropouts < 0 or colluders < 0:
         raise ValueError(f"{n} clients, {dropouts} dropouts, {colluders} colluders; it takes 3 clients")
+    if dropouts + colluders >= n:
+        raise ValueError(
+            f"{n} clients cannot do with {dropouts} dropouts and {colluders} colluders: allow fewer"
+        )
     for degree in [*range(2, n - 1, 2), n - 1]:
         if degree < n - 1 and _cut_chance(n, dropouts + colluders, degree) > opens:
             continue
@@ -241,6 +251,7 @@ class SecureSetting:
     degree, threshold: neighbours of each, and how many must give shares (``ring_for``).
     survivors_min: no client helps to unmask a sum of fewer.
     seed, round: of the ring; keys of one round are no others'.
+    deviation: standard deviation of the noise that each client adds, in units of values; 0: none.
 
     Raises ValueError: what cannot be, or would open a vector.
     """
@@ -253,6 +264,7 @@ class SecureSetting:
     survivors_min: int
     seed: int = 0
     round: int = 0
+    deviation: float = 0.0
 
     def __post_init__(self) -> None:
         if self.length < 1 or not 0 < self.clip < math.inf:
@@ -266,11 +278,28 @@ class SecureSetting:
             raise ValueError(f"a sum of {self.survivors_min} of {self.n} clients; it takes 2")
         if self.n >= 1 << 24 or not 2.0**-64 <= self.clip <= 2.0**64:
             raise ValueError(f"{self.n} clients, clip {self.clip}; below 2^24, and from 2^-64 to 2^64")
+        if not 0 <= self.deviation <= 2.0**64 or 0 < self.deviation_steps < _NOISE_STEPS_MIN:
+            raise ValueError(
+                f"noise of deviation {self.deviation} beside values up to {self.clip}: too little to be "
+                "counted in whole steps; a lower clip leaves it more"
+            )
 
     @cached_property
     def scale(self) -> float:
-        """Steps of a quantised value in 1: the largest power of two with which no sum overflows."""
-        return 2.0 ** math.floor(math.log2(((1 << 31) - 1) / (self.n * self.clip)))
+        """Steps of a quantised value in 1: the largest power of two with which no sum overflows.
+
+        With noise, no larger than makes the noise ``NOISE_STEPS``.
+        """
+        room = self.n * self.clip + _NOISE_ROOM * math.sqrt(self.n) * self.deviation
+        largest = math.log2(((1 << 31) - 1) / room)
+        if self.deviation:
+            largest = min(largest, math.log2(NOISE_STEPS / self.deviation))
+        return 2.0 ** math.floor(largest)
+
+    @property
+    def deviation_steps(self) -> int:
+        """Of the noise that each client adds, in steps."""
+        return math.ceil(self.deviation * self.scale)
 
     @property
     def error(self) -> float:
@@ -424,6 +453,7 @@ class SecureClient:
 
     values: float32 ``[length]``, copied.
     random: random bytes that nobody else can guess.
+    noise: what is added to the quantised values, int64 ``[length]``, exactly where the setting has noise.
     deadline_s: the aggregator's, for a stage. This side waits twice as long: an answer has a way to go.
 
     clipped: how many values were beyond the clip.
@@ -433,10 +463,22 @@ class SecureClient:
     """
 
     def __init__(
-        self, setting: SecureSetting, me: PeerId, values: Floats, random: Random, deadline_s: float
+        self,
+        setting: SecureSetting,
+        me: PeerId,
+        values: Floats,
+        random: Random,
+        deadline_s: float,
+        noise: NDArray[np.int64] | None = None,
     ) -> None:
         self._setting, self.me, self._random, self._deadline_s = setting, me, random, deadline_s
         self._words, self.clipped = setting.quantised(values)
+        if (noise is not None) != (setting.deviation > 0):
+            raise ValueError(
+                f"noise is {'not ' if noise is None else ''}there, and the setting says otherwise"
+            )
+        if noise is not None:
+            self._words[: setting.length] += noise.astype(np.uint32)  # modulo 2^32, as all sums are
         self._sealing, self._key = KeyPair(random(KEY_BYTES)), random(KEY_BYTES)
         self._masking, self._seed = KeyPair(self._key), random(KEY_BYTES)
         self._near = setting.neighbours(me)

@@ -53,7 +53,7 @@ def test_names_are_shown_before_torch_is_imported() -> None:
 
 CREW = (
     "rank size live seed left invitation",
-    "optimizer tensors cut secure_average kfac split epochs step keep save resume",
+    "optimizer tensors cut secure_average private kfac split epochs step keep save resume",
     "log log_step log_eval",
     "finish leave",
 )
@@ -291,8 +291,10 @@ def test_the_errors_that_users_may_catch_are_in_the_documentation_with_their_bas
     exported = {name for name in dir(ragtag) if _is_error(getattr(ragtag, name))} - {"Error"}
     assert {name for name, _ in rows} == exported | {
         "ray.NoRay",
+        "privacy.NoOpacus",
         "privacy.NoPass",
         "privacy.NoSecureSum",
+        "privacy.NotPrivate",
         "privacy.ServerGone",
     }
     for name, base in rows:

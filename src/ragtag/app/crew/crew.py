@@ -49,12 +49,15 @@ from ragtag.training.state.whole import Finished, digest_of
 from ragtag.training.tensors.modules import parameters_of
 
 if TYPE_CHECKING:
-    from ragtag.privacy.secagg import SecureAverage
+    from ragtag.privacy.dp import PrivacyLedger, PrivateTraining
+    from ragtag.privacy.secagg import DistributedNoise, SecureAverage
     from ragtag.privacy.split import Cut, CutForm
 
 _log = logging.getLogger("ragtag")
 LEAVE_S = 5.0
 """How long leaving may take."""
+PRIVATE = "ragtag.private"
+"""Among the parts of a snapshot: what was spent of privacy."""
 
 
 class Crew:
@@ -289,6 +292,8 @@ class Crew:
         aggregator: PeerId = 0,
         name: str = "secure",
         deadline_s: float = 60.0,
+        noise: DistributedNoise | None = None,
+        ledger: PrivacyLedger | None = None,
     ) -> SecureAverage:
         """Averages of all peers' tensors of which nobody, the peer that adds up included, sees another's.
 
@@ -299,6 +304,9 @@ class Crew:
         aggregator: the peer that adds up.
         name: of these averages.
         deadline_s: for each of a round's four stages; a peer that takes longer has dropped out of it.
+        noise: ``ragtag.privacy.DistributedNoise(multiplier=1.0, max_norm=1.0)``: peers add noise that
+            makes each average differentially private.
+        ledger: what was spent of this peer's vectors; ``None``: what this run spends.
 
         All peers that are here now take part. ``ragtag.privacy.secagg`` says what it does not protect from.
 
@@ -319,8 +327,68 @@ class Crew:
                 name=taken,
                 seed=self.seed,
                 deadline_s=deadline_s,
+                noise=noise,
+                ledger=ledger,
                 on_publish=peer.took_part,
             )
+
+    def private(
+        self,
+        model: torch.nn.Module,
+        optimizer: CrewOptimizer,
+        loader: DataLoader[Any],
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        delta: float,
+        ledger: PrivacyLedger,
+        reduction: Literal["mean", "sum"] = "mean",
+        seed: int | None = None,
+    ) -> PrivateTraining:
+        """Differentially private steps on samples that this peer alone has: what is averaged has noise.
+
+        Iterate over it in place of a split; each batch is for one step.
+
+        optimizer: the crew's, of all that the model learns.
+        loader: of this peer's samples; its batch size is the expected one.
+        noise_multiplier: the noise's standard deviation over ``max_grad_norm``.
+        max_grad_norm: to which the gradient of each sample is clipped.
+        delta: below 1 over the number of samples.
+        ledger: ``ragtag.privacy.PrivacyLedger("hospital A", "privacy.json")``: what is spent of these
+            samples, in a file that is written before each batch.
+        reduction: of the loss over a batch.
+        seed: for simulations and tests: whoever knows it can take the noise off.
+
+        Epsilon is in ``private.epsilon``, trace and report; snapshots and checkpoints have what was spent.
+        ``ragtag.privacy.dp`` says what is protected, and what is not.
+
+        Raises ValueError, saying what to do, for what cannot be private, before anything has left;
+        ragtag.privacy.NoOpacus: it takes ``pip install ragtag[private]``.
+        """
+        from ragtag.privacy.dp import PrivateTraining
+
+        peer = self._peer
+        peer.require_in("crew.private(...)")
+        if any(name.startswith("ragtag.kfac/") for name in peer.keeper.extra):
+            raise ValueError(
+                "crew.private: K-FAC averages factors of samples, which no noise hides: leave it out"
+            )
+        if PRIVATE in peer.keeper.extra:
+            raise ValueError("crew.private: this peer trains one model privately already")
+        made = PrivateTraining(
+            model,
+            optimizer,
+            loader,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            delta=delta,
+            ledger=ledger,
+            reduction=reduction,
+            seed=seed,
+            on_spent=lambda: peer.log.record_privacy(made),
+        )
+        peer.keeper.keep(**{PRIVATE: made})
+        return made
 
     def kfac(
         self,
@@ -397,6 +465,10 @@ class Crew:
         here: list[KFAC] = []
         crews: list[CrewCommunicator] = []
         require_gradients(placement, optimizer)
+        if PRIVATE in peer.keeper.extra:
+            raise ValueError(
+                "crew.kfac: its factors are of samples, which no noise hides, beside crew.private"
+            )
         with peer.naming(name, "kfac") as taken:
             kfac = KFAC(
                 model,

@@ -8,7 +8,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -28,9 +28,14 @@ from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.state.whole import Stand, joined_digest
 
+if TYPE_CHECKING:
+    from ragtag.privacy.dp import PrivateTraining
+
 _log = logging.getLogger("ragtag")
 PACE_EVERY_S = 0.5
 """Records of where the time went are at least so far apart."""
+PRIVACY_EVERY_S = 5.0
+"""Records of what was spent of privacy are at least so far apart, and one comes at the end."""
 AUDIT_EVERY_S = 10.0
 """Records of what a guard made of shares are at least so far apart, and one comes at the end."""
 PERSONS_EVERY_S = 10.0
@@ -76,6 +81,8 @@ class Logbook:
         self._told_s, self._told_steps = -math.inf, 0
         self._kfac_s: dict[int, float] = {}  # when the last such record was written, by channel
         self._target_s: dict[int, float] = {}  # the same
+        self._private: PrivateTraining | None = None
+        self._private_s = -math.inf
         self._audits: dict[int | str, Audit] = {}  # by what is averaged
         self._contributions = Contributions()
         self._persons_s = self._looked_s = -math.inf  # when they were recorded, and looked at
@@ -220,6 +227,25 @@ class Logbook:
                 step_samples=of.step_samples,
                 overshoot=of.overshoot,
                 goodput=of.goodput,
+            )
+        )
+
+    def record_privacy(self, private: PrivateTraining, least_s: float = PRIVACY_EVERY_S) -> None:
+        """What was spent of the privacy of this peer's samples, now and then: adding it up takes a while."""
+        now_s, self._private = time.monotonic(), private
+        if self._writer is None or now_s - self._private_s < least_s:
+            return
+        self._private_s = now_s
+        self.record(
+            trace.Privacy(
+                t=self.now_s(),
+                peer=self._rank,
+                holder=private.ledger.holder,
+                steps=private.ledger.steps,
+                epsilon=private.epsilon,
+                delta=private.delta,
+                noise_multiplier=private.noise_multiplier,
+                rate=private.rate,
             )
         )
 
@@ -400,6 +426,8 @@ class Logbook:
                 self._tell(0.0)
             for name in [name for name, audit in self._audits.items() if audit.rounds]:
                 self._record_audit(name)
+            if self._private is not None:
+                self.record_privacy(self._private, 0.0)
             traffic = None if self._driver is None else self._driver.traffic()
             self._record_links()
             self._writer.write(

@@ -76,6 +76,7 @@ def render(summary: Summary, folder: str) -> str:
         sections.selections(summary),
         sections.replicas(summary),
         sections.gathered(summary),
+        sections.private(summary),
         sections.guards(summary),
         sections.coming(summary),
         sections.events(summary),

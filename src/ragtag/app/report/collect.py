@@ -62,6 +62,8 @@ class Collector:
             key = record.peer, record.channel
             if key in self._to.gathered or len(self._to.gathered) < LINKS_MAX:
                 self._to.gathered[key] = record  # its counts are since the start
+        elif isinstance(record, trace.Privacy) and peer is not None:
+            self._to.spent[record.peer] = record  # over all runs
         elif isinstance(record, trace.Step) and peer is not None:
             self._step(peer, record)
         elif isinstance(record, trace.Pace):

@@ -257,6 +257,7 @@ class Summary:
     unjudged: int = 0
     leaderboard: trace.Leaderboard | None = None
     gathered: dict[tuple[int, int | str], trace.Target] = field(default_factory=dict)
+    spent: dict[int, trace.Privacy] = field(default_factory=dict)
     links: list[trace.Link] = field(default_factory=list)
     links_left_out: int = 0
     damage: list[str] = field(default_factory=list)

@@ -80,6 +80,13 @@ _GATHERED = (
 )
 
 
+_SPENT = (
+    ("peer", "num"),
+    ("samples of", ""),
+    *((name, "num") for name in ("epsilon", "delta", "steps", "noise", "rate")),
+)
+
+
 def header(summary: Summary) -> str:
     """What was run, and what it came to."""
     run, count = summary.run, len(summary.peers)
@@ -356,6 +363,28 @@ def leaderboard(summary: Summary) -> str:
     )
     heads = [("Person", ""), ("Samples", "n"), ("Share", "n"), ("Processes", "n")]
     return f'<section><h2>Persons</h2><p class="cap">{caption}</p>{table(heads, rows)}</section>'
+
+
+def private(summary: Summary) -> str:
+    """The section; nothing where no steps were private."""
+    if not summary.spent:
+        return ""
+    rows = [_spent(of) for _, of in sorted(summary.spent.items())]
+    caption = (
+        "What differentially private steps have spent of each peer's own samples, in all runs that its "
+        "ledger knows of. Steps: those that drew a batch, whatever became of it. Noise: over the norm to "
+        "which each sample's gradient is clipped. Rate: its chance to be in a batch. Losses and accuracies "
+        "on this page have no noise."
+    )
+    return (
+        f'<section><h2>Differential privacy</h2><p class="cap">{caption}</p>{table(_SPENT, rows)}</section>'
+    )
+
+
+def _spent(of: trace.Privacy) -> str:
+    figures = f"{of.epsilon:.4g}", f"{of.delta:.2g}", f"{of.steps:,}", f"{of.noise_multiplier:g}"
+    cells = "".join(cell(text, "num") for text in (*figures, percent(of.rate)))
+    return cell(of.peer, "num") + cell(of.holder, "") + cells
 
 
 def guards(summary: Summary) -> str:

@@ -1,0 +1,426 @@
+"""Trains one net on digits in crews by each way of keeping data home, and measures cost and leakage.
+
+Each client is a user's loop over ``simulation.transport``: the crew's optimizer, ``privacy.PrivateTraining``,
+``privacy.SecureAverage``, ``privacy.SplitClient``. Payload is counted where machines send it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from ragtag.core import seed as random
+from ragtag.core.channels import channel_of
+from ragtag.core.faults import Faults
+from ragtag.core.types import Effect, Event, Machine, Send
+from ragtag.privacy.dp import PrivacyLedger, PrivateTraining, epsilon_of
+from ragtag.privacy.inversion import Inversion, gradients_of, inversion
+from ragtag.privacy.meters import leakage
+from ragtag.privacy.secagg import SecureAverage
+from ragtag.privacy.split import (
+    Cut,
+    CutForm,
+    SplitClient,
+    SplitServer,
+    federated_bytes,
+    large_batch_bytes,
+    split_bytes,
+)
+from ragtag.recipes.tasks.images import load
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+
+CLIENTS = 4
+BATCH, PRIVATE_BATCH = 16, 64
+RATE, PRIVATE_RATE, MOMENTUM = 0.05, 0.5, 0.9
+"""Learning rates of SGD, the second for noised steps, which have no momentum; split learning takes half of
+the first at both ends. Chosen on seed 100, which is not measured."""
+NOPEEK = 10.0
+NOISE, NORM, DELTA = 1.5, 1.0, 1e-3
+CLIP = 1.0
+"""Of a value's change in an epoch, in secure averages."""
+STEP_S, LATENCY_S, RATE_BYTES_PER_S = 0.02, 0.005, 12.5e6
+DEADLINE_S = 10.0
+INVERTED = 8
+"""Updates that are inverted."""
+DECODED = 1024
+"""Leaked pairs that decoders get."""
+METHODS = ("federated", "large batch", "split", "split, NoPeek", "federated, private", "federated, secure")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateSetup:
+    """One run. method: one of ``METHODS``."""
+
+    method: str
+    seed: int
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateResult:
+    """The results of a run.
+
+    accuracy: on held-out samples, mean over clients.
+    counted_bytes: payload of one epoch, of all clients: theirs and what comes for them.
+    formula_bytes: the same by formula.
+    survey_bytes: by the survey's formula, which has all go through a server.
+    flops: of a client for a sample, forward and backward.
+    client_s: processor time of a client in an epoch.
+    hidden: the share of samples' variance that the attacker does not get.
+    ssim, blind_ssim: of what it gets, and of the mean sample.
+    epsilon: at ``DELTA``, the highest of the clients'; ``None``: without noise there is none.
+    planned_epsilon: of the steps that were planned.
+    parameters, samples, width: N, p and q of the formulas.
+    """
+
+    setup: PrivateSetup
+    accuracy: float
+    counted_bytes: float
+    formula_bytes: float
+    survey_bytes: float
+    flops: float
+    client_s: float
+    hidden: float
+    ssim: float
+    blind_ssim: float
+    epsilon: float | None
+    planned_epsilon: float | None
+    parameters: int
+    samples: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDigits:
+    """Images ``[n, 1, 8, 8]`` and labels; clients' parts are equal, of whole batches, and drawn by chance."""
+
+    train_x: Tensor
+    train_y: Tensor
+    held_x: Tensor
+    held_y: Tensor
+
+    @staticmethod
+    def drawn(seed: int, clients: int = CLIENTS) -> tuple[ClientDigits, list[Tensor]]:
+        """All, and each client's indices."""
+        task = load(None)
+        order = torch.from_numpy(random.generator(seed, "clients' digits").permutation(len(task.train_y)))
+        size = len(order) // (clients * BATCH) * BATCH
+        parts = [order[at * size : (at + 1) * size] for at in range(clients)]
+        return ClientDigits(task.train_x, task.train_y, task.test_x, task.test_y), parts
+
+
+def private_net(seed: int) -> tuple[nn.Sequential, nn.Sequential]:
+    """Below and above the cut; group normalisation, since it mixes no samples."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random.stream_key(seed, "weights of a private net") % 2**63)
+        below = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2),
+        )  # fmt: skip
+        above = nn.Sequential(nn.Flatten(), nn.Linear(256, 96), nn.ReLU(), nn.Linear(96, 10))
+    return below, above
+
+
+class _Counting:
+    """A node, and the payload that it sends on one channel."""
+
+    def __init__(self, node: Machine, channel: int, sent: Counter[int], me: int) -> None:
+        self._node, self._channel, self._sent, self._me = node, channel, sent, me
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """The node's step."""
+        effects = self._node.step(now_s, event)
+        for effect in effects:
+            if isinstance(effect, Send) and effect.run.key.channel == self._channel:
+                self._sent[self._me] += effect.run.payload.nbytes
+        return effects
+
+
+class _Crew:
+    """A crew whose payload on one channel is counted, and its clients' processor time."""
+
+    def __init__(self, n: int, name: str, seed: int) -> None:
+        lines = Faults(latency_s=LATENCY_S, rate_bytes_per_s=RATE_BYTES_PER_S)
+        self.crew = SimulatedCrew(n, lines, seed, cost=ComputeCost(STEP_S))
+        self.sent: Counter[int] = Counter()
+        self.spent_s: list[float] = []
+        world = self.crew.world
+        world.nodes = [
+            _Counting(node, channel_of(name), self.sent, me) for me, node in enumerate(world.nodes)
+        ]
+
+    def run(self, train: Callable[[SimulatedTransport], None]) -> None:
+        def timed(peer: SimulatedTransport) -> None:
+            begin_s = time.thread_time()
+            train(peer)
+            self.spent_s.append(time.thread_time() - begin_s)
+
+        self.crew.run(timed)
+
+
+def averaged_payload(clients: int, seed: int) -> int:
+    """Bytes that all clients send when they average the net once, counted."""
+    crew = _Crew(clients, "model", seed)
+
+    def train(peer: SimulatedTransport) -> None:
+        model = nn.Sequential(*private_net(seed))
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), RATE), peer, method="allreduce", model=model, align=False
+        )
+        optimizer.average()
+
+    crew.run(train)
+    return crew.sent.total()
+
+
+def direct_bytes(clients: int, parameters: int) -> int:
+    """Of one average in which each client owns a part and sends the others theirs: 2 (K - 1) N values."""
+    return federated_bytes(clients - 1, parameters)
+
+
+def train_by(setup: PrivateSetup) -> PrivateResult:
+    """Train in a crew of ``CLIENTS``, and measure."""
+    torch.set_num_threads(1)
+    digits, parts = ClientDigits.drawn(setup.seed)
+    how = _split if setup.method.startswith("split") else _federated
+    return how(setup, digits, parts)
+
+
+def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> PrivateResult:
+    method, epochs = setup.method, setup.epochs
+    private, secure, gradients = (what in method for what in ("private", "secure", "large batch"))
+    crew = _Crew(CLIENTS, "model", setup.seed)
+    models: list[nn.Sequential] = []
+    epsilons: list[tuple[float, float]] = []
+    secured: list[int] = []
+    steps = math.ceil(len(parts[0]) / (PRIVATE_BATCH if private else BATCH))
+    rate = PRIVATE_RATE if private else RATE
+
+    def train(peer: SimulatedTransport) -> None:
+        mine = TensorDataset(digits.train_x[parts[peer.me]], digits.train_y[parts[peer.me]])
+        model = nn.Sequential(*private_net(setup.seed))
+        models.append(model)
+        inner = torch.optim.SGD(model.parameters(), rate, 0.0 if private else MOMENTUM)
+        optimizer: torch.optim.Optimizer = inner
+        if not secure:
+            optimizer = CrewOptimizer(
+                inner,
+                peer,
+                method="allreduce",
+                average="gradients" if gradients else "models",
+                every=1 if gradients else steps,
+                model=model,
+                align=False,
+            )
+        batches = _batches(setup.seed, peer.me, mine)
+        noised = _private(model, optimizer, mine, setup.seed * CLIENTS + peer.me) if private else None
+        averages = _secure(peer, model, setup.seed) if secure else None
+        for _ in range(epochs):
+            start = [p.detach().clone() for p in model.parameters()]
+            for x, y in batches() if noised is None else noised:
+                peer.compute()
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            if averages is not None:
+                names = [name for name, _ in model.named_parameters()]
+                moved = {n: p.detach() - s for n, p, s in zip(names, model.parameters(), start, strict=True)}
+                mean = averages.average(moved)
+                with torch.no_grad():
+                    for name, p, old in zip(names, model.parameters(), start, strict=True):
+                        p.copy_(old + mean[name])
+        if noised is not None:
+            planned = {(NOISE, noised.rate): epochs * len(noised)}
+            epsilons.append((noised.epsilon, epsilon_of(planned, DELTA)))
+        if averages is not None:
+            secured.append(averages.traffic.up_bytes + averages.traffic.down_bytes)
+
+    crew.run(train)
+    size = sum(p.numel() for p in models[0].parameters())
+    rounds = epochs * steps if gradients else epochs
+    counted, formula = crew.sent.total() / epochs, direct_bytes(CLIENTS, size) * rounds / epochs
+    if secure:
+        counted, formula = sum(secured) / epochs, federated_bytes(CLIENTS, size)
+    survey = large_batch_bytes(steps, size) * CLIENTS if gradients else federated_bytes(CLIENTS, size)
+    told = _inverted(setup, digits)
+    return PrivateResult(
+        setup=setup,
+        accuracy=_accuracy(models, digits),
+        counted_bytes=counted,
+        formula_bytes=formula,
+        survey_bytes=survey,
+        flops=_flops(private_net(0), digits.train_x[:BATCH], whole=True),
+        client_s=sum(crew.spent_s) / len(crew.spent_s) / epochs,
+        hidden=told.hidden,
+        ssim=told.ssim or 0.0,
+        blind_ssim=told.blind_ssim or 0.0,
+        epsilon=max((found for found, _ in epsilons), default=None),
+        planned_epsilon=max((planned for _, planned in epsilons), default=None),
+        parameters=size,
+        samples=len(parts[0]) * CLIENTS,
+        width=0,
+    )
+
+
+def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> PrivateResult:
+    """Clients are peers 1 to ``CLIENTS``, peer 0 is the server; each client has its own layers."""
+    codes = tuple(private_net(0)[0](digits.train_x[:2]).shape[1:])
+    form, width = CutForm(BATCH, codes), math.prod(codes)
+    crew = _Crew(CLIENTS + 1, "split", setup.seed)
+    above = private_net(setup.seed)[1]
+    belows: list[nn.Module] = []
+    sent: list[float] = []
+    clients_s: list[float] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        cut = Cut(peer, form)
+        if peer.me == 0:
+            inner = torch.optim.SGD(above.parameters(), RATE / 2, MOMENTUM)
+            server = SplitServer(cut, above, inner)
+            server.serve(DEADLINE_S)
+            sent.append(server.traffic.bytes)
+            return
+        begin_s = time.thread_time()
+        below = private_net(setup.seed)[0]
+        belows.append(below)
+        client = SplitClient(cut, below, nopeek=NOPEEK if "NoPeek" in setup.method else 0.0)
+        optimizer = torch.optim.SGD(below.parameters(), RATE / 2, MOMENTUM)
+        mine = TensorDataset(digits.train_x[parts[peer.me - 1]], digits.train_y[parts[peer.me - 1]])
+        batches = _batches(setup.seed, peer.me - 1, mine)
+        for _ in range(setup.epochs):
+            for x, y in batches():
+                peer.compute()
+                optimizer.zero_grad()
+                if client.backward(x, y) is not None:
+                    optimizer.step()
+        client.finish()
+        sent.append(client.traffic.bytes)
+        clients_s.append(time.thread_time() - begin_s)
+
+    crew.run(train)
+    whole = [nn.Sequential(below, above) for below in belows]
+    told = leakage(belows[0], digits.train_x[:DECODED], digits.held_x, seed=setup.seed)
+    size = sum(p.numel() for p in whole[0].parameters())
+    return PrivateResult(
+        setup=setup,
+        accuracy=_accuracy(whole, digits),
+        counted_bytes=sum(sent) / setup.epochs,
+        formula_bytes=split_bytes(len(parts[0]) * CLIENTS, width),
+        survey_bytes=split_bytes(len(parts[0]) * CLIENTS, width),
+        flops=_flops(private_net(0), digits.train_x[:BATCH], whole=False),
+        client_s=sum(clients_s) / len(clients_s) / setup.epochs,
+        hidden=told.hidden,
+        ssim=told.ssim or 0.0,
+        blind_ssim=told.blind_ssim or 0.0,
+        epsilon=None,
+        planned_epsilon=None,
+        parameters=size,
+        samples=len(parts[0]) * CLIENTS,
+        width=width,
+    )
+
+
+def _batches(seed: int, me: int, mine: TensorDataset) -> Callable[[], DataLoader[tuple[Tensor, ...]]]:
+    """An epoch's batches, each time in another order."""
+    order = torch.Generator().manual_seed(random.stream_key(seed, "client's batches", me) % 2**63)
+    loader = DataLoader(mine, batch_size=BATCH, shuffle=True, generator=order)
+    return lambda: loader
+
+
+def _private(
+    model: nn.Module, optimizer: torch.optim.Optimizer, mine: TensorDataset, seed: int
+) -> PrivateTraining:
+    return PrivateTraining(
+        model,
+        optimizer,
+        DataLoader(mine, batch_size=min(PRIVATE_BATCH, len(mine))),
+        noise_multiplier=NOISE,
+        max_grad_norm=NORM,
+        delta=DELTA,
+        ledger=PrivacyLedger("a client"),
+        seed=seed,
+    )
+
+
+def _secure(peer: SimulatedTransport, model: nn.Module, seed: int) -> SecureAverage:
+    return SecureAverage(
+        peer,
+        {name: parameter.detach() for name, parameter in model.named_parameters()},
+        clip=CLIP,
+        dropouts=0,
+        deadline_s=DEADLINE_S,
+        seed=seed,
+        random=random.generator(seed, "keys of a simulated client", peer.me).bytes,
+    )
+
+
+def _accuracy(models: list[nn.Sequential], digits: ClientDigits) -> float:
+    with torch.no_grad():
+        right = [(model(digits.held_x).argmax(1) == digits.held_y).float().mean() for model in models]
+    return float(torch.stack(right).mean())
+
+
+def _flops(net: tuple[nn.Module, nn.Module], x: Tensor, *, whole: bool) -> float:
+    """Of a sample, forward and backward, as torch counts multiplications and additions."""
+    with FlopCounterMode(display=False) as counter:
+        codes = net[0](x)
+        (net[1](codes) if whole else codes).sum().backward()
+    return float(counter.get_total_flops()) / len(x)
+
+
+# -- What updates tell
+
+
+def _inverted(setup: PrivateSetup, digits: ClientDigits) -> Inversion:
+    """Updates of one sample each, of the net that training begins with: where least hides it.
+
+    What leaves in secure averages is a sum over clients, each with one sample, of other classes.
+    """
+    model = nn.Sequential(*private_net(setup.seed))
+    batch = CLIENTS if "secure" in setup.method else 1
+    x, y = _apart(digits, batch)
+    updates = None
+    if "private" in setup.method:
+        updates = _noised_updates(model, x, y, setup.seed)
+    elif batch > 1:
+        alone = gradients_of(model, x.flatten(0, 1)[:, None], y.flatten(0, 1)[:, None])
+        updates = {name: g.reshape(*y.shape, *g.shape[1:]).sum(1) for name, g in alone.items()}
+    return inversion(model, x, y, updates, blind=digits.train_x.mean(0), seed=setup.seed)
+
+
+def _apart(digits: ClientDigits, batch: int) -> tuple[Tensor, Tensor]:
+    """``INVERTED`` samples in batches, all of one of different classes."""
+    found: list[int] = []
+    for at in range(INVERTED):
+        taken = {int(digits.train_y[i]) for i in found[at - at % batch :]}
+        free = (i for i in range(len(digits.train_y)) if i not in found)
+        found.append(next(i for i in free if int(digits.train_y[i]) not in taken))
+    chosen = torch.tensor(found).view(-1, batch)
+    return digits.train_x[chosen], digits.train_y[chosen]
+
+
+def _noised_updates(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> dict[str, Tensor]:
+    """What private training sends of one sample alone, without the others that a batch would have."""
+    sent: dict[str, list[Tensor]] = {name: [] for name, _ in model.named_parameters()}
+    for at in range(len(x)):
+        trained = nn.Sequential(*private_net(seed))
+        optimizer = torch.optim.SGD(trained.parameters(), 1.0)
+        private = _private(trained, optimizer, TensorDataset(x[at], y[at]), seed * INVERTED + at)
+        for image, label in private:
+            optimizer.zero_grad()
+            F.cross_entropy(trained(image), label).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        for (name, old), new in zip(model.named_parameters(), trained.parameters(), strict=True):
+            sent[name].append(old.detach() - new.detach())
+    return {name: torch.stack(values) for name, values in sent.items()}

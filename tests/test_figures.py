@@ -109,6 +109,8 @@ def test_a_goal_is_missed_by_comparison(figures: ModuleType, tmp_path: Path) -> 
         ("{judged(speed)}", "5 numbers compared, 4 within their tolerance"),
         ("{speed.tiny:.0e}, {unstored('8 s')}", "2e-6, 8 s (not stored)"),
         ("{speed.rows(kind=which).s:.1f}", "0.5"),
+        ("{span(others.s):.0f}", "2 to 4"),
+        ("{[speed, speed].by['y/1']:.0f}", "5 and 5"),
     ],
 )
 def test_placeholders(figures: ModuleType, tmp_path: Path, says: str, shown: str) -> None:
@@ -122,7 +124,7 @@ def test_placeholders(figures: ModuleType, tmp_path: Path, says: str, shown: str
     ]
     by = {"x/1": 1000, "x/2": 2000, "y/1": 5}
     made = house(
-        figures, tmp_path, says, 'which = "a"',
+        figures, tmp_path, says, 'which = "a"\nlet.others = "speed.rows(kind=not which)"',
         rows=rows, tables=tables, by=by, tiny=1.6e-6, passed=4, failed=1,
     )  # fmt: skip
     made.write()
@@ -145,6 +147,7 @@ def test_placeholders(figures: ModuleType, tmp_path: Path, says: str, shown: str
         (SAYS, 'holds = ["speed.ratio > 2"]', "its words are true no more"),
         (SAYS, 'holds = ["speed.rows.s == 2"]', "its words are true no more"),
         (SAYS, 'holds = ["speed.ratio"]', "no comparison"),
+        (SAYS, 'holds = ["where(speed.rows) == 1"]', "'list' object has no attribute 'items'"),
     ],
 )
 def test_what_no_result_gives_is_refused(
@@ -214,7 +217,7 @@ def test_results_older_than_their_code_are_listed(figures: ModuleType, tmp_path:
     at_result = git(tmp_path, "rev-parse", "--short=7", "HEAD")
     (tmp_path / "src" / "code.py").write_text("fast = True\n")
     assert stored.commit(tmp_path) == f"{at_result}-dirty"
-    old = [f"speed, at {at}: 1 files of its code are others now (1 in src/code.py)"]
+    old = [f"speed, at {at}: 1 files of its code have changed since (1 in src/code.py)"]
     assert made.age() == (old, [])
     git(tmp_path, "commit", "-qam", "faster")
     assert made.age() == (old, [])

@@ -13,7 +13,7 @@ A sentence has placeholders: an expression in Python's syntax, then a colon and 
 - ``{span(churn.join_s):.1f}`` is "1.2 to 3.0"; the functions are ``FUNCTIONS``, beside ``+ - * /``.
 - ``{x <= 1.4}`` is "(goal 1.4)", or "(goal 1.4, missed)"; ``{x <= 1.01:1 %}`` names the goal otherwise.
 - ``{'8 kills'}`` is a setting, in these words. ``{unstored('8 s')}`` is "8 s (not stored)".
-- Other fields of a row or a block are names for texts and numbers in its expressions.
+- ``let.name`` is a name for an expression; other fields of a row or a block are names for texts and numbers.
 - In a block's text ``{rows}`` are its rows, and ``{at}`` is the commit at which what is read was measured.
 
 Other digits in a sentence are refused. ``holds`` are expressions that must be true for the words to be.
@@ -44,7 +44,7 @@ AT, ROWS = "\0at\0", "\0rows\0"
 TWO_COLUMNS = "| | |\n|---|---|\n{rows}"
 NOT_STORED = "not stored"
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-FIELDS = {"name", "file", "text", "row", "what", "says", "holds", "unstored"}
+FIELDS = {"name", "file", "text", "row", "what", "says", "holds", "let", "unstored"}
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -65,6 +65,19 @@ Source = tuple[str, tuple[str, str]]
 
 class Wrong(Exception):
     """The table of sentences, a page or a result is not as it should be; the text says what to do."""
+
+
+MISREAD = (
+    Wrong,
+    AttributeError,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    ZeroDivisionError,
+    RecursionError,
+)
+"""What comes of an expression that takes a result for another than it is."""
 
 
 @dataclass(frozen=True)
@@ -275,11 +288,14 @@ def contains(whole: Any, part: Any) -> bool:
 class Sentence:
     """Text with its placeholders filled in, and what it was read from.
 
+    variables: names of texts and numbers.
+    aliases: names of expressions.
     sources: file and commit, in the order of reading.
     """
 
     results: Results
     variables: dict[str, Any] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     sources: dict[Source, None] = field(default_factory=dict)
 
     def filled(self, template: str, free: bool = False) -> str:
@@ -298,7 +314,10 @@ class Sentence:
         """Whether a comparison is true of all its values."""
         if not isinstance(node := self._parsed(expression), ast.Compare):
             raise Wrong(f"no comparison: {expression}")
-        return self._compared(node)
+        try:
+            return self._compared(node)
+        except MISREAD as error:
+            raise Wrong(f"{expression}: {error}") from None
 
     def check(self, conditions: Iterable[str]) -> None:
         """Hold the words against what must be true for them.
@@ -328,7 +347,7 @@ class Sentence:
                 goal = form if form is not None else shown(self.value(node.comparators[-1]), "g")
                 return f"(goal {goal}{'' if met else ', missed'})"
             return shown(self.value(node), form or "")
-        except (Wrong, KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        except MISREAD as error:
             raise Wrong(f"{{{expression}}}: {error}") from None
 
     def _compared(self, node: ast.Compare) -> bool:
@@ -345,6 +364,8 @@ class Sentence:
             case ast.Name(id=name):
                 if name in self.variables:
                     return self.variables[name]
+                if name in self.aliases:
+                    return self.value(self._parsed(self.aliases[name]))
                 if name not in self.results.documents:
                     raise Wrong(f"there is no {RESULTS / name}.json")
                 return self.results.documents[name]
@@ -352,9 +373,8 @@ class Sentence:
                 return self._field(self.value(of), name)
             case ast.Subscript(value=of, slice=at):
                 held, key = self.value(of), self.value(at)
-                return (
-                    held[key] if isinstance(held, list) and isinstance(key, int) else self._field(held, key)
-                )
+                in_row = isinstance(held, list) and isinstance(key, int)
+                return held[key] if in_row else self._field(held, key)
             case ast.List(elts=items):
                 return [self.value(item) for item in items]
             case ast.UnaryOp(op=ast.USub(), operand=of):
@@ -372,7 +392,7 @@ class Sentence:
     def _field(self, held: Any, name: str) -> Any:
         """Of a mapping, or of those mappings of a list that have it."""
         if isinstance(held, list):
-            found = [self._field(item, name) for item in held if name in item]
+            found = [self._field(item, name) for item in flat(held) if name in item]
             if not found:
                 raise Wrong(f"none of {len(held)} rows has {name!r}")
             return found[0] if len(found) == 1 else found
@@ -383,11 +403,12 @@ class Sentence:
 
     def _selected(self, rows: Any, wanted: list[ast.keyword]) -> list[Any]:
         for one in wanted:
-            negated = isinstance(one.value, ast.UnaryOp) and isinstance(one.value.op, ast.Not)
-            value = self.value(
-                one.value.operand if isinstance(one.value, ast.UnaryOp) and negated else one.value
-            )
-            rows = [row for row in rows if one.arg in row and (row[one.arg] == value) != negated]
+            match one.value:
+                case ast.UnaryOp(op=ast.Not(), operand=of):
+                    value, negated = self.value(of), True
+                case of:
+                    value, negated = self.value(of), False
+            rows = [row for row in flat(rows) if one.arg in row and (row[one.arg] == value) != negated]
             if not rows:
                 raise Wrong(f"no row has {ast.unparse(one)}")
         return list(rows)
@@ -444,7 +465,7 @@ def variables(of: dict[str, Any]) -> dict[str, Any]:
 def row_of(row: dict[str, Any], block: dict[str, Any], whole: Sentence) -> str:
     """One line of a table. What it was read from is added to the whole block's sources."""
     template, reason = row.get("says", block.get("says", "")), row.get("unstored")
-    sentence = Sentence(whole.results, variables(block | row))
+    sentence = Sentence(whole.results, variables(block | row), whole.aliases | row.get("let", {}))
     says = sentence.filled(" ".join(template.split()), free=reason is not None)
     sentence.check(row.get("holds", ()))
     if reason is None and not sentence.sources:
@@ -461,12 +482,17 @@ def made(block: dict[str, Any], results: Results) -> str:
     Raises:
         Wrong: a result has no such field, a number has no source, or words are no longer true.
     """
-    whole, lines, reason = Sentence(results, variables(block)), [], block.get("unstored")
+    whole, lines, reason = (
+        Sentence(results, variables(block), block.get("let", {})),
+        [],
+        block.get("unstored"),
+    )
     for row in block.get("row", ()):
         try:
             lines.append(row_of(row, block, whole))
         except Wrong as error:
-            raise Wrong(f"{block['name']}, {row.get('what')!r}: {error}") from None
+            what = " ".join(row.get("what", "").split())
+            raise Wrong(f"{block['name']}, {what!r}: {error}") from None
     try:
         text = whole.filled(block.get("text", TWO_COLUMNS).strip(), free=reason is not None)
         whole.check(block.get("holds", ()))
@@ -587,7 +613,7 @@ class Figures:
                     old.append(f"{what}: git cannot compare: {done.stderr.strip().splitlines()[0]}")
                 elif files:
                     by = [f"{n} in {path}" for path in self.results.code(name) if (n := within(files, path))]
-                    old.append(f"{what}: {len(files)} files of its code are others now ({', '.join(by)})")
+                    old.append(f"{what}: {len(files)} files of its code have changed since ({', '.join(by)})")
                 else:
                     new.append(what)
         return old, new

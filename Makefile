@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CACHES := .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo test test-all check lint format clean house sabotage
+.PHONY: help demo test test-all check lint format clean house sabotage figures figures-age
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## the main job: six peers train on digits while datagrams and peers get lost
 	$(BIN)/ragtag demo
@@ -34,6 +34,12 @@ house: $(STAMP) ## lines by room, modules with one importer, cycles, names used 
 
 sabotage: $(STAMP) ## break the code in a copy, case by case: something must turn red each time
 	$(BIN)/python tools/sabotage.py
+
+figures: $(STAMP) ## write the tables of measured figures in README and docs from benchmarks/results
+	$(BIN)/python tools/figures.py
+
+figures-age: $(STAMP) ## which stored results are older than the code that they speak of
+	$(BIN)/python tools/figures.py --age
 
 check: lint test ## lint, then the fast tests
 

@@ -14,10 +14,8 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import socket
 import statistics
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +38,7 @@ from ragtag.protocols.rounds.allreduce import direct, ring
 from ragtag.protocols.rounds.rps import rps
 from ragtag.protocols.sealing.noise import KEY_BYTES, KeyPair
 from ragtag.protocols.sealing.sessions import Sessions, card_of
+from stored import how
 
 METHODS: dict[str, Averager] = {"rps": rps, "allreduce": direct, "ring": ring, "rps sealed": rps}
 DEADLINE_S = 60.0
@@ -140,6 +139,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "averaging.json")
     arguments = parser.parse_args()
+    made = how()
     *ports, arguments.store = free_ports(2 * arguments.n + 1)
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
@@ -161,13 +161,7 @@ def main() -> None:
     limit = statistics.median(max(r[4][i] for r in results) for i in range(2, arguments.rounds + 2))
     arrival = {name: statistics.mean(a for r in results for a in r[2][name][2:]) for name in METHODS}
     figures = {
-        "command": "python benchmarks/averaging.py " + " ".join(sys.argv[1:]),
-        "machine": {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "load_average_1min": os.getloadavg()[0],
-        },
+        **made,
         "processes": arguments.n,
         "values": arguments.values,
         "rounds": arguments.rounds,

@@ -14,12 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import Lab
+from benchmarks.stored import how
 
 N, BEHIND = 6, ((4,), (5,))
 ROUNDS, WARM = 120, 20
@@ -75,6 +74,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3, help="runs of each kind, interleaved")
     parser.add_argument("--out", type=Path, help="a JSON file, such as benchmarks/results/behind_nat.json")
     asked = parser.parse_args()
+    made = how()
     public, behind = [], []
     for at in range(asked.pairs):
         public.append(run(()))
@@ -87,15 +87,7 @@ def main() -> None:
     ratio = medians[1] / medians[0]
     print(f"median rounds: {ratio:.2f} times as long (goal {GOAL}): {'met' if ratio <= GOAL else 'MISSED'}")
     if asked.out:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        result = {
-            "command": " ".join(["python", "benchmarks/behind_nat.py", *sys.argv[1:]]),
-            "commit": commit.stdout.strip(),
-            "goal": GOAL,
-            "ratio": ratio,
-            "public": public,
-            "behind": behind,
-        }
+        result = {**made, "goal": GOAL, "ratio": ratio, "public": public, "behind": behind}
         asked.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import random
 import signal
 import socket
@@ -37,6 +36,7 @@ from safetensors.torch import load_file
 from ragtag.app.invitation.token import Token, encode, keep_token, new_key
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
+from stored import how
 
 PEER = Path(__file__).with_name("churn_peer.py")
 START_S = 60.0
@@ -266,6 +266,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for traces and logs")
     parser.add_argument("--out", type=Path, help="JSON results")
     arguments = parser.parse_args()
+    made = how()
     results = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in ("churn",) if arguments.no_calm else ("calm", "churn"):
@@ -288,9 +289,7 @@ def main() -> None:
             f"accuracy: calm {means[0]:.1%}, churn {means[1]:.1%}, {100 * (means[1] - means[0]):+.1f} points"
         )
     if arguments.out is not None:
-        machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        command = " ".join(["python", *sys.argv])
-        document = {"command": command, "machine": machine, "results": results} | stored_calm(arguments)
+        document = {**made, "results": results} | stored_calm(arguments)
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
 
 

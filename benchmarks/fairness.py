@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from lab.lab import Lab, host_of, why_not  # noqa: E402
+from stored import how  # noqa: E402
 
 PORT = 4747
 TCP_CONGESTION = 13
@@ -165,6 +166,7 @@ def main() -> None:
         return
     if why := why_not():
         sys.exit(f"fairness: {why}")
+    made = how()
     rows = []
     for tcp, ours in (("", True), ("cubic", False), ("cubic", True), ("bbr", False), ("bbr", True)):
         row = measure(tcp, ours, asked)
@@ -174,11 +176,8 @@ def main() -> None:
         share = f"  ragtag's share {row['ragtag_share']:.2f} (goal: .33 to .67)" if tcp and ours else ""
         print(", ".join(words) + share, flush=True)
     if asked.out:
-        command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-        at = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         kept = {
-            "command": "python benchmarks/fairness.py " + " ".join(sys.argv[1:]), "commit": at,
-            "mbit": asked.mbit, "queue_ms": asked.queue_ms, "load_average_1min": os.getloadavg()[0],
+            **made, "mbit": asked.mbit, "queue_ms": asked.queue_ms,
             "goal_share": [1 / 3, 2 / 3],
         }  # fmt: skip
         asked.out.write_text(json.dumps(kept | {"rows": rows}, indent=1) + "\n", encoding="utf-8")

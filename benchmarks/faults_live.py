@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stored import how
+
 RESULTS = Path(__file__).parent / "results" / "faults_live.json"
 PEER = """
 import json, os, sys, time
@@ -104,14 +106,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help=f"a JSON file, such as {RESULTS}")
     asked = parser.parse_args()
+    made = how()
     rows = [crew(fault, asked) for fault in asked.faults for _ in range(asked.repeats)]
     if asked.out:
-        commit = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-        at = subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
         kept = {
-            "command": "python benchmarks/faults_live.py " + " ".join(sys.argv[1:]), "commit": at,
-            "cores": os.cpu_count(), "load_average_1min": os.getloadavg()[0], "peers": asked.peers,
-            "parameters": int(asked.parameters),
+            **made, "peers": asked.peers, "parameters": int(asked.parameters),
         }  # fmt: skip
         asked.out.write_text(json.dumps(kept | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
 

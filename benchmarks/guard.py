@@ -24,9 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +49,7 @@ from ragtag.recipes.tasks.digits import digits_data
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from stored import commit, how
 
 RESULTS = Path(__file__).parent / "results" / "guard.json"
 PEERS, LIARS = 10, (3, 6)
@@ -284,16 +283,6 @@ def costs(values: int, repeats: int) -> dict[str, Any]:
     return found
 
 
-def commit() -> str:
-    """The commit of the source that is measured; with "+" if that was changed since."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--", "src", "benchmarks/guard.py")
-    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -313,13 +302,7 @@ def main() -> int:
     torch.set_num_threads(1)
     path = Path(arguments.out)
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    how: dict[str, Any] = {
-        "command": " ".join(["python benchmarks/guard.py", *sys.argv[1:]]),
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+    made = how()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "accuracy": lambda: judged(
             accuracies(arguments.seeds, arguments.attacks, kept.get("accuracy", {}).get("rows", []))
@@ -328,7 +311,7 @@ def main() -> int:
     }
     for name, measure in parts.items():
         if arguments.only in (None, name):
-            kept[name] = how | measure()
+            kept[name] = made | measure()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(kept, indent=1) + "\n")
     print(json.dumps(kept.get("accuracy", {}).get("all_within_goal")))

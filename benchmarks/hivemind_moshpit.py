@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -36,6 +35,8 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "hivemind_moshpit.json"
 DEADLINE_S = 180.0
@@ -333,6 +334,7 @@ def main() -> None:
     if arguments.side == "hivemind":
         hivemind_crew(arguments)
         return
+    made = how()
     megabytes = arguments.values * 4 / 1e6
     print(f"{arguments.n} peers, groups of {arguments.group}, {megabytes:g} MB, matchmaking and one round:")
     best, tried = best_wait_s(arguments)
@@ -353,15 +355,8 @@ def main() -> None:
         timeout=DEADLINE_S,
     )
     figures = {
-        "command": "python benchmarks/hivemind_moshpit.py "
-        + " ".join(
-            "HM/bin/python" if given == arguments.hivemind_python else given for given in sys.argv[1:]
-        ),
-        "machine": {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-        },
+        **made,
+        "command": made["command"].replace(arguments.hivemind_python, "HM/bin/python"),
         "hivemind": dict(zip(("version", "torch"), asked.stdout.split()[-2:], strict=True)),
         "peers": arguments.n,
         "group": arguments.group,

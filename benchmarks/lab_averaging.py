@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import queue
 import statistics
 import subprocess
@@ -36,6 +35,7 @@ import torch
 
 from lab import Lab, LabError, host_of, why_not
 from ragtag.network.control.path import CONTROLLER, CONTROLLERS
+from stored import how
 
 ROOT = Path(__file__).parents[1]
 PORT = 4747
@@ -248,16 +248,6 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def commit() -> str:
-    """Of the source that is measured; with "+" if it was changed since."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(ROOT), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--", "src") else "")
-
-
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(
@@ -293,9 +283,8 @@ def main() -> None:
           f"{'dropped':>9}{'busy':>7}")  # fmt: skip
     rows: list[dict[str, Any]] = []
     run = {
-        "command": " ".join(["python", "benchmarks/lab_averaging.py", *sys.argv[1:]]), "commit": commit(),
+        **how(),
         "setting": {key: value for key, value in vars(asked).items() if key not in ("out", "peer")},
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__},
         "limit_s": limit_s, "rows": rows,
     }  # fmt: skip
     runs = json.loads(asked.out.read_text())["runs"] if asked.out.exists() else []

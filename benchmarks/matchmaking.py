@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +27,7 @@ from ragtag.protocols.channel.averager import Averager, Channel, Opening
 from ragtag.protocols.channel.presence import Crew as Membership
 from ragtag.protocols.groups.channel import GroupNode, Moshpit, RandomGroups
 from ragtag.simulation.worlds.rounds import World
+from stored import how
 
 LATENCY_S, CHUNKS = 0.01, 4
 STEP_S, SPREAD = 0.2, 0.2
@@ -99,6 +98,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON results; those of other crews in it stay")
     parser.add_argument("--of", default="now", help="what the results are of, beside others")
     a = parser.parse_args()
+    made = how()
     crew = Crew(a.peers, (RandomGroups if a.method == "random" else Moshpit)(a.group), a.seed)
     rows = []
     print(f"{a.peers} peers, {a.method} groups of {a.group}")
@@ -111,10 +111,7 @@ def main() -> None:
         )
     if a.out is not None:
         stored = json.loads(a.out.read_text()) if a.out.exists() else {}
-        command = " ".join(["python", *sys.argv])
-        stored[f"{a.method}/{a.peers}/{a.of}"] = {
-            "command": command, "machine": platform.machine(), "world": "virtual time", "rows": rows,
-        }  # fmt: skip
+        stored[f"{a.method}/{a.peers}/{a.of}"] = {**made, "world": "virtual time", "rows": rows}
         a.out.write_text(json.dumps(stored, indent=1) + "\n")
 
 

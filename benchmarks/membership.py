@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import statistics
 import sys
 import time
@@ -30,11 +28,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent))  # tests import this file, too
+
 from ragtag.core.faults import Faults, Loss
 from ragtag.protocols.membership.types import Status
 from ragtag.simulation.check.rounds import InvariantBroken
 from ragtag.simulation.trials.membership import MemberTrial, member_trial
 from ragtag.simulation.worlds.members import MemberWorld, changes, name_of
+from stored import how
 
 Each = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]
 RESULTS = Path(__file__).parent / "results" / "membership.json"
@@ -216,6 +217,7 @@ def main() -> int:
     parts = arguments.only or ["quiet", "deaths", "storms"]
     results: dict[str, Any] = {}
     commands: dict[str, str] = {}
+    made = how()
     seed = arguments.from_seed
     for part in parts:
         started_s = time.perf_counter()
@@ -242,7 +244,9 @@ def main() -> int:
                         partial(call, until_unix_s=until_s), seeds, chunksize=5
                     ),
                 )
-        commands[part] = " ".join(["python", *sys.argv])
+        commands[part] = made["command"]
+        for found in results[part] if isinstance(results[part], list) else [results[part]]:
+            found["commit"] = made["commit"]  # in each, since parts may be measured one by one
         print(f"{part}: {time.perf_counter() - started_s:.0f} s", flush=True)
     report(results)
     if arguments.only and arguments.output.exists():  # the other figures stay as they were
@@ -250,8 +254,7 @@ def main() -> int:
         commands, results = {**old["commands"], **commands}, {**old["results"], **results}
     record = {
         "commands": commands,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": made["machine"],
         "goals": {
             "false_deaths_per_1000_peer_minutes": FALSE_DEATHS_GOAL,
             "suspected_p99_periods": SUSPECTED_GOAL,

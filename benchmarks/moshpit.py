@@ -16,7 +16,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import sys
 import time
@@ -24,9 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ragtag.recipes.moshpit.run import Case, run
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "moshpit.json"
 CASES = {
@@ -67,6 +65,7 @@ def main() -> int:
     parser.add_argument("--case", choices=sorted(CASES), action="append", help="only this one")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
     arguments = parser.parse_args()
+    made = how()
     results, met = {}, True
     for name in arguments.case or CASES:
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # for a peak of memory of its own
@@ -78,10 +77,7 @@ def main() -> int:
             f"{result['events']} events, {result['event_cpu_us']:.1f} us each"
         )
     record = {
-        "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        **made,
         "results": results,
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import sys
 from pathlib import Path
 
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.worlds.newcomer import DEADLINE_S, PHASES, NewcomerWorld
+from stored import how
 
 LATENCY_S, JITTER_S, STEP_S = 0.005, 0.01, 0.2
 COMES_S, LIMIT_S = 6.0, 2 * DEADLINE_S
@@ -73,6 +72,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=40, help="newcomers for each row")
     parser.add_argument("--out", type=Path, help="JSON results")
     a = parser.parse_args()
+    made = how()
     calm = [
         newcomer(a.peers, seed, Faults(latency_s=LATENCY_S, jitter_s=JITTER_S), True)
         for seed in range(a.runs)
@@ -98,8 +98,7 @@ def main() -> None:
     print(f"longer than {GOAL_S:g} s now: {len(late_s)} of {len(cases) * a.runs}")
     if a.out is not None:
         document = {
-            "command": " ".join(["python", *sys.argv]),
-            "machine": platform.machine(),
+            **made,
             "world": f"virtual time; latency {LATENCY_S} s, jitter {JITTER_S} s, rounds {STEP_S} s apart",
             "median_phases_s": {p: round(statistics.median(c[p] for c in calm), 3) for p in PHASES},
             "results": results,

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from ragtag.core.seed import generator
 from ragtag.privacy import distance_correlation
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "nopeek.json"
 N, INPUTS, CODES = 512, 3072, 4096
@@ -62,6 +61,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=9, help="runs of each; the best counts")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
     arguments = parser.parse_args()
+    made = how()
     off: dict[str, dict[str, float]] = {}
     for name, (x, z) in cases().items():
         wanted = float(dcor.distance_correlation(x.double().numpy(), z.double().numpy()))
@@ -93,12 +93,9 @@ def main() -> int:
         ["forward and backward / X^T Z", both / times["X^T Z"], "<=", TIMES],
     ]
     record = {
-        "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **made,
         "dcor": dcor.__version__,
         "torch_threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "shapes": [[N, INPUTS], [N, CODES]],
         "relative_distance": off,
         "cpu_s": times,

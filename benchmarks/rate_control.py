@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from lab.line import Crew, share_beside_tcp
 from ragtag.network.control.controller import Controller
 from ragtag.network.control.path import CONTROLLERS
+from stored import how
 
 WARM, ROUNDS = 3, 18
 LINES: tuple[dict[str, Any], ...] = (
@@ -81,15 +81,14 @@ def main() -> None:
     parser.add_argument("--controls", nargs="+", default=list(CONTROLLERS), choices=list(CONTROLLERS))
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    made = how()
     print(f"{'line':<44}{'control':<8}{'time':>7}{'longest':>8}{'dropped':>9}")
     rows = [measure(name, CONTROLLERS[name], line) for line in LINES for name in asked.controls]
     print("the share beside one TCP flow (goal: .33 to .67)")
     rows += [beside(name, CONTROLLERS[name], line) for line in BESIDE for name in asked.controls]
     if asked.out:
-        command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-        at = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        kept = {"command": "python benchmarks/rate_control.py", "commit": at, "world": "virtual time"}
-        asked.out.write_text(json.dumps(kept | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        kept = {**made, "world": "virtual time", "rows": rows}
+        asked.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,7 @@ commit, and runs nothing. Kept are all rows, tables and notes; the curves behind
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import resource
 import subprocess
 import sys
@@ -22,33 +19,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent))  # tests import this file, too
+
 from ragtag.recipes.base import FORMAT
+from stored import commit, machine
 
 RESULTS = Path(__file__).parent / "results"
 ROW = ("group", "quantity", "relation", "expected", "tolerance", "measured", "error", "ok")
 
 
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    return {
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-    }
-
-
-def commit() -> str:
-    """The checkout's, marked where files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    done = subprocess.run(
-        command, cwd=RESULTS.parent, capture_output=True, text=True, check=True, timeout=60.0
-    )
-    return done.stdout.strip()
-
-
-def stored(report: dict[str, Any], command: Sequence[str], at: str, cpu_s: float | None) -> dict[str, Any]:
-    """What is kept of a report. cpu_s: of all its processes; ``None``: not known, and left out.
+def stored(
+    report: dict[str, Any], command: Sequence[str], made: dict[str, Any], cpu_s: float | None
+) -> dict[str, Any]:
+    """What is kept of a report. made: its machine and commit. cpu_s: of all its processes, if that is known.
 
     Raises:
         ValueError: it is of another format, or of another paper than the command's.
@@ -61,8 +44,7 @@ def stored(report: dict[str, Any], command: Sequence[str], at: str, cpu_s: float
     passed = sum(row["ok"] for row in rows)
     return {
         "command": " ".join(command),
-        "machine": machine(),
-        "commit": at,
+        **made,
         **({} if cpu_s is None else {"cpu_s": round(cpu_s, 1)}),
         "settings": report["settings"],
         "passed": passed,
@@ -97,12 +79,16 @@ def main(given: Sequence[str] | None = None) -> int:
     command = ["ragtag", "reproduce", arguments.paper, *options]
     if arguments.made is None:
         folder = arguments.out or Path("runs") / f"stored-{arguments.paper}"
-        at, cpu_s = commit(), run(command, folder)
+        made = {"machine": machine(), "commit": commit()}
+        cpu_s: float | None = run(command, folder)
     else:
-        folder, at, cpu_s = arguments.made, arguments.commit, None
+        folder, cpu_s = arguments.made, None
+        on = machine()
+        del on["load_average_1min"]  # of now, and not of when it was made
+        made = {"machine": on, "commit": arguments.commit}
     report = json.loads((folder / "results.json").read_text("utf-8"))
     output = arguments.output or RESULTS / f"reproduce_{arguments.paper}.json"
-    figures = stored(report, command, at, cpu_s)
+    figures = stored(report, command, made, cpu_s)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     print(f"{figures['passed']} of {len(figures['rows'])} numbers pass; written to {output}")

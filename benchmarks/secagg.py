@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import statistics
 import sys
 import time
@@ -53,6 +52,7 @@ from ragtag.protocols.secagg import (
 )
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.named import NamedTensors
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "secagg.json"
 N, VALUES, DROPS, CLIP, DEADLINE_S = 16, 1_000_000, 4, 1.0, 60.0
@@ -219,6 +219,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7, help="rounds of each kind for processor times")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
     arguments = parser.parse_args()
+    made = how()
     degree, threshold = ring_for(N, DROPS)
     setting = SecureSetting(N, VALUES, CLIP, degree, threshold, N - DROPS)
     vectors = [
@@ -274,10 +275,8 @@ def main() -> int:
             "with_processor_over_rps": secure_s / (ran["rps"]["virtual_s"] + plain_s / N),
         }
     record = {
-        "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
+        **made,
         "cryptography": cryptography.__version__,
-        "numpy": np.__version__,
         "peers": N,
         "values": VALUES,
         "neighbours": degree,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -33,6 +32,7 @@ from ragtag.core.wire import n_chunks
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.worlds.rounds import World
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "simulator.json"
 
@@ -117,6 +117,7 @@ def main() -> int:
     parser.add_argument("--loss", type=float, default=0.1, help="loss of each datagram")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
     arguments = parser.parse_args()
+    made = how()
     results = []
     for case in CASES:
         result = measure(case, arguments.loss, arguments.runs)
@@ -129,10 +130,7 @@ def main() -> int:
             + (f"; goal {case.goal_event_us:g})" if case.goal_event_us else ")")
         )
     record = {
-        "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        **made,
         "results": results,
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from lab import host_of, why_not
 from sparse_namespaces import PORT, ROOT, lab_of
+from stored import how
 
 N, ROUNDS, CHOOSING, SETTLED, SLOW = 4, 24, 96, 48, 8
 """Peers; rounds of those that are forced, and that choose; the first that counts of these; rounds of those
@@ -128,9 +128,8 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def keep(file: Path, of: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Add what was measured at a rate to the file."""
-    machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
-    runs.append({**of, "machine": machine, "verdicts": verdicts(rows), "rows": rows})
+    runs.append({**of, "verdicts": verdicts(rows), "rows": rows})
     file.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
 
 
@@ -152,13 +151,13 @@ def main() -> None:
     reason = why_not()
     if reason:
         sys.exit(reason)
-    command = " ".join(["python", *sys.argv])
+    made = how()
     for mbit in asked.rates:
         rows = measure(mbit, asked)
         for verdict in verdicts(rows):
             print(json.dumps(verdict), flush=True)
         if asked.json:
-            keep(asked.json, {"command": command, "values": asked.values, "loss": asked.loss}, rows)
+            keep(asked.json, {**made, "values": asked.values, "loss": asked.loss}, rows)
     return None
 
 

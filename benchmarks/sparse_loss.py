@@ -25,6 +25,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+sys.path.append(str(Path(__file__).parent))  # tests import this file, too
+
 from ragtag.codecs.base import Codec
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.schema import Schema
@@ -36,6 +38,7 @@ from ragtag.training.exchange.compress import TopK
 from ragtag.training.exchange.sent import Undecided
 from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from stored import how
 
 LATENCY_S, COMPUTE_S = 0.002, 0.01
 TIGHT_S = 4.4 * LATENCY_S
@@ -186,6 +189,7 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=0.02)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    made = how()
     compress = TopK(ratio=asked.ratio, values="int8", resync=0, bypass=False)
     cells = [
         ("loss-free", 0.0, True, TIGHT_S),
@@ -211,7 +215,7 @@ def main() -> None:
         )
     if asked.json:
         report = {
-            "command": " ".join(["python", *sys.argv]), "peers": asked.peers, "steps": asked.steps,
+            **made, "peers": asked.peers, "steps": asked.steps,
             "seeds": asked.seeds, "ratio": asked.ratio, "wall_s": time.perf_counter() - began_s, "rows": rows,
         }  # fmt: skip
         asked.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lab import Lab, LabError, host_of, why_not
+from stored import how
 
 ROOT = Path(__file__).parents[1]
 PORT = 4848
@@ -205,12 +205,13 @@ def measure(way: str, lab: Lab, asked: argparse.Namespace) -> dict[str, Any]:
     return {"way": way, **summary, "reached": all(one["reached"] for one in said), "curve": said[0]["curve"]}
 
 
-def keep(asked: argparse.Namespace, ratios: dict[str, float], rows: list[dict[str, Any]]) -> None:
-    """Add a run to the file."""
+def keep(
+    asked: argparse.Namespace, made: dict[str, Any], ratios: dict[str, float], rows: list[dict[str, Any]]
+) -> None:
+    """Add a run to the file. made: how it came to be."""
     setting = {key: value for key, value in vars(asked).items() if key not in ("json", "peer")}
-    machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
     run = {
-        "command": " ".join(["python", *sys.argv]), "setting": setting, "machine": machine,
+        **made, "setting": setting,
         "parameters": sum(p.numel() for p in model_of().parameters()), "ratios": ratios, "rows": rows,
     }  # fmt: skip
     runs = json.loads(asked.json.read_text())["runs"] if asked.json.exists() else []
@@ -242,6 +243,7 @@ def main() -> None:
     reason = why_not()
     if reason:
         sys.exit(reason)
+    made = how()
     with lab_of(asked.n, asked) as lab:
         rows = []
         for way in asked.ways:
@@ -256,7 +258,7 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps({key: round(value, 1) for key, value in ratios.items()}))
     if asked.json:
-        keep(asked, ratios, rows)
+        keep(asked, made, ratios, rows)
     return None
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from ragtag.privacy.split import Cut, crossover_clients, federated_bytes, large_
 from ragtag.recipes.nopeek.training import Samples, accuracy, cut_net
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "split.json"
 CLIENTS, BATCH, RATE, STEP_S = 4, 16, 0.05, 0.02
@@ -92,6 +92,7 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
     arguments = parser.parse_args()
+    made = how()
     samples = Samples.of(None)
     found = trained(samples)
     front, above = cut_net((1, 8, 8), 0)
@@ -113,9 +114,7 @@ def main() -> int:
     ]
     goal = ["counted payload / formula", counted / formula, "within", 0.01]
     record = {
-        "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **made,
         "clients": CLIENTS,
         "parameters": parameters,
         "below_the_cut": below,

@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -26,6 +24,7 @@ from typing import Any
 
 from ragtag.simulation.check.rounds import InvariantBroken
 from ragtag.simulation.trials.rounds import METHODS, trial
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "storms.json"
 WITHOUT = ("ring",)
@@ -76,12 +75,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, help=f"a JSON file, such as {RESULTS}")
     args = parser.parse_args()
+    made = how()
     with ProcessPoolExecutor(args.processes) as pool:
         rows = [of(method, args, pool) for method in args.methods]
     if args.out:
-        command = " ".join(["python", *sys.argv])
-        machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        kept = {"command": command, "machine": machine, "world": "virtual time", "rows": rows}
+        kept = {**made, "world": "virtual time", "rows": rows}
         args.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,6 +32,7 @@ import ragtag
 from ragtag.app.demo.task import LEARNING_RATE, evaluate, load_digits, make_model
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.grouping import ProgressiveGrouping
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "stragglers.json"
 WARM_STEPS = 20
@@ -192,18 +191,7 @@ def main() -> int:
     if arguments.worker:
         train(arguments)
         return 0
-    load = os.getloadavg()[0]
-    how = {
-        "command": f"python benchmarks/stragglers.py --peers {arguments.peers} --step-s {arguments.step_s:g} "
-        f"--sleep-s {arguments.sleep_s:g} --seconds {arguments.seconds:g} --repeats {arguments.repeats} "
-        f"--schedules {' '.join(arguments.schedules)}",
-        "machine": {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "load_average_1min": load,
-        },
+    made = how() | {
         "peers": arguments.peers,
         "step_s": arguments.step_s,
         "sleep_s": arguments.sleep_s,
@@ -212,7 +200,7 @@ def main() -> int:
     path = Path(arguments.out)
     kept: list[dict[str, Any]] = json.loads(path.read_text())["schedules"] if path.exists() else []
     for schedule in arguments.schedules:
-        kept = [one for one in kept if one["schedule"] != schedule] + [compare(arguments, schedule) | how]
+        kept = [one for one in kept if one["schedule"] != schedule] + [compare(arguments, schedule) | made]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"goal": GOAL, "schedules": kept}, indent=2) + "\n")
     print(f"written to {path}")

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +36,7 @@ from ragtag.codecs.sparse.wire import Format, decode, encode
 from ragtag.core import fast
 from ragtag.core.seed import generator
 from ragtag.core.types import Floats
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "topk.json"
 Call = Callable[[], Any]
@@ -286,19 +285,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12, help="training steps that make the vectors")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
     arguments = parser.parse_args()
+    made = how()
     results = []
     for d in arguments.sizes:
         results.append(measure(int(d), arguments.ratio, arguments.runs, arguments.steps))
         show(results[-1])
     record = {
-        "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": torch.__version__,
+        **made,
         "numba": fast.available(),
         "torch_threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_average_1min": os.getloadavg()[0],
         "ratio": arguments.ratio,
         "results": results,
         "goals": [[list(row) for row in goals(result)[:-1]] for result in results],

@@ -21,7 +21,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import socket
 import statistics
 import sys
@@ -40,6 +39,7 @@ import torch
 import ragtag
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.core.types import Outcome
+from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "training_loop.json"
 DEADLINE_S = 60.0
@@ -410,7 +410,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="where to write the results")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes when they load torch
-    load = os.getloadavg()[0]
+    made = how()
     team = Team(4)
     team.all(4, "make", "1M")  # torch is loaded
     idle, averaging = [], []
@@ -423,14 +423,7 @@ def main() -> int:
     team.end()
     layers = {name: list(widths) for name, widths in SIZES.items()}
     record = {
-        "command": " ".join(["python benchmarks/training_loop.py", *sys.argv[1:]]),
-        "machine": {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "load_average_1min": load,
-        },
+        **made,
         "layers": layers,
         "parameters": {k: sum(a * b + b for a, b in pairwise(w)) for k, w in SIZES.items()},
         "batch": BATCH,

@@ -17,10 +17,8 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import secrets
 import statistics
-import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +30,7 @@ from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor, fetch_state
 from ragtag.network.transfer.session import DonorLimits
 from ragtag.network.transfer.snapshots import Shelf
+from stored import how
 
 SCHEMA, LAYOUT = 1, 1
 DEADLINE_S = 600.0
@@ -207,6 +206,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "transfer.json")
     parser.add_argument("--keep", action="store_true", help="the file's results of other sizes")
     arguments = parser.parse_args()
+    made = how()
     limits = DonorLimits()
     results = []
     if arguments.keep:
@@ -214,14 +214,9 @@ def main() -> None:
         results = [r for r in before if r["bytes"] not in arguments.sizes]
     for size in arguments.sizes:
         r = measure(size, arguments.fetches or max(5, min(40, 160_000_000 // size)), arguments.pause)
-        results.append({"command": "python benchmarks/transfer.py " + " ".join(sys.argv[1:]), **r})
+        results.append({**made, **r})
         show(r, limits.cpu_share)
     figures = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-        },
         "limits": {
             "cpu_share": limits.cpu_share,
             "cpu_burst_s": limits.cpu_burst_s,

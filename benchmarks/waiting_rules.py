@@ -23,6 +23,7 @@ from ragtag.protocols.channel import at_once, presence
 from ragtag.protocols.rounds import base, progress
 from ragtag.simulation.check.rounds import InvariantBroken
 from ragtag.simulation.trials.rounds import trial
+from stored import how
 
 ROOT = Path(__file__).resolve().parent.parent
 AVERAGERS = "rps", "rps+repair", "allreduce"
@@ -198,6 +199,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    made = how()
     rows = []
     for rule in args.rules:
         row: dict[str, Any] = {"rule": rule, "what": RULES[rule][0], "failed": {}, "averaged": {}}
@@ -216,7 +218,7 @@ def main() -> None:
         for name in row["red"]:
             print(f"{'':>20}{name}", flush=True)
     if args.out:
-        kept = {"command": " ".join(["python", *sys.argv]), "world": "virtual time", "seeds": args.seeds}
+        kept = {**made, "world": "virtual time", "seeds": args.seeds}
         args.out.write_text(json.dumps(kept | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,0 +1,59 @@
+"""What a stored result says of how it came to be: the command, the commit, the machine and its load.
+
+A benchmark calls ``how()`` before it measures, and stores that with its figures. README's rows name the
+commit (``tools/figures.py``), and ``make figures-age`` compares it with the code as it is.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("numpy", "torch")
+
+
+def how() -> dict[str, Any]:
+    """The fields that every stored result has. Call it before measuring: the load is then that of others."""
+    return {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What it runs on, and how many processes wanted to run in the last minute."""
+    return {
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "load_average_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def commit(root: Path = ROOT) -> str:
+    """The checkout's, with "-dirty" where code has changes that no commit has; "unknown" without git.
+
+    Stored results may have changed: a run that stores several files is of one commit.
+    """
+    try:
+        at = git(root, "rev-parse", "--short=7", "HEAD")
+        changed = git(root, "status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{at}-dirty" if changed else at
+
+
+def git(root: Path, *words: str) -> str:
+    """What git answers."""
+    command = ["git", *words]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=60.0)
+    return done.stdout.strip()

@@ -1,0 +1,254 @@
+"""README's and docs' tables of figures are made from stored results, and a changed number is seen."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import stored
+
+ROOT = Path(__file__).parents[1]
+SAYS = "{speed.ratio:.1f} times {speed.ratio <= 1.4}"
+
+
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "tools" / "figures.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["figures"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def house(figures: ModuleType, root: Path, says: str = SAYS, more: str = "", **result: Any) -> Any:
+    """A repository of one page with one row, and one result."""
+    (root / "tools").mkdir(exist_ok=True)
+    (root / "src").mkdir(exist_ok=True)
+    (root / "benchmarks" / "results").mkdir(parents=True, exist_ok=True)
+    (root / "src" / "code.py").write_text("pass\n")
+    (root / "benchmarks" / "results" / "speed.json").write_text(
+        json.dumps({"commit": "1a2b3c4d5e6f", "ratio": 1.25, **result})
+    )
+    (root / "tools" / "figures.toml").write_text(
+        f'[results.speed]\ncode = ["src/code.py"]\n[[block]]\nname = "one"\nfile = "PAGE.md"\n'
+        f"[[block.row]]\nwhat = \"a run\"\nsays = '''{says}'''\n{more}\n"
+    )
+    begin, end = figures.marks("one")
+    if not (root / "PAGE.md").exists():
+        (root / "PAGE.md").write_text(f"before\n{begin}\n\n{end}\nbehind\n")
+    return figures.Figures(root)
+
+
+def row(root: Path) -> str:
+    """What the page says of the run."""
+    (line,) = [one for one in (root / "PAGE.md").read_text().splitlines() if one.startswith("| a run |")]
+    return line.split("|")[2].strip()
+
+
+def test_pages_are_as_the_stored_results_say(figures: ModuleType) -> None:
+    assert figures.Figures().check() == []
+
+
+def test_a_changed_number_is_seen(figures: ModuleType, tmp_path: Path) -> None:
+    """Here, in a copy: in a result, and in README."""
+    shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
+    for name in ("README.md", "docs/kfac.md", "docs/protocols.md", "tools/figures.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("src", "benchmarks/lab", "benchmarks/churn_peer.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    assert figures.Figures(tmp_path).check() == []
+    page = tmp_path / "README.md"
+    page.write_text(page.read_text().replace("3.0 times gloo's time", "2.9 times gloo's time"))
+    told = figures.Figures(tmp_path).check()
+    assert [line.split(":")[0] for line in told] == [
+        "README.md has, and no result gives",
+        "README.md lacks",
+    ]
+    assert figures.Figures(tmp_path).write() == ["README.md"] and figures.Figures(tmp_path).check() == []
+    result = tmp_path / "benchmarks" / "results" / "averaging.json"
+    result.write_text(result.read_text().replace('"sealed_to_clear": 2.8', '"sealed_to_clear": 1.3'))
+    told = figures.Figures(tmp_path).check()
+    assert len(told) == 2 and "sealed 1.3 times as long as in clear (goal 1.4) (" in told[1]
+
+
+def test_a_goal_is_missed_by_comparison(figures: ModuleType, tmp_path: Path) -> None:
+    made = house(figures, tmp_path)
+    assert made.check() and made.write() == ["PAGE.md"] and made.check() == []
+    assert row(tmp_path) == "1.2 times (goal 1.4) (`benchmarks/speed.py`, at 1a2b3c4)"
+    house(figures, tmp_path, ratio=1.55).write()
+    assert row(tmp_path) == "1.6 times (goal 1.4, missed) (`benchmarks/speed.py`, at 1a2b3c4)"
+    house(
+        figures,
+        tmp_path,
+        "{0.5 <= speed.rows.share <= 0.9:half to most}",
+        rows=[{"share": s} for s in (0.6, 1)],
+    ).write()
+    assert row(tmp_path).startswith("(goal half to most, missed)")
+
+
+@pytest.mark.parametrize(
+    ("says", "shown"),
+    [
+        ("{speed.rows(kind='a').s:.2f} s", "0.50 s"),
+        ("{speed.rows(kind=not 'a').s:.0f} s", "2 and 4 s"),
+        ("{span(speed.rows.s):.0%}", "50 to 400 %"),
+        ("{1000 * speed.rows[0].s - 1:.0f} ms", "499 ms"),
+        ("{speed.tiny:.1e}", "1.6e-6"),
+        ("{min(where(speed.by, 'x/')):,.0f}", "1,000"),
+        ("{cell(speed, 'Lines', 'slow', 'rounds'):.1%} in {'3 runs'}", "25.0 % in 3 runs"),
+        ("{column(speed, 'Lines', 'rounds')[1]:.2f}", "0.25"),
+        ("{judged(speed)}", "5 numbers compared, 4 within their tolerance"),
+        ("{speed.tiny:.0e}, {unstored('8 s')}", "2e-6, 8 s (not stored)"),
+        ("{speed.rows(kind=which).s:.1f}", "0.5"),
+        ("{span(others.s):.0f}", "2 to 4"),
+        ("{[speed, speed].by['y/1']:.0f}", "5 and 5"),
+    ],
+)
+def test_placeholders(figures: ModuleType, tmp_path: Path, says: str, shown: str) -> None:
+    rows = [{"kind": "a", "s": 0.5}, {"kind": "b", "s": 2}, {"kind": "c", "s": 4}]
+    tables = [
+        {
+            "title": "Lines of a kind",
+            "columns": ["", "rounds"],
+            "rows": [["fast", "1.5"], ["slow", "0.25 (0.1 to 2)"]],
+        }
+    ]
+    by = {"x/1": 1000, "x/2": 2000, "y/1": 5}
+    made = house(
+        figures, tmp_path, says, 'which = "a"\nlet.others = "speed.rows(kind=not which)"',
+        rows=rows, tables=tables, by=by, tiny=1.6e-6, passed=4, failed=1,
+    )  # fmt: skip
+    made.write()
+    assert row(tmp_path).startswith(shown + " (`benchmarks/speed.py`")
+
+
+@pytest.mark.parametrize(
+    ("says", "more", "wrong"),
+    [
+        ("1.3 times", "", "'1.3' comes from no result"),
+        ("{speed.ratio} times", "", "needs a format"),
+        ("{speed.rate:.1f}", "", "there is no 'rate'"),
+        ("{speeds.ratio:.1f}", "", "there is no benchmarks/results/speeds.json"),
+        ("{speed.rows(s=1).t:.1f}", "", "no row has s=1"),
+        ("{__import__('os').getcwd()}", "", "not understood"),
+        ("{speed.ratio.__class__}", "", "there is no '__class__'"),
+        ("{sum(x for x in speed.rows.s):.1f}", "", "not understood"),
+        ("{speed.ratio:.1f", "", "not closed"),
+        ("as fast", "", "it reads no result"),
+        (SAYS, 'holds = ["speed.ratio > 2"]', "its words are true no more"),
+        (SAYS, 'holds = ["speed.rows.s == 2"]', "its words are true no more"),
+        (SAYS, 'holds = ["speed.ratio"]', "no comparison"),
+        (SAYS, 'holds = ["where(speed.rows) == 1"]', "'list' object has no attribute 'items'"),
+    ],
+)
+def test_what_no_result_gives_is_refused(
+    figures: ModuleType, tmp_path: Path, says: str, more: str, wrong: str
+) -> None:
+    made = house(figures, tmp_path, says, more, rows=[{"s": 2, "t": 3}, {"s": 3, "t": 3}])
+    (told,) = made.check()
+    assert wrong in told and told.startswith("one, 'a run': ")
+    with pytest.raises(figures.Wrong):
+        made.write()
+
+
+def test_what_is_not_stored_is_said(figures: ModuleType, tmp_path: Path) -> None:
+    house(figures, tmp_path, "8 s", 'unstored = "by hand"').write()
+    assert row(tmp_path) == "8 s (not stored: by hand)"
+
+
+def test_a_row_without_an_entry_is_not_lost(figures: ModuleType, tmp_path: Path) -> None:
+    made = house(figures, tmp_path)
+    made.write()
+    page = tmp_path / "PAGE.md"
+    page.write_text(page.read_text().replace("| a run |", "| another | 9 s |\n| a run |"))
+    assert made.check() == ["PAGE.md has, and no result gives: | another | 9 s |"]
+    with pytest.raises(figures.Wrong, match=r"a row has no entry in .*: another"):
+        made.write()
+    assert "another" in page.read_text()
+
+
+def test_each_result_names_its_commit_and_its_code(figures: ModuleType, tmp_path: Path) -> None:
+    made = house(figures, tmp_path)
+    made.write()
+    result = tmp_path / "benchmarks" / "results" / "speed.json"
+    result.write_text('{"ratio": 1.25}')
+    assert "names no commit: run it anew, or give stored_at" in figures.Figures(tmp_path).check()[0]
+    table = tmp_path / "tools" / "figures.toml"
+    table.write_text(table.read_text().replace("code = [", 'stored_at = "abcdef0"\ncode = ['))
+    figures.Figures(tmp_path).write()
+    assert row(tmp_path).endswith("(`benchmarks/speed.py`, stored at abcdef0)")
+    result.write_text('{"commit": "1a2b3c4", "ratio": 1.25}')
+    assert "the file names its commit; take stored_at away" in figures.Figures(tmp_path).check()[0]
+    table.write_text(table.read_text().replace("src/code.py", "src/gone.py"))
+    (tmp_path / "benchmarks" / "results" / "other.json").write_text('{"commit": "1a2b3c4"}')
+    told = figures.Figures(tmp_path).check()
+    assert any("its code src/gone.py does not exist" in line for line in told)
+    assert any(line.startswith("other.json: name its code") for line in told)
+
+
+def git(root: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    command = ["git", *who, *words]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=30.0)
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_results_older_than_their_code_are_listed(figures: ModuleType, tmp_path: Path) -> None:
+    house(figures, tmp_path)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "code")
+    at = git(tmp_path, "rev-parse", "--short=7", "HEAD")
+    assert stored.commit(tmp_path) == at
+    made = house(figures, tmp_path, commit=at)
+    assert made.age() == ([], [f"speed, at {at}"])
+    assert stored.commit(tmp_path) == at  # a stored result is no change of code
+    git(tmp_path, "commit", "-qam", "result")
+    at_result = git(tmp_path, "rev-parse", "--short=7", "HEAD")
+    (tmp_path / "src" / "code.py").write_text("fast = True\n")
+    assert stored.commit(tmp_path) == f"{at_result}-dirty"
+    old = [f"speed, at {at}: 1 files of its code have changed since (1 in src/code.py)"]
+    assert made.age() == (old, [])
+    git(tmp_path, "commit", "-qam", "faster")
+    assert made.age() == (old, [])
+    (told,), _ = house(figures, tmp_path, commit="0000000").age()
+    assert told.startswith("speed, at 0000000: git cannot compare: ")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_that_stored_a_result_is_held_against_history(figures: ModuleType, tmp_path: Path) -> None:
+    house(figures, tmp_path, ratio=1.0)
+    result, table = tmp_path / "benchmarks/results/speed.json", tmp_path / "tools/figures.toml"
+    git(tmp_path, "init", "-q")
+    at = []
+    for ratio in (1.0, 1.25, 1.25):
+        result.write_text(json.dumps({"ratio": ratio}, indent=len(at) or None))
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", "result")
+        at.append(git(tmp_path, "rev-parse", "--short=7", "HEAD"))
+    lines, told = table.read_text(), []
+    for commit in at:
+        table.write_text(lines.replace("code = [", f'stored_at = "{commit}"\ncode = ['))
+        told.append(figures.Figures(tmp_path).age())
+    assert "does not have these figures there" in told[0][0][0]
+    assert told[1] == ([], [f"speed, stored at {at[1]}"])
+    assert "had these figures before" in told[2][0][0]
+
+
+def test_what_benchmarks_store_of_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/topk.py", "--runs", "3"])
+    found = stored.how()
+    assert found["command"] == "python benchmarks/topk.py --runs 3"
+    assert found["commit"] == stored.commit()
+    assert {"cores", "kernel", "python", "torch", "numpy", "load_average_1min"} <= found["machine"].keys()
+    assert stored.commit(tmp_path) == "unknown"  # no checkout

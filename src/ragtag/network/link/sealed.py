@@ -14,6 +14,9 @@ bytes, and for 8 bytes in clear:
 
 What is in clear is authenticated, too. A number belongs to the session and not to the packet: a packet that
 finds no room is built anew, and its number would be used twice.
+
+A datagram of several packets is encrypted at once, under one number. Its first packet stands as above; the
+others follow whole, and then the tag. So each chunk keeps its place.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import math
 import struct
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -30,7 +35,7 @@ from cryptography.exceptions import InvalidTag
 from ragtag.core.address import Address
 from ragtag.core.types import Bools, Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, VERSION, Identity
-from ragtag.network.link.link import SLAB_ROWS, TRAIN, Failures, Link, Received
+from ragtag.network.link.link import SLAB_ROWS, TRAIN, Failures, Link, Received, TooLarge
 from ragtag.protocols.sealing.noise import KEY_BYTES, Cipher, cipher_of
 from ragtag.protocols.sealing.sessions import (
     AES,
@@ -88,6 +93,24 @@ class _Slices:
             self._slices = [[data[row + a : row + b] for row in starts] for a, b in self._bounds]
             self._at, self._rows = at, len(table)  # the slices keep that memory: no other table is there
         return self._slices
+
+
+def _starts(got: Received) -> Numbers:
+    """With which rows datagrams begin."""
+    if not any(per > 1 for per in got.per):
+        return np.arange(len(got.table))
+    edges = [0, *(end for end, _ in got.sources)]
+    trains = zip(pairwise(edges), got.per, strict=True)
+    return np.concatenate([np.arange(a, b, per) for (a, b), per in trains])
+
+
+def _parts(table: Bytes, starts: Sequence[int], ends: Sequence[int], at: int = 0) -> list[memoryview]:
+    """Of datagrams of several rows what comes after their first ``at`` bytes.
+
+    starts: their first rows in ``table``. ends: the row after the last of each.
+    """
+    data, size = table.reshape(-1).data, DATAGRAM_BYTES
+    return [data[a * size + at : b * size] for a, b in zip(starts, ends, strict=True)]
 
 
 class SealedLink:
@@ -156,31 +179,49 @@ class SealedLink:
 
     # -- Out
 
-    def send(self, rows: Bytes, address: Address) -> int:
+    def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         """Send uint8 ``[k, 1152]``, C-contiguous, encrypted; returns how many rows left.
 
         Where there are no keys yet the rows are lost: a caller looks first (``ready``).
+
+        per: rows in a datagram. Raises TooLarge: the first hop takes no such datagrams.
         """
         session = self.sessions.to(self._now_s, address)
         if session is None:
             return len(rows)
         words = rows.view("<u8")
-        words[:, 3] = words[:, 1]
-        (plain,) = self._plain_out.of(rows)
-        clear, rest = self._sealed_out.of(self._out)
+        words[::per, 3] = words[::per, 1]
         first, heads = np.uint64(SEALED | session.theirs << 16), self._out.view("<u8")[:, 0]
         pack, encrypt = _NONCES[session.suite], session.sealing.encrypt_into
-        for at in range(0, len(rows), TRAIN):
-            k = min(TRAIN, len(rows) - at)
-            numbers = range(session.sent + 1, session.sent + 1 + k)
+        train = TRAIN - TRAIN % per
+        for at in range(0, len(rows), train):
+            k = min(train, len(rows) - at)
+            numbers = range(session.sent + 1, session.sent + 1 - (-k // per))
             low = np.arange(numbers.start, numbers.stop, dtype=np.uint64) << _BY_32
-            heads[:k] = words[at : at + k, 0] & _KIND | first | low
-            session.sent += k
-            deque(map(encrypt, map(pack, numbers), plain[at : at + k], clear, rest), maxlen=0)
-            left = self._link.send(self._out[:k], address)
+            heads[:k:per] = words[at : at + k : per, 0] & _KIND | first | low
+            session.sent += len(numbers)
+            plain, clear, rest = self._cut(rows, at, k, per)
+            deque(map(encrypt, map(pack, numbers), plain, clear, rest), maxlen=0)
+            try:
+                left = self._link.send(self._out[:k], address, per)
+            except TooLarge as error:
+                raise TooLarge(at + error.left) from None
             if left < k:
                 return at + left
         return len(rows)
+
+    def _cut(self, rows: Bytes, at: int, k: int, per: int) -> list[list[memoryview]]:
+        """Of ``k`` rows from ``at`` on, by datagram: what is encrypted, what stays clear, the result."""
+        clear, rest = self._sealed_out.of(self._out)
+        if per == 1:
+            (plain,) = self._plain_out.of(rows)
+            return [plain[at : at + k], clear, rest]
+        starts = range(0, k, per)
+        ends = [*starts[1:], k]
+        return [
+            _parts(rows[at : at + k], starts, ends, _FIRST), clear[:k:per],
+            _parts(self._out, starts, ends, _CLEAR),
+        ]  # fmt: skip
 
     def send_short(self, datagram: bytes, address: Address) -> None:
         """Send one header-only datagram, encrypted. Without keys it is lost."""
@@ -211,64 +252,79 @@ class SealedLink:
         table, k = got.table, len(got.table)
         if k > len(self._in):
             self._in = np.zeros((k, DATAGRAM_BYTES), np.uint8)
-        first = table.view("<u8")[:, 0].copy()
+        starts = _starts(got)
+        counts = None if len(starts) == k else np.diff(starts, append=k)
+        first = table.view("<u8")[starts, 0]
         ok = first & _U8 == SEALED
         if not ok.all():
-            self._others(got, np.flatnonzero(~ok).tolist())
+            self._others(got, starts[~ok].tolist())
         index = first >> _BY_16 & _U16
         low = (first >> _BY_32).astype(np.uint32)
         came = table if table.flags.c_contiguous else np.ascontiguousarray(table)
         mixed = bool((index[1:] != index[:-1]).any()) or not ok.all()
         for one in np.unique(index[ok]).tolist() if mixed else [int(index[0])]:
-            rows = np.flatnonzero(ok & (index == one)) if mixed else np.arange(k)
+            which = np.flatnonzero(ok & (index == one)) if mixed else np.arange(len(starts))
             session = self.sessions.under(one)
             if session is None:
-                ok[rows] = False
-                self._unknown(got, rows.tolist())
+                ok[which] = False
+                self._unknown(got, starts[which].tolist())
                 continue
-            numbers = session.came.whole(low[rows])
+            numbers = session.came.whole(low[which])
             fresh = session.came.fresh(numbers)
-            rows, numbers = self._keep(ok, rows, numbers, fresh, "replayed")
-            true = self._decrypt(session, came, rows, numbers)
-            rows, numbers = self._keep(ok, rows, numbers, true, "forged")
-            rows, _ = self._keep(ok, rows, numbers, session.came.take(numbers), "replayed")
-            if len(rows):
+            which, numbers = self._keep(ok, which, numbers, fresh, "replayed")
+            ends = None if counts is None else (starts + counts)[which].tolist()
+            true = self._decrypt(session, came, starts[which].tolist(), ends, numbers)
+            which, numbers = self._keep(ok, which, numbers, true, "forged")
+            which, _ = self._keep(ok, which, numbers, session.came.take(numbers), "replayed")
+            if len(which):
                 self.sessions.opened(session)
-                words = self._in.view("<u8")
+                words, heads = self._in.view("<u8"), starts[which]
                 mine = np.uint64(self._word | session.peer << 32)
-                words[rows, 0] = first[rows] & _KIND | mine
-                words[rows, 1] = words[rows, 3]
+                if counts is not None:  # no packet speaks for another peer, wherever in a datagram it stands
+                    rows = np.flatnonzero(np.repeat(np.isin(np.arange(len(starts)), which), counts))
+                    words[rows, 0] = words[rows, 0] & _KIND | mine
+                words[heads, 0] = first[which] & _KIND | mine
+                words[heads, 1] = words[heads, 3]
         got.table = self._in[:k]
         if not ok.all():
-            got.table = got.table[ok]
-            upto = np.concatenate(([0], np.cumsum(ok)))
+            good = ok if counts is None else np.repeat(ok, counts)
+            got.table = got.table[good]
+            upto = np.concatenate(([0], np.cumsum(good)))
             got.sources = [(int(upto[end]), address) for end, address in got.sources]
 
     def _keep(
-        self, ok: Bools, rows: Numbers, numbers: Numbers, good: Bools, why: str
+        self, ok: Bools, which: Numbers, numbers: Numbers, good: Bools, why: str
     ) -> tuple[Numbers, Numbers]:
-        """The good ones of some rows, and of their numbers. The others are counted, and are not ``ok``."""
+        """The good ones of some datagrams, and of their numbers. Others are counted, and are not ``ok``."""
         if good.all():
-            return rows, numbers
+            return which, numbers
         self.sessions.refused[why] += int((~good).sum())
-        ok[rows[~good]] = False
-        return rows[good], numbers[good]
+        ok[which[~good]] = False
+        return which[good], numbers[good]
 
-    def _decrypt(self, session: Session, came: Bytes, rows: Numbers, numbers: Numbers) -> Bools:
-        """Open rows that came into the same rows of this link's own table; which of them were authentic."""
-        true = np.ones(len(rows), np.bool_)
+    def _decrypt(
+        self, session: Session, came: Bytes, starts: list[int], ends: list[int] | None, numbers: Numbers
+    ) -> Bools:
+        """Open datagrams that came into the same rows of this link's own table; which of them were authentic.
+
+        starts: their first rows. ends: the row after the last of each; ``None``: each has one row.
+        """
+        true = np.ones(len(starts), np.bool_)
         clear, rest = self._sealed_in.of(came)
-        (plain,) = self._plain_in.of(self._in)
-        wanted = rows.tolist()
+        if ends is None:
+            (plain,) = self._plain_in.of(self._in)
+            rests, plains = [rest[row] for row in starts], [plain[row] for row in starts]
+        else:
+            rests, plains = _parts(came, starts, ends, _CLEAR), _parts(self._in, starts, ends, _FIRST)
         opening = map(
             session.opening.decrypt_into,
             map(_NONCES[session.suite], numbers.tolist()),
-            map(rest.__getitem__, wanted),
-            map(clear.__getitem__, wanted),
-            map(plain.__getitem__, wanted),
+            rests,
+            map(clear.__getitem__, starts),
+            plains,
         )
         at = 0
-        while at < len(wanted):
+        while at < len(starts):
             try:
                 for _ in opening:
                     at += 1
@@ -278,7 +334,10 @@ class SealedLink:
         return true
 
     def _others(self, got: Received, rows: list[int]) -> None:
-        """Handshakes among the rows that came are answered; what was not sealed is refused."""
+        """Handshakes among the datagrams that came are answered; what was not sealed is refused.
+
+        rows: the first one of each.
+        """
         for row in rows:
             if got.table[row, 0] not in (INIT, REPLY):
                 self.sessions.refused["clear"] += 1

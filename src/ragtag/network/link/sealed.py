@@ -25,9 +25,7 @@ import math
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -95,22 +93,48 @@ class _Slices:
         return self._slices
 
 
-def _starts(got: Received) -> Numbers:
-    """With which rows datagrams begin."""
-    if not any(per > 1 for per in got.per):
-        return np.arange(len(got.table))
-    edges = [0, *(end for end, _ in got.sources)]
-    trains = zip(pairwise(edges), got.per, strict=True)
-    return np.concatenate([np.arange(a, b, per) for (a, b), per in trains])
+def _spans(got: Received) -> list[tuple[int, int]] | None:
+    """Of each datagram its first row, and the row after its last; ``None``: each has one."""
+    if not got.per or max(got.per) == 1:
+        return None
+    spans, begin = [], 0
+    for (until, _), per in zip(got.sources, got.per, strict=True):
+        spans += [(row, min(row + per, until)) for row in range(begin, until, per)]
+        begin = until
+    return spans
 
 
-def _parts(table: Bytes, starts: Sequence[int], ends: Sequence[int], at: int = 0) -> list[memoryview]:
-    """Of datagrams of several rows what comes after their first ``at`` bytes.
+def _parts(data: memoryview, first: int, until: int, per: int, at: int) -> list[memoryview]:
+    """Each datagram of rows ``first`` to ``until``, ``per`` in each, without its first ``at`` bytes."""
+    size = DATAGRAM_BYTES
+    return [data[row * size + at : min(row + per, until) * size] for row in range(first, until, per)]
 
-    starts: their first rows in ``table``. ends: the row after the last of each.
+
+def _decrypt(
+    session: Session, which: list[int], numbers: Numbers, parts: tuple[list[memoryview], ...]
+) -> Bools:
+    """Open some of a pass's datagrams into their places; which of them were authentic.
+
+    parts: of each datagram of the pass what is in clear, what is encrypted, and its place.
     """
-    data, size = table.reshape(-1).data, DATAGRAM_BYTES
-    return [data[a * size + at : b * size] for a, b in zip(starts, ends, strict=True)]
+    true = np.ones(len(which), np.bool_)
+    clear, rest, plain = parts
+    opening = map(
+        session.opening.decrypt_into,
+        map(_NONCES[session.suite], numbers.tolist()),
+        map(rest.__getitem__, which),
+        map(clear.__getitem__, which),
+        map(plain.__getitem__, which),
+    )
+    at = 0
+    while at < len(which):
+        try:
+            for _ in opening:
+                at += 1
+        except InvalidTag:
+            true[at] = False
+            at += 1
+    return true
 
 
 class SealedLink:
@@ -129,7 +153,9 @@ class SealedLink:
         rows = SLAB_ROWS + 64  # a link may bring some more than it was asked for, and then this grows
         self._in = np.zeros((rows, DATAGRAM_BYTES), np.uint8)
         sealed, plain = ((0, _CLEAR), (_CLEAR, DATAGRAM_BYTES)), ((_FIRST, DATAGRAM_BYTES),)
-        self._sealed_out, self._plain_out = _Slices(*sealed), _Slices(*plain)
+        self._heads, self._data = self._out.view("<u8")[:, 0], self._out.reshape(-1).data
+        self._clear, self._rest = _Slices(*sealed).of(self._out)
+        self._plain_out = _Slices(*plain)
         self._sealed_in, self._plain_in = _Slices(*sealed), _Slices(*plain)
         self._word = VERSION | identity.crew_id << 16 | identity.peer << 48
 
@@ -191,17 +217,24 @@ class SealedLink:
             return len(rows)
         words = rows.view("<u8")
         words[::per, 3] = words[::per, 1]
-        first, heads = np.uint64(SEALED | session.theirs << 16), self._out.view("<u8")[:, 0]
+        heads, data = words[::per, 0] & _KIND, rows.reshape(-1).data
+        heads |= np.uint64(SEALED | session.theirs << 16)
+        heads |= np.arange(session.sent + 1, session.sent + 1 + len(heads), dtype=np.uint64) << _BY_32
         pack, encrypt = _NONCES[session.suite], session.sealing.encrypt_into
+        clear, rest = self._clear, self._rest
+        plain = self._plain_out.of(rows)[0] if per == 1 else []
         train = TRAIN - TRAIN % per
         for at in range(0, len(rows), train):
-            k = min(train, len(rows) - at)
+            until = min(at + train, len(rows))
+            k, first = until - at, at // per
+            self._heads[:k:per] = heads[first : first - (-k // per)]
             numbers = range(session.sent + 1, session.sent + 1 - (-k // per))
-            low = np.arange(numbers.start, numbers.stop, dtype=np.uint64) << _BY_32
-            heads[:k:per] = words[at : at + k : per, 0] & _KIND | first | low
             session.sent += len(numbers)
-            plain, clear, rest = self._cut(rows, at, k, per)
-            deque(map(encrypt, map(pack, numbers), plain, clear, rest), maxlen=0)
+            if per == 1:
+                deque(map(encrypt, map(pack, numbers), plain[at:until], clear, rest), maxlen=0)
+            else:
+                parts = _parts(data, at, until, per, _FIRST), _parts(self._data, 0, k, per, _CLEAR)
+                deque(map(encrypt, map(pack, numbers), parts[0], clear[:k:per], parts[1]), maxlen=0)
             try:
                 left = self._link.send(self._out[:k], address, per)
             except TooLarge as error:
@@ -209,19 +242,6 @@ class SealedLink:
             if left < k:
                 return at + left
         return len(rows)
-
-    def _cut(self, rows: Bytes, at: int, k: int, per: int) -> list[list[memoryview]]:
-        """Of ``k`` rows from ``at`` on, by datagram: what is encrypted, what stays clear, the result."""
-        clear, rest = self._sealed_out.of(self._out)
-        if per == 1:
-            (plain,) = self._plain_out.of(rows)
-            return [plain[at : at + k], clear, rest]
-        starts = range(0, k, per)
-        ends = [*starts[1:], k]
-        return [
-            _parts(rows[at : at + k], starts, ends, _FIRST), clear[:k:per],
-            _parts(self._out, starts, ends, _CLEAR),
-        ]  # fmt: skip
 
     def send_short(self, datagram: bytes, address: Address) -> None:
         """Send one header-only datagram, encrypted. Without keys it is lost."""
@@ -252,15 +272,18 @@ class SealedLink:
         table, k = got.table, len(got.table)
         if k > len(self._in):
             self._in = np.zeros((k, DATAGRAM_BYTES), np.uint8)
-        starts = _starts(got)
-        counts = None if len(starts) == k else np.diff(starts, append=k)
-        first = table.view("<u8")[starts, 0]
+        spans = _spans(got)
+        starts = np.arange(k) if spans is None else np.array([a for a, _ in spans])
+        counts = None if spans is None else np.array([b - a for a, b in spans])
+        words, first = self._in[:k].view("<u8"), table.view("<u8")[starts, 0]
         ok = first & _U8 == SEALED
         if not ok.all():
             self._others(got, starts[~ok].tolist())
         index = first >> _BY_16 & _U16
         low = (first >> _BY_32).astype(np.uint32)
+        mine = np.zeros(len(starts), np.uint64)
         came = table if table.flags.c_contiguous else np.ascontiguousarray(table)
+        parts = self._parts_in(came, spans)
         mixed = bool((index[1:] != index[:-1]).any()) or not ok.all()
         for one in np.unique(index[ok]).tolist() if mixed else [int(index[0])]:
             which = np.flatnonzero(ok & (index == one)) if mixed else np.arange(len(starts))
@@ -272,25 +295,38 @@ class SealedLink:
             numbers = session.came.whole(low[which])
             fresh = session.came.fresh(numbers)
             which, numbers = self._keep(ok, which, numbers, fresh, "replayed")
-            ends = None if counts is None else (starts + counts)[which].tolist()
-            true = self._decrypt(session, came, starts[which].tolist(), ends, numbers)
+            true = _decrypt(session, which.tolist(), numbers, parts)
             which, numbers = self._keep(ok, which, numbers, true, "forged")
             which, _ = self._keep(ok, which, numbers, session.came.take(numbers), "replayed")
             if len(which):
                 self.sessions.opened(session)
-                words, heads = self._in.view("<u8"), starts[which]
-                mine = np.uint64(self._word | session.peer << 32)
-                if counts is not None:  # no packet speaks for another peer, wherever in a datagram it stands
-                    rows = np.flatnonzero(np.repeat(np.isin(np.arange(len(starts)), which), counts))
-                    words[rows, 0] = words[rows, 0] & _KIND | mine
-                words[heads, 0] = first[which] & _KIND | mine
-                words[heads, 1] = words[heads, 3]
+                mine[which] = self._word | session.peer << 32
+        if counts is not None:  # no packet speaks for another peer, wherever in a datagram it stands
+            words[:, 0] &= _KIND
+            words[:, 0] |= np.repeat(mine, counts)
+        words[starts, 0] = first & _KIND | mine
+        words[starts, 1] = words[starts, 3]
         got.table = self._in[:k]
         if not ok.all():
             good = ok if counts is None else np.repeat(ok, counts)
             got.table = got.table[good]
             upto = np.concatenate(([0], np.cumsum(good)))
             got.sources = [(int(upto[end]), address) for end, address in got.sources]
+
+    def _parts_in(
+        self, came: Bytes, spans: list[tuple[int, int]] | None
+    ) -> tuple[list[memoryview], list[memoryview], list[memoryview]]:
+        """Of each datagram that came what is in clear, what is encrypted, and where it goes in this table."""
+        clear, rest = self._sealed_in.of(came)
+        (plain,) = self._plain_in.of(self._in)
+        if spans is None:
+            return clear, rest, plain
+        size, data, opened = DATAGRAM_BYTES, came.reshape(-1).data, self._in.reshape(-1).data
+        return (
+            [clear[a] for a, _ in spans],
+            [data[a * size + _CLEAR : b * size] for a, b in spans],
+            [opened[a * size + _FIRST : b * size] for a, b in spans],
+        )
 
     def _keep(
         self, ok: Bools, which: Numbers, numbers: Numbers, good: Bools, why: str
@@ -301,37 +337,6 @@ class SealedLink:
         self.sessions.refused[why] += int((~good).sum())
         ok[which[~good]] = False
         return which[good], numbers[good]
-
-    def _decrypt(
-        self, session: Session, came: Bytes, starts: list[int], ends: list[int] | None, numbers: Numbers
-    ) -> Bools:
-        """Open datagrams that came into the same rows of this link's own table; which of them were authentic.
-
-        starts: their first rows. ends: the row after the last of each; ``None``: each has one row.
-        """
-        true = np.ones(len(starts), np.bool_)
-        clear, rest = self._sealed_in.of(came)
-        if ends is None:
-            (plain,) = self._plain_in.of(self._in)
-            rests, plains = [rest[row] for row in starts], [plain[row] for row in starts]
-        else:
-            rests, plains = _parts(came, starts, ends, _CLEAR), _parts(self._in, starts, ends, _FIRST)
-        opening = map(
-            session.opening.decrypt_into,
-            map(_NONCES[session.suite], numbers.tolist()),
-            rests,
-            map(clear.__getitem__, starts),
-            plains,
-        )
-        at = 0
-        while at < len(starts):
-            try:
-                for _ in opening:
-                    at += 1
-            except InvalidTag:
-                true[at] = False
-                at += 1
-        return true
 
     def _others(self, got: Received, rows: list[int]) -> None:
         """Handshakes among the datagrams that came are answered; what was not sealed is refused.
@@ -376,17 +381,17 @@ class SealedLink:
         if session is None:
             self.sessions.unknown(self._now_s, source)
             return None
-        numbers = session.came.whole(np.array([low], np.uint32))
-        if not session.came.fresh(numbers)[0]:
+        number = session.came.fresh_one(low)
+        if not number:
             self.sessions.refused["replayed"] += 1
             return None
-        nonce = _NONCES[session.suite](int(numbers[0]))
+        nonce = _NONCES[session.suite](number)
         try:
             plain: bytes = session.opening.decrypt(nonce, data[_CLEAR:], data[:_CLEAR])
         except InvalidTag:
             self.sessions.refused["forged"] += 1
             return None
-        session.came.take(numbers)
+        session.came.take_one(number)
         self.sessions.opened(session)
         word: int = self._word | kind << 8 | session.peer << 32
         return word.to_bytes(8, "little") + plain[:8] + bytes(16) + plain[8:]

@@ -88,19 +88,22 @@ def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.
     tensor = torch.from_numpy(values.copy())
     took: dict[str, list[float]] = {name: [] for name in ("gloo", *METHODS)}
     arrived: dict[str, list[float]] = {name: [] for name in METHODS}
+    processor: dict[str, list[float]] = {name: [] for name in ("gloo", *METHODS)}
     copies = []
     errors = dict.fromkeys(METHODS, 0.0)
     for _ in range(arguments.rounds + 2):
         dist.barrier()
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         dist.all_reduce(tensor)
         took["gloo"].append(time.perf_counter() - began)
+        processor["gloo"].append(time.process_time() - used)
         expected = tensor.numpy() / n
         for number, name in enumerate(METHODS):
             dist.barrier()
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             outcome = over[name].average(Average(number, values, 1.0)).result(DEADLINE_S)
             took[name].append(time.perf_counter() - began)
+            processor[name].append(time.process_time() - used)
             arrived[name].append(contributions(outcome, n))
             if arrived[name][-1] == 1.0:
                 errors[name] = max(errors[name], float(np.abs(outcome.mean - expected).max()))
@@ -114,7 +117,7 @@ def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.
     dist.barrier()
     for driver in drivers.values():
         driver.close(5.0)
-    out.put((me, took, arrived, errors, copies))
+    out.put((me, took, arrived, errors, copies, processor))
     dist.destroy_process_group()
 
 
@@ -160,6 +163,10 @@ def main() -> None:
     median = {name: statistics.median(times) for name, times in slowest.items()}
     limit = statistics.median(max(r[4][i] for r in results) for i in range(2, arguments.rounds + 2))
     arrival = {name: statistics.mean(a for r in results for a in r[2][name][2:]) for name in METHODS}
+    processor = {
+        name: statistics.median(sum(r[5][name][i] for r in results) for i in range(2, arguments.rounds + 2))
+        for name in results[0][5]
+    }
     figures = {
         **made,
         "processes": arguments.n,
@@ -169,6 +176,7 @@ def main() -> None:
         "quartiles_s": {name: statistics.quantiles(times, n=4) for name, times in slowest.items()},
         "ratio_to_gloo": {name: median[name] / median["gloo"] for name in METHODS},
         "sealed_to_clear": median["rps sealed"] / median["rps"],
+        "processor_s": processor,
         "memory_copy_s": limit,
         "arrived": arrival,
         "largest_error": {name: max(r[3][name] for r in results) for name in METHODS},
@@ -178,10 +186,14 @@ def main() -> None:
     size = arguments.values * 4 / 1e6
     print(f"{arguments.n} processes average {size:g} MB on loopback, {arguments.rounds} rounds, medians:")
     print(f"  memory copies of the same bytes  {limit * 1e3:7.1f} ms")
-    print(f"  gloo all_reduce                  {median['gloo'] * 1e3:7.1f} ms")
+    print(
+        f"  gloo all_reduce                  {median['gloo'] * 1e3:7.1f} ms               "
+        f"{processor['gloo']:6.3f} s of processors"
+    )
     for name in METHODS:
         print(
             f"  ragtag {name:<25} {median[name] * 1e3:7.1f} ms  {median[name] / median['gloo']:5.2f} x gloo  "
+            f"{processor[name]:6.3f} s of processors  "
             f"arrived {arrival[name]:.4%}  error {figures['largest_error'][name]:.1e}"
         )
 

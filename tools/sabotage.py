@@ -66,7 +66,46 @@ DP, PRIVATE, NOISED = (
 )
 METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
 
+MTU = ("tests/network/test_mtu.py",)
+PATH = "src/ragtag/network/control/path.py"
+SEALED = "src/ragtag/network/link/sealed.py"
+
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "datagrams: a path that takes less is never noticed",
+        PATH,
+        "            self.mtu.shrink(self.mtu.packets)",
+        "            pass",
+        MTU,
+    ),
+    Sabotage(
+        "datagrams: what fell into a black hole passes for a full queue",
+        PATH,
+        "            passed -= self._fallen(",
+        "            self._fallen(",
+        MTU,
+    ),
+    Sabotage(
+        "datagrams: large ones may be cut on the way",
+        "src/ragtag/network/link/udp.py",
+        "        self._whole(per > 1)\n",
+        "",
+        ("tests/network/test_udp.py", "-k", "forbid"),
+    ),
+    Sabotage(
+        "datagrams: a packet may name another sender than its session's",
+        SEALED,
+        "            words[:, 0] |= np.repeat(mine, counts)\n",
+        "            words[:, 0] = words[:, 0]\n",
+        ("tests/network/test_sealed.py", "-k", "speaks_for_another"),
+    ),
+    Sabotage(
+        "datagrams: a number is used twice where one was refused",
+        SEALED,
+        "            session.sent += len(numbers)\n",
+        "            session.sent += 1\n",
+        ("tests/network/test_sealed.py", "-k", "used_once or uses_up or as_they_were"),
+    ),
     Sabotage(
         "guards: nobody is taken for a liar",
         ROBUST,

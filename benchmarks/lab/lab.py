@@ -232,10 +232,15 @@ class Lab:
         for peer in self._linked:
             self._at_card(peer, "nft", "-f", "-", stdin=clean + _rules(loss, burst, peer))
 
-    def mtu(self, mtu: int) -> None:
-        """Set what fits into a frame, both at each peer and at its port."""
+    def mtu(self, mtu: int, *, silently: bool = False) -> None:
+        """Set what fits into a frame, both at each peer and at its port.
+
+        silently: only at the ports. A peer does not know, and what does not fit is lost: a black hole. With
+            offloads frames pass that are yet to be segmented.
+        """
         for peer, name in enumerate(self.names):
-            _run("ip", "-n", name, "link", "set", "eth0", "mtu", str(mtu))
+            if not silently:
+                _run("ip", "-n", name, "link", "set", "eth0", "mtu", str(mtu))
             _run("ip", "-n", self.hub, "link", "set", f"port{peer}", "mtu", str(mtu))
 
     def up(self, peer: int, up: bool = True) -> None:

@@ -1,5 +1,5 @@
-"""Links that turn bad while peers average, in the lab (benchmarks/lab): they take small datagrams only, none
-at all, or lose three of ten. Drivers go on, and average with everybody again.
+"""Links that turn bad while peers average, in the lab (benchmarks/lab): they take smaller datagrams than
+before, none at all, or lose three of ten. Drivers go on, and average with everybody again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lab import Lab
+from ragtag.core.wire import DATAGRAM_BYTES
 from tests.network.labs import environment, lab_of
 from tests.network.test_namespaces import N
 
@@ -35,7 +36,7 @@ ENOUGH = 5
 LOSS_PER_MILLE = 300
 
 PEER = """
-import json, select, sys, time
+import json, os, select, sys, time
 import numpy as np
 from benchmarks.lab import host_of
 from ragtag.codecs.dense import fp32
@@ -50,8 +51,10 @@ from tests.network.test_namespaces import N, PORT
 
 me = int(sys.argv[1])
 values = [np.random.default_rng(peer).standard_normal((CHUNKS, 272)).astype(np.float32) for peer in range(N)]
-endpoint = UdpLink((host_of(me), PORT))
-addresses = {peer: (host_of(peer), PORT) for peer in range(N)}
+six = os.environ.get("PREFIX6")
+hosts = [f"{six}{peer + 1}" if six else host_of(peer) for peer in range(N)]
+endpoint = UdpLink((hosts[me], PORT))
+addresses = {peer: (hosts[peer], PORT) for peer in range(N)}
 driver = Driver(Node(me, N, 1), endpoint, Identity("otters", me), addresses)
 driver.start()
 driver.configure(0, Channel(direct, fp32, CHUNKS, 1.0, 1e-3), 7).result(WITHIN_S)
@@ -64,6 +67,7 @@ while not select.select([sys.stdin], [], [], STEP_S)[0]:
     print(json.dumps({
         "began_s": began_s, "members": members, "whole": bool(outcome.averaged.all()),
         "off": float(np.abs(outcome.mean - mean).max()), "segmentation": endpoint.segmentation,
+        "datagrams": sorted(way.datagram_bytes for way in driver.directions()),
     }), flush=True)
 driver.close(1.0)
 """
@@ -72,7 +76,7 @@ driver.close(1.0)
 @dataclass(frozen=True)
 class Said:
     """What a peer says of a round. began_s: by the machine's clock; members: who is in all of it; off: how
-    far it is from their mean.
+    far it is from their mean; datagrams: how large they may be on the ways to the others.
     """
 
     began_s: float
@@ -80,6 +84,7 @@ class Said:
     whole: bool
     off: float
     segmentation: bool
+    datagrams: list[int]
 
 
 Rounds = list[list[Said]]
@@ -93,7 +98,7 @@ def with_all(rounds: list[Said]) -> list[Said]:
 class Peers:
     """One process for each namespace, which averages round after round until its input is closed."""
 
-    def __init__(self, lab: Lab, folder: Path, undo: ExitStack) -> None:
+    def __init__(self, lab: Lab, folder: Path, undo: ExitStack, **variables: str) -> None:
         script = folder / "peer.py"
         script.write_text(PEER)
         self._heard: queue.Queue[tuple[int, str]] = queue.Queue()
@@ -101,7 +106,8 @@ class Peers:
         for peer in range(N):
             pipe = subprocess.PIPE
             command = [sys.executable, str(script), str(peer)]
-            process = lab.start(peer, command, env=environment(), stdin=pipe, stdout=pipe, text=True)
+            own = environment() | variables
+            process = lab.start(peer, command, env=own, stdin=pipe, stdout=pipe, text=True)
             reader = threading.Thread(target=self._read, args=(peer, process))
             reader.start()
             for action in (reader.join, process.wait, process.kill):
@@ -135,6 +141,15 @@ class Peers:
         assert max(said.off for of in rounds for said in with_all(of)) < 1e-5
         return rounds
 
+    def send(self, packets: int, since_s: float) -> None:
+        """Wait until each peer sends each other one datagrams of so many packets, and averages with all."""
+        size = [packets * DATAGRAM_BYTES] * (N - 1)
+
+        def enough(rounds: Rounds) -> bool:
+            return all(sum(said.datagrams == size for said in with_all(of)) >= ENOUGH for of in rounds)
+
+        self.until(enough, since_s)
+
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
@@ -158,6 +173,34 @@ def test_they_go_on_where_links_take_small_datagrams_only(lab: Lab, peers: Peers
         lines = lab.run(peer, "cat", "/proc/net/snmp").splitlines()
         titles, counts = (line.split() for line in lines if line.startswith("Ip:"))
         assert int(dict(zip(titles, counts, strict=True))["FragCreates"]) > 0
+
+
+def test_datagrams_are_as_large_as_links_take_and_become_smaller_with_them(tmp_path: Path) -> None:
+    """Of frames of 9,000 bytes; then of less, as a peer's own card says, or as nobody says (a black hole)."""
+    with lab_of(N) as lab, ExitStack() as undo:
+        lab.mtu(9000)
+        peers = Peers(lab, tmp_path, undo)
+        peers.send(7, 0.0)
+        for mtu, packets, silently in ((4000, 3, True), (2400, 2, False), (1500, 1, True), (576, 1, False)):
+            lab.mtu(mtu, silently=silently)
+            began_s = time.monotonic()
+            peers.go_on(began_s)
+            peers.send(packets, began_s)
+
+
+def test_over_ipv6(tmp_path: Path) -> None:
+    """1,280 bytes are the least that every path takes: a datagram of one packet has 1,200."""
+    with lab_of(N) as lab, ExitStack() as undo:
+        lab.mtu(65535)
+        for peer in range(N):
+            lab.run(peer, "sysctl", "-q", "-w", "net.ipv6.conf.eth0.disable_ipv6=0")
+            lab.run(peer, "ip", "-6", "address", "add", f"fd00::{peer + 1}/64", "dev", "eth0", "nodad")
+        peers = Peers(lab, tmp_path, undo, PREFIX6="fd00::")
+        for mtu, packets in ((65535, 56), (9000, 7), (1280, 1)):
+            lab.mtu(mtu)
+            began_s = time.monotonic()
+            peers.send(packets, began_s)
+            peers.go_on(began_s)
 
 
 def test_they_go_on_after_a_link_was_down(lab: Lab, peers: Peers) -> None:

@@ -22,6 +22,7 @@ from ragtag.core.wire import (
     CHUNK_BYTES,
     DATAGRAM_BYTES,
     HEADER_BYTES,
+    LONG_KINDS,
     NAMED_BYTE,
     Identity,
     Kind,
@@ -160,7 +161,7 @@ def test_what_arrives_is_what_was_sent(
 
 
 @given(
-    kind=st.sampled_from([k for k in Kind if k not in (Kind.DATA, Kind.LAST, Kind.ASK)]),
+    kind=st.sampled_from([k for k in Kind if k not in LONG_KINDS]),
     key=keys,
     chunk=st.integers(0, U32),
     total=st.integers(0, U32),
@@ -515,15 +516,15 @@ def test_names_of_refused_senders_are_bounded() -> None:
 @pytest.mark.parametrize("kind", Kind)
 def test_data_comes_with_a_chunk_and_answers_without(kind: Kind) -> None:
     source, dest = framers()
-    is_data = kind in (Kind.DATA, Kind.LAST, Kind.ASK)
-    assert (dest.parse_short(source.short(kind, ME)) is None) == is_data
-    assert dest.refused.malformed == is_data
+    is_long, is_data = kind in LONG_KINDS, kind in (Kind.DATA, Kind.LAST, Kind.ASK)
+    assert (dest.parse_short(source.short(kind, ME)) is None) == is_long
+    assert dest.refused.malformed == is_long
     rows = rows_of(source, a_run(3))
     headers_of(rows)["kind"][1] = kind
     kept, headers = dest.parse(signed(source, rows))
     assert headers["chunk"].tolist() == ([0, 1, 2] if is_data else [0, 2])
     assert len(kept) == 2 + is_data
-    assert dest.refused.malformed == dest.refused.total == 1
+    assert dest.refused.malformed == dest.refused.total == 1  # a probe's packet is taken, and is no data
 
 
 @settings(max_examples=200)

@@ -126,13 +126,13 @@ class Masked:
         self.turn, self.ready, self.due_s = self._under.turn, self._under.ready, self._under.due_s
         self.masked = 0
 
-    def send(self, rows: Bytes, address: Address) -> int:
+    def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         self.masked += len(rows)
         assert not rows[:, 16:CLEAR_BYTES].any(), "there is room for a tag"
         rows = rows.copy()
         rows[:, 16:CLEAR_BYTES] = 0xEE
         rows[:, CLEAR_BYTES:] ^= 0x5A
-        return self._under.send(rows, address)
+        return self._under.send(rows, address, per)
 
     def send_short(self, datagram: bytes, address: Address) -> None:
         self._under.send_short(bytes(byte ^ 0x5A for byte in datagram), address)

@@ -67,9 +67,13 @@ def told(
 def test_a_founder_is_reached_where_it_says_and_is_no_news(agent: Agent) -> None:
     here, flows = people(agent)
     before = flows[1]
+    before.path.mtu.packets = 7
     assert told(here, member(1)) == []  # the node counts on it already
     assert flows[1] is before and flows[1].address == ("10.0.0.9", 6001) and flows[1].process == 100
+    assert before.path.mtu.packets == 1, "the way to another address may take smaller datagrams"
+    before.path.mtu.packets = 7
     assert told(here, member(1)) == []
+    assert before.path.mtu.packets == 7
 
 
 def test_a_newcomer_visits_then_joins(agent: Agent) -> None:

@@ -16,7 +16,7 @@ from ragtag.core.seed import generator
 from ragtag.core.types import Bytes, MessageKey, Run
 from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, HEADER_BYTES, Identity, Kind
 from ragtag.network.link.frame import Framer
-from ragtag.network.link.link import SLAB_ROWS, Received
+from ragtag.network.link.link import SLAB_ROWS, TRAIN, Received, TooLarge
 from ragtag.network.link.memory import Hub, MemoryLink
 from ragtag.network.link.sealed import SEALED, SealedLink
 from ragtag.network.link.udp import UdpLink
@@ -31,10 +31,12 @@ class Tapped(MemoryLink):
     def __init__(self, hub: Hub) -> None:
         super().__init__(hub=hub)
         self.tape: list[Bytes | bytes] = []
+        self.per: list[int] = []
 
-    def send(self, rows: Bytes, address: Address) -> int:
+    def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         self.tape.append(rows.copy())
-        return super().send(rows, address)
+        self.per.append(per)
+        return super().send(rows, address, per)
 
     def send_short(self, datagram: bytes, address: Address) -> None:
         self.tape.append(datagram)
@@ -45,7 +47,7 @@ class Ends:
     """Peers 0, 1, ... of one crew, each with a sealed link and a framer."""
 
     def __init__(self, n: int = 2, suite: int = 1) -> None:
-        self.hub = Hub()
+        self.hub = Hub(first_hop=TRAIN)
         self.under = [Tapped(self.hub) for _ in range(n)]
         self.cards: dict[Address, tuple[int, bytes]] = {}
         self.links, self.framers = [], []
@@ -127,6 +129,143 @@ def test_rows_come_as_they_were_framed_and_stand_on_no_line(k: int, suite: int) 
     assert plain[0, HEADER_BYTES : HEADER_BYTES + 16].tobytes() not in on_the_line
     for link in ends.links:
         link.close()
+
+
+@pytest.mark.parametrize("suite", [1, CHACHA])
+@pytest.mark.parametrize("per", [2, 7, TRAIN])
+@pytest.mark.parametrize("k", [1, 2, 8, 55, 57, 300])
+def test_datagrams_of_several_packets_are_sealed_at_once_and_come_as_they_were(
+    k: int, per: int, suite: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(2, suite)
+    ends.meet()
+    rows = ends.rows(k)
+    plain = rows.copy()
+    session = ends.links[0].sessions.to(0.0, ends.links[1].address)
+    assert session is not None
+    began = session.sent
+    assert ends.links[0].send(rows, ends.links[1].address, per) == k
+    sent = -(-k // per)
+    if TRAIN % per:  # a train ends with a whole datagram
+        sent = sum(-(-min(TRAIN - TRAIN % per, k - at) // per) for at in range(0, k, TRAIN - TRAIN % per))
+    assert session.sent - began == sent, "one number for each datagram"
+    assert set(ends.under[0].per[-1:]) == {per}
+    got = ends.links[1].receive()
+    parsed, headers = ends.framers[1].parse(got.table)
+    ((run, a, b, epoch, asks),) = ends.framers[1].runs(parsed, headers)
+    assert (run.peer, run.key, run.first, run.total, epoch, asks, a, b) == (
+        0, MessageKey(0, 3, 1, 2), 5, k + 9, 77, True, 0, k,
+    )  # fmt: skip
+    assert np.array_equal(run.payload, plain[:, HEADER_BYTES:])
+    assert headers["seq"].tolist() == list(range(1, k + 1)) and (run.heard == 5).all()
+    assert ends.framers[1].refused.total == 0 and refused(ends) == {}
+    on_the_line = b"".join(bytes(rows) for rows in ends.under[0].tape)
+    for row in range(k):
+        assert plain[row, HEADER_BYTES : HEADER_BYTES + 16].tobytes() not in on_the_line
+    for rows in ends.under[0].tape[-2:]:  # once more
+        if len(rows) and not isinstance(rows, bytes):
+            ends.under[0].send(rows, ends.links[1].address, per)
+    assert len(ends.links[1].receive().table) == 0 and set(refused(ends)) <= {"replayed", "clear"}
+    for link in ends.links:
+        link.close()
+
+
+def test_no_packet_speaks_for_another_peer_wherever_in_a_datagram_it_stands(ends: Ends) -> None:
+    """A member has keys, and may write into headers what it likes."""
+    ends.meet()
+    rows = ends.rows(14)
+    rows.view("<u2")[:, 2] = 2  # peer 2's
+    rows.view("<u2")[:, 1] = 9  # of another crew
+    rows[:, 0] = 99  # in another version
+    ends.links[0].send(rows, ends.links[1].address, 7)
+    _, headers = ends.framers[1].parse(ends.links[1].receive().table)
+    assert headers["sender"].tolist() == [0] * 14 and ends.framers[1].refused.total == 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_a_bit_that_is_changed_costs_its_datagram_and_no_other(data: st.DataObject) -> None:
+    ends = Ends(2)
+    ends.meet()
+    per, k = data.draw(st.integers(2, 9)), 20
+    ends.links[0].send(ends.rows(k), ends.links[1].address, per)
+    ends.under[1]._queue.clear()
+    ends.under[1]._waiting = 0
+    rows = np.array(ends.under[0].tape[-1])
+    which = data.draw(st.integers(0, k - 1))
+    first = which - which % per
+    low = 1 if which == first else 0  # the first byte says what a datagram is
+    rows[which, data.draw(st.integers(low, DATAGRAM_BYTES - 1))] ^= data.draw(st.integers(1, 255))
+    ends.under[0].send(rows, ends.links[1].address, per)
+    got = ends.links[1].receive()
+    gone = set(range(first, min(first + per, k)))
+    _, headers = ends.framers[1].parse(got.table)
+    assert headers["seq"].tolist() == [at + 1 for at in range(k) if at not in gone]
+    assert got.sources == [(k - len(gone), ends.links[0].address)]
+    assert sum(refused(ends).values()) == 1
+    for link in ends.links:
+        link.close()
+
+
+def test_datagrams_that_are_put_together_otherwise_are_refused(ends: Ends) -> None:
+    """Two in one, one in two: what the line makes of them does not pass for what was sealed."""
+    ends.meet()
+    ends.links[0].send(ends.rows(8), ends.links[1].address, 4)
+    ends.links[1].receive()
+    ends.links[0].send(ends.rows(8), ends.links[1].address, 4)
+    ends.under[1]._queue.clear()
+    ends.under[1]._waiting = 0
+    rows = np.array(ends.under[0].tape[-1])
+    for per, gone in ((8, 1), (2, 4), (1, 8)):
+        before = sum(refused(ends).values())
+        ends.under[0].send(rows, ends.links[1].address, per)
+        assert len(ends.links[1].receive().table) == 0
+        assert sum(refused(ends).values()) - before == gone
+    ends.under[0].send(rows, ends.links[1].address, 4)
+    assert len(ends.links[1].receive().table) == 8
+
+
+def test_a_pass_may_mix_sizes_senders_and_rubbish(ends: Ends) -> None:
+    ends.meet(0, 1)
+    ends.meet(2, 1)
+    to = ends.links[1].address
+    for source, k, per in ((0, 7, 3), (2, 5, 1), (0, 9, TRAIN), (2, 4, 2)):
+        ends.links[source].send(ends.rows(k, source), to, per)
+        ends.under[source].send(np.full((3, DATAGRAM_BYTES), SEALED, np.uint8), to, 3)
+    got = ends.links[1].receive()
+    _, headers = ends.framers[1].parse(got.table)
+    assert headers["sender"].tolist() == [0] * 7 + [2] * 5 + [0] * 9 + [2] * 4
+    assert [end for end, _ in got.sources] == [7, 7, 12, 12, 21, 21, 25, 25]
+    assert refused(ends) == {"stranger": 4}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=8, max_size=8 + 4 * DATAGRAM_BYTES), st.integers(1, 5), st.booleans())
+def test_any_bytes_may_come_several_packets_to_a_datagram(noise: bytes, per: int, known: bool) -> None:
+    ends = Ends(2)
+    ends.meet()
+    index = struct.pack("<H", next(iter(ends.links[1].sessions._by_index)))
+    data = (bytes([SEALED, 0]) + index + noise[4:] if known else noise).ljust(5 * DATAGRAM_BYTES, b"\1")
+    table = np.frombuffer(data, np.uint8)[: 5 * DATAGRAM_BYTES].reshape(-1, DATAGRAM_BYTES)
+    ends.under[0].send(table, ends.links[1].address, per)
+    got = ends.links[1].receive()
+    assert len(got.table) == 0 and sum(refused(ends).values()) == -(-5 // per)
+    assert len(ends.ping().short) == 1, "the session goes on"
+    for link in ends.links:
+        link.close()
+
+
+def test_what_the_first_hop_refuses_uses_up_its_numbers(ends: Ends) -> None:
+    ends.meet()
+    to, rows = ends.links[1].address, ends.rows(9)
+    ends.hub.first_hop = 4
+    with pytest.raises(TooLarge) as refusal:
+        ends.links[0].send(rows, to, 5)
+    assert refusal.value.left == 0
+    assert ends.links[0].send(rows, to, 4) == 9
+    assert len(ends.links[1].receive().table) == 9 and refused(ends) == {}
+    session = ends.links[0].sessions.to(0.0, to)
+    assert session is not None and session.sent == 1 + 2 + 3, "no number is used twice"
 
 
 def test_header_only_datagrams_come_as_they_were_framed(ends: Ends) -> None:
@@ -288,7 +427,7 @@ def test_any_bytes_may_come(rows: list[bytes], shorts: list[bytes], first: bool)
 def test_numbers_are_used_once_also_where_the_socket_had_no_room(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Tapped, rows: Bytes, address: Address) -> int:
+    def full(self: Tapped, rows: Bytes, address: Address, per: int = 1) -> int:
         self.tape.append(rows.copy())
         return 2
 
@@ -300,6 +439,9 @@ def test_numbers_are_used_once_also_where_the_socket_had_no_room(
     assert ends.links[0].send(rows, to) == 2
     one, two = (np.array(rows)[:, :8] for rows in ends.under[0].tape[-2:])
     assert len(np.unique(np.concatenate((one, two)), axis=0)) == 2 * 56
+    assert ends.links[0].send(rows, to, 7) == ends.links[0].send(rows, to, 7) == 2
+    heads = [np.array(rows)[::7, :8] for rows in ends.under[0].tape[-2:]]
+    assert len(np.unique(np.concatenate((one, two, *heads)), axis=0)) == 2 * 56 + 2 * 8
 
 
 def test_over_sockets() -> None:

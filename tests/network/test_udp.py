@@ -17,8 +17,8 @@ import pytest
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.link.link import FAILING_MAX, SLAB_ROWS, TRAIN, Failures, Received
-from ragtag.network.link.udp import UDP_SEGMENT, PortInUse, UdpLink
+from ragtag.network.link.link import FAILING_MAX, SLAB_ROWS, TRAIN, Failures, Received, TooLarge
+from ragtag.network.link.udp import MTU_DISCOVER, PMTUDISC_PROBE, UDP_SEGMENT, PortInUse, UdpLink
 
 LINUX = sys.platform == "linux"
 linux = pytest.mark.skipif(not LINUX, reason="segmentation and coalescing are the Linux kernel's")
@@ -131,7 +131,7 @@ def test_shorts_that_the_kernel_coalesced_come_apart() -> None:
 
 def test_other_sizes_are_counted_and_left_out(pair: tuple[UdpLink, UdpLink]) -> None:
     _, dest = pair
-    sizes = [0, 1, 63, 65, 1151, 1153, 2 * DATAGRAM_BYTES, 9000, 65507]
+    sizes = [0, 1, 63, 65, 1151, 1153, 2 * DATAGRAM_BYTES + HEADER_BYTES, 9000, 65507]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stray:
         for size in sizes:
             stray.sendto(bytes(size), dest.address)
@@ -198,6 +198,121 @@ def test_ipv6() -> None:
         rows = random_rows(3)
         source.send(rows, dest.address)
         assert np.array_equal(take(dest, 3).table, rows)
+
+
+# -- Datagrams of several packets
+
+PER = [2, 7, 24, 40, TRAIN]
+
+
+@linux
+@pytest.mark.parametrize("per", PER)
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_datagram_holds_as_many_packets_as_asked_for(per: int, plain: bool) -> None:
+    with closing(UdpLink(plain=plain)) as source, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as dest:
+        dest.bind(("127.0.0.1", 0))
+        dest.settimeout(20.0)
+        for k in (1, per, per + 1, TRAIN + 1):
+            rows = random_rows(k, k)
+            assert source.send(rows, dest.getsockname(), per) == k
+            came = []
+            while sum(map(len, came)) < rows.size:
+                came.append(dest.recv(65536))
+            assert b"".join(came) == rows.tobytes()
+            whole, train = per * DATAGRAM_BYTES, TRAIN - TRAIN % per
+            for at, data in enumerate(came[:-1]):  # only a train's last one may be smaller
+                assert len(data) == whole, (at, len(data), train)
+
+
+@linux
+def test_sizes_mix_and_each_train_says_what_came_together(pair: tuple[UdpLink, UdpLink]) -> None:
+    source, dest = pair
+    at, rows, shorts = 0, random_rows(2000), 0
+    found: list[int] = []
+    for k, per in ((5, 7), (56, 7), (7, 1), (30, 2), (112, TRAIN), (1, 7), (9, 1), (65, 24)):
+        assert source.send(rows[at : at + k], dest.address, per) == k
+        source.send_short(bytes(HEADER_BYTES), dest.address)
+        wait_readable(dest)
+        tables, came = [], 0
+        while came < k or not shorts:
+            got = dest.receive()
+            shorts += len(got.short)
+            assert got.malformed == 0 and len(got.per) == len(got.sources)
+            edges = [0, *(end for end, _ in got.sources)]
+            for a, b, each in zip(edges[:-1], edges[1:], got.per, strict=True):
+                found.append(each)
+                assert each <= max(per, 1) and b - a <= TRAIN
+            tables.append(got.table.copy())
+            came += len(got.table)
+        assert np.array_equal(np.concatenate(tables), rows[at : at + k])
+        at, shorts = at + k, 0
+    assert {7, 1, 2, TRAIN, 24} <= set(found)
+
+
+@linux
+def test_what_the_kernel_has_joined_comes_apart_again() -> None:
+    """Datagrams of one size, and a last one of another: of packets, a header, or rubbish."""
+    with closing(UdpLink()) as dest, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source:
+        source.setsockopt(socket.SOL_UDP, UDP_SEGMENT, 3 * DATAGRAM_BYTES)
+        rows = random_rows(11)
+        source.sendto(rows.tobytes(), dest.address)
+        assert np.array_equal(take(dest, 11).table, rows)
+        short = b"s" * HEADER_BYTES
+        source.sendto(rows[:9].tobytes() + short, dest.address)
+        got = take(dest, 9, shorts=1)
+        assert np.array_equal(got.table, rows[:9]) and got.short == [short]
+        source.sendto(rows[:10].tobytes() + short, dest.address)  # a datagram of 1,152 and 64 bytes
+        got = take(dest, 9, malformed=1)
+        assert np.array_equal(got.table, rows[:9]) and got.short == []
+        source.sendto(rows[:6].tobytes() + b"odd", dest.address)
+        assert np.array_equal(take(dest, 6, malformed=1).table, rows[:6])
+
+
+@linux
+def test_only_datagrams_of_several_packets_forbid_that_they_are_cut() -> None:
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
+        option = MTU_DISCOVER[4]
+        usual = source.sock.getsockopt(*option)
+        assert usual != PMTUDISC_PROBE
+        for per in (7, 1, TRAIN, 1):
+            source.send(random_rows(60), dest.address, per)
+            assert source.sock.getsockopt(*option) == (usual if per == 1 else PMTUDISC_PROBE)
+
+
+@linux
+def test_a_header_alone_leaves_whatever_was_sent_before(pair: tuple[UdpLink, UdpLink]) -> None:
+    """The kernel refuses all from a socket whose segments a device does not take, however small it is."""
+    source, dest = pair
+    for per in PER:
+        source.send(random_rows(60), dest.address, per)
+        source.send_short(bytes(HEADER_BYTES), dest.address)
+        assert source.sock.getsockopt(socket.SOL_UDP, UDP_SEGMENT) <= DATAGRAM_BYTES
+        take(dest, 60, shorts=1)
+
+
+def test_a_system_that_cannot_forbid_it_sends_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a router would cut them, and a probe would say that the path takes them."""
+    monkeypatch.setattr(sys, "platform", "freebsd14")
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
+        with pytest.raises(TooLarge):
+            source.send(random_rows(7), dest.address, 7)
+        assert source.send(random_rows(7), dest.address) == 7
+        take(dest, 7)
+
+
+@linux
+@pytest.mark.parametrize("error", [errno.EIO, errno.EINVAL, errno.EMSGSIZE])
+def test_a_first_hop_that_does_not_take_them_is_told_and_is_no_failure(error: int) -> None:
+    with closing(UdpLink()) as source, closing(UdpLink()) as dest:
+        rows = random_rows(3 * TRAIN)
+        source.sock = Unwilling(source.sock, [None, error])  # type: ignore[assignment]
+        with pytest.raises(TooLarge) as refusal:
+            source.send(rows, dest.address, 7)
+        assert refusal.value.left == TRAIN
+        assert source.segmentation and not source.failures.count and not source.failures.news
+        assert np.array_equal(take(dest, TRAIN).table, rows[:TRAIN])
+        assert source.send(rows[TRAIN:], dest.address) == 2 * TRAIN
+        assert np.array_equal(take(dest, 2 * TRAIN).table, rows[TRAIN:])
 
 
 # -- A send that does not go through
@@ -273,8 +388,9 @@ def test_segmentation_is_given_up_where_the_route_refuses_it(error: int) -> None
         assert np.array_equal(take(dest, len(rows)).table, rows)
         assert unwilling.sizes == [TRAIN * DATAGRAM_BYTES] + [DATAGRAM_BYTES] * len(rows)
         # the kernel must not cut any more either: a datagram of another size leaves in one piece
-        source.sock.sendto(bytes(2 * DATAGRAM_BYTES), dest.address)
-        assert take(dest, 0, malformed=1).malformed == 1
+        source.sock.sendto(bytes(2 * DATAGRAM_BYTES + 1), dest.address)
+        got = take(dest, 0, malformed=1)
+        assert got.malformed == 1 and len(got.table) == 0
 
 
 @linux

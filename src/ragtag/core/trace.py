@@ -472,6 +472,8 @@ class Link(Base, frozen=True, kw_only=True, tag="link"):
     late: messages whose deadline passed before they left.
     rate_bytes_per_s: what the path delivers, as rate control has measured it; 0: not known.
     rtt_s, min_rtt_s: round trips, smoothed with what busy ends keep, and the path's shortest; 0: none known.
+    datagram_bytes: how large datagrams were at the end, without headers of UDP and IP; 0: not known. What
+        ``sent`` and ``lost`` count are packets of 1,152 bytes, of which a large datagram holds several.
     held_s: what kept messages from leaving, and for how long in all: keys, socket, receiver, window, rate,
         driver.
     """
@@ -483,6 +485,7 @@ class Link(Base, frozen=True, kw_only=True, tag="link"):
     rate_bytes_per_s: Annotated[float, Meta(ge=0.0, le=1e15)] = 0.0
     rtt_s: Seconds = 0.0
     min_rtt_s: Seconds = 0.0
+    datagram_bytes: Annotated[int, Meta(ge=0, le=65_535)] = 0
     held_s: Annotated[dict[str, Seconds], Meta(max_length=32)] = {}
 
 

@@ -1,14 +1,17 @@
-"""Datagrams: a 64-byte header and one chunk of at most 1,088 bytes.
+"""Datagrams: packets of a 64-byte header and one chunk of at most 1,088 bytes.
 
 1,152 bytes of UDP payload are 1,200 bytes on the wire over IPv6 (1,180 over IPv4), which every path
 must carry without fragmentation (RFC 8200 section 5 asks for 1,280; RFC 9000 section 14 for 1,200).
+Where a path is known to carry more (``network.control.mtu``), a datagram holds several such packets, one
+after the other. Each has its own header, number and check; what is counted below are packets.
 Header and chunk are multiples of 64 bytes, so a segmented train of datagrams is a table whose rows
 numpy reads and writes in place. All integers are little-endian.
 
 | offset | type | field | meaning |
 |---|---|---|---|
 | 0 | u8 | version | of this format |
-| 1 | u8 | kind | DATA, END, ACK, END_ACK, PING (asks for an ACK), BYE, LAST (ends a message), ASK |
+| 1 | u8 | kind | DATA, END, ACK, END_ACK, PING (asks for an ACK), BYE, LAST (ends a message), ASK, |
+| | | | PROBE (of the datagram's size, asks for a PROBE_ACK), PROBE_ACK |
 | 2 | u16 | crew | of the hash of the crew's name |
 | 4, 6 | u16 | sender, dest | peer ids |
 | 8 | u32 | seq | the packet's number among those of its sender's process to this peer |
@@ -20,14 +23,15 @@ numpy reads and writes in place. All integers are little-endian.
 | 40 | u8 | channel | 252: a named one; its schema's hash tells which |
 | 41 | u8 | stage | |
 | 42 | u16 | block | |
-| 44 | u32 | chunk | ACK: the window granted, in datagrams |
-| 48 | u32 | total | ACK: 1: all up to the highest have come |
+| 44 | u32 | chunk | ACK: the window granted, in packets; PROBE: which packet of the datagram |
+| 48 | u32 | total | ACK: 1: all up to the highest have come; PROBE: packets in the datagram |
 | 52 | f32 | weight | the chunk's weight in a mean; ACK: seconds since the highest number came |
-| 56 | u64 | heard | the chunk's contributors, a bit each; ACK: the highest number seen |
+| 56 | u64 | heard | the chunk's contributors, a bit each; ACK: the highest number; PROBE_ACK: the probe's |
 
 No number is used twice by one flow for one of two purposes: what is counted (DATA, LAST, ASK, END, PING),
-and what answers it (ACK, END_ACK, BYE). 32 bits of a number travel; both ends know the rest of it, as in RFC
-9000, 17.1. A link that seals writes another form of the same size (``network/link/sealed``), with a tag.
+and what is not (ACK, END_ACK, BYE, PROBE, PROBE_ACK). The packets of a probe share one. 32
+bits of a number travel; both ends know the rest of it, as in RFC 9000, 17.1. A link that seals writes another
+form of the same size (``network/link/sealed``), with a tag.
 
 Without it, the check finds corruption and strays. It is no signature: whoever knows the crew's name can forge
 it. So a receiver takes a datagram only from its sender's address; a good-bye counts only where there is no
@@ -68,10 +72,14 @@ class Kind(IntEnum):
     BYE = 5
     LAST = 6
     ASK = 7
+    PROBE = 8
+    PROBE_ACK = 9
 
 
 KIND_MAX = max(Kind)
-ANSWERS = (Kind.ACK, Kind.END_ACK, Kind.BYE)
+LONG_KINDS = (Kind.DATA, Kind.LAST, Kind.ASK, Kind.PROBE)
+"""Kinds that have a chunk behind their header."""
+ANSWERS = (Kind.ACK, Kind.END_ACK, Kind.BYE, Kind.PROBE, Kind.PROBE_ACK)
 """Kinds that are numbered apart from all others, which are counted and acknowledged."""
 
 

@@ -22,6 +22,7 @@ def written(folder: Path, n: int = 2, sealed: tuple[bool, ...] = (True, True), r
                     trace.Link(
                         t=9.0, peer=peer, other=other, sent=2000, lost=40 * peer, late=3 * peer,
                         rate_bytes_per_s=12.5e6, rtt_s=0.0125, min_rtt_s=0.002,
+                        datagram_bytes=8064,
                         held_s={"rate": 1.5 + peer, "window": 0.25},
                     )
                 )  # fmt: skip
@@ -37,11 +38,15 @@ def test_each_way_has_its_figures(tmp_path: Path) -> None:
     assert "What peers sent each other was sealed." in section and "Refused" not in section
     row = section[section.index("1 \N{RIGHTWARDS ARROW} 0") :].partition("</tr>")[0]
     cells = [cell.partition("<")[0] for cell in row.split('<td class="n">')[1:]]
-    assert cells == ["12.5 MB/s", "2 ms", "12.5 ms", "2,000", "2 %", "3"]
+    assert cells == ["12.5 MB/s", "2 ms", "12.5 ms", "2,000", "8.06 kB", "2 %", "3"]
     assert "the path&#x27;s rate, 2.5 s" in row
     ((one, two), per_peer) = report_json(tmp_path)["links"], report_json(tmp_path)["per_peer"]
     assert (two["from"], two["to"], two["lost"], two["held_s"]) == (1, 0, 0.02, {"rate": 2.5, "window": 0.25})
-    assert one["late_messages"] == 0 and {peer["sealed"] for peer in per_peer} == {True}
+    assert (
+        one["late_messages"] == 0
+        and one["datagram_bytes"] == 8064
+        and {peer["sealed"] for peer in per_peer} == {True}
+    )
 
 
 def test_what_was_refused_and_what_was_not_sealed_is_said(tmp_path: Path) -> None:

@@ -430,6 +430,26 @@ def test_a_window_takes_each_number_once_and_none_that_is_too_old(batches: list[
         assert window.highest == highest
 
 
+@settings(max_examples=50)
+@example(1 << 32, [1, 2, 2 - WINDOW, 1 - WINDOW, WINDOW, 1])
+@given(st.integers(0, 1 << 40), st.lists(st.integers(-2 * WINDOW, 2 * WINDOW), max_size=60))
+def test_numbers_that_come_one_by_one_are_taken_as_those_that_come_together(
+    start: int, ahead: list[int]
+) -> None:
+    one, other = SeenNumbers(), SeenNumbers()
+    for window in (one, other):
+        window.take(np.array([start + 1]))
+    for step in ahead:
+        low = (one.highest + step) & 0xFFFFFFFF
+        number = one.fresh_one(low)
+        numbers = other.whole(np.array([low], np.uint32))
+        assert number == (numbers[0] if other.fresh(numbers)[0] else 0)
+        if number:
+            one.take_one(number)
+            other.take(numbers)
+        assert one.highest == other.highest and np.array_equal(one._seen, other._seen)
+
+
 @given(st.integers(0, 1 << 45), st.integers(-WINDOW, 1 << 20))
 def test_the_whole_number_follows_from_its_low_half(highest: int, ahead: int) -> None:
     window = SeenNumbers()

@@ -463,6 +463,7 @@ class Logbook:
                     rate_bytes_per_s=way.rate_bytes_per_s,
                     rtt_s=way.rtt_s,
                     min_rtt_s=way.min_rtt_s,
+                    datagram_bytes=way.datagram_bytes,
                     held_s=dict(way.held_s),
                 )
             )

@@ -116,6 +116,7 @@ def link_figures(link: trace.Link) -> dict[str, Any]:
         "from": link.peer,
         "to": link.other,
         "datagrams": link.sent,
+        "datagram_bytes": link.datagram_bytes or None,
         "lost": link.lost / link.sent if link.sent else None,
         "late_messages": link.late,
         "rate_bytes_per_s": link.rate_bytes_per_s or None,

@@ -56,7 +56,7 @@ HELD_BY = {
 """By what a trace says keeps messages from leaving (``network.link.flow.Hold``), what a reader is told."""
 _LINK = (
     ("Way", ""),
-    *((name, "n") for name in ("Rate", "Shortest", "Round trip", "Datagrams", "Lost", "Late")),
+    *((name, "n") for name in ("Rate", "Shortest", "Round trip", "Datagrams", "Of", "Lost", "Late")),
     ("Waited for", ""),
 )
 _COMPARED = tuple(
@@ -245,7 +245,8 @@ def links(summary: Summary) -> str:
     turned = f" Refused: {strange}." if strange else ""
     caption = (
         f"What peers sent each other was {how}.{turned} Of each way: what the path delivered, as rate "
-        "control has measured it; round trips, the shortest and with what busy peers keep; datagrams lost; "
+        "control has measured it; round trips, the shortest and with what busy peers keep; datagrams of "
+        "1,152 bytes, or packets of larger ones, how large these may be there, and how many were lost; "
         f"messages that were late before they left; what kept messages waiting for longest.{those}"
     )
     rows = [_way(link) for link in shown]
@@ -264,6 +265,7 @@ def _way(link: trace.Link) -> str:
         seconds(link.min_rtt_s) if link.min_rtt_s else None,
         seconds(link.rtt_s) if link.rtt_s else None,
         f"{link.sent:,}",
+        bytes_text(link.datagram_bytes) if link.datagram_bytes else None,
         percent(link.lost / link.sent) if link.sent else None,
         f"{link.late:,}" if link.late else None,
         None if held is None else f"{HELD_BY.get(held[0], held[0])}, {seconds(held[1])}",

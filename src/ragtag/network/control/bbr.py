@@ -112,7 +112,7 @@ class Ambient:
     share: float = 0.0
     _pool: Losses = field(default_factory=Losses)
 
-    def learn(self, passed: int, lost: int) -> None:
+    def learn(self, passed: float, lost: float) -> None:
         """Datagrams that left while little was under way."""
         pool = self._pool
         keep = min(1.0, _POOL / (pool.passed + passed))
@@ -232,12 +232,13 @@ class Bbr:
 
     def acknowledged(self, sample: Delivery) -> None:
         """Update the model, go from phase to phase, and set the rate and the window."""
-        lost = sample.passed - sample.delivered
-        self._seen.add(sample.passed, lost)
+        # what chance explains is a number of datagrams, each with several packets
+        passed, lost = sample.passed / sample.together, (sample.passed - sample.delivered) / sample.together
+        self._seen.add(passed, lost)
         self._most = max(self._most, sample.tx_in_flight, sample.in_flight)
         self._measure(sample)
         if self._unfilled(sample):
-            self.ambient.learn(sample.passed, lost)
+            self.ambient.learn(passed, lost)
         if sample.rounds != self._round:
             self._round = sample.rounds
             self._turn(sample)

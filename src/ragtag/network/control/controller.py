@@ -17,7 +17,7 @@ QUANTUM_S = 1e-3
 
 @dataclass(slots=True)
 class Delivery:
-    """What one answer tells of a path.
+    """What one answer tells of a path. What is counted are packets (``core.wire``).
 
     passed: datagrams of which it is known since now that they came, or were lost.
     delivered: those of them that came.
@@ -34,6 +34,7 @@ class Delivery:
     tx_in_flight: datagrams under way when what is answered left, at most (draft-ietf-ccwg-bbr,
         RS.tx_in_flight).
     kept_s: how long what was answered, and the answer, lay at the two ends, beside the round trip.
+    together: how many are lost at once: those that leave in one datagram.
     """
 
     now_s: float
@@ -49,6 +50,7 @@ class Delivery:
     rounds: int = 0
     tx_in_flight: int = 0
     kept_s: float = 0.0
+    together: int = 1
 
 
 class Controller(Protocol):

@@ -1,7 +1,9 @@
 """One direction to one peer: what was sent, what came of it, how long it took; and what may leave now.
 
-Datagrams are numbered from 1 in the order in which they leave. When they left is kept here for those under
-way, so no datagram carries a time: an answer names the highest number that came, and how many came in all.
+What is counted here, and called a datagram, is a packet (``core.wire``): where a path takes large datagrams,
+several leave in one. They are numbered from 1 in the order in which they leave. When they left is kept here
+for those under way, so no datagram carries a time: an answer names the highest number that came, and how many
+came in all.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import NamedTuple
 
 from ragtag.network.control.bbr import Bbr
 from ragtag.network.control.controller import QUANTUM_S, WINDOW_FIRST, Controller, Delivery
+from ragtag.network.control.mtu import PROBES_MAX, Search
 from ragtag.network.control.window import WINDOW_MAX, WINDOW_MIN, LossWindow
 
 CONTROLLERS: Mapping[str, Callable[[], Controller]] = {"bbr": Bbr, "window": LossWindow}
@@ -55,6 +58,7 @@ class Path:
     min_rtt_s: the shortest round trip, without what the two ends kept; inf: none measured.
     sure: whether one was measured with what was sent after the other had been heard. What was sent before may
         have lain in a socket that nobody read yet, for seconds.
+    mtu: how many packets one of its datagrams may hold.
     """
 
     def __init__(self, control: Controller | None = None) -> None:
@@ -64,6 +68,9 @@ class Path:
         self.srtt_s = self.rttvar_s = 0.0
         self.min_rtt_s = math.inf
         self.sure = False
+        self.mtu = Search()
+        self._together: deque[tuple[int, int]] = deque()  # numbers that left several to a datagram, from to
+        self._hole = 0  # how many of those did not come since one did
         self._unheard: int | None = None
         self._departures: deque[_Departure] = deque()
         self._forgotten = 0
@@ -113,8 +120,13 @@ class Path:
 
     # -- What left, and what came of it
 
-    def send(self, now_s: float, count: int) -> None:
-        """``count`` datagrams, with the next numbers, leave now (or were lost where losses are injected)."""
+    def send(self, now_s: float, count: int, together: int = 0) -> None:
+        """``count`` datagrams, with the next numbers, leave now (or were lost where losses are injected).
+
+        together: so many of them, the first ones, leave several to a datagram.
+        """
+        if together:
+            self._note_together(self.sent + 1, self.sent + together)
         if self.in_flight == 0:
             self._first_s = self._delivered_s = now_s
             self._measured = None
@@ -185,6 +197,8 @@ class Path:
         before, in_flight, passed = self.received, self.in_flight, highest - self.acked
         self.received = max(self.received, min(highest, received + self._unheard))
         self.acked = highest
+        if self._together:
+            passed -= self._fallen(highest, passed, self.received - before)
         if highest > self._round_ends and now_s >= self._round_until_s:
             self._rounds, self._round_ends, self._round_until_s = self._rounds + 1, self.sent, now_s + _SPAN_S
         self.control.acknowledged(
@@ -202,6 +216,7 @@ class Path:
                 self._rounds,
                 tx_in_flight,
                 kept_s,
+                self.mtu.packets,
             )
         )
 
@@ -212,8 +227,50 @@ class Path:
         self._departures.clear()
         self._measured = None
         self._unheard, self.sure = None, False
+        self.moved()
+
+    def moved(self) -> None:
+        """The way to the other may be another one from now on: nothing is known of what it takes."""
+        self.mtu = Search()
+        self._together.clear()
+
+    # -- Large datagrams
+
+    def _note_together(self, first: int, last: int) -> None:
+        together = self._together
+        if together and together[-1][1] == first - 1:
+            together[-1] = together[-1][0], last
+        else:
+            together.append((first, last))
+            if len(together) > TRAINS_MAX:
+                together.popleft()
+
+    def _fallen(self, highest: int, passed: int, delivered: int) -> int:
+        """How many of ``passed``, up to ``highest``, fell into a black hole: they say nothing of the load."""
+        together, large, last = self._together, 0, 0
+        while together and together[0][0] <= highest:
+            first, last = together.popleft()
+            if last > highest:
+                together.appendleft((highest + 1, last))
+                last = highest
+            large += last + 1 - first
+        if last == highest or delivered > passed - large:
+            self._hole = 0  # one of them came
+            return 0
+        if self.mtu.packets > 1:  # else the hole is known, and these had left before
+            self._hole += large
+            if self._hole < self.tries * self.mtu.packets:
+                return 0
+            self._hole = 0
+            self.mtu.shrink(self.mtu.packets)
+        return large
 
     # -- What is known
+
+    @property
+    def tries(self) -> int:
+        """How many large datagrams in a row are not lost by chance, but once in a thousand times."""
+        return max(PROBES_MAX, self.copies)
 
     @property
     def rto_s(self) -> float:

@@ -48,7 +48,8 @@ LARGE_CHUNKS = 1 << 14
 class Traffic:
     """What one peer has sent and received so far.
 
-    datagrams_lost: datagrams of this peer that were lost on the way, as the others' answers tell.
+    datagrams_sent, datagrams_received: packets (``core.wire``), of which a datagram may hold several.
+    datagrams_lost: those of this peer that were lost on the way, as the others' answers tell.
     refused: datagrams that came and were not accepted.
     """
 
@@ -64,7 +65,8 @@ class Traffic:
 class Direction:
     """What is known of the way from this peer to another one.
 
-    sent, lost: datagrams that left, and that are known not to have come.
+    sent, lost: packets that left, and that are known not to have come.
+    datagram_bytes: how large datagrams are at most: what the path is known to take.
     late: messages whose deadline passed before they left.
     rate_bytes_per_s: what the path delivers, by rate control; 0: not known.
     rtt_s, min_rtt_s: round trips, smoothed with what busy ends keep, and the path's shortest; 0: none known.
@@ -79,6 +81,7 @@ class Direction:
     rtt_s: float
     min_rtt_s: float
     held_s: Mapping[str, float]
+    datagram_bytes: int
 
 
 class Driver:
@@ -359,8 +362,11 @@ class Driver:
                 shortest_s = path.min_rtt_s if path.min_rtt_s < math.inf else 0.0
                 held_s = {hold.value: seconds for hold, seconds in flow.held_s.copy().items()}
                 found.append(
-                    Direction(peer, path.sent, lost, flow.dropped_late, rate, path.srtt_s, shortest_s, held_s)
-                )
+                    Direction(
+                        peer, path.sent, lost, flow.dropped_late, rate, path.srtt_s, shortest_s, held_s,
+                        path.mtu.packets * DATAGRAM_BYTES,
+                    )
+                )  # fmt: skip
         return found
 
     def refusals(self) -> dict[str, int]:

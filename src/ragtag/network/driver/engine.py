@@ -430,6 +430,8 @@ class Reachability:
             self._inside.discard(reach.peer)
             flow = self._apart.pop((reach.peer, reach.epoch), None) or Flow(reach.peer, reach.address)
             self._flows[reach.peer] = flow
+        if flow.address != reach.address:
+            flow.path.moved()
         flow.process, flow.address, flow.doubted = reach.epoch, reach.address, False
         flow.knock_s, flow.knocks = 0.0, 0
         self.moved = True

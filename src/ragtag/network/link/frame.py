@@ -19,6 +19,7 @@ from ragtag.core.wire import (
     HEADER,
     HEADER_BYTES,
     KIND_MAX,
+    LONG_KINDS,
     NAMED,
     NAMED_BYTE,
     TAG_WORD,
@@ -35,8 +36,7 @@ from ragtag.core.wire import (
 
 _SHORT = struct.Struct("<BBHHHIIQQIIBBHIIfQ")
 assert _SHORT.size == HEADER_BYTES
-_DATA, _LAST, _ASK = int(Kind.DATA), int(Kind.LAST), int(Kind.ASK)
-_DATA_KINDS = (_DATA, _LAST, _ASK)
+_DATA, _LAST, _ASK, _PROBE = int(Kind.DATA), int(Kind.LAST), int(Kind.ASK), int(Kind.PROBE)
 _U32 = 0xFFFFFFFF
 _HALF = np.uint64(32)
 _FIRST = np.uint64(0xFFFF0000FFFF00FF)  # all of the first word but the kind and the sender
@@ -53,7 +53,7 @@ class Short:
     """A header-only datagram: an end marker, an answer, or a request for one.
 
     received: in an answer, how many datagrams have come.
-    highest: in an answer, the highest number of these.
+    highest: in an answer, the highest number of these, or the number of the probe that is answered.
     waited_s: in an answer, how long ago the newest of these came.
     """
 
@@ -68,6 +68,15 @@ class Short:
     seq: int
     epoch: int
     waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SizeProbe:
+    """The last packet of a datagram that was sent to find out whether the path takes its size."""
+
+    sender: PeerId
+    number: int
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -116,6 +125,8 @@ class Framer:
         self.strays: list[tuple[PeerId, int, int, int, bool]] = []
         """Rows of another schema in the last ``runs``: sender, first row, end row, epoch, and whether one
         asks for an answer. They give no run, but count as come."""
+        self.probes: list[SizeProbe] = []
+        """Those that came since the caller last cleared it: for each row that is parsed one at most."""
         self._key = identity.key
         self._crew_id = identity.crew_id
         self._first = VERSION | self._crew_id << 16  # what each header begins with, but for kind and peers
@@ -229,6 +240,17 @@ class Framer:
         """Forget the chunks that were framed last: their memory may change from now on."""
         self._payload = None
 
+    def probe(self, dest: PeerId, number: int, count: int) -> Bytes:
+        """The packets of a datagram by which a size is probed, uint8 ``[count, 1152]``."""
+        rows = np.zeros((count, DATAGRAM_BYTES), np.uint8)
+        headers = headers_of(rows)
+        headers["version"], headers["kind"], headers["crew"] = VERSION, _PROBE, self._crew_id
+        headers["sender"], headers["dest"], headers["epoch"] = self.identity.peer, dest, self.epoch
+        headers["seq"], headers["chunk"], headers["total"] = number & _U32, np.arange(count), count
+        if not self._sealed:
+            headers["tag"] = tags(rows, self._key)
+        return rows
+
     def short(
         self,
         kind: Kind,
@@ -283,7 +305,7 @@ class Framer:
         if version != VERSION:
             self.refused.version += 1
             return None
-        if kind > KIND_MAX or kind in _DATA_KINDS:
+        if kind > KIND_MAX or kind in LONG_KINDS:
             self.refused.malformed += 1
             return None
         if not self._sealed and tag != tag_of(data, self._key):
@@ -298,7 +320,7 @@ class Framer:
     def parse(self, table: Bytes) -> tuple[Bytes, Headers]:
         """The rows of ``table`` that are the crew's data, and a copy of their headers.
 
-        The others are counted in ``refused``.
+        Probes of the path's MTU go to ``probes``. The others are counted in ``refused``.
         """
         if self._kernels is not None and not self._sealed:
             words = np.empty((len(table), 8), "<u8")
@@ -309,7 +331,8 @@ class Framer:
         ok = words[:, 0] & _FIRST == self._mine
         ok &= (kind == _DATA) | (kind == _LAST) | (kind == _ASK)
         if not ok.all():
-            self._refuse(headers_of(table), ok)
+            rest = ~ok & ~self._take_probes(table, words, kind)
+            self._refuse(headers_of(table)[rest])
         tag = ok if self._sealed else words[:, TAG_WORD] == tags(table, self._key, words)
         headers = words.view(HEADER)[:, 0]
         fit = (headers["weight"] >= 0) & (headers["weight"] <= WEIGHT_MAX)
@@ -321,13 +344,30 @@ class Framer:
         ok &= fit
         return table[ok], headers[ok]
 
-    def _refuse(self, headers: Headers, ok: Bools) -> None:
+    def _take_probes(self, table: Bytes, words: Words, kind: Words) -> Bools:
+        """Take the probes among rows, for this peer; which of the rows are of probes, whether true or not."""
+        of: Bools = (words[:, 0] & _FIRST == self._mine) & (kind == _PROBE)
+        if of.any():
+            rows = table[of]
+            true = (
+                np.ones(len(rows), np.bool_)
+                if self._sealed
+                else tags(rows, self._key) == headers_of(rows)["tag"]
+            )
+            self.refused.corrupt += int((~true).sum())
+            headers = headers_of(rows)[true]
+            ends = headers[headers["chunk"] + np.uint64(1) == headers["total"]]  # all others came with it
+            senders, numbers, epochs = (ends[name].tolist() for name in ("sender", "seq", "epoch"))
+            self.probes += map(SizeProbe, senders, numbers, epochs)
+        return of
+
+    def _refuse(self, headers: Headers) -> None:
         ours = headers["crew"] == self._crew_id
         other = ours & (headers["version"] != VERSION)
-        here = ours & ~other & (headers["dest"] == self.identity.peer) & ~ok
+        here = ours & ~other & (headers["dest"] == self.identity.peer)
         self.refused.version += int(other.sum())
         self.refused.malformed += int(here.sum())
-        self.refused.foreign += int((~ok & ~other & ~here).sum())
+        self.refused.foreign += int((~other & ~here).sum())
 
     def runs(self, rows: Bytes, headers: Headers) -> list[tuple[Run, int, int, int, bool]]:
         """Runs of consecutive chunks in the rows that ``parse`` has returned.

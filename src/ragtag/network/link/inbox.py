@@ -83,6 +83,11 @@ class Inbox:
             else:
                 self._framer.refused.elsewhere += 1
                 self._note_elsewhere(short.sender, source)
+        for probe in self._framer.probes:
+            prober = self._flows.get(probe.sender)
+            if prober is not None and self._enter(now_s, prober, probe.epoch, taken):
+                self._outbox.answer(now_s, prober, Kind.PROBE_ACK, highest=probe.number)
+        self._framer.probes.clear()
         for flow in self._heard.values():
             inbound = flow.inbound
             if inbound.asked or inbound.unanswered >= self._outbox.granted // 4:
@@ -119,7 +124,8 @@ class Inbox:
         if true.all():
             return got.table
         _, headers = self._framer.parse(got.table[~true])
-        self._framer.refused.elsewhere += len(headers)
+        self._framer.refused.elsewhere += len(headers) + len(self._framer.probes)
+        self._framer.probes.clear()
         if len(headers):
             row = int(np.flatnonzero(~true & (senders == headers["sender"][0]))[0])
             source = next(source for end, source in got.sources if row < end)
@@ -204,6 +210,8 @@ class Inbox:
             self._end_message(now_s, flow, short, taken)
         elif short.kind == Kind.END_ACK:
             flow.endings.pop(short.chunk, None)
+        elif short.kind == Kind.PROBE_ACK:
+            flow.path.mtu.acknowledged(short.highest)
         elif short.kind == Kind.BYE and not self._members and short.sender not in self._node.gone:
             taken.people.append(Left(short.sender))
 

@@ -1,6 +1,7 @@
 """What Inbox and Outbox stand on: trains of datagrams out, trains of datagrams in.
 
-A link knows no message and no peer. It moves rows of one size (``core.wire``) between addresses, loses what
+A link knows no message and no peer. It moves packets of one size (``core.wire``), which are the rows of
+tables, between addresses. A datagram holds one of them, or as many as the caller says. A link loses what
 it must, and says so. A link that seals, paces or uses another protocol is a file beside ``udp`` and
 ``memory``, and a line of ``LINKS``. It may stand on another link.
 """
@@ -14,10 +15,11 @@ from typing import Protocol
 
 from ragtag.core.address import Address
 from ragtag.core.types import Bytes
+from ragtag.network.control.mtu import PACKETS_MAX
 
-TRAIN = 56
-"""Datagrams in one system call: 56 of 1,152 bytes stay below the 65,507 of one UDP payload and below
-the 64 segments that older kernels allow (UDP_MAX_SEGMENTS)."""
+TRAIN = PACKETS_MAX
+"""Packets in one system call, in one datagram or in several: 56 of 1,152 bytes stay below the 65,507 of one
+UDP payload and below the 64 segments that older kernels allow (UDP_MAX_SEGMENTS)."""
 SLAB_TRAINS = 16
 """Trains in one pass. They share the fixed cost of a pass, and their megabyte still fits in the cache."""
 SLAB_ROWS = TRAIN * SLAB_TRAINS
@@ -31,12 +33,13 @@ FAILING_MAX = 4096
 class Received:
     """What one pass over a link brought.
 
-    table: uint8 ``[k, 1152]``, full datagrams in order of arrival. It is a view of the link's own buffer,
-        valid until the next pass.
+    table: uint8 ``[k, 1152]``, packets with chunks, in order of arrival. It is a view of the link's own
+        buffer, valid until the next pass.
     short: header-only datagrams.
     malformed: how many datagrams of any other size came.
     drained: whether nothing was left to read.
     sources: for each train, the row after its last one, and the address that it came from.
+    per: for each train, how many rows came in one datagram; the last may have fewer. Empty: one in each.
     short_sources: for each of ``short``, the address that it came from.
     came_ns, short_came_ns: when each of ``sources`` and ``short`` reached this machine, by ``time.time_ns``.
         The driver may have been busy since. Empty: not known.
@@ -50,6 +53,18 @@ class Received:
     short_sources: list[Address] = field(default_factory=list)
     came_ns: list[int] = field(default_factory=list)
     short_came_ns: list[int] = field(default_factory=list)
+    per: list[int] = field(default_factory=list)
+
+
+class TooLarge(Exception):
+    """The first hop takes no datagrams of this size. The caller sends smaller ones.
+
+    left: how many rows have left before.
+    """
+
+    def __init__(self, left: int = 0) -> None:
+        super().__init__(f"the first hop takes no such large datagrams; {left} rows have left")
+        self.left = left
 
 
 class Failures:
@@ -134,18 +149,23 @@ class Link(Protocol):
     def ready(self, address: Address) -> bool:
         """Whether what is sent to an address can be read there. If not, the link sees to it."""
 
-    def send(self, rows: Bytes, address: Address) -> int:
+    def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: there is no room now).
 
         Their chunks stay as they are, as the caller may send them to the next peer. A link may write to the
         16 bytes of a header's tag, and one that encrypts has a table of its own.
+
+        per: how many rows each datagram holds, but for the last. Datagrams of several rows are never cut on
+            the way: a path that does not take them loses them.
+
+        Raises TooLarge: the first hop does not take them.
         """
 
     def send_short(self, datagram: bytes, address: Address) -> None:
         """Send one header-only datagram. Where there is no room it is lost, as in a full queue on the way."""
 
     def receive(self) -> Received:
-        """Take what has come, at most about ``SLAB_ROWS`` datagrams, without waiting."""
+        """Take what has come, at most about ``SLAB_ROWS`` packets, without waiting."""
 
     def close(self) -> None:
         """End the link: nothing is sent or received any more."""

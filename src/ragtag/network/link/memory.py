@@ -15,7 +15,7 @@ from ragtag.core.address import Address
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES
-from ragtag.network.link.link import SLAB_ROWS, Failures, Received
+from ragtag.network.link.link import SLAB_ROWS, Failures, Received, TooLarge
 
 HOST = "memory"
 CAPACITY = 4096
@@ -26,10 +26,13 @@ class Hub:
     """Links of one process that reach one another by their ports.
 
     loss: the share of datagrams that is lost from link to link. Each sender draws from a stream of its own.
+    first_hop: packets that a datagram may hold; links refuse others.
+    mtu: packets that a datagram may hold on its way; others are lost.
     """
 
-    def __init__(self, loss: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, loss: float = 0.0, seed: int = 0, first_hop: int = 1) -> None:
         self.loss, self.seed = loss, seed
+        self.first_hop = self.mtu = first_hop
         self._links: dict[Address, MemoryLink] = {}
         self._ports = count(1)
         self._lock = Lock()
@@ -84,7 +87,7 @@ class MemoryLink:
             raise ValueError("a link in memory takes no socket from a launcher")
         self.failures, self.capacity, self._hub = Failures(), capacity, hub
         self.overflowed = 0
-        self._queue: deque[tuple[Address, Bytes | bytes, int]] = deque()
+        self._queue: deque[tuple[Address, Bytes | bytes, int, int]] = deque()
         self._waiting = 0
         self._lock = Lock()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -118,14 +121,25 @@ class MemoryLink:
         """Always: nothing is encrypted."""
         return True
 
-    def send(self, rows: Bytes, address: Address) -> int:
-        """Send uint8 ``[k, 1152]``. All rows leave; those that find no room at the other end are lost."""
-        loss = self._hub.loss
-        kept = rows[self._draws.random(len(rows)) >= loss] if loss else rows.copy()
+    def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
+        """Send uint8 ``[k, 1152]``. All rows leave; those that find no room at the other end are lost.
+
+        Raises TooLarge: the hub's first hop does not take so many rows in a datagram.
+        """
+        if per > self._hub.first_hop:
+            raise TooLarge
+        loss, tail = self._hub.loss, len(rows) % per
+        kept = rows.copy()
+        if loss:
+            alive = np.repeat(self._draws.random(-(-len(rows) // per)) >= loss, per)[: len(rows)]
+            kept, tail = rows[alive], tail if alive[-1] else 0
+        if per > self._hub.mtu:
+            kept = kept[len(kept) - tail :] if 0 < tail <= self._hub.mtu else kept[:0]
         other = self._hub.at(address)
-        for at in range(0, len(kept), SLAB_ROWS):
+        step = SLAB_ROWS - SLAB_ROWS % per
+        for at in range(0, len(kept), step):
             if other is not None:
-                other.put(self.address, kept[at : at + SLAB_ROWS])
+                other.put(self.address, kept[at : at + step], per)
         return len(rows)
 
     def send_short(self, datagram: bytes, address: Address) -> None:
@@ -136,33 +150,37 @@ class MemoryLink:
         if other is not None:
             other.put(self.address, datagram)
 
-    def put(self, source: Address, data: Bytes | bytes) -> None:
-        """Queue datagrams from another link's thread. It must not change them any more."""
+    def put(self, source: Address, data: Bytes | bytes, per: int = 1) -> None:
+        """Queue datagrams from another link's thread. It must not change them any more.
+
+        per: packets in each of them, but for the last.
+        """
         with self._lock:
             if self.fileno() < 0:
                 return
             room = self.capacity - self._waiting
             size = 1 if isinstance(data, bytes) else len(data)
-            taken = min(size, room)
+            taken = size if size <= room else room - room % per
             self.overflowed += size - taken
             if taken == 0:
                 return
             if not self._queue:
                 self._wake_out.send(b"x")
-            self._queue.append((source, data if isinstance(data, bytes) else data[:taken], time.time_ns()))
+            kept = data if isinstance(data, bytes) else data[:taken]
+            self._queue.append((source, kept, time.time_ns(), per))
             self._waiting += taken
 
     # -- In
 
     def receive(self) -> Received:
-        """Take what has come, at most ``SLAB_ROWS`` full datagrams."""
-        rows, short = 0, list[bytes]()
+        """Take what has come, at most ``SLAB_ROWS`` packets with chunks."""
+        rows, short, each = 0, list[bytes](), list[int]()
         sources, short_sources = list[tuple[int, Address]](), list[Address]()
         came_ns, short_came_ns = list[int](), list[int]()
         with self._lock:
             woken = bool(self._queue)
             while self._queue:
-                source, data, came = self._queue[0]
+                source, data, came, per = self._queue[0]
                 if isinstance(data, bytes):
                     short.append(data)
                     short_sources.append(source)
@@ -175,9 +193,12 @@ class MemoryLink:
                     rows += len(data)
                     sources.append((rows, source))
                     came_ns.append(came)
+                    each.append(per)
                     self._waiting -= len(data)
                 self._queue.popleft()
             drained = not self._queue
             if woken and drained:
                 self._wake_in.recv(1)
-        return Received(self._slab[:rows], short, 0, drained, sources, short_sources, came_ns, short_came_ns)
+        return Received(
+            self._slab[:rows], short, 0, drained, sources, short_sources, came_ns, short_came_ns, each
+        )

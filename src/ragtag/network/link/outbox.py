@@ -8,12 +8,14 @@ import time
 import numpy as np
 
 from ragtag.core.types import PEERS_MAX, Bytes, Outcome, PeerId, Send
-from ragtag.core.wire import HEADER_BYTES, Kind
+from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES, Kind
+from ragtag.network.control.controller import WINDOW_FIRST
+from ragtag.network.control.mtu import PACKETS_MAX
 from ragtag.network.control.path import claim_alike
 from ragtag.network.link.flow import PINGS, Ending, Flow, Hold, Outgoing
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inject import Injector
-from ragtag.network.link.link import SLAB_ROWS, Link
+from ragtag.network.link.link import SLAB_ROWS, Link, TooLarge
 
 _SEND_ROWS = SLAB_ROWS // 2
 _ENDING_ROUNDS_MAX = 32
@@ -136,6 +138,8 @@ class Outbox:
                 self._busy.pop(flow.peer, None)
             if flow.queue and not self._link.ready(flow.address):
                 continue  # it waits for keys, and its messages' deadlines go on
+            if flow.queue:
+                self._probe(now_s, flow)
             if flow.queue and not self.blocked:
                 self.blocked = not self._send_some(now_s, flow)
             if flow.endings:
@@ -150,6 +154,31 @@ class Outbox:
         while (due := self._injector.held.pop_due(now_s)) is not None:
             if due[0] in self._flows:
                 self._out(self._flows[due[0]], due[1])
+
+    def _probe(self, now_s: float, flow: Flow) -> None:
+        """Find out whether the path takes larger datagrams, where enough is sent to be worth it.
+
+        One that holds more than half of what the receiver grants would leave the path empty meanwhile. What
+        is held back by an injected delay leaves one by one.
+        """
+        path, injector = flow.path, self._injector
+        if not path.sure or path.sent < WINDOW_FIRST or injector.delays:
+            return
+        most = min(PACKETS_MAX, path.granted // 2)
+        while count := path.mtu.next(now_s, path.rto_s, path.tries, most):
+            flow.answers += 1
+            path.mtu.sent(flow.answers & 0xFFFFFFFF)
+            if injector.answer_lost(flow.peer) or injector.cut(flow.peer, now_s):
+                return
+            try:
+                left = self._link.send(
+                    self._framer.probe(flow.peer, flow.answers, count), flow.address, count
+                )
+            except TooLarge:
+                path.mtu.refused()
+            else:
+                self._count(left, left * DATAGRAM_BYTES)
+                return
 
     def _ping(self, now_s: float, flow: Flow) -> None:
         flow.path.send(now_s, 1)
@@ -169,7 +198,10 @@ class Outbox:
     def _send_some(self, now_s: float, flow: Flow) -> bool:
         """Send the next datagrams of a flow's first message. ``False``: the link has no more room."""
         outgoing = flow.queue[0]
-        n = min(_SEND_ROWS, flow.path.train(now_s), len(outgoing.chunks) - outgoing.at)
+        rest, per = len(outgoing.chunks) - outgoing.at, flow.path.mtu.packets
+        n = min(_SEND_ROWS, flow.path.train(now_s), rest)
+        if per < n < rest:
+            n -= n % per
         if n <= 0:
             return True
         if flow.path.in_flight == 0:
@@ -184,14 +216,16 @@ class Outbox:
             self._injector.dropped += n - int(alive.sum())
             ends = ends and bool(alive[-1])
             chunks, seqs = chunks[alive], seqs[alive]
+        together = 0
         if len(chunks):
             rows = self._framer.data(outgoing.run, chunks, seqs & _U32, ends, flow.asks(n), outgoing.schema)
             left = self._put(flow, rows, now_s)
             if left < len(rows):  # no more room: go on from the first datagram that stayed
                 n = int(seqs[left]) - flow.path.sent - 1
+            together = n - (left % per == 1) if per > 1 and left > 1 else 0
         outgoing.at += n
         if n > 0:
-            flow.path.send(now_s, n)
+            flow.path.send(now_s, n, together)
         if outgoing.at == len(outgoing.chunks):
             flow.queue.popleft()
             if outgoing.run.ended:
@@ -204,7 +238,11 @@ class Outbox:
         """Send rows, or hold them where the injector delays them. Returns how many need no further send."""
         injector = self._injector
         if not injector.delays and not injector.faults.duplicate:
-            left = self._link.send(rows, flow.address)
+            try:
+                left = self._link.send(rows, flow.address, flow.path.mtu.packets)
+            except TooLarge as error:  # the first hop took them before
+                left = error.left
+                flow.path.mtu.shrink(flow.path.mtu.packets - 1)
             self._count(left, left * rows.shape[1])
             return left
         for _ in range(2 if injector.duplicated() else 1):

@@ -14,6 +14,9 @@ bytes, and for 8 bytes in clear:
 
 What is in clear is authenticated, too. A number belongs to the session and not to the packet: a packet that
 finds no room is built anew, and its number would be used twice.
+
+A datagram of several packets is encrypted at once, under one number. Its first packet stands as above; the
+others follow whole, and then the tag. So each chunk keeps its place.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from cryptography.exceptions import InvalidTag
 from ragtag.core.address import Address
 from ragtag.core.types import Bools, Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, VERSION, Identity
-from ragtag.network.link.link import SLAB_ROWS, TRAIN, Failures, Link, Received
+from ragtag.network.link.link import SLAB_ROWS, TRAIN, Failures, Link, Received, TooLarge
 from ragtag.protocols.sealing.noise import KEY_BYTES, Cipher, cipher_of
 from ragtag.protocols.sealing.sessions import (
     AES,
@@ -90,6 +93,50 @@ class _Slices:
         return self._slices
 
 
+def _spans(got: Received) -> list[tuple[int, int]] | None:
+    """Of each datagram its first row, and the row after its last; ``None``: each has one."""
+    if not got.per or max(got.per) == 1:
+        return None
+    spans, begin = [], 0
+    for (until, _), per in zip(got.sources, got.per, strict=True):
+        spans += [(row, min(row + per, until)) for row in range(begin, until, per)]
+        begin = until
+    return spans
+
+
+def _parts(data: memoryview, first: int, until: int, per: int, at: int) -> list[memoryview]:
+    """Each datagram of rows ``first`` to ``until``, ``per`` in each, without its first ``at`` bytes."""
+    size = DATAGRAM_BYTES
+    return [data[row * size + at : min(row + per, until) * size] for row in range(first, until, per)]
+
+
+def _decrypt(
+    session: Session, which: list[int], numbers: Numbers, parts: tuple[list[memoryview], ...]
+) -> Bools:
+    """Open some of a pass's datagrams into their places; which of them were authentic.
+
+    parts: of each datagram of the pass what is in clear, what is encrypted, and its place.
+    """
+    true = np.ones(len(which), np.bool_)
+    clear, rest, plain = parts
+    opening = map(
+        session.opening.decrypt_into,
+        map(_NONCES[session.suite], numbers.tolist()),
+        map(rest.__getitem__, which),
+        map(clear.__getitem__, which),
+        map(plain.__getitem__, which),
+    )
+    at = 0
+    while at < len(which):
+        try:
+            for _ in opening:
+                at += 1
+        except InvalidTag:
+            true[at] = False
+            at += 1
+    return true
+
+
 class SealedLink:
     """What is sent over ``link`` is encrypted for its receiver alone; what comes is theirs, or is refused.
 
@@ -106,7 +153,9 @@ class SealedLink:
         rows = SLAB_ROWS + 64  # a link may bring some more than it was asked for, and then this grows
         self._in = np.zeros((rows, DATAGRAM_BYTES), np.uint8)
         sealed, plain = ((0, _CLEAR), (_CLEAR, DATAGRAM_BYTES)), ((_FIRST, DATAGRAM_BYTES),)
-        self._sealed_out, self._plain_out = _Slices(*sealed), _Slices(*plain)
+        self._heads, self._data = self._out.view("<u8")[:, 0], self._out.reshape(-1).data
+        self._clear, self._rest = _Slices(*sealed).of(self._out)
+        self._plain_out = _Slices(*plain)
         self._sealed_in, self._plain_in = _Slices(*sealed), _Slices(*plain)
         self._word = VERSION | identity.crew_id << 16 | identity.peer << 48
 
@@ -156,28 +205,40 @@ class SealedLink:
 
     # -- Out
 
-    def send(self, rows: Bytes, address: Address) -> int:
+    def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         """Send uint8 ``[k, 1152]``, C-contiguous, encrypted; returns how many rows left.
 
         Where there are no keys yet the rows are lost: a caller looks first (``ready``).
+
+        per: rows in a datagram. Raises TooLarge: the first hop takes no such datagrams.
         """
         session = self.sessions.to(self._now_s, address)
         if session is None:
             return len(rows)
         words = rows.view("<u8")
-        words[:, 3] = words[:, 1]
-        (plain,) = self._plain_out.of(rows)
-        clear, rest = self._sealed_out.of(self._out)
-        first, heads = np.uint64(SEALED | session.theirs << 16), self._out.view("<u8")[:, 0]
+        words[::per, 3] = words[::per, 1]
+        heads, data = words[::per, 0] & _KIND, rows.reshape(-1).data
+        heads |= np.uint64(SEALED | session.theirs << 16)
+        heads |= np.arange(session.sent + 1, session.sent + 1 + len(heads), dtype=np.uint64) << _BY_32
         pack, encrypt = _NONCES[session.suite], session.sealing.encrypt_into
-        for at in range(0, len(rows), TRAIN):
-            k = min(TRAIN, len(rows) - at)
-            numbers = range(session.sent + 1, session.sent + 1 + k)
-            low = np.arange(numbers.start, numbers.stop, dtype=np.uint64) << _BY_32
-            heads[:k] = words[at : at + k, 0] & _KIND | first | low
-            session.sent += k
-            deque(map(encrypt, map(pack, numbers), plain[at : at + k], clear, rest), maxlen=0)
-            left = self._link.send(self._out[:k], address)
+        clear, rest = self._clear, self._rest
+        plain = self._plain_out.of(rows)[0] if per == 1 else []
+        train = TRAIN - TRAIN % per
+        for at in range(0, len(rows), train):
+            until = min(at + train, len(rows))
+            k, first = until - at, at // per
+            self._heads[:k:per] = heads[first : first - (-k // per)]
+            numbers = range(session.sent + 1, session.sent + 1 - (-k // per))
+            session.sent += len(numbers)
+            if per == 1:
+                deque(map(encrypt, map(pack, numbers), plain[at:until], clear, rest), maxlen=0)
+            else:
+                parts = _parts(data, at, until, per, _FIRST), _parts(self._data, 0, k, per, _CLEAR)
+                deque(map(encrypt, map(pack, numbers), parts[0], clear[:k:per], parts[1]), maxlen=0)
+            try:
+                left = self._link.send(self._out[:k], address, per)
+            except TooLarge as error:
+                raise TooLarge(at + error.left) from None
             if left < k:
                 return at + left
         return len(rows)
@@ -211,74 +272,77 @@ class SealedLink:
         table, k = got.table, len(got.table)
         if k > len(self._in):
             self._in = np.zeros((k, DATAGRAM_BYTES), np.uint8)
-        first = table.view("<u8")[:, 0].copy()
+        spans = _spans(got)
+        starts = np.arange(k) if spans is None else np.array([a for a, _ in spans])
+        counts = None if spans is None else np.array([b - a for a, b in spans])
+        words, first = self._in[:k].view("<u8"), table.view("<u8")[starts, 0]
         ok = first & _U8 == SEALED
         if not ok.all():
-            self._others(got, np.flatnonzero(~ok).tolist())
+            self._others(got, starts[~ok].tolist())
         index = first >> _BY_16 & _U16
         low = (first >> _BY_32).astype(np.uint32)
+        mine = np.zeros(len(starts), np.uint64)
         came = table if table.flags.c_contiguous else np.ascontiguousarray(table)
+        parts = self._parts_in(came, spans)
         mixed = bool((index[1:] != index[:-1]).any()) or not ok.all()
         for one in np.unique(index[ok]).tolist() if mixed else [int(index[0])]:
-            rows = np.flatnonzero(ok & (index == one)) if mixed else np.arange(k)
+            which = np.flatnonzero(ok & (index == one)) if mixed else np.arange(len(starts))
             session = self.sessions.under(one)
             if session is None:
-                ok[rows] = False
-                self._unknown(got, rows.tolist())
+                ok[which] = False
+                self._unknown(got, starts[which].tolist())
                 continue
-            numbers = session.came.whole(low[rows])
+            numbers = session.came.whole(low[which])
             fresh = session.came.fresh(numbers)
-            rows, numbers = self._keep(ok, rows, numbers, fresh, "replayed")
-            true = self._decrypt(session, came, rows, numbers)
-            rows, numbers = self._keep(ok, rows, numbers, true, "forged")
-            rows, _ = self._keep(ok, rows, numbers, session.came.take(numbers), "replayed")
-            if len(rows):
+            which, numbers = self._keep(ok, which, numbers, fresh, "replayed")
+            true = _decrypt(session, which.tolist(), numbers, parts)
+            which, numbers = self._keep(ok, which, numbers, true, "forged")
+            which, _ = self._keep(ok, which, numbers, session.came.take(numbers), "replayed")
+            if len(which):
                 self.sessions.opened(session)
-                words = self._in.view("<u8")
-                mine = np.uint64(self._word | session.peer << 32)
-                words[rows, 0] = first[rows] & _KIND | mine
-                words[rows, 1] = words[rows, 3]
+                mine[which] = self._word | session.peer << 32
+        if counts is not None:  # no packet speaks for another peer, wherever in a datagram it stands
+            words[:, 0] &= _KIND
+            words[:, 0] |= np.repeat(mine, counts)
+        words[starts, 0] = first & _KIND | mine
+        words[starts, 1] = words[starts, 3]
         got.table = self._in[:k]
         if not ok.all():
-            got.table = got.table[ok]
-            upto = np.concatenate(([0], np.cumsum(ok)))
+            good = ok if counts is None else np.repeat(ok, counts)
+            got.table = got.table[good]
+            upto = np.concatenate(([0], np.cumsum(good)))
             got.sources = [(int(upto[end]), address) for end, address in got.sources]
 
-    def _keep(
-        self, ok: Bools, rows: Numbers, numbers: Numbers, good: Bools, why: str
-    ) -> tuple[Numbers, Numbers]:
-        """The good ones of some rows, and of their numbers. The others are counted, and are not ``ok``."""
-        if good.all():
-            return rows, numbers
-        self.sessions.refused[why] += int((~good).sum())
-        ok[rows[~good]] = False
-        return rows[good], numbers[good]
-
-    def _decrypt(self, session: Session, came: Bytes, rows: Numbers, numbers: Numbers) -> Bools:
-        """Open rows that came into the same rows of this link's own table; which of them were authentic."""
-        true = np.ones(len(rows), np.bool_)
+    def _parts_in(
+        self, came: Bytes, spans: list[tuple[int, int]] | None
+    ) -> tuple[list[memoryview], list[memoryview], list[memoryview]]:
+        """Of each datagram that came what is in clear, what is encrypted, and where it goes in this table."""
         clear, rest = self._sealed_in.of(came)
         (plain,) = self._plain_in.of(self._in)
-        wanted = rows.tolist()
-        opening = map(
-            session.opening.decrypt_into,
-            map(_NONCES[session.suite], numbers.tolist()),
-            map(rest.__getitem__, wanted),
-            map(clear.__getitem__, wanted),
-            map(plain.__getitem__, wanted),
+        if spans is None:
+            return clear, rest, plain
+        size, data, opened = DATAGRAM_BYTES, came.reshape(-1).data, self._in.reshape(-1).data
+        return (
+            [clear[a] for a, _ in spans],
+            [data[a * size + _CLEAR : b * size] for a, b in spans],
+            [opened[a * size + _FIRST : b * size] for a, b in spans],
         )
-        at = 0
-        while at < len(wanted):
-            try:
-                for _ in opening:
-                    at += 1
-            except InvalidTag:
-                true[at] = False
-                at += 1
-        return true
+
+    def _keep(
+        self, ok: Bools, which: Numbers, numbers: Numbers, good: Bools, why: str
+    ) -> tuple[Numbers, Numbers]:
+        """The good ones of some datagrams, and of their numbers. Others are counted, and are not ``ok``."""
+        if good.all():
+            return which, numbers
+        self.sessions.refused[why] += int((~good).sum())
+        ok[which[~good]] = False
+        return which[good], numbers[good]
 
     def _others(self, got: Received, rows: list[int]) -> None:
-        """Handshakes among the rows that came are answered; what was not sealed is refused."""
+        """Handshakes among the datagrams that came are answered; what was not sealed is refused.
+
+        rows: the first one of each.
+        """
         for row in rows:
             if got.table[row, 0] not in (INIT, REPLY):
                 self.sessions.refused["clear"] += 1
@@ -317,17 +381,17 @@ class SealedLink:
         if session is None:
             self.sessions.unknown(self._now_s, source)
             return None
-        numbers = session.came.whole(np.array([low], np.uint32))
-        if not session.came.fresh(numbers)[0]:
+        number = session.came.fresh_one(low)
+        if not number:
             self.sessions.refused["replayed"] += 1
             return None
-        nonce = _NONCES[session.suite](int(numbers[0]))
+        nonce = _NONCES[session.suite](number)
         try:
             plain: bytes = session.opening.decrypt(nonce, data[_CLEAR:], data[:_CLEAR])
         except InvalidTag:
             self.sessions.refused["forged"] += 1
             return None
-        session.came.take(numbers)
+        session.came.take_one(number)
         self.sessions.opened(session)
         word: int = self._word | kind << 8 | session.peer << 32
         return word.to_bytes(8, "little") + plain[:8] + bytes(16) + plain[8:]

@@ -3,6 +3,10 @@
 On Linux the kernel cuts one 64 KB buffer into datagrams on the way out (UDP_SEGMENT, since 4.18), and hands
 arriving datagrams over in one buffer (UDP_GRO, since 5.0). Elsewhere, or where a device refuses, each
 datagram takes its own system call. Both ways carry the same bytes.
+
+Datagrams of several packets leave as they are or not at all (RFC 8899, section 3): the kernel neither cuts
+them nor has routers do so, and goes by its device's MTU alone (IP_PMTUDISC_PROBE). Those of one packet it may
+cut, as an MTU of 576 needs.
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ from ragtag.core.address import Address, family_of, unusable
 from ragtag.core.errors import Error
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.link.link import BROKEN, SLAB_ROWS, TRAIN, Failures, Received
+from ragtag.network.link.link import BROKEN, SLAB_ROWS, TRAIN, Failures, Received, TooLarge
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104  # linux/udp.h; not all in Python's socket module
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h
+MTU_DISCOVER = {4: (socket.IPPROTO_IP, 10), 6: (socket.IPPROTO_IPV6, 23)}  # linux/in.h, linux/in6.h
+PMTUDISC_PROBE = 3
+_UNFIT = (errno.EIO, errno.EINVAL, errno.EMSGSIZE)
+"""Errors of a train that is to be cut into datagrams that do not fit, or by a device that does not cut."""
 _TIMESPEC = struct.Struct("@qq")
 _CONTROL_BYTES = 64
 """Room for the size of coalesced datagrams, and for the time when they came."""
@@ -58,6 +66,8 @@ class UdpLink:
         self.sock.setblocking(False)
         self._grow_buffers()
         self.segmentation = not plain and _option(self.sock, UDP_SEGMENT, DATAGRAM_BYTES)
+        self._cut_bytes = DATAGRAM_BYTES if self.segmentation else 0
+        self._discover = self._usual = self._path_mtu()
         self.coalescing = not plain and _option(self.sock, UDP_GRO, 1)
         self.stamped = not plain and _option(self.sock, SO_TIMESTAMPNS, 1, socket.SOL_SOCKET)
         self._slab = np.empty(SLAB_ROWS * DATAGRAM_BYTES + _RECV_BYTES, np.uint8)
@@ -98,29 +108,42 @@ class UdpLink:
         """Always: all that is sent is in clear."""
         return True
 
-    def send(self, rows: Bytes, address: Address) -> int:
-        """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: the buffer is full)."""
+    def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
+        """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: the buffer is full).
+
+        per: rows in a datagram. Raises TooLarge: the first hop takes no such datagrams.
+        """
         view = rows.reshape(-1).data
+        self._whole(per > 1)
         sent = 0
         while sent < len(rows):
-            until = min(sent + (TRAIN if self.segmentation else 1), len(rows))
-            if not self._send(view[sent * DATAGRAM_BYTES : until * DATAGRAM_BYTES], address):
+            train = TRAIN - TRAIN % per if self.segmentation else per  # a send may find out that none is cut
+            self._cut(per * DATAGRAM_BYTES if train > per else 0)
+            until = min(sent + train, len(rows))
+            if not self._send(view[sent * DATAGRAM_BYTES : until * DATAGRAM_BYTES], address, per, sent):
                 break
             sent = until
         return sent
 
     def send_short(self, datagram: bytes, address: Address) -> None:
         """Send one header-only datagram. A full buffer loses it, as a full queue on the way would."""
+        if self._cut_bytes > DATAGRAM_BYTES:  # the kernel sends nothing where its segments would not fit
+            self._cut(DATAGRAM_BYTES)
         self._send(memoryview(datagram), address)
 
-    def _send(self, data: memoryview, address: Address) -> bool:
-        """Send one train. ``False``: the socket has no room. What has no route is lost, but counts sent."""
+    def _send(self, data: memoryview, address: Address, per: int = 1, left: int = 0) -> bool:
+        """Send one train. ``False``: the socket has no room. What has no route is lost, but counts sent.
+
+        left: how many rows have left before, for TooLarge.
+        """
         try:
             self.sock.sendto(data, address)
         except BlockingIOError:
             return False
         except OSError as error:
-            if self.segmentation and error.errno in (errno.EIO, errno.EINVAL, errno.EMSGSIZE):
+            if per > 1 and error.errno in _UNFIT:
+                raise TooLarge(left) from None
+            if self.segmentation and error.errno in _UNFIT:
                 return self._one_by_one(data, address)
             self.failures.failed(address, error)
         else:
@@ -151,15 +174,41 @@ class UdpLink:
     def _segment(self, on: bool) -> None:
         """Say whether the kernel is to cut what is sent into datagrams."""
         self.segmentation = on
-        _option(self.sock, UDP_SEGMENT, DATAGRAM_BYTES if on else 0)
+        self._cut(DATAGRAM_BYTES if on else 0)
+
+    def _cut(self, size: int) -> None:
+        """Have the kernel cut what is sent into datagrams of this size; 0: have it send it as it is."""
+        if size != self._cut_bytes:
+            _option(self.sock, UDP_SEGMENT, size)
+            self._cut_bytes = size
+
+    def _path_mtu(self) -> int:
+        """What the kernel does with datagrams that a path does not take; -1: it cannot be told."""
+        try:
+            return self.sock.getsockopt(*MTU_DISCOVER[self.family]) if sys.platform == "linux" else -1
+        except OSError:
+            return -1
+
+    def _whole(self, whole: bool) -> None:
+        """Have datagrams leave in one piece, whatever is known of the path; or as usual.
+
+        Raises TooLarge: this system cannot.
+        """
+        wanted = PMTUDISC_PROBE if whole else self._usual
+        if wanted == self._discover:
+            return
+        level, option = MTU_DISCOVER[self.family]
+        if self._usual < 0 or not _option(self.sock, option, wanted, level):
+            raise TooLarge
+        self._discover = wanted
 
     # -- In
 
     def receive(self) -> Received:
-        """Take what has come, about ``SLAB_ROWS`` datagrams at most, without waiting."""
+        """Take what has come, about ``SLAB_ROWS`` packets at most, without waiting."""
         rows, malformed, short = 0, 0, list[bytes]()
         sources, short_sources = list[tuple[int, Address]](), list[Address]()
-        came_ns, short_came_ns = list[int](), list[int]()
+        came_ns, short_came_ns, per = list[int](), list[int](), list[int]()
         drained = False
         calls = 0
         while rows < SLAB_ROWS and calls < 512:
@@ -184,15 +233,18 @@ class UdpLink:
                     seconds, rest_ns = _TIMESPEC.unpack(data)
                     came = 1_000_000_000 * seconds + rest_ns
             came = came or time.time_ns()
-            if size == DATAGRAM_BYTES:
-                full, rest = divmod(n, DATAGRAM_BYTES)
-                if rest == HEADER_BYTES:
-                    short.append(bytes(room[n - rest : n]))
-                elif rest:
+            if size and size % DATAGRAM_BYTES == 0:
+                last = n % size  # all are of one size but the last one
+                if last == HEADER_BYTES:
+                    short.append(bytes(room[n - last : n]))
+                elif last % DATAGRAM_BYTES:
                     malformed += 1
-                rows += full
+                else:
+                    last = 0
+                rows += (n - last) // DATAGRAM_BYTES
                 sources.append((rows, source[:2]))  # the kernel coalesces datagrams of one sender only
                 came_ns.append(came)
+                per.append(size // DATAGRAM_BYTES)
             elif size == HEADER_BYTES:
                 short += [bytes(room[i : i + size]) for i in range(0, n - size + 1, size)]
                 malformed += n % size != 0
@@ -203,7 +255,7 @@ class UdpLink:
                 short_sources += [source[:2]] * more
                 short_came_ns += [came] * more
         table = self._slab[: rows * DATAGRAM_BYTES].reshape(rows, DATAGRAM_BYTES)
-        return Received(table, short, malformed, drained, sources, short_sources, came_ns, short_came_ns)
+        return Received(table, short, malformed, drained, sources, short_sources, came_ns, short_came_ns, per)
 
     def _grow_buffers(self) -> None:
         """Ask for large buffers. The kernel's limit (net.core.rmem_max) decides, but root may pass it."""

@@ -73,9 +73,8 @@ class SeenNumbers:
 
     def whole(self, low: NDArray[np.uint32]) -> Numbers:
         """The full numbers of which these are the low 32 bits: the nearest to the next one."""
-        ahead = (low.astype(np.int64) - (self.highest + 1)) & 0xFFFFFFFF
-        ahead[ahead >= 1 << 31] -= 1 << 32
-        numbers: Numbers = ahead + self.highest + 1
+        least = self.highest + 1 - (1 << 31)
+        numbers: Numbers = (low.astype(np.int64) - least & 0xFFFFFFFF) + least
         return numbers
 
     def fresh(self, numbers: Numbers) -> Bools:
@@ -104,6 +103,20 @@ class SeenNumbers:
         self.highest = max(self.highest, top)
         self._seen[numbers[numbers > self.highest - WINDOW] % WINDOW] = True
         return first
+
+    def fresh_one(self, low: int) -> int:
+        """The full number of a datagram, if it has not come; 0: it has. As ``whole`` and ``fresh``."""
+        least = self.highest + 1 - (1 << 31)
+        number = (low - least & 0xFFFFFFFF) + least
+        known = number <= self.highest and (number <= self.highest - WINDOW or self._seen[number % WINDOW])
+        return 0 if known or number <= 0 else number
+
+    def take_one(self, number: int) -> None:
+        """As ``take``, of one number."""
+        if number == self.highest + 1:  # almost always
+            self.highest, self._seen[number % WINDOW] = number, True
+        else:
+            self.take(np.array([number]))
 
 
 @dataclass(slots=True, eq=False)

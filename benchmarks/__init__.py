@@ -1,0 +1,1 @@
+"""Measurements: each script runs by itself. A package, so that no other of that name is found first."""

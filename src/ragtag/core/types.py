@@ -7,6 +7,7 @@ The same machine is driven over real datagrams (``ragtag.network``) and in virtu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -197,6 +198,7 @@ class Begin:
     grace_s: how much longer it may scatter where most have not come.
     answer_s: how long a missing peer may take to say that it is there, at least (see
         ``rounds.asking``).
+    cycle_s: how long ago this peer began the round before (infinite: there was none).
     """
 
     values: Floats
@@ -208,6 +210,7 @@ class Begin:
     rows: Bytes | None = None
     grace_s: float = 0.0
     answer_s: float = 0.0
+    cycle_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,17 @@ In each, ``recipe`` says what is done, ``compare`` holds it against the paper, `
 
 RECIPES: dict[str, str] = {
     name: f"ragtag.recipes.{name}.recipe"
-    for name in ("dedloc", "diloco", "grouping", "kfac", "moshpit", "nopeek", "rps", "staleness", "topk")
+    for name in (
+        "dedloc",
+        "diloco",
+        "grouping",
+        "internet",
+        "kfac",
+        "moshpit",
+        "nopeek",
+        "rps",
+        "staleness",
+        "topk",
+    )
 }
 """Name of a recipe to the module whose ``reproduce`` runs it."""

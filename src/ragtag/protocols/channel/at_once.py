@@ -225,7 +225,8 @@ class Rounds:
         grace_s = min(scatter_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
-        begin = Begin(values, weight, waiting, scatter_s, gather_s, self._withheld, rows, grace_s, answer_s)
+        times_s = grace_s, answer_s, self.budgets.cycle_s
+        begin = Begin(values, weight, waiting, scatter_s, gather_s, self._withheld, rows, *times_s)
         return self._settle(effects + machine.step(now_s, begin))
 
     def _leaves_it(self, number: int, ask: Average | Offer) -> bool:
@@ -286,6 +287,7 @@ class Rounds:
                 earlier=tuple(self.rounds[r] for r in sorted(self.rounds) if r < number),
                 patience=self.patience,
                 guard=self._channel.averager.guard,
+                quorum=self._channel.averager.quorum,
             )
             machine = self.rounds[number] = self._make(setting)
         return machine

@@ -226,7 +226,7 @@ def test_each_published_recipe_trains_as_it_is_written(recipe: Any) -> None:
     def learn(peer: SimulatedTransport) -> tuple[float, float, int]:
         averages: list[Any] = []
         torch.manual_seed(0)
-        model = nn.Linear(4, 512)
+        model = nn.Linear(4, 1536)
         optimizer = CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.2),
             peer,

@@ -124,8 +124,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "internet: no peer is ever missing",
         WAYS,
-        "< self.missing else Average()",
-        "< 0.0 else Average()",
+        "< self.missing",
+        "< 0.0",
         (INTERNET, "-k", "share_of_rounds or train_on"),
     ),
     Sabotage(

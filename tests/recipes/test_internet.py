@@ -166,7 +166,9 @@ def test_peers_miss_the_share_of_rounds_that_is_asked_for() -> None:
     assert not isinstance(off, Average)
 
 
-@pytest.mark.parametrize("way", WITH_MISSING)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[] if way == DECOUPLED else [pytest.mark.slow]) for way in WITH_MISSING]
+)
 def test_with_peers_missing_they_train_on(text, way: str) -> None:
     run = train_way(setup(way, 30), 0.3, text)
     assert 0 < run.rounds < 10
@@ -235,6 +237,7 @@ def test_machines_that_live_shorter_do_less_of_use(monkeypatch) -> None:
     assert spots.spot(spots.SpotSetup(12, until_s=600.0)).goodput < calm.goodput - 0.2
 
 
+@pytest.mark.slow
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch, text) -> None:
     def tiny(self: Plan, way: str, seed: int) -> Setup:
         return setup(way, 6, looks=1)

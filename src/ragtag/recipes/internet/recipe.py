@@ -32,6 +32,8 @@ from ragtag.recipes.tasks.texts import describe_text, load_text
 
 LEARNING_RATE = 0.01
 """Of the inner optimizers, for all: what ``recipes.diloco`` chose for averages at every step."""
+LOOKS = 10
+"""Evaluations on the way."""
 PRETRAINED = 24 / 64
 """Steps that one peer takes by itself before, over those of the crew (DiLoCo's share)."""
 
@@ -79,7 +81,7 @@ class Plan:
         """One run's."""
         method = Method(way, WAYS[way]["every"] if way in WAYS else 0)
         pretrained = round(PRETRAINED * self.steps)
-        return Setup(method, seed, self.steps, LEARNING_RATE, pretrained=pretrained, looks=self.steps // H)
+        return Setup(method, seed, self.steps, LEARNING_RATE, pretrained=pretrained, looks=LOOKS)
 
 
 def reproduce(

@@ -49,10 +49,10 @@ class SpotSetup:
 
     peers: int
     seed: int = 0
-    group: int = 2
+    group: int = 8
     sent_bytes: float = 25e6
     state_bytes: float = 300e6
-    period_s: float = 60.0
+    period_s: float = 30.0
     until_s: float = 2400.0
 
 

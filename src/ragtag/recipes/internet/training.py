@@ -211,13 +211,13 @@ class _Crew:
         setup = self._setup
         model = text_model(setup)
         model.load_state_dict(self._first.state_dict())
-        averages: list[Outcome] = []
+        lacking: list[float] = []
         inner = [text_adamw(model, setup)]
         if setup.method.name == MULOCO:
             inner = muon_and_adamw(model, setup)
         crews, attends = [], Attends(setup.method.every, self._run.missing, setup.seed, peer.me)
         if setup.method.name != ALONE:
-            crews = [self._averaged(at, one, model, peer, averages, attends) for at, one in enumerate(inner)]
+            crews = [self._averaged(at, one, model, peer, lacking, attends) for at, one in enumerate(inner)]
         optimizers: Sequence[Optimizer] = crews or inner
         paces = [LambdaLR(optimizer, warm_cosine(setup.steps)) for optimizer in optimizers]
         source = text_batches(self._judge.text, setup, peer.me, setup.n)
@@ -238,8 +238,8 @@ class _Crew:
             if step % (setup.steps // setup.looks) == 0 or step == setup.steps:
                 self._look(step, parameters_to_vector(model.parameters()).detach().clone())
         elapsed_s, sent = peer.now_s() - began_s, self._sent(peer) - sent
-        without = float(np.mean([1 - outcome.averaged.mean() for outcome in averages] or [0.0]))
-        return sent, len(averages) / len(optimizers), without, computed_s, elapsed_s
+        without = sum(lacking) / max(1, len(lacking))
+        return sent, len(lacking) / len(optimizers), without, computed_s, elapsed_s
 
     def _averaged(
         self,
@@ -247,7 +247,7 @@ class _Crew:
         inner: Optimizer,
         model: CharTransformer,
         peer: SimulatedTransport,
-        averages: list[Outcome],
+        lacking: list[float],
         attends: Attends,
     ) -> CrewOptimizer:
         setup = self._setup
@@ -256,6 +256,10 @@ class _Crew:
         del asked["every"]
         taken = [0]
         inner.register_step_post_hook(lambda *_: taken.__setitem__(0, taken[0] + setup.batch))
+
+        def over(outcome: Outcome) -> None:
+            lacking.append(1.0 - float(outcome.averaged.mean()))
+
         return CrewOptimizer(
             inner,
             peer,
@@ -263,7 +267,7 @@ class _Crew:
             schedule=attends,
             name=f"model {at}",
             samples=lambda: taken[0],
-            on_outcome=averages.append,
+            on_outcome=over,
             seed=setup.seed,
             **asked,
         )

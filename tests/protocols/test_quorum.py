@@ -86,10 +86,20 @@ def test_a_peer_that_is_a_little_late_is_in() -> None:
     def late(peer: int, number: int) -> float:
         return STEP_S + 0.1 * (peer == 5)
 
+    world = crew(ragtag.RPS(quorum=4), late).run()
     for number in range(4, ROUNDS):
-        outcomes = of_round(crew(ragtag.RPS(quorum=4), late).run(), number)
+        outcomes = of_round(world, number)
         assert len(outcomes) == N
         assert all(members(bits) == list(range(N)) for o in outcomes.values() for bits in o.heard)
+
+
+def test_each_share_makes_the_grace_anew() -> None:
+    """Peers 3 to 5 come one after the other, each in the grace after the one before, and not in the first."""
+    apart = {3: 0.4, 4: 0.8, 5: 1.1}
+    world = crew(ragtag.RPS(quorum=3), lambda peer, r: STEP_S + apart.get(peer, 0.0), rounds=24).run()
+    outcomes = of_round(world, 23)
+    assert outcomes[0].scatter_s > 1.0
+    assert all(members(bits) == list(range(N)) for o in outcomes.values() for bits in o.heard)
 
 
 def test_fewer_than_a_quorum_wait_once_more_at_the_deadline() -> None:

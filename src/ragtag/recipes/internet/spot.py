@@ -53,7 +53,7 @@ class SpotSetup:
     sent_bytes: float = 25e6
     state_bytes: float = 300e6
     period_s: float = 30.0
-    until_s: float = 2400.0
+    until_s: float = 1200.0
 
 
 @dataclass(slots=True)

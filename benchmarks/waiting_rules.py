@@ -30,7 +30,7 @@ AVERAGERS = "rps", "rps+repair", "allreduce"
 TESTS = [
     *(
         f"tests/protocols/test_{what}.py"
-        for what in ("reunite", "early", "asking", "outvoted", "stragglers", "node", "gather")
+        for what in ("reunite", "early", "asking", "outvoted", "quorum", "stragglers", "node", "gather")
     ),
     "tests/hooks/test_crew_away.py",
 ]
@@ -78,6 +78,10 @@ def _believed_at_once() -> None:
 
 def _no_grace() -> None:
     progress.Waiting.wants_more = lambda self, now_s: None  # type: ignore[method-assign]
+
+
+def _no_enough() -> None:
+    progress.Waiting.enough = _nothing  # type: ignore[assignment, method-assign]
 
 
 def _silent_in_gather() -> None:
@@ -149,6 +153,7 @@ RULES: dict[str, tuple[str, Callable[[], None]]] = {
     ),
     "twice": ("that is believed the second time only", _believed_at_once),
     "grace": ("where most are missing, the first deadline is doubled once", _no_grace),
+    "enough": ("past a quorum a peer is waited for only while that pays", _no_enough),
     "silent": ("a peer of which nothing came is not waited for in the second stage", _silent_in_gather),
     "patience": ("answers that came too late lengthen the time for answers", _no_patience),
     "leaving": ("a peer that is behind begins the round after one that is over for others", _no_leaving),

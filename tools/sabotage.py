@@ -55,6 +55,9 @@ GUARDED = ("tests/protocols/test_robust.py", "tests/training/test_guard.py")
 ROLES = "src/ragtag/optim/roles.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 TARGET = "tests/training/test_target.py"
+PROGRESS = "src/ragtag/protocols/rounds/progress.py"
+QUORUM = ("tests/protocols/test_quorum.py",)
+WAYS, INTERNET = "src/ragtag/recipes/internet/training.py", "tests/recipes/test_internet.py"
 REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
 CORRELATION = "src/ragtag/privacy/correlation.py"
@@ -126,6 +129,48 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "(counted > 0).sum(axis=0) >= 2 * f + 1",
         "(counted > 0).sum(axis=0) > 0",
         GUARDED,
+    ),
+    Sabotage(
+        "quorum: fewer make an average, too",
+        REDUCE,
+        "np.bitwise_count(self._heard[span]) < self.spec.quorum",
+        "np.bitwise_count(self._heard[span]) < 1",
+        QUORUM,
+    ),
+    Sabotage(
+        "quorum: a straggler is waited for as long as deadlines have room",
+        PROGRESS,
+        "late = self._enough_s >= self.until_s",
+        "late = True",
+        QUORUM,
+    ),
+    Sabotage(
+        "quorum: nobody is waited for once it is there",
+        PROGRESS,
+        "now_s + (self.begun.cycle_s + now_s - self._began_s) / there",
+        "now_s",
+        QUORUM,
+    ),
+    Sabotage(
+        "NoLoCo: Nesterov's look ahead, which it has not",
+        WAYS,
+        '"outer": Outer(lr=0.7, momentum=0.5, nesterov=False),',
+        '"outer": Outer(lr=0.7, momentum=0.5),',
+        (INTERNET, "-k", "step_by_step"),
+    ),
+    Sabotage(
+        "SparseLoCo: everything is sent",
+        WAYS,
+        'TopK(64 / CHUNK, "chunked"',
+        'TopK(0.5, "chunked"',
+        (INTERNET, "-k", "hundredth"),
+    ),
+    Sabotage(
+        "internet: no peer is ever missing",
+        WAYS,
+        "< self.missing",
+        "< 0.0",
+        (INTERNET, "-k", "share_of_rounds or train_on"),
     ),
     Sabotage(
         "roles: what an owner receives costs nothing",

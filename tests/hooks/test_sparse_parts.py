@@ -19,8 +19,7 @@ from ragtag.codecs.sparse.options import Options
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.hooks import message as wire
 from ragtag.hooks.backward import Names
-from ragtag.hooks.faults import complaint
-from ragtag.hooks.message import Head, fit, pack, unpack
+from ragtag.hooks.message import Head, complaint, fit, pack, unpack
 from ragtag.hooks.plan import Memory, Plan
 
 # -- Messages

@@ -58,16 +58,16 @@ def written_out(setup: Setup, text: Path) -> float:
     read, method = split_text(text.read_bytes())[0], setup.method
     begun = training.pretrained(setup, read)
     models = [copy.deepcopy(begun) for _ in range(setup.n)]
-    inner = [training._adamw(model, setup) for model in models]
-    paces = [LambdaLR(optimizer, training._rate(setup.steps)) for optimizer in inner]
-    texts = [training._batches(read, setup, peer, setup.n) for peer in range(setup.n)]
+    inner = [training.text_adamw(model, setup) for model in models]
+    paces = [LambdaLR(optimizer, training.warm_cosine(setup.steps)) for optimizer in inner]
+    texts = [training.text_batches(read, setup, peer, setup.n) for peer in range(setup.n)]
     size = sum(p.numel() for p in begun.parameters())
     part = fp32.elements * math.ceil(size / (fp32.elements * method.fragments))
     anchor, momentum, mean = torch.zeros(size), torch.zeros(size), torch.zeros(size)
     rounds = 0
     for step in range(1, setup.steps + 1):
         for model, optimizer, pace, source in zip(models, inner, paces, texts, strict=True):
-            training._learn(model, optimizer, *next(source))
+            training.learn_text(model, optimizer, *next(source))
             pace.step()
         mean = torch.stack([parameters_to_vector(m.parameters()).detach() for m in models]).mean(0)
         if step % (method.every // method.fragments):
@@ -107,12 +107,12 @@ def test_gradients_averaged_are_those_of_one_optimiser_on_all_samples(text) -> N
     asked = setup(EVERY_GRADIENT)
     run, read = train(asked, text), split_text(text.read_bytes())[0]
     single = training.pretrained(asked, read)
-    optimizer = training._adamw(single, asked)
-    pace = LambdaLR(optimizer, training._rate(asked.steps))
-    texts = [training._batches(read, asked, peer, asked.n) for peer in range(asked.n)]
+    optimizer = training.text_adamw(single, asked)
+    pace = LambdaLR(optimizer, training.warm_cosine(asked.steps))
+    texts = [training.text_batches(read, asked, peer, asked.n) for peer in range(asked.n)]
     for _ in range(asked.steps):
         x, y = (torch.cat(column) for column in zip(*(next(t) for t in texts), strict=True))
-        training._learn(single, optimizer, x, y)
+        training.learn_text(single, optimizer, x, y)
         pace.step()
     alone = training._Training(asked, text).loss(parameters_to_vector(single.parameters()).detach())
     assert run.loss == pytest.approx(alone, rel=1e-5) and run.rounds == asked.steps

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ragtag.core.faults import BurstLoss, Faults, Loss, LossStream, OneWay, Partition, Window
+from ragtag.core.faults import BurstLoss, Faults, Loss, LossStream, OneWay, OwnLine, Partition, Window
 from ragtag.core.types import Event, PeerId, Run, Send
 from ragtag.simulation.link import OVERHEAD_BYTES, REPEATS_MAX, Link
 from ragtag.simulation.loop import Port
@@ -57,6 +57,28 @@ def test_latency_delays() -> None:
     line = Line(Faults(latency_s=0.25))
     line.send(message(1), now_s=1.0)
     assert line.came[0][0] == 1.25
+
+
+def test_peers_may_have_lines_of_their_own() -> None:
+    """Its own rate in place of the common one; its own delay beside the common one, whichever way."""
+    own = (OwnLine(0, 4 * WIRE_BYTES, 0.25), OwnLine(2, 8 * WIRE_BYTES, 0.5))
+    line = Line(Faults(latency_s=1.0, rate_bytes_per_s=2 * WIRE_BYTES, lines=own), n=4)
+
+    def arrives_s(source: int, dest: int) -> float:
+        line.came.clear()
+        line.link.send(0.0, source, [Send(message(dest, 1), math.inf)])
+        return line.came[-1][0]
+
+    assert arrives_s(0, 1) == pytest.approx(0.25 + 1.25)
+    assert arrives_s(1, 0) == pytest.approx(0.5 + 1.25)
+    assert arrives_s(2, 0) == pytest.approx(0.125 + 1.75)
+    assert arrives_s(3, 1) == pytest.approx(0.5 + 1.0)
+
+
+@pytest.mark.parametrize("wrong", [(0.0, 0.0), (1.0, -1.0)])
+def test_a_line_that_cannot_be_is_refused(wrong: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="line of peer 3"):
+        OwnLine(3, *wrong)
 
 
 def test_jitter_is_exponential_with_its_mean() -> None:

@@ -17,7 +17,7 @@ from ragtag.schedules import SSP, Asynchronous, BackupWorkers, DropCompute, Matc
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.exchange.asked import asked_of
-from ragtag.training.exchange.combine import CLASHES, Clash, page
+from ragtag.training.exchange.combine import CLASHES, PUBLISHED, Clash, page
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 PEERS, STEPS = 4, 12
@@ -25,6 +25,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "averager": {
         "RPS": {"method": ragtag.RPS()},
         "RPS with repair": {"method": ragtag.RPS(repair=True)},
+        "a quorum": {"method": ragtag.RPS(quorum=3)},
         "all-reduce": {"method": ragtag.AllReduce()},
         "ring": {"method": ragtag.AllReduce(ring=True)},
         "Moshpit": {"method": ragtag.Moshpit(group=2)},
@@ -83,6 +84,7 @@ TRIPLES = [
     {"average": "gradients", "target_batch": 64, "weight": 16, "compress": ragtag.TopK(0.5)},
     {"average": "gradients", "codec": "bf16", "guard": ragtag.TrimmedMean(0.25)},
     {"every": 3, "outer": ragtag.Outer(), "codec": "int8", "guard": ragtag.CentredClipping(0.25)},
+    {"every": 3, "outer": ragtag.Outer(fragments=2, delay=1), "method": ragtag.RPS(quorum=3)},
 ]
 """Three at once, as the README and the papers have them."""
 LONGER = [
@@ -206,6 +208,50 @@ def test_it_trains_or_the_table_says_why_not(options: dict[str, Any]) -> None:
         assert schema.method == asked.name, "and not by another"
     if isinstance(codec := options.get("codec"), str):
         assert schema.codec == codec
+
+
+def options_of(text: str) -> dict[str, Any]:
+    """The options that the page shows, as values."""
+    found: dict[str, Any] = eval(f"dict({text})", {"ragtag": ragtag})
+    return found
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED, ids=lambda recipe: recipe.name)
+def test_each_published_recipe_trains_as_it_is_written(recipe: Any) -> None:
+    options = options_of(recipe.options)
+    options["method"] = options.pop("averager", None)
+    assert not clashes_of(options)
+    steps = 3 * options["every"]
+
+    def learn(peer: SimulatedTransport) -> tuple[float, float, int]:
+        averages: list[Any] = []
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1536)
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.2),
+            peer,
+            model=model,
+            samples=lambda: 16 * taken,
+            on_outcome=averages.append,
+            **options,
+        )
+        x = torch.randn(64, 4, generator=torch.Generator().manual_seed(peer.me))
+        y = x.sum(1, keepdim=True)
+        losses, taken = [], 0
+        while taken < steps:
+            taken += 1
+            peer.compute()
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        optimizer._averaged.settle()
+        return losses[0], losses[-1], len(averages)
+
+    crew = SimulatedCrew(8, Faults(latency_s=0.001), seed=5, cost=ComputeCost(0.05), check=True)
+    for end in crew.run(learn):
+        assert end is not None and end[1] < 0.99 * end[0] and end[2] == 3
 
 
 def test_each_clash_is_met_by_a_pair() -> None:

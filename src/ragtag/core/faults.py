@@ -148,6 +148,24 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnLine:
+    """A peer's own uplink, in place of the common one, and a one-way delay beside the common one, in both
+    directions.
+    """
+
+    peer: PeerId
+    rate_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rate_bytes_per_s > 0 or not self.latency_s >= 0:
+            raise ValueError(
+                f"line of peer {self.peer}: {self.rate_bytes_per_s} bytes/s, {self.latency_s} s; the rate "
+                f"must be above 0, the delay at least 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Faults:
     """All that can go wrong in a run; the default is a perfect network.
 
@@ -155,6 +173,7 @@ class Faults:
     reorder: of being delivered, in part or as a whole, ``reorder_s`` late.
     latency_s, jitter_s: one-way delay and the mean of an exponential addition to it.
     rate_bytes_per_s: each peer's uplink; queued beyond it, lost beyond ``queue_bytes``.
+    lines: peers with a line of their own.
     """
 
     loss: Loss | BurstLoss | None = None
@@ -170,6 +189,7 @@ class Faults:
     crashes: tuple[Crash, ...] = ()
     freezes: tuple[Freeze, ...] = ()
     slow: tuple[Slow, ...] = ()
+    lines: tuple[OwnLine, ...] = ()
 
     def __post_init__(self) -> None:
         _probability("duplicate", self.duplicate)

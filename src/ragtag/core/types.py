@@ -199,6 +199,7 @@ class Begin:
     usual_s: how long the second stage takes usually. After that, or ``gather_s`` where it is shorter, peers
         that are missing are asked whether they are there.
     answer_s: how long a missing peer may take to say so, at least (see ``rounds.asking``).
+    cycle_s: how long ago this peer began the round before (infinite: there was none).
     """
 
     values: Floats
@@ -211,6 +212,7 @@ class Begin:
     grace_s: float = 0.0
     usual_s: float = math.inf
     answer_s: float = 0.0
+    cycle_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ to send last time, which each head says; fragments that do not fit go back into 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ragtag.core.types import Bytes
 from ragtag.core.wire import CHUNK_BYTES
+from ragtag.hooks.backward import Names
 
 HEAD_BYTES = 64
 FINE, GRADIENT, SUM = 0, 1, 2
@@ -96,3 +98,21 @@ def unpack(message: Bytes) -> tuple[Head, Bytes]:
     chunks = np.zeros((math.ceil(head.sent / CHUNK_BYTES), CHUNK_BYTES), np.uint8)
     chunks.reshape(-1)[: head.sent] = message[HEAD_BYTES : HEAD_BYTES + head.sent]
     return head, chunks
+
+
+def complaint(faults: Sequence[tuple[int, Head]], names: Names) -> str:
+    """What ranks reported of one step, in words: the same on every rank."""
+    rank, head = min(faults)  # callbacks run in any order
+    others = len({number for number, _ in faults} - {rank})
+    where = names.described(head.number)
+    also = f" (and {others} more ranks have such values)" if others else ""
+    if head.fault == GRADIENT:
+        counts = f"{head.nans} NaN and {head.infinite} infinite of {head.values} values"
+        what = f"the gradient of {where} has {counts}"
+    else:
+        what = f"gradient plus residual overflow in the bucket of {where}"
+    return (
+        f"rank {rank}: {what}{also}. Nothing of that bucket was sent, residuals are finite; this step must "
+        "not be taken on any rank (all raise this). Lower the learning rate or clip gradients; with "
+        'GradScaler, give not_finite="skip"'
+    )

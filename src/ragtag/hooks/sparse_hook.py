@@ -28,7 +28,7 @@ from ragtag.hooks import checkpoint
 from ragtag.hooks import message as wire
 from ragtag.hooks.agree import require_agreement
 from ragtag.hooks.backward import Names, after_backward
-from ragtag.hooks.faults import complaint
+from ragtag.hooks.message import complaint
 from ragtag.hooks.plan import Last, Memory, Plan, UnderWay
 from ragtag.hooks.stats import Stats, stats_of
 

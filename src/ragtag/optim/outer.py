@@ -3,6 +3,12 @@
 "DiLoCo: Distributed Low-Communication Training of Language Models", Douillard, Feng, Rusu, Chhaparia,
 Donchev, Kuncoro, Ranzato, Szlam, Shen, 2023 (arXiv 2311.08105), algorithm 1: inner AdamW for H steps, outer
 Nesterov with learning rate .7 and momentum .9 on the mean of (old - new) over the peers.
+
+NoLoCo (Kolehmainen et al., 2025, arXiv 2506.10911) averages with one random partner, so that each peer i has
+an old model of its own. Its momentum has a term that pulls the two together:
+m = a m + b mean(new - old) + g (mean(old) - old_i); next_i = old_i + m. The authors' code has g = b. Then
+both terms are b (mean(new) - old_i) together, which is the step here without Nesterov's look ahead, of a mean
+over the pair: ``Outer(lr=b, momentum=a, nesterov=False)``.
 """
 
 from __future__ import annotations

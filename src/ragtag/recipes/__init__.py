@@ -12,6 +12,7 @@ RECIPES: dict[str, str] = {
         "dedloc",
         "diloco",
         "grouping",
+        "internet",
         "kfac",
         "moshpit",
         "nopeek",

@@ -71,10 +71,14 @@ class Link:
         """These faults hold from now on. Runs on their way arrive as they would have."""
         self._faults = self._losses.faults = faults
         self._lossy = faults.loss is not None
-        self._rtt_s = 2 * (faults.latency_s + faults.jitter_s)
         self._cuts = bool(faults.one_way or faults.partitions)
         self._delays = faults.jitter_s > 0 or faults.duplicate > 0 or faults.reorder > 0
-        self._paced = faults.rate_bytes_per_s < math.inf
+        own = {line.peer: line for line in faults.lines}
+        n = len(self._free_s)
+        self._rate = [own[p].rate_bytes_per_s if p in own else faults.rate_bytes_per_s for p in range(n)]
+        self._beside_s = [own[p].latency_s if p in own else 0.0 for p in range(n)]
+        self._rtt_s = 2 * (faults.latency_s + faults.jitter_s + 2 * max(self._beside_s, default=0.0))
+        self._paced = faults.rate_bytes_per_s < math.inf or bool(own)
         self._plain = not (self._paced or self._cuts or self._delays)
 
     def through_s(self, now_s: float, source: PeerId) -> float:
@@ -157,7 +161,7 @@ class Link:
 
     def _queue(self, now_s: float, source: PeerId, send: Send, through: Bools | None) -> None:
         """Put a run's chunks on the uplink's queue; deliver them in pieces if they take long."""
-        run, traffic, rate = send.run, self.traffic[source], self._faults.rate_bytes_per_s
+        run, traffic, rate = send.run, self.traffic[source], self._rate[source]
         size = run.payload.shape[1] + OVERHEAD_BYTES
         each_s = size / rate
         rows = np.arange(len(run.payload)) if run.mask is None else np.flatnonzero(run.mask)
@@ -213,7 +217,7 @@ class Link:
         ended: bool,
     ) -> float:
         """Deliver rows ``[a, b)`` of a run where ``mask`` (bool ``[b - a]``) is set. Returns their time."""
-        at_s = left_s + self._faults.latency_s
+        at_s = left_s + self._faults.latency_s + self._beside_s[source] + self._beside_s[run.peer]
         if mask is None:
             come = b - a
         else:

@@ -239,6 +239,7 @@ class Rounds:
             grace_s=grace_s,
             usual_s=self.budgets.gather.budget_s(),
             answer_s=answer_s,
+            cycle_s=self.budgets.cycle_s,
         )
         return self._settle(effects + machine.step(now_s, begin))
 
@@ -300,6 +301,7 @@ class Rounds:
                 earlier=tuple(self.rounds[r] for r in sorted(self.rounds) if r < number),
                 patience=self.patience,
                 guard=self._channel.averager.guard,
+                quorum=self._channel.averager.quorum,
             )
             machine = self.rounds[number] = self._make(setting)
         return machine

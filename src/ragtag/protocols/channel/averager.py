@@ -131,7 +131,7 @@ class Setting:
     growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
     earlier: the machines of earlier rounds that still answer.
-    patience, guard: see ``base.Spec``.
+    patience, guard, quorum: see ``base.Spec``.
     """
 
     me: PeerId
@@ -149,6 +149,7 @@ class Setting:
     earlier: tuple[Round, ...] = ()
     patience: Patience | None = None
     guard: RobustMean | None = None
+    quorum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class Averager:
     written: how a script asks for it, which is also its ``repr``.
     guards: its owners see each peer's share apart, so that a guard can judge it.
     guard: how they reduce these; ``None``: by their weighted mean.
+    quorum: how many peers' values make an average, at least; 0: any.
     """
 
     name: str
@@ -176,6 +178,7 @@ class Averager:
     written: str = ""
     guards: bool = False
     guard: RobustMean | None = None
+    quorum: int = 0
 
     def __repr__(self) -> str:
         return self.written or f"Averager({self.name!r})"

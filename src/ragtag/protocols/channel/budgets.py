@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable
 
@@ -35,6 +36,8 @@ class Budgets:
         self._begun_s: dict[int, float] = {}  # of the round under way, and of the one before
         self._late_s: dict[int, float] = {}
         self._ended_s: float | None = None
+        self.cycle_s = math.inf
+        """How long before the newest round the one before it began."""
         self._computed_s: deque[float] = deque(maxlen=APART_WINDOW)
 
     def next_s(self, rtts_s: Iterable[float]) -> tuple[float, float]:
@@ -68,6 +71,7 @@ class Budgets:
         if deadline_s is not None:
             scatter_s = min(scatter_s, deadline_s / 2)
             gather_s = min(gather_s, deadline_s - scatter_s)
+        self.cycle_s = now_s - max(self._begun_s.values(), default=-math.inf)
         for old in list(self._begun_s)[:-1]:
             del self._begun_s[old]
         self._begun_s[number] = now_s

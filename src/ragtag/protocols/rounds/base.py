@@ -46,6 +46,7 @@ class Spec:
     patience: learns from peers that answer a question too late.
     guard: how owners reduce shares of which some may be lies; ``None``: by their weighted mean.
     live: how many peers this one knows to live, which a guard must know.
+    quorum: how many peers' values make an average, at least; 0: any.
     """
 
     me: PeerId
@@ -61,6 +62,7 @@ class Spec:
     patience: Patience | None = None
     guard: RobustMean | None = None
     live: int = 0
+    quorum: int = 0
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""

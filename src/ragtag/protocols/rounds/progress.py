@@ -1,7 +1,7 @@
 """Whom a round waits for, and when it waits no longer.
 
 In each of its two stages a round waits for *shares*: messages, named by stage and block, that a peer owes. A
-peer is waited for exactly while it owes one. There are seven ways (``Why``) in which that ends, each through
+peer is waited for exactly while it owes one. There are eight ways (``Why``) in which that ends, each through
 ``Waiting._release``, and each says what follows:
 
 | why | how it is seen | missed | would more time help | owes again in GATHER |
@@ -10,6 +10,7 @@ peer is waited for exactly while it owes one. There are seven ways (``Why``) in 
 | PASSED | it was heard in a later round, or has left | no | - | no |
 | ELSEWHERE | it sent its own average of this peer's block: its share went into that | no | - | yes |
 | LATE | the stage's deadline has passed | yes | if anything of it came | if anything came |
+| ENOUGH | a quorum is there, and another share would not pay for the wait | yes | as LATE | as LATE |
 | OUTVOTED | the averages of most owners, and of two at least, are without it | yes | as LATE | as LATE |
 | SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
@@ -20,11 +21,16 @@ compute, or wait itself, until the deadline. A peer that has ended the round, or
 says so. Unless its share comes in the time for an answer, it is waited for no longer, and no deadline grows
 by that.
 
+A quorum (``Spec.quorum``) ends SCATTER before its deadline. With k peers there, of which this owner is one,
+one more in the average makes up for the wait of all k if it comes within 1/k of the time since the round
+before began: (k + 1) / (T + w) > k / T. So long is the grace, counted anew from each share that comes.
+
 The reason for each rule is in docs/protocols.md. ``benchmarks/waiting_rules.py`` leaves each out in turn.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from enum import Enum
@@ -35,6 +41,8 @@ from ragtag.core.types import Arm, Begin, Effect, PeerId, PeerSet, Run, Send
 from ragtag.protocols.rounds.asking import ANSWER, NEVER, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, Spec
 
+QUORUM = "quorum"
+"""The timer of the grace after a quorum."""
 BEFORE, SCATTERING, GATHERING, DONE = range(4)
 """Where this peer is in the round."""
 WITNESSES = 2
@@ -58,6 +66,7 @@ class Why(Enum):
     PASSED = "passed", False, False
     ELSEWHERE = "elsewhere", False, False
     LATE = "late", True, False
+    ENOUGH = "enough", True, False
     OUTVOTED = "outvoted", True, False
     SILENT = "silent", True, False
     NEVER = "never", True, True
@@ -105,6 +114,7 @@ class Waiting:
         """The contributors to an owner's average, a bit each, by the owner."""
         self._few = 0
         self._grace_s = 0.0
+        self._began_s = self._enough_s = math.inf
 
     # -- Stages
 
@@ -115,6 +125,7 @@ class Waiting:
         from which all withheld theirs was away itself. They know of it by now, so all of them owe.
         """
         self.stage, self.begun, self._grace_s = SCATTERING, begin, begin.grace_s
+        self._began_s = now_s
         self._awaited = set(begin.waiting & self._spec.members - {self._spec.me})
         self.waited_for = tuple(sorted(self._awaited))
         self.until_s = now_s + begin.scatter_s
@@ -164,6 +175,26 @@ class Waiting:
     def overdue(self) -> None:
         """``LATE``: the stage's deadline has passed."""
         self._miss(set(self.owed), Why.LATE)
+
+    def enough(self, now_s: float) -> list[Effect]:
+        """A share came: where a quorum is there, wait for one more while that pays."""
+        if not self._spec.quorum or self.stage != SCATTERING or not self.owed:
+            return []
+        there = self._there()
+        if there < self._spec.quorum:
+            return []
+        self._enough_s = now_s + (self.begun.cycle_s + now_s - self._began_s) / there
+        late = self._enough_s >= self.until_s
+        return [] if late else [Arm(self._spec.timer(QUORUM), self._enough_s)]
+
+    def grace_over(self, now_s: float) -> None:
+        """``ENOUGH``: no share came while the wait for it would have paid."""
+        if self.stage == SCATTERING and now_s >= self._enough_s:
+            self._miss(set(self.owed), Why.ENOUGH)
+
+    def _there(self) -> int:
+        """How many peers have given this owner their copies, itself among them."""
+        return int(self.begun.weight > 0) + len(self.gave - _peers(self.owed))
 
     def outvoted(self, told_by: PeerId, heard: PeerSet) -> None:
         """``OUTVOTED``: an owner has sent an average, with its contributors. Wait for no peer that most lack.
@@ -246,14 +277,16 @@ class Waiting:
         return self._arm(now_s, 0, self._usual_s)
 
     def wants_more(self, now_s: float) -> list[Effect] | None:
-        """Most peers' shares are missing at the first deadline: wait as long again, once. ``None``: the stage
-        ends.
+        """Most peers' shares are missing at the first deadline, or a quorum is: wait as long again, once.
+        ``None``: the stage ends.
 
         The time counts from now on where this peer slept through its deadline. One or two others are asked
         meanwhile.
         """
-        overdue = len(_peers(self.owed))
-        if self.stage != SCATTERING or self._grace_s <= 0 or 2 * overdue <= len(self.waited_for):
+        few = 2 * len(_peers(self.owed)) > len(self.waited_for)
+        if self._spec.quorum:
+            few = self._there() < self._spec.quorum
+        if self.stage != SCATTERING or self._grace_s <= 0 or not few:
             return None
         self.until_s += max(0.0, now_s - self.until_s) + self._grace_s
         self._grace_s = 0.0

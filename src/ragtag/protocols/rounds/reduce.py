@@ -10,6 +10,8 @@ Where sound values overflow when they are added up, their owner tells no average
 
 With ``Spec.guard`` an owner adds nothing up as it comes. It keeps the shares of its blocks apart, and reduces
 them by the guard's rule when the first stage is over (``robust``).
+
+With ``Spec.quorum`` an owner tells no average of what too few peers gave.
 """
 
 from __future__ import annotations
@@ -243,6 +245,10 @@ class Values:
             overflown = peers_in(int(np.bitwise_or.reduce(self._heard[span][~finite])))
             weight[~finite] = 0.0
             some &= finite
+        if self.spec.quorum:
+            few = np.bitwise_count(self._heard[span]) < self.spec.quorum
+            weight[few] = 0.0
+            some &= ~few
         if not some.all():
             mean[~some] = begin.values[span][~some]
         self._averaged[span] = some

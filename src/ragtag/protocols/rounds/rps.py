@@ -8,6 +8,9 @@ lost. Here the unit of loss is the datagram, not the block, and owners rotate (s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.channel.at_once import at_once
 from ragtag.protocols.channel.averager import Averager, Setting
 from ragtag.protocols.rounds.base import Round, Spec
@@ -31,6 +34,7 @@ def _make(setting: Setting, repair: bool) -> Round:
             patience=setting.patience,
             guard=setting.guard,
             live=len(setting.live),
+            quorum=setting.quorum,
         )
     )
 
@@ -44,9 +48,23 @@ rps_repair = at_once(
 """Beyond the paper: holes are asked for again while the deadline allows."""
 
 
-def RPS(repair: bool = False) -> Averager:
+def RPS(repair: bool = False, quorum: int = 0) -> Averager:
     """Average what arrives: what is lost or late is left out, and nobody waits for it (ICML 2019).
 
     repair: ask again for what is missing while the deadline allows.
+    quorum: averages are of the values of so many peers, at least; where fewer gave, each keeps its own. Once
+        so many are there, another is waited for only while that pays (``rounds.progress``). More than half of
+        the crew: of a crew that a cut line parts, one side at most goes on averaging. 0: any number is
+        enough. After Decoupled DiLoCo (Douillard et al., 2026, arXiv 2604.21428), without its central syncer:
+        each owner of a block decides for its block.
+    Raises ValueError: a quorum of 1, or of more peers than average at once.
     """
-    return rps_repair if repair else rps
+    averager = rps_repair if repair else rps
+    if quorum == 0:
+        return averager
+    if isinstance(quorum, bool) or not isinstance(quorum, int) or not 2 <= quorum <= PEERS_MAX:
+        raise ValueError(
+            f"RPS(quorum={quorum!r}): it is a number of peers, from 2 to {PEERS_MAX}, or 0: any number"
+        )
+    asked = f"repair=True, quorum={quorum}" if repair else f"quorum={quorum}"
+    return replace(averager, name=f"{averager.name}, quorum {quorum}", quorum=quorum, written=f"RPS({asked})")

@@ -36,7 +36,7 @@ from ragtag.core.types import (
 )
 from ragtag.protocols.rounds.asking import ANSWERS, QUESTION
 from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson, Spec
-from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, SCATTERING, Share, Waiting
+from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, QUORUM, SCATTERING, Share, Waiting
 from ragtag.protocols.rounds.repair import Repairer
 
 
@@ -168,12 +168,16 @@ class Stages:
         effects.append(Arm(self.spec.timer("scatter"), waiting.until_s))
         if self._repair is not None:
             effects += self._repair.again(now_s, waiting.round_until_s)
+        effects += waiting.enough(now_s)
         return effects + (waiting.count(now_s) if waiting.owed else self._advance(now_s))
 
     def _expire(self, now_s: float, name: str) -> list[Effect]:
         waiting, stage = self.waiting, self.waiting.stage
         if name == "repair":
             return self._repair_again(now_s)
+        if name == QUORUM:
+            waiting.grace_over(now_s)
+            return self._advance(now_s)
         asked = waiting.asks(now_s, name)
         if asked is not None:
             return asked
@@ -211,6 +215,7 @@ class Stages:
                 return effects + self._ask(now_s, run, incoming, self._repair)
             waiting.closed((run.peer, stage, block))
             effects += waiting.look_around(now_s)
+            effects += waiting.enough(now_s)
         return effects
 
     def owns_it_too(self, now_s: float, peer: PeerId, block: int) -> list[Effect]:

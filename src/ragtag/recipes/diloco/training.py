@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -133,14 +133,31 @@ def train(setup: Setup, data: Path | None) -> Run:
     return _Training(setup, data).run()
 
 
+class TextJudge:
+    """A text in two parts: one to train on, and one held out by which models are judged."""
+
+    def __init__(self, setup: Setup, data: Path | None) -> None:
+        self.text, held = split_text(load_text(data))
+        x, y = windows(held, setup.length)
+        self._held = x[:HELD_WINDOWS], y[:HELD_WINDOWS]
+        self._shown = text_model(setup)
+
+    @torch.no_grad()
+    def loss(self, values: Tensor) -> float:
+        """The loss on the text held out of a model with these values, in nats per byte."""
+        vector_to_parameters(values, self._shown.parameters())
+        x, y = self._held
+        return float(F.cross_entropy(self._shown(x), y))
+
+
 class Trainee:
     """One peer: its model, its text, and the body of a user's training loop."""
 
     def __init__(self, setup: Setup, text: bytes, first: nn.Module, peer: SimulatedTransport) -> None:
         self._peer, self._setup, method = peer, setup, setup.method
-        self.model = _model(setup)
+        self.model = text_model(setup)
         self.model.load_state_dict(first.state_dict())
-        inner = _adamw(self.model, setup)
+        inner = text_adamw(self.model, setup)
         self.averages: list[Outcome] = []
         self.optimizer: Optimizer = inner
         if method.every:
@@ -152,13 +169,13 @@ class Trainee:
                 on_outcome=lambda outcome: self.averages.append(outcome),
                 **method.options,
             )
-        self._pace = LambdaLR(self.optimizer, _rate(setup.steps))
-        self._batches = _batches(text, setup, peer.me, setup.n)
+        self._pace = LambdaLR(self.optimizer, warm_cosine(setup.steps))
+        self._batches = text_batches(text, setup, peer.me, setup.n)
 
     def step(self) -> None:
         """A local step, and an average where one is due."""
         self._peer.compute()
-        _learn(self.model, self.optimizer, *next(self._batches))
+        learn_text(self.model, self.optimizer, *next(self._batches))
         self._pace.step()
 
     @property
@@ -171,12 +188,10 @@ class _Training:
     """The training of all peers, with evaluations on the way."""
 
     def __init__(self, setup: Setup, data: Path | None) -> None:
-        self._setup = setup
-        self._text, held = split_text(load_text(data))
-        x, y = windows(held, setup.length)
-        self._held = x[:HELD_WINDOWS], y[:HELD_WINDOWS]
+        self._setup, self._judge = setup, TextJudge(setup, data)
+        self._text = self._judge.text
         self._first = pretrained(setup, self._text)
-        self._shown = _model(setup)
+        self.loss = self._judge.loss
         self._crew = SimulatedCrew(setup.n, Faults(latency_s=LATENCY_S), setup.seed, cost=ComputeCost(STEP_S))
         self._values: dict[int, list[Tensor]] = {}
         self._before_bytes: list[int] = []
@@ -223,23 +238,16 @@ class _Training:
         sent = [self._crew.world.traffic(peer).bytes_sent for peer in range(self._setup.n)]
         return float(np.mean(sent) - np.mean(self._before_bytes))
 
-    @torch.no_grad()
-    def loss(self, values: Tensor) -> float:
-        """The loss of a model on the held-out text."""
-        vector_to_parameters(values, self._shown.parameters())
-        x, y = self._held
-        return float(F.cross_entropy(self._shown(x), y))
-
 
 def pretrained(setup: Setup, text: bytes) -> nn.Module:
     """The model that all peers begin with."""
-    model = _model(setup)
-    optimizer = _adamw(model, setup)
+    model = text_model(setup)
+    optimizer = text_adamw(model, setup)
     warm = max(1, round(WARM_UP * setup.pretrained))
     pace = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm))
-    source = _batches(text, setup, 0, 1)
+    source = text_batches(text, setup, 0, 1)
     for _ in range(setup.pretrained):
-        _learn(model, optimizer, *next(source))
+        learn_text(model, optimizer, *next(source))
         pace.step()
     return model
 
@@ -248,26 +256,37 @@ def _missed(outcome: Outcome, n: int) -> bool:
     return not (outcome.averaged.all() and outcome.weight.min() == n)
 
 
-def _model(setup: Setup) -> nn.Module:
+def text_model(setup: Setup) -> CharTransformer:
+    """The model with its first weights."""
     return CharTransformer(setup.width, setup.layers, setup.length, setup.seed)
 
 
-def _adamw(model: nn.Module, setup: Setup) -> Optimizer:
+def text_adamw(model: nn.Module, setup: Setup) -> Optimizer:
+    """The inner optimizer of all methods."""
     return AdamW(model.parameters(), setup.learning_rate, weight_decay=WEIGHT_DECAY, fused=True)
 
 
-def _batches(text: bytes, setup: Setup, peer: int, peers: int) -> Iterator[tuple[Tensor, Tensor]]:
+def text_batches(text: bytes, setup: Setup, peer: int, peers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """One peer's batches of its part of the text."""
     how = {"batch": setup.batch, "length": setup.length, "seed": setup.seed}
     return batches(text, peer=peer, peers=peers, **how)
 
 
-def _learn(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None:
+class Steps(Protocol):
+    """What takes a step: an optimizer, or several."""
+
+    def zero_grad(self) -> None: ...  # noqa: D102
+    def step(self) -> object: ...  # noqa: D102
+
+
+def learn_text(model: nn.Module, optimizer: Steps, x: Tensor, y: Tensor) -> None:
+    """Take a step by a batch."""
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
-def _rate(steps: int) -> Callable[[int], float]:
+def warm_cosine(steps: int) -> Callable[[int], float]:
     """The learning rate's factor by step: it rises at first, and falls over the rest of the steps."""
     warm = max(1, round(WARM_UP * steps))
 

@@ -181,10 +181,14 @@ class World:
             error.add_note(f"seed {self.seed}")
             raise
 
+    def change_lines(self, faults: Faults) -> None:
+        """What these faults say of lines holds from now on; crashes and freezes stay as they were."""
+        self._faults = faults
+        self._link.change(faults)
+
     def heal(self) -> None:
         """End all faults: frozen peers thaw, no other peer crashes, nothing is lost."""
-        self._faults = self._faults.healed()
-        self._link.change(self._faults)
+        self.change_lines(self._faults.healed())
         for port in self._ports:
             if port.ends_s > self.now_s:
                 port.ends_s = math.inf

@@ -132,6 +132,7 @@ DIFFERENCES = Feature(
 CODEC = Feature("codec=...", lambda a: a.codec is not None)
 ALIGN = Feature("align=Align(...)", lambda a: isinstance(a.align, Align))
 TARGET = Feature("target_batch=...", lambda a: a.target is not None)
+QUORUM = Feature("averager=RPS(quorum=...)", lambda a: a.averager.quorum > 0)
 GUARD = Feature("guard=...", lambda a: a.guard is not None)
 OVERLAP = Feature("overlap=True", lambda a: a.overlap)
 NO_MODEL = Feature("no model=", lambda a: not a.has_model)
@@ -323,6 +324,18 @@ CLASHES = (
         "guard",
     ),
     Clash(
+        QUORUM,
+        COMPRESS,
+        "selections come to all peers as they are, and no owner makes an average of them: leave out quorum "
+        "or compress",
+    ),
+    Clash(
+        QUORUM,
+        GRADIENTS,
+        "peers that are fewer than the quorum go on by gradients of their own, and their models part; use "
+        'average="models"',
+    ),
+    Clash(
         CORRECTION,
         MOMENTUM,
         "momentum correction is momentum already: set the optimizer's momentum to 0, or leave it out",
@@ -350,6 +363,63 @@ CLASHES = (
     ),
 )
 """Pairs that do not go together; of several that hold, the first is raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A published recipe as a script writes it.
+
+    paper: its number at arXiv.
+    options: the arguments of ``crew.optimizer``.
+    beside: what else belongs to it, or differs from the paper.
+    """
+
+    name: str
+    paper: str
+    options: str
+    beside: str
+
+
+PUBLISHED = (
+    Written("DiLoCo", "2311.08105", "every=50, outer=ragtag.Outer()", "inner AdamW"),
+    Written(
+        "Streaming DiLoCo",
+        "2501.18512",
+        'every=10, outer=ragtag.Outer(fragments=5, delay=2), codec="int8"',
+        "fragments are consecutive parts of all values; the paper sends 4 bits",
+    ),
+    Written(
+        "SparseLoCo",
+        "2508.15706",
+        'every=30, outer=ragtag.Outer(lr=0.4, momentum=0.0), compress=ragtag.TopK(64 / 4096, "chunked", '
+        '"2bit", decay=0.95, resync=10, bypass=False)',
+        "blocks are of 4,096 consecutive values: 64 x 64 where a matrix is 64 wide. `resync`: every tenth "
+        "average is of whole models, for peers that were away; with `resync=0` the paper's",
+    ),
+    Written(
+        "NoLoCo",
+        "2506.10911",
+        "every=50, averager=ragtag.RandomGroups(group=2), outer=ragtag.Outer(lr=0.7, momentum=0.5, "
+        "nesterov=False)",
+        "the pull towards the partner has the weight of the learning rate, as in the authors' code: then one "
+        "vector is exchanged, not two",
+    ),
+    Written(
+        "Decoupled DiLoCo",
+        "2604.21428",
+        'every=10, averager=ragtag.RPS(quorum=5), outer=ragtag.Outer(fragments=3, delay=2), weight="samples"',
+        "owners of blocks stand in the central syncer's place; `quorum`: more than half of the crew. Batches "
+        "of one size: then samples are the paper's weight",
+    ),
+    Written(
+        "MuLoCo",
+        "2505.23725",
+        "every=30, outer=ragtag.Outer()",
+        "`torch.optim.Muon` for the matrices of layers and AdamW for the rest, each in a `crew.optimizer` of "
+        "its own",
+    ),
+)
+"""As published recipes are written. A test trains each, and ``ragtag reproduce internet`` runs the newer."""
 
 
 def require_together(asked: Asked) -> None:
@@ -381,6 +451,16 @@ def page() -> str:
     for clash in CLASHES:
         why = clash.why.format_map(named).replace("|", "\\|")
         lines.append(f"| `{clash.one.written}` | `{clash.other.written}` | {why} |")
+    lines += [
+        "",
+        "# Published recipes",
+        "",
+        "What to give `crew.optimizer(inner, model=model, ...)`; `ragtag reproduce internet` runs them.",
+        "",
+        "| recipe | arXiv | options | beside |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {r.name} | {r.paper} | `{r.options}` | {r.beside} |" for r in PUBLISHED]
     return "\n".join(lines) + "\n"
 
 

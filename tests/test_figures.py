@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_a_changed_number_is_seen(figures: ModuleType, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(ROOT / name)
     assert figures.Figures(tmp_path).check() == []
     page = tmp_path / "README.md"
-    page.write_text(page.read_text().replace("3.0 times gloo's time", "2.9 times gloo's time"))
+    page.write_text(re.sub(r"[\d.]+ times gloo's time", "9.9 times gloo's time", page.read_text()))
     told = figures.Figures(tmp_path).check()
     assert [line.split(":")[0] for line in told] == [
         "README.md has, and no result gives",
@@ -75,7 +76,7 @@ def test_a_changed_number_is_seen(figures: ModuleType, tmp_path: Path) -> None:
     ]
     assert figures.Figures(tmp_path).write() == ["README.md"] and figures.Figures(tmp_path).check() == []
     result = tmp_path / "benchmarks" / "results" / "averaging.json"
-    result.write_text(result.read_text().replace('"sealed_to_clear": 2.8', '"sealed_to_clear": 1.3'))
+    result.write_text(re.sub(r'"sealed_to_clear": [\d.]+', '"sealed_to_clear": 1.3', result.read_text()))
     told = figures.Figures(tmp_path).check()
     assert len(told) == 2 and "sealed 1.3 times as long as in clear (goal 1.4) (" in told[1]
 

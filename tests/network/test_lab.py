@@ -52,6 +52,7 @@ def _until(done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_rate_and_a_queue_are_as_asked_and_the_sender_does_not_feel_them() -> None:
     # 200 datagrams of 2,304 bytes in the kernel, more than a socket's 208 kB: one that had to answer for what
     # waits in the queue would block
@@ -112,6 +113,7 @@ def test_bursts_are_as_long_and_lose_as_much_as_asked(loss: float, burst: float)
         assert abs(found.burst - burst) < 5 * burst * ((1 - 1 / burst) / found.bursts) ** 0.5
 
 
+@pytest.mark.slow
 def test_loss_can_be_changed_and_ended() -> None:
     with lab_of(2, loss=0.5) as lab:
         lab.lose(0.0)
@@ -132,6 +134,7 @@ def test_a_delay_is_as_asked_and_loses_nothing() -> None:
         assert (done["passed"], done["dropped"]) == (1000, 0)
 
 
+@pytest.mark.slow
 def test_jitter_lets_datagrams_overtake_each_other() -> None:
     with lab_of(2, delay_ms=100.0, jitter_ms=100.0) as lab:
         (found,) = probe(lab, [0], 1, offered_mbit=5.0, count=1000)

@@ -14,6 +14,7 @@ from ragtag.recipes.grouping.training import Trial
 KEYS = tuple(key for key in compensation.measured() if compensation.mends(key))
 
 
+@pytest.mark.slow
 def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeypatch) -> None:
     tiny = Plan((0, 1), (0.0, 5.0), (BACKUP, gossip.NAME), ((3.0, 1),), 1, 6, 6, (30,), (15,), 1, 8, KEYS, 1)
     monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: tiny))

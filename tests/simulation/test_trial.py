@@ -45,7 +45,7 @@ def test_a_trial_is_one_history() -> None:
 def test_storms_have_every_kind_of_fault_and_spare_two_peers() -> None:
     storms = [storm(seed, 5, 12.0, 1e5) for seed in range(200)]
     perfect = Faults()
-    for name in Faults.__slots__:
+    for name in set(Faults.__slots__) - {"lines"}:  # a peer's own line is no fault
         some = sum(getattr(faults, name) != getattr(perfect, name) for faults in storms)
         assert some > 20, name
     assert {type(faults.loss) for faults in storms} == {Loss, BurstLoss, type(None)}

@@ -427,7 +427,7 @@ def test_a_peer_whose_first_batch_was_long_measures_again() -> None:
     """It stood by for good: a batch of 2 s brings less than the others compute meanwhile."""
     faults = Faults(latency_s=0.005, freezes=(Freeze(0, 0.05, 2.0),))
     crew = SimulatedCrew(8, faults, seed=1, cost=ComputeCost(0.05, sigma=0.1))
-    peers = crew.run(lambda t: train(t, 60, 48, lambda me: 4, align=Align(every=5)))
+    peers = crew.run(lambda t: train(t, 48, 48, lambda me: 4, align=Align(every=5)))
     assert peers[0] is not None and peers[3] is not None
     assert peers[0].samples.counted > 0.3 * peers[3].samples.counted
 

@@ -16,7 +16,9 @@ from ragtag.app.cli.common import new_run_folder
 from ragtag.app.cli.main import app
 from ragtag.app.terminal.simulate_view import VALUES_MAX, count
 from ragtag.app.tracefile import read_run
+from ragtag.protocols.channel.averagers import AVERAGERS
 from ragtag.recipes.base import Report, row
+from ragtag.schedules.names import CENTRES
 from tests.app.command import AVERAGES, error_of, invoke, runner
 
 SRC = Path(__file__).parents[3] / "src"
@@ -71,6 +73,13 @@ def test_the_command_starts_without_what_is_heavy() -> None:
 def test_faults_are_listed_on_demand() -> None:
     shown = invoke("simulate", "--faults", "help")
     assert (shown.code, "freeze=PEER@AT_S+FOR_S" in shown.out) == (0, True)
+
+
+def test_methods_are_listed_on_demand() -> None:
+    shown = invoke("simulate", "--method", "help")
+    assert shown.code == 0
+    assert all(f"  {name}" in shown.out for name in (*AVERAGERS, *CENTRES))
+    assert "moshpit=N: group" in shown.out
 
 
 # -- Errors

@@ -269,6 +269,7 @@ INTERNAL = {
     "InvariantBroken": "an AssertionError of simulations",
     "Closed": "ends a transfer's session",
     "Crashed": "ends a simulated peer's thread",
+    "TooLarge": "of datagrams, which are sent again in smaller ones",
 }
 
 

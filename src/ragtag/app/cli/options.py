@@ -30,6 +30,19 @@ def _list_faults(text: str) -> str:
     raise typer.Exit
 
 
+def _list_methods(text: str) -> str:
+    if text != "help":
+        return text
+    from ragtag.protocols.channel.averagers import AVERAGERS
+    from ragtag.schedules.names import CENTRES
+
+    for heading, names in (("Averagers", AVERAGERS), ("Schedules of a central state", CENTRES)):
+        typer.echo(f"{heading}:")
+        for name, entry in names.items():
+            typer.echo(f"  {name}" + (f", {name}=N: {entry.number}" if entry.number else ""))
+    raise typer.Exit
+
+
 # -- Of several commands
 
 Peers = Annotated[
@@ -193,8 +206,9 @@ MethodName = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="rps, rps+repair, allreduce, ring; in groups moshpit=8, random-groups=8; at a central state "
-        "backup=1, softsync=2, asynchronous, grouping.",
+        help="An averager, or a schedule of a central state, as allreduce, moshpit=8 or softsync=2; "
+        "--method help lists all.",
+        callback=_list_methods,
     ),
 ]
 Size = Annotated[

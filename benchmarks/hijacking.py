@@ -18,11 +18,14 @@ from pathlib import Path
 import torch
 
 from ragtag.privacy import hijacking
+from ragtag.privacy.hijacking import PULL
 from ragtag.recipes.nopeek.training import Samples, cut_net
 from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "hijacking.json"
-WEIGHTS = (0.0, 10.0, 100.0)
+HARDER = 10 * PULL
+CASES = ((0.0, PULL), (10.0, PULL), (100.0, PULL), (100.0, HARDER))
+"""Weights of NoPeek, and how hard the server pulls."""
 
 
 def main() -> int:
@@ -37,18 +40,19 @@ def main() -> int:
     digits = Samples.of(None)
     begin_s = time.process_time()
     weights = {}
-    for weight in WEIGHTS:
+    for weight, pull in CASES:
         runs = []
         for seed in range(arguments.seeds):
             front, _ = cut_net(tuple(digits.train_x.shape[1:]), seed)
-            found = hijacking(front, digits.train_x, digits.held_x, nopeek=weight, seed=seed)
+            given = digits.train_x, digits.held_x
+            found = hijacking(front, *given, nopeek=weight, pull=pull, seed=seed)
             runs.append({"seed": seed, "hidden": found.hidden, **asdict(found)})
             print(
-                f"  weight {weight:5g}, seed {seed}: {found.hidden:.1%} of the variance hidden, "
+                f"  weight {weight:5g}, pull {pull:3g}, seed {seed}: {found.hidden:.1%} of variance hidden, "
                 f"SSIM {found.ssim:.2f} (mean public image {found.blind_ssim:.2f}), dCor {found.dcor:.3f}",
                 flush=True,
             )
-        weights[f"{weight:g}"] = {
+        weights[f"{weight:g}" if pull == PULL else f"{weight:g}, pulled harder"] = {
             name: [run[name] for run in runs] for name in ("hidden", "ssim", "blind_ssim", "dcor")
         } | {"runs": runs}
     record = {

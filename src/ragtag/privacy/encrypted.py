@@ -10,8 +10,8 @@ the peer that adds up must not have, and each encrypts its vector; any peer decr
     mean = mine.decrypt(total) / len(parts)
 
 It takes one message each way, where secure averages (``privacy.secagg``) take four stages; no peer has to
-come back when others drop out. It costs tens of bytes for a value, so it is for short vectors, and longer
-ones are refused. How keys and messages travel is the caller's.
+come back when others drop out. It costs 30 bytes for a value each way, and as much for one value as for
+2,048, so it is for short vectors, and longer ones are refused. How keys and messages travel is the caller's.
 
 **What it does not protect from.** The peer that adds up and any one peer with the key together read all:
 secure averages hold against as many as they are told of. A peer with the key that sees another's message

@@ -59,8 +59,9 @@ AttackName = Annotated[
     typer.Option(
         "--attack",
         help="decoder: reads codes. hijacking: a server that trains the cut for its own ends; FUNCTION gives "
-        "(cut, private_x, public_x). inversion: has updates; FUNCTION gives (model, x, y), with x [updates, "
-        "batch, ...] and y [updates, batch], and the updates by parameter, if they are not the gradients.",
+        "(cut, private_x, public_x). inversion: has updates; FUNCTION gives (model, x, y), where "
+        "the first dimension of samples x and labels y is the update and the second the batch; and a dict of "
+        "the updates by parameter, if they are not the gradients.",
     ),
 ]
 Weight = Annotated[

@@ -68,6 +68,7 @@ DP, PRIVATE, NOISED = (
     "tests/privacy/test_secagg_noise.py",
 )
 METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
+HIJACKING = "src/ragtag/privacy/hijacking.py"
 
 MTU = ("tests/network/test_mtu.py",)
 PATH = "src/ragtag/network/control/path.py"
@@ -419,6 +420,41 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "x.grad = gradient.sign()",
         "x.grad = -gradient.sign()",
         ("tests/privacy/test_inversion.py", "-k", "gives_its_sample_away"),
+    ),
+    Sabotage(
+        "privacy: a hijacker that pushes codes away",
+        HIJACKING,
+        "- self._pull * like",
+        "+ self._pull * like",
+        ("tests/privacy/test_hijacking.py", "-k", "servers_pull or digits"),
+    ),
+    Sabotage(
+        "privacy: a hijacker's critic learns from the pull",
+        HIJACKING,
+        "p.detach() for name, p in self.critic",
+        "p for name, p in self.critic",
+        ("tests/privacy/test_hijacking.py", "-k", "critic_learns"),
+    ),
+    Sabotage(
+        "privacy: a hijacked client's own layers are trained",
+        HIJACKING,
+        "front = copy.deepcopy(front).train()",
+        "front = front.train()",
+        ("tests/privacy/test_hijacking.py", "-k", "digits"),
+    ),
+    Sabotage(
+        "privacy: a hijacker's decoder learns other samples",
+        HIJACKING,
+        "self.decoder(encoded), public)",
+        "self.decoder(encoded), public.flip(0))",
+        ("tests/privacy/test_hijacking.py", "-k", "digits"),
+    ),
+    Sabotage(
+        "leak: updates that are given do not count",
+        "src/ragtag/app/cli/leak.py",
+        "return model, x, y, dict(rest[0])",
+        "return model, x, y, None",
+        ("tests/app/cli/test_leak.py", "-k", "updates_of_a"),
     ),
     Sabotage(
         "privacy: leakage of training samples",

@@ -18,7 +18,8 @@ Z tells, and on samples that were not trained on, as dCor is lower on those that
 single sample for certain (that is differential privacy). Gradients of a federated model's first layer
 give samples away as before, and in split learning gradients tell labels. A server that sends larger
 gradients than its task's takes the weight of NoPeek away, and one that trains the cut for its own ends is
-not stopped at all (feature-space hijacking). US patent 11,481,635 covers this loss.
+not stopped at all (feature-space hijacking, as ``privacy.hijacking`` does it). US patent 11,481,635 covers
+this loss.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ a crew can ask for each other's codes: they are hidden from outside only. All pe
 message's version, so of short messages in large crews the lines carry a multiple of the payload.
 
 A server sees codes and gradients, and labels in the plain form. NoPeek lowers what codes tell by some
-(``ragtag.privacy.meters``); a server that sends gradients of its own choice is stopped by nothing here. A
+(``ragtag.privacy.meters``); a server that sends gradients of its own choice is stopped by nothing here
+(``ragtag.privacy.hijacking`` is one). A
 server learns nothing of requests whose loss or gradients are not finite; against finite nonsense from a
 client it has no guard, and a label that its criterion refuses ends it with that error.
 """

@@ -22,6 +22,21 @@ def nothing():
     return train_x
 def lists():
     return torch.nn.Flatten(), [1.0], [2.0]
+def client():
+    return torch.nn.Conv2d(1, 2, 3), train_x, held_x
+def batch():
+    torch.manual_seed(0)
+    first, last = torch.nn.Linear(16, 8), torch.nn.Linear(8, 3)
+    model = torch.nn.Sequential(torch.nn.Flatten(), first, torch.nn.Tanh(), last)
+    return model, held_x[:2, None], torch.tensor([[0], [2]])
+def zeros():
+    model, x, y = batch()
+    return model, x, y, {name: torch.zeros(2, *p.shape) for name, p in model.named_parameters()}
+def one_update():
+    model, x, y = batch()
+    return model, x, y, {name: torch.zeros(1, *p.shape) for name, p in model.named_parameters()}
+def other_names():
+    return *batch(), {"0.weight": torch.zeros(2, 1)}
 """
 
 
@@ -59,12 +74,45 @@ def test_a_cut_of_a_script(here: Path) -> None:
         ("cuts/mine.py:nothing", "it must give (cut, train_x, held_x); it gave a Tensor"),
         ("cuts/mine.py:lists", "must be tensors"),
         ("no_such_module:build", "No module named 'no_such_module'"),
+        ("cuts/mine.py:build --steps 3", "--steps goes with --attack hijacking or inversion"),
+        ("cuts/mine.py:build --attack hijacking", "its first is a function; it must be a torch.nn.Module"),
+        (
+            "cuts/mine.py:zeros --attack hijacking",
+            "must give (cut, private_x, public_x); it gave a tuple of 4",
+        ),
+        ("--attack inversion", "needs CUT, a function that gives (model, x, y) or (model, x, y, updates)"),
+        ("cuts/mine.py:client --attack inversion", "[updates, batch, ...]"),
+        ("cuts/mine.py:one_update --attack inversion", "they must be [updates, ...], [2, 8, 16]"),
+        ("cuts/mine.py:other_names --attack inversion", "a tensor for each of the model's parameters"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(here: Path, cut: str, said: str) -> None:
-    shown = invoke("leak", cut)
+    shown = invoke("leak", *cut.split())
     assert shown.code == 2
     assert said in error_of(shown)
+
+
+def test_updates_of_a_users_model(here: Path) -> None:
+    command = ("leak", "--attack", "inversion", "--steps", "60", "cuts/mine.py:batch")
+    shown = invoke(*command, width=120)
+    assert shown.code == 0, shown.err
+    assert "What updates tell of their samples" in shown.out and "cosine of updates found" in shown.out
+    assert "2 updates of 1 samples each" in shown.out
+    told = json.loads(invoke(*command, "--json").out)
+    (model,) = told["cuts"]
+    assert told["attack"] == "inversion" and model["hidden"] < 0.5 and model["cosine"] > 0.9
+    other = json.loads(invoke(*command[:-1], "cuts/mine.py:zeros", "--json").out)
+    assert abs(other["cuts"][0]["cosine"]) < 1e-3, "updates that are given count, and not the gradients"
+
+
+def test_a_users_client_is_hijacked_with_nopeek_and_without(here: Path) -> None:
+    command = ("leak", "--attack", "hijacking", "--steps", "2", "--weight", "3", "cuts/mine.py:client")
+    shown = invoke(*command, width=120)
+    assert shown.code == 0, shown.err
+    assert "What a server gets that hijacks the cut" in shown.out and "NoPeek, weight 3" in shown.out
+    assert "64 samples of a client that trained on 2 batches; the server has 24 samples" in shown.out
+    told = json.loads(invoke(*command, "--json").out)
+    assert [(cut["cut"], cut["steps"]) for cut in told["cuts"]] == [("plain", 2), ("NoPeek, weight 3", 2)]
 
 
 def test_without_a_cut_nets_on_digits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

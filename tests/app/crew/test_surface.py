@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
+import ragtag.privacy.encrypted
 import ragtag.ray
 from ragtag.app.crew.crew import Crew
 from ragtag.app.environment import VARIABLES
@@ -297,6 +298,7 @@ def test_the_errors_that_users_may_catch_are_in_the_documentation_with_their_bas
         "privacy.NoSecureSum",
         "privacy.NotPrivate",
         "privacy.ServerGone",
+        "privacy.encrypted.NoTenSEAL",
     }
     for name, base in rows:
         found = operator.attrgetter(name)(ragtag)

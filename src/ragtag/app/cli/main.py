@@ -187,22 +187,36 @@ app.command(
 
 
 @app.command(
-    epilog=examples("ragtag leak", "ragtag leak my_cut.py:build", "ragtag leak my_package.cuts:build --json")
+    epilog=examples(
+        "ragtag leak",
+        "ragtag leak my_cut.py:build --json",
+        "ragtag leak --attack inversion my_model.py:batch",
+        "ragtag leak --attack hijacking my_cut.py:build",
+    )
 )
 @plain_errors
 def leak(
     cut: leaks.CutText = None,
+    attack: leaks.AttackName = leaks.Attack.DECODER,
     weight: leaks.Weight = 10.0,
+    steps: leaks.Steps = None,
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Measure what the codes at a cut tell of samples that it was not trained on.
+    """Measure what the codes at a cut, or a model's updates, tell of samples.
 
     Distance correlation, and decoders that are trained on leaked pairs of code
     and sample. FUNCTION gives the part of a net that stays with the data, samples
     that it was trained on, and samples held out. Without CUT, a small net is
-    trained on digits, plain and with NoPeek.
+    trained on digits, plain and with NoPeek. --attack tries another attacker.
     """
+    if attack is not leaks.Attack.DECODER:
+        _rebuild(cut, attack, weight, steps, seed, as_json)
+        return
+    if steps is not None:
+        raise leaks.CutError(
+            "--steps goes with --attack hijacking or inversion; a decoder trains until it is done"
+        )
     from ragtag.privacy.meters import leakage
 
     accuracy: dict[str, float] = {}
@@ -222,6 +236,44 @@ def leak(
         print_json(leaks.to_json(found, accuracy))
     else:
         leaks.show_leaks(found, accuracy, Console())
+
+
+def _rebuild(
+    cut: str | None, attack: leaks.Attack, weight: float, steps: int | None, seed: int, as_json: bool
+) -> None:
+    """``ragtag leak`` by an attacker that rebuilds samples: of a hijacked client, or from updates."""
+    from ragtag.privacy.hijacking import STEPS as HIJACKING_STEPS
+    from ragtag.privacy.hijacking import Hijacking, hijacking
+    from ragtag.privacy.inversion import STEPS as INVERSION_STEPS
+    from ragtag.privacy.inversion import Inversion, inversion
+
+    found: dict[str, Hijacking | Inversion] = {}
+    with progress("attacking") as tell:
+        if attack is leaks.Attack.INVERSION:
+            if cut is None:
+                raise leaks.CutError(
+                    f"--attack inversion needs CUT, a function that gives {leaks.GIVES[attack]}"
+                )
+            found = {cut: inversion(*leaks.updates_of(cut), seed=seed, steps=steps or INVERSION_STEPS)}
+        else:
+            if cut is not None:
+                front, private_x, public_x = leaks.hijacked_of(cut)
+            else:
+                from ragtag.recipes.nopeek.training import Samples, cut_net
+
+                digits = Samples.of(None)
+                private_x, public_x = digits.train_x, digits.held_x
+                front, _ = cut_net(tuple(private_x.shape[1:]), seed)
+            for i, a1 in enumerate(dict.fromkeys((0.0, weight))):
+                name = f"NoPeek, weight {a1:g}" if a1 else "plain"
+                tell(i, 2, name)
+                found[name] = hijacking(
+                    front, private_x, public_x, nopeek=a1, seed=seed, steps=steps or HIJACKING_STEPS
+                )
+    if as_json:
+        print_json(leaks.rebuilt_json(attack, found))
+    else:
+        leaks.show_rebuilt(attack, found, Console())
 
 
 @app.command(epilog=examples("ragtag report runs/demo-20260101-120000 --open", "ragtag report RUN --json"))

@@ -164,7 +164,8 @@ def test_an_error_that_is_not_the_file_systems_is_raised() -> None:
 # -- The launcher's output
 
 
-@pytest.mark.parametrize("where", [pytest.param("a full disk", marks=pytest.mark.slow), "nobody reads"])
+@pytest.mark.parametrize("where", ["a full disk", "nobody reads"])
+@pytest.mark.slow
 def test_an_output_that_takes_nothing_stops_no_run(tmp_path: Path, where: str) -> None:
     script = tmp_path / "chatty.py"
     script.write_text(

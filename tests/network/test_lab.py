@@ -80,6 +80,7 @@ def test_incast_meets_a_queue_at_the_receiver() -> None:
         assert lab.counts(0).down_dropped == round(sum(one.loss for one in found) * 4000) > 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queue_bytes", [30 * 1242, pytest.param(400 * 1242, marks=pytest.mark.slow)])
 def test_a_queue_holds_so_many_bytes(queue_bytes: int) -> None:
     with lab_of(2, rate_mbit=40.0, queue_bytes=queue_bytes) as lab:
@@ -99,6 +100,7 @@ def test_independent_loss_is_as_asked(loss: float) -> None:
         assert abs(found.burst - 1 / (1 - loss)) < 5 * (loss / found.bursts) ** 0.5 / (1 - loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "burst"), [(0.05, 4.0), pytest.param(0.2, 10.0, marks=pytest.mark.slow)])
 def test_bursts_are_as_long_and_lose_as_much_as_asked(loss: float, burst: float) -> None:
     count = 60_000

@@ -42,6 +42,7 @@ with ragtag.join(deadline_s=30.0) as crew:
 """
 
 
+@pytest.mark.slow
 def test_peers_behind_routers_average_with_all() -> None:
     with lab_of(N, behind=BEHIND) as lab:
         peers = lab.joined(PEER)

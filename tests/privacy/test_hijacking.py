@@ -24,6 +24,7 @@ def drawn(n: int = 8) -> Tensor:
     return torch.from_numpy(generator(0, "samples").uniform(size=(n, 1, 8, 8))).float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nopeek", [0.0, 10.0])
 def test_a_hijacked_client_gives_digits_away_and_nopeek_does_not_stop_it(nopeek: float) -> None:
     digits, client = Samples.of(None), front()

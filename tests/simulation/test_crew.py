@@ -28,7 +28,9 @@ def until(crew: CrewWorld, true: Callable[[], bool], limit_s: float) -> float:
     return crew.now_s - began_s
 
 
-@pytest.mark.parametrize("method", [Moshpit(8), RandomGroups(8)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [Moshpit(8), pytest.param(RandomGroups(8), marks=pytest.mark.slow)], ids=lambda m: m.name
+)
 def test_peers_of_a_large_crew_come_to_one_mean_while_some_die_and_others_come(method: Averager) -> None:
     crew = CrewWorld(68, method, LOSSY, seed=3, step_s=0.2)
     mean = np.mean([member.values for member in crew.running()], axis=0)

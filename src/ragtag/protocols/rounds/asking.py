@@ -2,7 +2,7 @@
 
 A round that lacks only a few peers' messages asks those peers. A peer that answers has its whole deadline.
 One that does not is frozen, dead or cut off, and is waited for no longer. So a frozen peer costs the others
-three times as long as GATHER usually takes, in which little is computed, rather than the deadline that the
+as long as GATHER usually takes and may take, in which little is computed, rather than the deadline that the
 slowest trainer needs. One that answers, and still sends nothing, is asked again.
 
 A peer that has ended that round, or assigns the blocks otherwise, answers that the message comes no more.
@@ -25,8 +25,7 @@ peer is there; that message comes no more."""
 QUESTIONS = QUESTION | SCATTER, QUESTION | GATHER
 ANSWERS = HERE, NEVER
 ANSWER = 2.0
-"""An answer may take so many round trips, each with its margin: what was lost is repeated after one. Or,
-where the averager waits for stragglers, so many times as long as GATHER usually takes."""
+"""An answer may take so many round trips, each with its margin: what was lost is repeated after one."""
 
 
 def question(peer: PeerId, key: MessageKey) -> Run:

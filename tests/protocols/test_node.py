@@ -158,7 +158,7 @@ def test_a_line_cut_one_way_costs_no_deadline_in_every_round(method: Averager) -
     world.rounds(40, values(6, 40))
     for me in (0, 1, 4, 5):
         last = world.outcomes[me][-1]
-        assert last.started_s + last.total_s < 0.8
+        assert last.started_s + last.total_s < 1.0
         share = [float(outcome.averaged.mean()) for outcome in world.outcomes[me]]
         assert np.mean(share) > 0.9
     assert {2, 3} <= set().union(*(heard(outcome) for outcome in world.outcomes[0][-5:]))

@@ -1,12 +1,14 @@
-"""Agents over real loopback sockets, all turned by the test's own thread."""
+"""Agents over real loopback sockets, all turned by the test's own thread, or two by one beside it."""
 
 from __future__ import annotations
 
 import math
 import select
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import msgspec
@@ -115,3 +117,23 @@ class Agents:
     ) -> None:
         for agent in self.agents.values():
             agent.close()
+
+
+@contextmanager
+def turned(signing: bytes) -> Iterator[Agents]:
+    """Two members that a thread turns. signing: of a crew that takes persons; empty: of an open one."""
+    with Agents(2, signing=signing) as agents:
+        agents.until(agents.agree, "all found each other")
+        over = threading.Event()
+
+        def turn() -> None:
+            while not over.is_set():
+                agents.turn(0.02)
+
+        thread = threading.Thread(target=turn)
+        thread.start()
+        try:
+            yield agents
+        finally:
+            over.set()
+            thread.join(PATIENCE_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,7 @@ from ragtag.app.invitation.token import TOKEN_FILE, Token, decode, encode, new_k
 from ragtag.protocols.membership.passes import Passes, public_of
 from tests.app.command import error_of, invoke
 from tests.app.processes import until
-from tests.network.agents import KEY, Agents
-from tests.network.crew import PATIENCE_S
+from tests.network.agents import KEY, Agents, turned
 
 SIGNING = bytes(range(32))
 
@@ -92,22 +90,9 @@ def test_a_revocation_that_reaches_nobody_says_what_to_do() -> None:
 
 @pytest.fixture
 def crew() -> Iterator[Agents]:
-    """Two members over sockets that take persons, as a thread turns them."""
-    with Agents(2, signing=SIGNING) as agents:
-        agents.until(agents.agree, "all found each other")
-        over = threading.Event()
-
-        def turn() -> None:
-            while not over.is_set():
-                agents.turn(0.02)
-
-        thread = threading.Thread(target=turn)
-        thread.start()
-        try:
-            yield agents
-        finally:
-            over.set()
-            thread.join(PATIENCE_S)
+    """Two members over sockets that take persons."""
+    with turned(SIGNING) as agents:
+        yield agents
 
 
 def void(agents: Agents, peer: int) -> list[tuple[str, int]]:

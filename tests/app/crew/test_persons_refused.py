@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,31 +13,11 @@ from ragtag.app.environment import VARIABLES
 from ragtag.app.invitation.token import Token, encode
 from ragtag.network.membership.admission import tell_revocation
 from ragtag.protocols.membership.passes import Took
-from tests.network.agents import KEY, Agents
+from tests.network.agents import KEY, turned
 from tests.network.crew import PATIENCE_S
 
 SIGNING = bytes(range(32))
 DEADLINE_S = 20.0
-
-
-@contextmanager
-def crew(signing: bytes) -> Iterator[Agents]:
-    """Two members that a thread turns."""
-    with Agents(2, signing=signing) as agents:
-        agents.until(agents.agree, "all found each other")
-        over = threading.Event()
-
-        def turn() -> None:
-            while not over.is_set():
-                agents.turn(0.02)
-
-        thread = threading.Thread(target=turn)
-        thread.start()
-        try:
-            yield agents
-        finally:
-            over.set()
-            thread.join(PATIENCE_S)
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, token: Token, **env: str) -> str:
@@ -57,7 +34,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, token: Token, **env: str) -> str:
 
 def test_what_a_crew_of_persons_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
-    with crew(SIGNING) as agents:
+    with turned(SIGNING) as agents:
         at = tuple(agents.addresses.values())
         holder = Token(at, "otters", KEY, signing=SIGNING)
         alice = holder.for_person("alice", int(now_s) + 60, now_s)
@@ -79,7 +56,7 @@ def test_what_a_crew_of_persons_refuses(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_person_in_a_crew_that_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
-    with crew(b"") as agents:
+    with turned(b"") as agents:
         holder = Token(tuple(agents.addresses.values()), "otters", KEY, signing=SIGNING)
         said = refused(monkeypatch, holder.for_person("alice", int(now_s) + 60, now_s))
         assert "this crew takes no persons" in said

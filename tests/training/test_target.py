@@ -476,3 +476,33 @@ def test_the_next_step_is_told_of_once_the_average_under_way_is_over() -> None:
     here.averaged(nobodys(0, ROWS, np.full(4, 70, np.float32), both, None))
     assert (told().step, told().samples, told().doing) == (1, 30, Doing.COMPUTES)
     assert here.samples.pending == 30
+
+
+@dataclass
+class Clock:
+    """A peer alone with a clock that a test sets."""
+
+    me: int = 0
+    at_s: float = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def post_soon(self, topic: int, blob: bytes) -> None:
+        """Nobody reads it."""
+
+
+def test_a_measurement_that_was_right_is_trusted_twice_as_long_and_a_wrong_one_as_at_first() -> None:
+    clock = Clock()
+    here = Gathering(64, clock, "model")  # type: ignore[arg-type]
+    stood_by_s = []
+    for batch_s in (8.0, 8.0, 2.0):
+        here.decided()
+        clock.at_s += batch_s
+        here.stepped(4)
+        began_s = clock.at_s
+        while here._took_s:
+            clock.at_s += 1.0
+            here.stands_by()
+        stood_by_s.append(clock.at_s - began_s)
+    assert stood_by_s == [4 * 8.0, 2 * 4 * 8.0, 4 * 2.0]

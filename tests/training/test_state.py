@@ -110,6 +110,9 @@ OPTIMIZERS: dict[str, Make] = {
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 @pytest.mark.parametrize("taken", [0, 3])
 def test_goes_on_as_if_never_interrupted(make: Make, dtype: torch.dtype, taken: int) -> None:
+    if make is OPTIMIZERS["nesterov, fused"] and dtype == torch.bfloat16:
+        # Of equal runs without Ragtag, one in ten differs too, and parameters stay as they were.
+        pytest.skip("torch 2.12 and 2.13: fused SGD is broken on CPU in bfloat16 (PyTorch's issue 191763)")
     model, other = net(1, dtype), net(2, dtype)
     optimizer, fresh = crew(make(model), model), crew(make(other), other)
     train(model, optimizer, 0, taken)

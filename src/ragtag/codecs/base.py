@@ -15,15 +15,14 @@ def finite_rows(values: Floats) -> Bools | None:
     """Which rows of float32 ``[k, n]`` have a finite sum of squares in float32, bool ``[k]``; ``None``: all.
 
     Such a row has neither NaN nor infinity, and a norm below 1.8e19: what is larger would, as a part of a
-    mean, break the models of all, and counts as not finite. One pass in most cases: squares add up to a
-    finite number only where those of each row do.
+    mean, break the models of all, and counts as not finite.
     """
     if len(values) == 1:  # most messages of a small model
         row = values[0]
-        return None if math.isfinite(row.dot(row)) else np.zeros(1, np.bool_)
-    if math.isfinite(np.einsum("ij,ij->", values, values)):
-        return None
-    finite: Bools = np.isfinite(np.einsum("ij,ij->i", values, values))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return None if math.isfinite(row.dot(row)) else np.zeros(1, np.bool_)
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite: Bools = np.isfinite(np.vecdot(values, values))
     return None if finite.all() else finite
 
 

@@ -28,6 +28,7 @@ class Search:
     """One path's search.
 
     packets: how many a datagram may hold, as far as is known (RFC 8899's PLPMTU).
+    due_s: before then no probe is due.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Search:
         self._most = PACKETS_MAX  # the largest size that is not known to be too large
         self._first = True  # whether the next size is the first one of a search
         self._over = False
-        self._due_s = 0.0
+        self.due_s = 0.0
         self._tried = self._times = 0  # the size that is probed (0: none), and how often it was
         self._numbers = range(0)  # of its probes
 
@@ -45,7 +46,7 @@ class Search:
         timeout_s: when an answer is overdue. tries: how many probes of one size may be lost by chance.
         most: a size above which nothing is to be gained.
         """
-        if now_s < self._due_s:
+        if now_s < self.due_s:
             return 0
         if self._over:
             self._begin(self.packets, PACKETS_MAX)
@@ -53,13 +54,13 @@ class Search:
             self.refused()
         most = max(self.packets, min(self._most, most))
         if self.packets == most:
-            self._over, self._tried, self._due_s = True, 0, now_s + RAISE_S
+            self._over, self._tried, self.due_s = True, 0, now_s + RAISE_S
             return 0
         if not 0 < self._tried <= most:
             self._tried = most if self._first else (self.packets + most + 1) // 2
             self._first, self._times = False, 0
         self._times += 1
-        self._due_s = now_s + timeout_s
+        self.due_s = now_s + timeout_s
         return self._tried
 
     def sent(self, number: int) -> None:
@@ -68,12 +69,12 @@ class Search:
 
     def refused(self) -> None:
         """The path does not take the size that is probed, or the first hop does not."""
-        self._most, self._tried, self._due_s = self._tried - 1, 0, 0.0
+        self._most, self._tried, self.due_s = self._tried - 1, 0, 0.0
 
     def acknowledged(self, number: int) -> None:
         """The probe of this number has come."""
         if self._tried and number in self._numbers:
-            self.packets, self._tried, self._due_s = self._tried, 0, 0.0
+            self.packets, self._tried, self.due_s = self._tried, 0, 0.0
 
     def shrink(self, most: int) -> None:
         """The path does not take any more what it took. most: what it may take, as far as is known."""
@@ -81,4 +82,4 @@ class Search:
 
     def _begin(self, packets: int, most: int) -> None:
         self.packets, self._most = packets, most
-        self._first, self._over, self._tried, self._due_s = True, False, 0, 0.0
+        self._first, self._over, self._tried, self.due_s = True, False, 0, 0.0

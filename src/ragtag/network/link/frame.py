@@ -212,8 +212,7 @@ class Framer:
             self._payload, self._which = (run.payload, which) if high - low == k else (None, which)
             self._fill(words, headers, run.payload[at])
         else:
-            words[:, :8] = headers
-            self._check(words, headers)
+            self._stamp(words, headers)
         return rows
 
     def _fill(self, words: Words, headers: Words, payload: Bytes) -> None:
@@ -223,13 +222,17 @@ class Framer:
         if self._kernels is not None and not self._sealed and chunks.flags.carray:
             self._kernels.fill(words, headers, chunks, self._sums[:k], self._key_word)
             return
-        words[:, :8], words[:, 8:] = headers, chunks
+        words[:, 8:] = chunks
         if not self._sealed:
             self._sums[:k] = chunk_sums(words.view(np.uint8))
-        self._check(words, headers)
+        self._stamp(words, headers)
 
-    def _check(self, words: Words, headers: Words) -> None:
-        """Write the tags, unless the link seals. The sums of the chunks are known."""
+    def _stamp(self, words: Words, headers: Words) -> None:
+        """Write the headers, and unless the link seals their tags. The sums of the chunks are known."""
+        if self._kernels is not None and not self._sealed:
+            self._kernels.stamp(words, headers, self._sums[: len(words)], self._key_word)
+            return
+        words[:, :8] = headers
         if not self._sealed:
             words[:, TAG_WORD] = tags(words.view(np.uint8), self._key, headers, self._sums[: len(words)])
 
@@ -378,32 +381,44 @@ class Framer:
         if len(rows) == 0:
             return []
         words = headers.view("<u8").reshape(-1, 8)
-        what, which, whole = words[:, 4], words[:, 5], words[:, 6]
-        who = words[:, 0] & ~np.uint64(0xFF00)
-        kind = words[:, 0] >> np.uint64(8) & np.uint64(0xFF)
-        last, asks = kind == _LAST, kind >= _LAST
-        broken = (
-            (who[1:] != who[:-1]) | (what[1:] != what[:-1]) | (which[1:] - which[:-1] != _NEXT) | last[:-1]
-        )
-        epoch, total = words[:, 1] >> _HALF, whole & np.uint64(_U32)
-        broken |= (epoch[1:] != epoch[:-1]) | (total[1:] != total[:-1])
-        edges = [0, *(np.flatnonzero(broken) + 1).tolist(), len(rows)]
+        edges, asks, ends = self._cut(words)
         payload, heard = rows[:, HEADER_BYTES:], words[:, 7]
-        weight = (whole >> _HALF).astype("<u4").view("<f4")
+        weight = (words[:, 6] >> _HALF).astype("<u4").view("<f4")
         runs = []
-        for a, b in pairwise(edges):
+        for (a, b), asked, ended in zip(pairwise(edges), asks, ends, strict=True):
             who_a, number, _, _, what_a, which_a, whole_a, _ = words[a].tolist()
             schema, sender, began = what_a & _U32, who_a >> 32 & 0xFFFF, number >> 32
             channel = self._channel(which_a & 0xFF, schema)
             if schema != self.schemas.get(channel, 0):
                 self._refuse_schema(sender, schema, b - a)
-                self.strays.append((sender, a, b, began, bool(asks[a:b].any())))
+                self.strays.append((sender, a, b, began, asked))
                 continue
             key = MessageKey(channel, what_a >> 32, which_a >> 8 & 0xFF, which_a >> 16 & 0xFFFF)
-            first, ended = which_a >> 32, bool(last[b - 1])
+            first = which_a >> 32
             run = Run(sender, key, first, whole_a & _U32, payload[a:b], weight[a:b], heard[a:b], None, ended)
-            runs.append((run, a, b, began, bool(asks[a:b].any())))
+            runs.append((run, a, b, began, asked))
         return runs
+
+    def _cut(self, words: Words) -> tuple[list[int], list[bool], list[bool]]:
+        """Cut headers, uint64 ``[k, 8]``, into runs of consecutive chunks.
+
+        Returns the first row of each and ``k``; whether one of its rows asks for an answer; and whether its
+        last row ends a message.
+        """
+        k = len(words)
+        if self._kernels is not None and words.flags.carray:
+            first, some = np.empty(k, np.int64), np.empty(k, np.bool_)
+            count = self._kernels.cut(words, first, some)
+            edges, asks = [*first[:count].tolist(), k], some[:count].tolist()
+        else:
+            kind = words[:, 0] >> np.uint64(8) & np.uint64(0xFF)
+            who, what, which = words[:, 0] & ~np.uint64(0xFF00), words[:, 4], words[:, 5]
+            epoch, total = words[:, 1] >> _HALF, words[:, 6] & np.uint64(_U32)
+            broken = (who[1:] != who[:-1]) | (what[1:] != what[:-1]) | (which[1:] - which[:-1] != _NEXT)
+            broken |= (epoch[1:] != epoch[:-1]) | (total[1:] != total[:-1]) | (kind[:-1] == _LAST)
+            edges = [0, *(np.flatnonzero(broken) + 1).tolist(), k]
+            asks = np.logical_or.reduceat(kind >= _LAST, edges[:-1]).tolist()
+        return edges, asks, [int(words[edge - 1, 0]) >> 8 & 0xFF == _LAST for edge in edges[1:]]
 
     def _refuse_schema(self, sender: PeerId, schema: int, count: int) -> None:
         self.refused.schema += count

@@ -10,9 +10,10 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ragtag.core.compiled import compile_
-from ragtag.core.types import WEIGHT_MAX
+from ragtag.core.types import WEIGHT_MAX, Bools
 from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, FINAL, HEADER_BYTES, ODD_INTS, TAG_WORD, Kind, Words
 
 _HEADER, _CHUNK = HEADER_BYTES // 8, CHUNK_BYTES // 8  # in words; a loop of constant length vectorises
@@ -22,6 +23,7 @@ _FINAL, _HALF = np.uint64(FINAL), np.uint64(32)
 _FIRST, _BYTE = np.uint64(0xFFFF0000FFFF00FF), np.uint64(0xFF)  # all but the kind and the sender
 _KIND, _WEIGHT = np.uint64(8), np.uint64(32)
 _DATA, _LAST, _ASK = np.uint64(Kind.DATA), np.uint64(Kind.LAST), np.uint64(Kind.ASK)
+_WHO, _NEXT, _U32 = ~np.uint64(0xFF00), np.uint64(1 << 32), np.uint64(0xFFFFFFFF)
 _WEIGHT_MOST = np.uint64(np.float32(WEIGHT_MAX).view(np.uint32))
 """The most that a weight may be, as bits: of two floats from 0 on the larger one has the larger bits."""
 _warming = Lock()
@@ -78,9 +80,46 @@ def fill(table: Words, headers: Words, chunks: Words, sums: Words, key: np.uint6
         table[i, _TAG] = _tag(headers[i], total, key)
 
 
+@compile_
+def stamp(table: Words, headers: Words, sums: Words, key: np.uint64) -> None:
+    """Write headers, uint64 ``[k, 8]``, with their tags before chunks that are in ``table`` already.
+
+    sums: what ``fill`` found for these chunks, ``[k]``.
+    """
+    for i in range(table.shape[0]):
+        for j in range(_HEADER):
+            table[i, j] = headers[i, j]
+        table[i, _TAG] = _tag(headers[i], sums[i], key)
+
+
+@compile_
+def cut(headers: Words, edges: NDArray[np.int64], asks: Bools) -> int:
+    """Where runs of consecutive chunks begin in ``headers``, uint64 ``[k, 8]``; returns how many there are.
+
+    edges, asks: ``[k]``; of each run, the first row, and whether any of its rows asks for an answer.
+    """
+    runs = 0
+    for i in range(headers.shape[0]):
+        row, kind = headers[i], headers[i, 0] >> _KIND & _BYTE
+        begins = True
+        if i > 0:
+            before = headers[i - 1]
+            begins = before[0] >> _KIND & _BYTE == _LAST
+            begins |= row[0] & _WHO != before[0] & _WHO
+            begins |= row[1] >> _HALF != before[1] >> _HALF
+            begins |= row[4] != before[4]
+            begins |= row[5] - before[5] != _NEXT
+            begins |= row[6] & _U32 != before[6] & _U32
+        if begins:
+            edges[runs], asks[runs] = i, False
+            runs += 1
+        asks[runs - 1] |= kind >= _LAST
+    return runs
+
+
 def warm() -> None:
     """Compile the loops, or load what was compiled before. After that no call compiles anything."""
-    kernels: tuple[Any, ...] = (fill, check)
+    kernels: tuple[Any, ...] = (fill, check, stamp, cut)
     with _warming:
         if kernels[-1].signatures:
             return
@@ -88,5 +127,7 @@ def warm() -> None:
         headers = np.zeros((1, _HEADER), "<u8")
         fill(rows, headers, np.zeros((1, _CHUNK), "<u8"), np.zeros(1, "<u8"), key)
         check(rows, headers, np.uint64(0), key)
+        stamp(rows, headers, np.zeros(1, "<u8"), key)
+        cut(headers, np.zeros(1, np.int64), np.zeros(1, np.bool_))
         for kernel in kernels:
             kernel.disable_compile()

@@ -162,7 +162,7 @@ class Outbox:
         is held back by an injected delay leaves one by one.
         """
         path, injector = flow.path, self._injector
-        if not path.sure or path.sent < WINDOW_FIRST or injector.delays:
+        if now_s < path.mtu.due_s or not path.sure or path.sent < WINDOW_FIRST or injector.delays:
             return
         most = min(PACKETS_MAX, path.granted // 2)
         while count := path.mtu.next(now_s, path.rto_s, path.tries, most):

@@ -208,7 +208,7 @@ class UdpLink:
         """Take what has come, about ``SLAB_ROWS`` packets at most, without waiting."""
         rows, malformed, short = 0, 0, list[bytes]()
         sources, short_sources = list[tuple[int, Address]](), list[Address]()
-        came_ns, short_came_ns, per = list[int](), list[int](), list[int]()
+        stamps, short_stamps, per = list[bytes](), list[bytes](), list[int]()
         drained = False
         calls = 0
         while rows < SLAB_ROWS and calls < 512:
@@ -225,14 +225,12 @@ class UdpLink:
                     raise
                 self.receive_errors += 1
                 continue
-            size, came = n, 0
+            size, stamp = n, b""
             for level, kind, data in control:
-                if level == SOL_UDP and kind == UDP_GRO:
+                if kind == UDP_GRO and level == SOL_UDP:
                     size = int.from_bytes(data[:4], sys.byteorder)
-                elif level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
-                    seconds, rest_ns = _TIMESPEC.unpack(data)
-                    came = 1_000_000_000 * seconds + rest_ns
-            came = came or time.time_ns()
+                elif kind == SO_TIMESTAMPNS and level == socket.SOL_SOCKET:
+                    stamp = data
             if size and size % DATAGRAM_BYTES == 0:
                 last = n % size  # all are of one size but the last one
                 if last == HEADER_BYTES:
@@ -243,7 +241,7 @@ class UdpLink:
                     last = 0
                 rows += (n - last) // DATAGRAM_BYTES
                 sources.append((rows, source[:2]))  # the kernel coalesces datagrams of one sender only
-                came_ns.append(came)
+                stamps.append(stamp)
                 per.append(size // DATAGRAM_BYTES)
             elif size == HEADER_BYTES:
                 short += [bytes(room[i : i + size]) for i in range(0, n - size + 1, size)]
@@ -253,8 +251,9 @@ class UdpLink:
             if len(short) > len(short_sources):
                 more = len(short) - len(short_sources)
                 short_sources += [source[:2]] * more
-                short_came_ns += [came] * more
+                short_stamps += [stamp] * more
         table = self._slab[: rows * DATAGRAM_BYTES].reshape(rows, DATAGRAM_BYTES)
+        came_ns, short_came_ns = _times_ns(stamps), _times_ns(short_stamps)
         return Received(table, short, malformed, drained, sources, short_sources, came_ns, short_came_ns, per)
 
     def _grow_buffers(self) -> None:
@@ -275,6 +274,14 @@ class UdpLink:
                     break
                 except OSError:
                     continue
+
+
+def _times_ns(stamps: list[bytes]) -> list[int]:
+    """The kernel's stamps (struct timespec) as nanoseconds; one that is missing is now."""
+    if not all(stamps):
+        now = time.time_ns()
+        stamps = [stamp or _TIMESPEC.pack(*divmod(now, 1_000_000_000)) for stamp in stamps]
+    return [1_000_000_000 * seconds + rest_ns for seconds, rest_ns in _TIMESPEC.iter_unpack(b"".join(stamps))]
 
 
 def bound(kind: socket.SocketKind, address: Address, *, again: bool = False) -> socket.socket:

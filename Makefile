@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CACHES := .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo test test-all check lint format clean house sabotage figures figures-age
+.PHONY: help demo test test-all check lint format clean house sabotage figures figures-age measure
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ figures: $(STAMP) ## write the tables of measured figures in README and docs fro
 
 figures-age: $(STAMP) ## which stored results are older than the code that they speak of
 	$(BIN)/python tools/figures.py --age
+
+measure: $(STAMP) ## run the benchmarks of all results that are older than their code, and store them: a day
+	$(BIN)/python tools/measure.py
 
 check: lint test ## lint, then the fast tests
 

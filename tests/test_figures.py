@@ -39,7 +39,8 @@ def house(figures: ModuleType, root: Path, says: str = SAYS, more: str = "", **r
         json.dumps({"commit": "1a2b3c4d5e6f", "ratio": 1.25, **result})
     )
     (root / "tools" / "figures.toml").write_text(
-        f'[results.speed]\ncode = ["src/code.py"]\n[[block]]\nname = "one"\nfile = "PAGE.md"\n'
+        f'[results.speed]\ncode = ["src/code.py"]\nmeasure = ["python benchmarks/speed.py 1.5"]\n'
+        f'[[block]]\nname = "one"\nfile = "PAGE.md"\n'
         f"[[block.row]]\nwhat = \"a run\"\nsays = '''{says}'''\n{more}\n"
     )
     begin, end = figures.marks("one")
@@ -253,3 +254,86 @@ def test_what_benchmarks_store_of_themselves(monkeypatch: pytest.MonkeyPatch, tm
     assert found["commit"] == stored.commit()
     assert {"cores", "kernel", "python", "torch", "numpy", "load_average_1min"} <= found["machine"].keys()
     assert stored.commit(tmp_path) == "unknown"  # no checkout
+
+
+@pytest.fixture
+def measure(figures: ModuleType, tmp_path: Path) -> ModuleType:
+    """The tool, and a repository whose benchmark stores the number that it is given."""
+    spec = importlib.util.spec_from_file_location("measure", ROOT / "tools" / "measure.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["measure"] = module
+    spec.loader.exec_module(module)
+    house(figures, tmp_path)
+    (tmp_path / "benchmarks" / "speed.py").write_text(
+        "import json, sys\n"
+        "if sys.argv[1] != 'nothing':\n"
+        "    found = json.dumps({'commit': '1a2b3c4d5e6f', 'ratio': float(sys.argv[1])})\n"
+        "    open('benchmarks/results/speed.json', 'w').write(found)\n"
+    )
+    (tmp_path / "benchmarks" / "results" / "speed.json").write_text(
+        '{"commit": "1a2b3c4d5e6f", "ratio": 1.25}'
+    )
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *IDENTITY, *words], cwd=tmp_path, check=True)
+    return module
+
+
+IDENTITY = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+
+
+def test_what_is_measured_again_is_stored_and_written(measure: ModuleType, tmp_path: Path) -> None:
+    assert measure.main(["speed"], tmp_path) == 0
+    assert row(tmp_path).startswith("1.5 times (goal 1.4, missed)")
+
+
+def test_without_names_what_is_older_than_its_code_is_measured(
+    measure: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    (tmp_path / "benchmarks" / "results" / "speed.json").write_text(
+        json.dumps({"commit": at.stdout.strip(), "ratio": 1.25})
+    )
+    assert measure.main(["--list"], tmp_path) == 0
+    assert capsys.readouterr().out == ""
+    (tmp_path / "src" / "code.py").write_text("other\n")
+    assert measure.main(["--list"], tmp_path) == 0
+    assert capsys.readouterr().out == "speed\n    python benchmarks/speed.py 1.5\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("speed.py nothing", "speed: python benchmarks/speed.py nothing ended with 0 and stored nothing"),
+        ("speed.py {rate}", "speed: it needs --with rate=..."),
+        ("", "give its command as measure"),
+    ],
+)
+def test_what_is_not_measured_is_said(
+    measure: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, said: str
+) -> None:
+    table = tmp_path / "tools" / "figures.toml"
+    command = f'measure = ["python benchmarks/{change}"]\n' if change else ""
+    needs = 'needs = ["rate"]\n' if "rate" in change else ""
+    table.write_text(
+        table.read_text().replace('measure = ["python benchmarks/speed.py 1.5"]\n', command + needs)
+    )
+    assert measure.main(["speed"], tmp_path) == 1
+    told = capsys.readouterr()
+    assert said in told.out + told.err
+    if needs:
+        assert measure.main(["speed", "--with", "rate=1.375"], tmp_path) == 0
+        assert json.loads((tmp_path / "benchmarks" / "results" / "speed.json").read_text())["ratio"] == 1.375
+
+
+def test_a_tree_with_changes_is_not_measured(
+    measure: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "src" / "code.py").write_text("other\n")
+    assert measure.main(["speed"], tmp_path) == 1
+    assert "commit them first" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        measure.main(["weight"], tmp_path)
+    assert "there is no result weight; there are speed" in capsys.readouterr().err

@@ -241,6 +241,8 @@ class Results:
                     yield f"[results.{name}]: its code {path} does not exist"
             if not entry.get("code"):
                 yield f"[results.{name}]: it names no code"
+            if not entry.get("measure"):
+                yield f"[results.{name}]: it names no command that measures it"
             silent = nameless(self.documents[name]) is not None
             if silent and not commits(self.documents[name]) and "stored_at" not in entry:
                 yield f"{name}.json names no commit: run it anew, or give stored_at in {TABLE}"

@@ -5,9 +5,9 @@
     python tools/measure.py --list             # what would run, and what it needs; runs nothing
 
 The commands stand in ``tools/figures.toml`` as ``measure``, and what not every machine has as ``needs``:
-root, or a value of ``--with`` (``--with data=FOLDER``), which also takes the place of ``{data}`` in a command.
-Results that need what is not there are left as they are, and said. So are those whose command fails or takes
-longer than ``--limit-min``; the others go on, and the exit status is 1.
+root, or a value of ``--with`` (``--with data=FOLDER``), which also replaces ``{data}`` in a command. Results
+that need what is not there are left as they are, and said. So are those whose command fails or takes longer
+than ``--limit-min``; the others go on, and the exit status is 1.
 
 Figures are of a commit, so a tree with changes in src or benchmarks is refused. Timings are of this machine
 as it is: nothing else should run on it. Most recipes in full take an hour or more.

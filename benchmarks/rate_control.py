@@ -2,10 +2,10 @@
 
     python benchmarks/rate_control.py --out benchmarks/results/rate_control.json
 
-For each line (rate, round trip, queue, loss) four or eight peers average 18 times, as they would live: the
+For each line (rate, round trip, queue, loss) four, eight or sixteen peers average 18 times, as they would live: the
 paths and controllers are the product's (benchmarks/lab/line.py). `time` is the median round over what an
 uplink needs to send all of it, and the longest; `dropped` the share of datagrams that found no room in a
-queue. The first three rounds do not count for the time. Then, the share of a line of 50 Mbit/s that one path
+queue, in all rounds and in the first. The first three do not count for the time. Then, the share of a line of 50 Mbit/s that one path
 has beside one TCP flow (CUBIC); the goal is a third to two thirds.
 """
 
@@ -36,6 +36,7 @@ LINES: tuple[dict[str, Any], ...] = (
     {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05, "loss": 0.01},
     {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05, "loss": 0.1},
     {"n": 8},
+    {"n": 16, "queue_ms": 2.0},
 )
 
 
@@ -67,6 +68,7 @@ def measure(name: str, make: Callable[[], Controller], line: dict[str, Any]) -> 
         "control": name, "line": line, "median": round(statistics.median(took), 3),
         "longest": round(max(took), 3),
         "dropped": round(sum(one.dropped for one in rounds) / sum(one.sent for one in rounds), 5),
+        "dropped_first": round(rounds[0].dropped / rounds[0].sent, 5),
     }  # fmt: skip
     said = ", ".join(f"{key} {value:g}" for key, value in line.items()) or "500 Mbit/s, 20 ms, .2 ms, 16 MB"
     print(f"{said:<44}{name:<8}{row['median']:>7.2f}{row['longest']:>8.2f}{row['dropped']:>9.2%}", flush=True)

@@ -319,9 +319,11 @@ class Crew:
         began_s, dropped = loop.now_s, sum(line.dropped for line in lines)
         sent = sum(one.path.sent for one in self.senders)
         for _ in range(2):
-            for one in self.senders:
+            for one in self.senders:  # a driver queues all messages of a stage, and sends then
                 one.came.clear()
-                one.give(self.block)
+                one.backlog += self.block
+            for one in self.senders:
+                one.wake()
             while any(one.backlog > 0 for one in self.senders):
                 loop.next()
             loop.run(loop.now_s + max(line.queued for line in lines) / self._rate + self._rtt_s + TICK_S / 2)

@@ -297,6 +297,14 @@ def test_paths_of_one_peer_claim_alike() -> None:
     assert starved.rate >= 5000.0
 
 
+def test_a_first_round_fills_no_short_queue() -> None:
+    """A first window is shared by the paths of a peer; what overflowed once kept rounds long for ever."""
+    crew = Crew(Bbr, queue_ms=5.0)
+    first, then = crew.average(), crew.average()
+    assert first.dropped < 1e-3 * first.sent
+    assert first.s < 1.1 * first.limit_s and then.s < 1.1 * then.limit_s
+
+
 # -- Beside others
 
 

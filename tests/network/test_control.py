@@ -12,7 +12,7 @@ from ragtag.core.seed import generator
 from ragtag.network.control import path as paths
 from ragtag.network.control.controller import WINDOW_FIRST, Delivery
 from ragtag.network.control.path import TRAINS_MAX, Path
-from ragtag.network.control.window import LossWindow
+from ragtag.network.control.window import WINDOW_MIN, LossWindow
 from tests.network import crew as crews
 from tests.network.crew import Crew
 
@@ -55,6 +55,19 @@ def no_loss(k: int) -> int:
 def test_the_first_window_is_small_and_doubles_each_round_trip() -> None:
     used = round_trips(Path(LossWindow()), 6, no_loss)
     assert used == [WINDOW_FIRST * 2**i for i in range(6)]
+
+
+def test_a_first_window_is_shared_by_the_busy_paths_of_a_peer_until_it_was_used() -> None:
+    path = Path()
+    for busy, window in ((1, WINDOW_FIRST), (4, WINDOW_FIRST / 4), (1000, WINDOW_MIN), (4, WINDOW_FIRST / 4)):
+        path.claim(0.0, busy)
+        assert path.control.window == window
+    path.send(1.0, 3)
+    path.claim(0.0, 2)
+    assert path.control.window == WINDOW_FIRST / 2
+    path.send(1.0, path.allowance)
+    path.claim(0.0, 15)
+    assert path.control.window == WINDOW_FIRST / 2
 
 
 def test_a_window_is_looked_at_once_a_round_trip_however_often_it_is_answered() -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 WINDOW_FIRST = 64
-"""Datagrams before the first answer: about 75 KB, five times TCP's first window (RFC 6928) at our size."""
+"""Datagrams before the first answer, on all busy paths of a peer together: about 75 KB, five times TCP's
+first window (RFC 6928) at our size."""
 QUANTUM_S = 1e-3
 """What is paced leaves in trains of a millisecond, as Linux' TCP sizes its own: all busy paths' together."""
 
@@ -70,9 +71,8 @@ class Controller(Protocol):
     def train_s(self) -> float:
         """How long what leaves at once takes at this path's rate."""
 
-    @property
-    def window(self) -> float:
-        """Datagrams that may be under way at once; at least 1."""
+    window: float
+    """Datagrams that may be under way at once; at least 1. A path sets what it begins with."""
 
     @property
     def rate(self) -> float:

@@ -80,6 +80,7 @@ class Path:
         self._delivered_s = self._first_s = 0.0
         self._limited_until = -1
         self._measured: _Measured | None = None
+        self._used = False  # as much was once under way as the first window lets be
         self._rounds = self._round_ends = 0
         self._round_until_s = -math.inf
 
@@ -135,6 +136,7 @@ class Path:
             self._late_s += 0.125 * (max(0.0, now_s - self._next_s) - self._late_s)
         self._held = False
         self.sent += count
+        self._used |= self.allowance == 0
         departures = self._departures
         if departures and departures[-1].at_s == now_s:
             departures[-1] = departures[-1]._replace(last=self.sent, in_flight=self.in_flight)
@@ -151,6 +153,16 @@ class Path:
         if rate != math.inf:
             self._next_s = max(self._next_s, since_s) + count / rate
         self.control.sent(now_s, count, self.in_flight)
+
+    def claim(self, fair: float, busy: int) -> None:
+        """Take part in what ``busy`` paths of this peer send, each as much as ``fair`` datagrams a second.
+
+        A first window is the peer's, not the path's: all leave it by one line, and what reached a short queue
+        from 15 paths at once would be lost, a tenth of a first round.
+        """
+        self.control.fair, self.control.busy = fair, busy
+        if not self._used:
+            self.control.window = max(float(WINDOW_MIN), WINDOW_FIRST / busy)
 
     def _behind_s(self, now_s: float) -> float:
         """For how long a train could have left already, as its driver was busy: so much is made up for.
@@ -344,4 +356,4 @@ def claim_alike(paths: Sequence[Path]) -> None:
     if paths:
         fair = sum(path.control.bandwidth for path in paths) / len(paths)
         for path in paths:
-            path.control.fair, path.control.busy = fair, len(paths)
+            path.claim(fair, len(paths))

@@ -2,11 +2,11 @@
 
     python benchmarks/rate_control.py --out benchmarks/results/rate_control.json
 
-For each line (rate, round trip, queue, loss) four, eight or sixteen peers average 18 times, as they would live: the
+For each line (rate, round trip, queue, loss) 4, 8 or 16 peers average 18 times, as they would live: the
 paths and controllers are the product's (benchmarks/lab/line.py). `time` is the median round over what an
 uplink needs to send all of it, and the longest; `dropped` the share of datagrams that found no room in a
-queue, in all rounds and in the first. The first three do not count for the time. Then, the share of a line of 50 Mbit/s that one path
-has beside one TCP flow (CUBIC); the goal is a third to two thirds.
+queue, in all rounds and in the first. The first three do not count for the time. Then, the share of a line of
+50 Mbit/s that one path has beside one TCP flow (CUBIC); the goal is a third to two thirds.
 """
 
 from __future__ import annotations

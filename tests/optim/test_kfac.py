@@ -45,10 +45,8 @@ def with_pass_of_zeros(kfac: KFAC, model: nn.Module, x: torch.Tensor) -> None:
 
     def see(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         name = next(name for name, layer in kfac.layers.items() if layer.module is module)
-        rows = kfac.layers[name].input_rows(args[0])
-        state["factors"][f"{name}.A"] = 0.95 * state["factors"][f"{name}.A"] + 0.05 * rows.T @ rows / len(
-            rows
-        )
+        a = kfac.layers[name].input_covariance(args[0])
+        state["factors"][f"{name}.A"] = 0.95 * state["factors"][f"{name}.A"] + 0.05 * a
 
     hooks = [layer.module.register_forward_hook(see) for layer in kfac.layers.values()]
     with torch.no_grad():
@@ -185,9 +183,9 @@ def test_a_convolutions_factors_are_those_of_its_patches_by_loops(kind: str, bat
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_even_kernels_are_padded_as_torch_does() -> None:
     conv = nn.Conv2d(2, 3, (4, 2), padding="same", bias=False).double()
-    layer = KfacLayer("conv", conv, torch.float64, PassGate(lambda: 1.0))
     x = torch.randn(2, 2, 6, 5, dtype=torch.float64)
-    product = layer.input_rows(x) * 30 @ conv.weight.view(3, -1).T
+    rows = KfacLayer._patches(conv, x).reshape(2 * 6 * 5, -1)
+    product = rows @ conv.weight.permute(2, 3, 1, 0).reshape(-1, 3)
     assert torch.allclose(product, conv(x).permute(0, 2, 3, 1).reshape(-1, 3))
 
 

@@ -19,7 +19,6 @@ For n samples and p positions that is the Fisher matrix divided by n^2 p^5, to w
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -103,13 +102,13 @@ class KfacLayer:
             return
         given = args[0] if args else kwargs["input"]
         with torch.no_grad():
-            a = covariance(self.input_rows(given.detach().to(self.dtype)))
+            a = self.input_covariance(given.detach())
         output.register_hook(partial(self._backward, a))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _backward(self, a: Tensor, gradient: Tensor) -> None:
         self.samples += self._samples_of(gradient)
-        g = covariance(self.output_rows(gradient.detach().to(self.dtype) / self._gate.scale()))
+        g = self.output_covariance(gradient.detach())
         self._sums = (a, g) if self._sums is None else (self._sums[0] + a, self._sums[1] + g)
         self._passes += 1
 
@@ -123,42 +122,58 @@ class KfacLayer:
             return values.numel() // values.shape[-1]
         return values.shape[0] if values.dim() == 4 else 1
 
-    def input_rows(self, given: Tensor) -> Tensor:
-        """What the layer's outputs are products of: ``(rows, a)``, or ``(groups, rows, a)``.
+    @property
+    def _sums_as(self) -> torch.dtype:
+        """Sums over rows are of float32 at least: in half precision a few thousand rows would overflow."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def input_covariance(self, given: Tensor) -> Tensor:
+        """Of what the layer's outputs are products of: ``(a, a)``, or ``(groups, a, a)``.
 
         given: a pass's input, ``(..., in)``, or ``(N, C, H, W)`` or ``(C, H, W)``.
         """
+        given = given.to(self._sums_as)
         if isinstance(self.module, nn.Linear):
-            rows, positions = given.reshape(-1, given.shape[-1]), 1
+            product = _product(given.reshape(1, -1, given.shape[-1]), self.module.bias is not None)
+            n, positions = given.numel() // given.shape[-1], 1
         else:
             patches = self._patches(self.module, given if given.dim() == 4 else given.unsqueeze(0))
-            rows, positions = self._by_group(patches), patches.shape[-1]
-        if self.module.bias is not None:
-            rows = torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1)
-        return rows * math.sqrt(positions) if self._gate.scaling == "fisher" else rows / positions
+            _, samples, height, width, *sides = patches.shape
+            n, positions = samples * height * width, height * width
+            rows = patches.reshape(self.groups, n, -1)
+            product = _product(rows, self.module.bias is not None)
+            order = torch.arange(rows.shape[-1], device=rows.device).view(-1, sides[-1]).T.reshape(-1)
+            if self.module.bias is not None:
+                order = torch.cat([order, order.new_tensor([rows.shape[-1]])])
+            product = product[:, order[:, None], order]  # channels first, as in the weight
+        weight = positions if self._gate.scaling == "fisher" else 1 / positions**2
+        return self._averaged(product, weight / n)
 
-    def output_rows(self, gradient: Tensor) -> Tensor:
-        """A pass's output gradient as ``(rows, g)``, or ``(groups, rows, g)``."""
-        fisher = self._gate.scaling == "fisher"
-        if fisher:
-            gradient = gradient * self._samples_of(gradient)
+    def output_covariance(self, gradient: Tensor) -> Tensor:
+        """Of a pass's output gradient: ``(g, g)``, or ``(groups, g, g)``."""
+        samples, gradient = self._samples_of(gradient), gradient.to(self._sums_as)
         if isinstance(self.module, nn.Linear):
-            return gradient.reshape(-1, gradient.shape[-1])
-        whole = gradient if gradient.dim() == 4 else gradient.unsqueeze(0)
-        rows = self._by_group(whole.flatten(2))
-        return rows if fisher else rows / (whole.shape[2] * whole.shape[3])
+            rows, positions = gradient.reshape(1, -1, gradient.shape[-1]), 1
+        else:
+            whole = gradient if gradient.dim() == 4 else gradient.unsqueeze(0)
+            positions = whole.shape[2] * whole.shape[3]
+            rows = whole.view(len(whole), self.groups, -1, positions).permute(1, 0, 3, 2)
+            rows = rows.reshape(self.groups, len(whole) * positions, -1)
+        weight = samples**2 if self._gate.scaling == "fisher" else 1 / positions**2
+        return self._averaged(_product(rows), weight / rows.shape[1] / self._gate.scale() ** 2)
 
-    def _by_group(self, columns: Tensor) -> Tensor:
-        """``(N, groups * n, positions)`` to ``(groups, N * positions, n)``, or without groups."""
-        samples, values, positions = columns.shape
-        n = values // self.groups
-        rows = columns.view(samples, self.groups, n, positions).permute(1, 0, 3, 2)
-        rows = rows.reshape(self.groups, samples * positions, n)
-        return rows[0] if self.groups == 1 else rows
+    def _averaged(self, product: Tensor, weight: float) -> Tensor:
+        """``weight`` times sums ``(groups, n, n)``, exactly symmetric, in the factors' form and type."""
+        whole = ((product + product.mT) * (weight / 2)).to(self.dtype)
+        return whole[0] if self.groups == 1 else whole
 
     @staticmethod
     def _patches(module: nn.Conv2d, given: Tensor) -> Tensor:
-        """``(N, C * kh * kw, positions)``: what each position of the output sees, padding with it."""
+        """What each position of the output sees, padding with it: a view.
+
+        ``(groups, N, height, width, kh, kw, C / groups)``. Channels come last: so whole rows of a kernel lie
+        side by side in memory, and are copied several times as fast as one by one.
+        """
         margins = []
         for axis in (1, 0):  # the last axis comes first, as ``pad`` has it
             if module.padding == "same":
@@ -170,7 +185,29 @@ class KfacLayer:
         if any(margins):
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
             given = functional.pad(given, margins, mode=mode)
-        return functional.unfold(given, module.kernel_size, module.dilation, 0, module.stride)
+        given = given.permute(0, 2, 3, 1).contiguous()
+        samples, *sides, channels = given.shape
+        (down, right), (step_down, step_right) = module.dilation, module.stride
+        height, width = (
+            (side - dilation * (kernel - 1) - 1) // step + 1
+            for side, dilation, kernel, step in zip(
+                sides, module.dilation, module.kernel_size, module.stride, strict=True
+            )
+        )
+        each = channels // module.groups
+        line = sides[1] * channels
+        return given.as_strided(
+            (module.groups, samples, height, width, *module.kernel_size, each),
+            (
+                each,
+                sides[0] * line,
+                step_down * line,
+                step_right * channels,
+                down * line,
+                right * channels,
+                1,
+            ),
+        )
 
     # -- Factors
 
@@ -226,10 +263,13 @@ class KfacLayer:
         return weight is not None and self._wrote[0]() is weight and self._wrote[1] == weight._version
 
 
-def covariance(rows: Tensor) -> Tensor:
-    """``rows' rows / n`` of n rows, exactly symmetric."""
-    product = rows.mT @ (rows / rows.shape[-2])
-    return (product + product.mT) / 2
+def _product(rows: Tensor, ones: bool = False) -> Tensor:
+    """``rows' rows`` of ``(groups, n, k)``; ones: as if each row had a 1 at its end."""
+    product = rows.mT @ rows
+    if not ones:
+        return product
+    sums, count = rows.sum(1, keepdim=True), rows.new_full((len(rows), 1, 1), rows.shape[1])
+    return torch.cat([torch.cat([product, sums], 1), torch.cat([sums.mT, count], 1)], 2)
 
 
 def decomposed(factor: Tensor, form: DecompositionForm, damping: float) -> Tensor:

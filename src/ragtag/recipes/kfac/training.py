@@ -167,9 +167,16 @@ class _Block(nn.Module):
         return F.relu(y + self.around(x))
 
 
-def resnet8(width: int = 16) -> nn.Sequential:
-    """For 32 x 32 colour images: a ResNet of 8 layers (He et al., CVPR 2016, section 4.2)."""
-    widths = (width, width, 2 * width, 4 * width)
+def resnet(depth: int = 8, width: int = 16) -> nn.Sequential:
+    """For 32 x 32 colour images: a ResNet of ``6 n + 2`` layers (He et al., CVPR 2016, section 4.2).
+
+    Raises:
+        ValueError: no whole n makes so many layers.
+    """
+    n, rest = divmod(depth - 2, 6)
+    if n < 1 or rest:
+        raise ValueError(f"a ResNet of {depth} layers: give 8, 14, 20 or another 6 n + 2")
+    widths = (width, *(k * width for k in (1, 2, 4) for _ in range(n)))
     return nn.Sequential(
         nn.Conv2d(3, width, 3, padding=1, bias=False),
         nn.GroupNorm(4, width),
@@ -197,7 +204,7 @@ class Images:
         """A net, its weights drawn from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random.stream_key(seed, "kfac net") % (1 << 63))
-            return small_net() if self.digits else resnet8()
+            return small_net() if self.digits else resnet()
 
     def batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Joint batches for ever, each epoch in a new order."""

@@ -266,21 +266,33 @@ class Crew:
         peer.keeper.keep(**{f"ragtag.tensors/{taken}": made})
         return made
 
-    def cut(self, form: CutForm, *, server: PeerId = 0, name: str = "split") -> Cut:
+    def cut(
+        self, form: CutForm, *, server: PeerId = 0, standby: PeerId | None = None, name: str = "split"
+    ) -> Cut:
         """A cut between clients and a server, for ``ragtag.privacy.SplitClient`` and ``SplitServer``.
 
         form: what crosses, on all peers the same.
-        server: the peer that trains the layers above the cut; all others that are here now are clients.
+        server: the peer that trains the layers above the cut.
+        standby: the peer that has a copy of these layers, and goes on where the server dies or freezes. All
+            others that are here now are clients.
         name: of this cut, on all peers the same.
 
-        Raises SchemaMismatch where another peer has another form or server; ValueError for what cannot be.
+        Raises SchemaMismatch where another peer has another form, server or standby; ValueError for what
+        cannot be.
         """
         from ragtag.privacy.split import Cut
 
         peer = self._peer
         peer.require_in("crew.cut(...)")
         with peer.naming(name) as taken:
-            return Cut(peer.transport, form, server=server, name=taken, on_publish=peer.took_part)
+            return Cut(
+                peer.transport,
+                form,
+                server=server,
+                standby=standby,
+                name=taken,
+                on_publish=peer.took_part,
+            )
 
     def secure_average(
         self,

@@ -585,7 +585,8 @@ class SplitServer:
     middle, criterion: as in ``SplitModel``.
     optimizer: of ``middle``; it takes a step for each request.
     served: what was done for each client.
-    took_over: this is the standby, and its layers are the ones that clients train with.
+    took_over_s: this is the standby, and since this time its layers are the ones that clients train with;
+        ``None``: it has not taken over.
     replaced: this is the server, and its standby took over: the layers here are out of date.
 
     Raises ValueError: this peer is a client, or ``middle`` is not as the form says.
@@ -603,12 +604,14 @@ class SplitServer:
             raise ValueError(f"SplitServer: peer {cut.server} is the server, not peer {cut.transport.me}")
         self.middle, self._optimizer, self._criterion = middle, optimizer, criterion
         self._cut = cut
-        self.took_over = self.replaced = False
+        self.took_over_s: float | None = None
+        self.replaced = False
         self._require_fit()
         stands_by = cut.transport.me == cut.standby
         between = [COPY] if stands_by else [COPY_ASKED, TAKEN_OVER] * (cut.standby is not None)
         cut.tensors.only([*between, *([] if stands_by else cut.ups())])
         self._turns = Deadline(cut.opened_s, headroom=_LINGERS)
+        self._copies = Deadline(cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
         self._seen = dict.fromkeys(cut.clients, 0)
         self._open: dict[int, _Open] = {}
         self._heard_s = dict.fromkeys(cut.clients, cut.transport.now_s())
@@ -620,6 +623,11 @@ class SplitServer:
     def traffic(self) -> SplitTraffic:
         """What this server has sent (``down_bytes``), full batches whatever was in them."""
         return self._cut.traffic
+
+    @property
+    def copy_s(self) -> float:
+        """At a standby: how long a copy of the server's layers takes."""
+        return self._copies.typical_s()
 
     def serve(self, deadline_s: float = 120.0) -> dict[int, Served]:
         """Answer requests until each client has finished, has left, or has asked nothing for ``deadline_s``.
@@ -686,7 +694,7 @@ class SplitServer:
         Returns whether the standby needs no more: it has the last copy, or is gone, or there is none.
         """
         cut = self._cut
-        if cut.standby is None or self.took_over:
+        if cut.standby is None or self.took_over_s is not None:
             return True
         asked, now_s = cut.newest(COPY_ASKED, None), cut.transport.now_s()
         if asked is not None and asked.number > self._copied:
@@ -700,37 +708,35 @@ class SplitServer:
 
     def _is_replaced(self) -> bool:
         """Whether the standby serves the clients now."""
-        if self._cut.standby is not None and not self.took_over:
+        if self._cut.standby is not None and self.took_over_s is None:
             self.replaced = self._cut.newest(TAKEN_OVER, None) is not None
         return self.replaced
 
     def _stand_by(self, deadline_s: float) -> bool:
         """Keep a copy of the server's layers until it has finished (``False``) or is gone (``True``)."""
         cut, transport = self._cut, self._cut.transport
-        budgets = Deadline(cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
-        number = 0
+        budgets, number = self._copies, 0
         while True:
             number, begin_s = number + 1, transport.now_s()
             cut.send(COPY_ASKED, None, number)
-            found = self._next_copy(number, budgets, deadline_s)
+            found = self._next_copy(number, deadline_s)
             if found is None:
                 break
-            took_s = transport.now_s() - begin_s
-            budgets.completed(took_s)
+            budgets.completed(transport.now_s() - begin_s)
             _take_state(self.middle, found.values)
             if found.loss:
                 cut.send(COPY_ASKED, None, number + 1)
                 return False
-            self._rest(took_s * (1 / COPIES_SHARE - 1))
-        self.took_over = True
+            self._rest(budgets.typical_s() * (1 / COPIES_SHARE - 1))
+        self.took_over_s = transport.now_s()
         cut.tensors.only(cut.ups())
         cut.send(TAKEN_OVER, None, 1)
-        self._heard_s = dict.fromkeys(cut.clients, transport.now_s())
+        self._heard_s = dict.fromkeys(cut.clients, self.took_over_s)
         return True
 
-    def _next_copy(self, number: int, budgets: Deadline, deadline_s: float) -> _Message | None:
+    def _next_copy(self, number: int, deadline_s: float) -> _Message | None:
         """Wait for a copy; ``None``: the server is gone."""
-        cut, transport = self._cut, self._cut.transport
+        cut, transport, budgets = self._cut, self._cut.transport, self._copies
         for _ in range(_COPY_MISSES):
             until_s = transport.now_s() + (deadline_s if number == 1 else budgets.budget_s())
             while transport.now_s() < until_s:

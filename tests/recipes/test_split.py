@@ -49,7 +49,7 @@ def fault(name: str, seed: int) -> FaultResult:
     dies = name == FAULTS[3]
     return FaultResult(
         name, seed, accuracy=0.96, planned=300, answered=290 if dies else 300, missed=10 if dies else 0,
-        victim_missed=0, gone=CLIENTS if name == FAULTS[4] else 0, lasted_s=8.0, taken_s=0.7 if dies else None,
+        victim_missed=0, gone=CLIENTS * (name == FAULTS[4]), lasted_s=8.0, taken_s=0.7 if dies else None,
         copy_s=0.05, copy_bytes=1000, payload_bytes=10_000, after=1.0,
     )  # fmt: skip
 
@@ -205,7 +205,7 @@ def test_split_training_is_the_whole_nets(form: str) -> None:
 def test_clients_in_turn_send_the_formulas_bytes(way: str, tmp_path: Path) -> None:
     found = training.in_turn(PrivateSetup(way, 0, 2))
     assert found.counted_bytes == pytest.approx(found.formula_bytes, rel=1e-12)
-    below, above, back = private.cut_in_three(0, "U-shaped" in way)
+    below, _, back = private.cut_in_three(0, "U-shaped" in way)
     ends = sum(p.numel() for part in (below, back) if part is not None for p in part.parameters())
     assert found.formula_bytes == 4 * (2 * 256 * found.width + CLIENTS * ends)
     assert found.flops == flops_by_hand(way)

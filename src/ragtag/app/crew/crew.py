@@ -184,6 +184,11 @@ class Crew:
         """
         peer = self._peer
         peer.require_in("crew.optimizer(...)")
+        if PRIVATE in peer.keeper.extra:
+            raise ValueError(
+                "crew.optimizer: what it averages has no noise, beside crew.private: make it before "
+                "that, which takes it as beside=[...] where nothing it learns comes from the private samples"
+            )
 
         def told(outcome: Outcome) -> None:
             peer.averaged(made._averaged, outcome)
@@ -354,6 +359,7 @@ class Crew:
         max_grad_norm: float,
         delta: float,
         ledger: PrivacyLedger,
+        beside: Sequence[CrewOptimizer] = (),
         reduction: Literal["mean", "sum"] = "mean",
         seed: int | None = None,
     ) -> PrivateTraining:
@@ -368,6 +374,8 @@ class Crew:
         delta: below 1 over the number of samples.
         ledger: ``ragtag.privacy.PrivacyLedger("hospital A", "privacy.json")``: what is spent of these
             samples, in a file that is written before each batch.
+        beside: this peer's other optimizers, of which you know that nothing they learn comes from these
+            samples (a generator that sees a private critic's gradients only): what they average has no noise.
         reduction: of the loss over a batch.
         seed: for simulations and tests: whoever knows it can take the noise off.
 
@@ -387,6 +395,14 @@ class Crew:
             )
         if PRIVATE in peer.keeper.extra:
             raise ValueError("crew.private: this peer trains one model privately already")
+        named = {id(other._averaged) for other in [optimizer, *beside] if isinstance(other, CrewOptimizer)}
+        for averaged in peer.models:
+            if id(averaged) not in named:
+                raise ValueError(
+                    f"crew.private: {averaged.name!r} is averaged, too, without noise: put its layers into "
+                    "the private model; or, if nothing that it learns comes from these samples, give its "
+                    "optimizer as beside=[...]"
+                )
         made = PrivateTraining(
             model,
             optimizer,

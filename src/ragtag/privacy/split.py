@@ -64,6 +64,8 @@ VALUE_BYTES = 4
 NUMBERED_MAX = 1 << 24
 """Requests of a client: float32 holds their numbers exactly."""
 BACKOFF_MAX = 64.0
+_TRIED = 2
+"""Samples by which layers are tried before any are trained."""
 _LOOKS = 16
 """How often an answer is looked for in the time that one takes."""
 _LOOK_MIN_S = 1e-3
@@ -674,7 +676,7 @@ class SplitServer:
                     f"{list(form.outputs)}"
                 )
             return
-        labels = torch.zeros(len(made), *form.labels, dtype=form.label_dtype, device=made.device)
+        labels = torch.zeros(_TRIED, *form.labels, dtype=form.label_dtype, device=made.device)
         try:
             loss = self._criterion(made, labels)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -741,7 +743,7 @@ class SplitServer:
             until_s = transport.now_s() + (deadline_s if number == 1 else budgets.budget_s())
             while transport.now_s() < until_s:
                 found = cut.newest(COPY, None)
-                if found is not None and found.number == number:
+                if found is not None and found.number >= number:
                     return found
                 if cut.server not in transport.live:
                     return None
@@ -901,9 +903,8 @@ def _require_pairs(what: str, nopeek: float, samples: int) -> None:
         )
 
 
-@torch.no_grad()
 def _tried(module: nn.Module, shape: tuple[int, ...], what: str, given: str) -> Tensor:
-    """What layers make of zeros ``[2, *shape]``, in evaluation mode, so that none keeps anything of them.
+    """What layers make of zeros ``[_TRIED, *shape]``, in evaluation mode, so that none keeps any of it.
 
     Raises ValueError: they do not take that.
     """
@@ -911,7 +912,7 @@ def _tried(module: nn.Module, shape: tuple[int, ...], what: str, given: str) -> 
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        made: Tensor = module(torch.zeros(2, *shape, device=device))
+        made: Tensor = module(torch.zeros(_TRIED, *shape, device=device)).detach()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ValueError(f"{what} does not take the form's {given} {list(shape)}: {error}") from error
     finally:

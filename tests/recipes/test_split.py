@@ -56,7 +56,7 @@ def fault(name: str, seed: int) -> FaultResult:
 
 RESULTS = [result(way, seed) for seed in (0, 1) for way in WAYS]
 ALIKE = [SameResult(form, seed, 0.0, 0.0, 100, 0.5) for seed in (0, 1) for form in FORMS]
-SKEWS = [SkewResult(seed, 0.98, 0.978, 0.9, 50, 200, 0.4) for seed in (0, 1)]
+SKEWS = [SkewResult(seed, 0.98, 0.978, 0.979, 0.9, 50, 200, 0.4) for seed in (0, 1)]
 CRASHED = [fault(name, seed) for seed in (0, 1) for name in FAULTS]
 AVERAGED, EPOCHS = {2: 8 * N, 8: 8 * N * 7}, {2: (8 * P * Q, P), 8: (8 * P * Q, P)}
 
@@ -117,7 +117,8 @@ def test_weights_apart_by_more_than_roundings_fail() -> None:
 
 def test_the_mean_of_skewed_seeds_is_judged_and_half_a_point_is_the_most() -> None:
     assert failed(skews=[SKEWS[0], replace(SKEWS[1], handed=0.9721)]) == []
-    assert failed(skews=[SKEWS[0], replace(SKEWS[1], handed=0.971)]) == ["weights handed on"]
+    assert failed(skews=[SKEWS[0], replace(SKEWS[1], handed=0.971)]) == ["weights handed on once an epoch"]
+    assert failed(skews=[SKEWS[0], replace(SKEWS[1], each_batch=0.97)]) == ["after each batch"]
 
 
 def test_a_crossover_elsewhere_fails() -> None:
@@ -158,7 +159,7 @@ def test_the_tables_have_every_way_and_every_fault() -> None:
     assert [line[0] for line in shown.rows] == list(FAULTS)
     cells = [dict(zip(shown.columns, line, strict=True))["taken over after, s"] for line in shown.rows]
     assert cells == ["none", "none", "none", "0.7", "none"]
-    assert recipe.skew_table(SKEWS).rows[0][1:4] == ("0.98", "0.978", "0.9")
+    assert recipe.skew_table(SKEWS).rows[0][1:5] == ("0.98", "0.978", "0.979", "0.9")
     assert "1 + pq/N = 11)" in recipe.bytes_drawn(RESULTS, AVERAGED, EPOCHS).caption
 
 
@@ -243,7 +244,7 @@ def test_a_fault_in_a_crew_is_measured(name: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("few")
 def test_skewed_data_takes_weights_that_are_handed_on() -> None:
     found = training.skewed(0, 4)
-    assert found.own < found.whole and found.own < found.handed
+    assert found.own < found.whole and found.own < min(found.handed, found.each_batch)
 
 
 def test_only_digits(tmp_path: Path) -> None:
@@ -253,6 +254,7 @@ def test_only_digits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_quick_form_comes_out_as_is_told(tmp_path: Path) -> None:
-    """One seed of half a point is two held-out samples: that row alone may miss."""
+    """Of four draws half a point is within the error: these rows alone may miss."""
     report = recipe.reproduce(quick=True, out=tmp_path, jobs=2)
-    assert {row.quantity for row in report.rows if not row.ok} <= {"weights handed on"}
+    missed = {row.quantity for row in report.rows if not row.ok}
+    assert missed <= {"weights handed on once an epoch", "after each batch"}

@@ -248,6 +248,7 @@ class SkewResult:
 
     whole: the net trained whole on all samples.
     handed: clients in turn, which hand weights on once an epoch.
+    each_batch: clients that hand weights on after each batch, in random order.
     own: clients with layers of their own, in random order; mean over clients.
     smallest, largest: parts, in samples.
     labels: how many of a client's samples have its most frequent label, mean over clients.
@@ -256,6 +257,7 @@ class SkewResult:
     seed: int
     whole: float
     handed: float
+    each_batch: float
     own: float
     smallest: int
     largest: int
@@ -275,12 +277,12 @@ def skewed_parts(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
 
 
 def skewed(seed: int, epochs: int) -> SkewResult:
-    """Train the net whole, by clients in turn, and by clients with layers of their own."""
+    """Train the net whole, by clients that hand weights on, and by clients with layers of their own."""
     torch.set_num_threads(1)
     digits, _ = ClientDigits.drawn(seed)
     parts = skewed_parts(digits.train_y, SKEWED_CLIENTS, seed)
     accuracies = {}
-    for way in ("whole", "handed", "own"):
+    for way in ("whole", "handed", "each_batch", "own"):
         clients = InTurn(seed, SKEWED_CLIENTS, RATE, u_shaped=False)
         if way == "whole":
             for _, some in _in_turn([torch.cat(parts)], seed, epochs):
@@ -289,7 +291,7 @@ def skewed(seed: int, epochs: int) -> SkewResult:
             for client, some in _in_turn(parts, seed, epochs):
                 clients.step(client, digits.train_x[some], digits.train_y[some])
         else:
-            _each_its_own(clients, digits, parts, seed, epochs)
+            _at_once(clients, digits, parts, seed, epochs, hand_on=way == "each_batch")
         fronts = clients.splits if way == "own" else [clients.splits[clients.last]]
         accuracies[way] = accuracy_of([nn.Sequential(each.front, clients.above) for each in fronts], digits)
     sizes = [len(part) for part in parts]
@@ -299,14 +301,17 @@ def skewed(seed: int, epochs: int) -> SkewResult:
     )
 
 
-def _each_its_own(clients: InTurn, digits: ClientDigits, parts: list[Tensor], seed: int, epochs: int) -> None:
-    """All clients' batches in random order, as from clients at once; no weights are handed on."""
+def _at_once(
+    clients: InTurn, digits: ClientDigits, parts: list[Tensor], seed: int, epochs: int, *, hand_on: bool
+) -> None:
+    """All clients' batches in random order, as from clients at once."""
     draw = random.generator(seed, "batches of all clients")
     for epoch in range(epochs):
         todo = list(_in_turn(parts, seed, 1, epoch))
         for at in draw.permutation(len(todo)):
             client, some = todo[at]
-            clients.last = client
+            if not hand_on:
+                clients.last = client
             clients.step(client, digits.train_x[some], digits.train_y[some])
 
 

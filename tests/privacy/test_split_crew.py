@@ -334,6 +334,29 @@ def test_copies_take_a_share_of_the_time_and_change_nothing_of_what_is_learned()
     assert copies < 1.2 * COPIES_SHARE * found.ends_s[0] / least_s
 
 
+def test_a_standby_of_a_server_that_never_came_serves_after_the_deadline() -> None:
+    served: dict[int, float | None] = {}
+
+    def train(peer: SimulatedTransport) -> None:
+        cut = Cut(peer, guarded(PLAIN), standby=2)
+        if peer.me == 0:
+            peer.pause(20.0)
+            return
+        front, middle, back = parts()
+        if peer.me == 2:
+            above = nn.Sequential(middle, back)
+            server = SplitServer(cut, above, sgd(above))
+            assert server.serve(2.0)[1].requests == 1
+            served[2] = server.took_over_s
+            return
+        client = SplitClient(cut, front, deadline_s=10.0)
+        assert client.backward(*samples(1, BATCH)) is not None
+        client.finish()
+
+    SimulatedCrew(3, Faults(latency_s=0.001), seed=3, cost=ComputeCost(STEP_S)).run(train)
+    assert served[2] == pytest.approx(2.0, abs=0.1)
+
+
 def test_a_standby_that_dies_stops_nobody() -> None:
     found = Split(4, guarded(PLAIN), BATCHES, crashes=(Crash(3, 0.2),))
     assert all(found.client(peer).answered == BATCHES for peer in (1, 2))

@@ -739,26 +739,28 @@ class SplitServer:
     def _next_copy(self, number: int, deadline_s: float) -> _Message | None:
         """Wait for a copy; ``None``: the server is gone."""
         cut, transport, budgets = self._cut, self._cut.transport, self._copies
-        for _ in range(_COPY_MISSES):
-            until_s = transport.now_s() + (deadline_s if number == 1 else budgets.budget_s())
-            while transport.now_s() < until_s:
+        for _ in range(1 if number == 1 else _COPY_MISSES):
+            now_s = transport.now_s()
+            until_s = now_s + (deadline_s if number == 1 else budgets.budget_s())
+            while now_s < until_s:
                 found = cut.newest(COPY, None)
                 if found is not None and found.number >= number:
                     return found
                 if cut.server not in transport.live:
                     return None
-                transport.pause(
-                    min(max(_LOOK_MIN_S, budgets.typical_s() / _LOOKS), until_s - transport.now_s())
-                )
+                transport.pause(min(max(_LOOK_MIN_S, budgets.typical_s() / _LOOKS), until_s - now_s))
+                now_s = transport.now_s()
             budgets.missed()
         return None
 
     def _rest(self, for_s: float) -> None:
         """Stand still, unless the server leaves."""
         transport = self._cut.transport
-        until_s = transport.now_s() + for_s
-        while transport.now_s() < until_s and self._cut.server in transport.live:
-            transport.pause(min(max(_LOOK_MIN_S, for_s / _LOOKS), until_s - transport.now_s()))
+        now_s = transport.now_s()
+        until_s = now_s + for_s
+        while now_s < until_s and self._cut.server in transport.live:
+            transport.pause(min(max(_LOOK_MIN_S, for_s / _LOOKS), until_s - now_s))
+            now_s = transport.now_s()
 
     # -- Requests
 

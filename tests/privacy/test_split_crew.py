@@ -270,7 +270,15 @@ def weights(server: SplitServer) -> Tensor:
     return torch.cat([value.flatten() for value in server.middle.state_dict().values()])
 
 
-@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+BOTH = [
+    pytest.param(PLAIN, id="plain"),
+    pytest.param(
+        U_SHAPED, id="U-shaped", marks=pytest.mark.slow
+    ),  # two answers to a batch, else the same code
+]
+
+
+@pytest.mark.parametrize("form", BOTH)
 def test_a_standby_goes_on_where_the_server_dies(form: CutForm) -> None:
     found = Split(4, guarded(form), 60, crashes=(Crash(0, 0.7),))
     assert not found.gone
@@ -306,9 +314,9 @@ def test_a_standby_goes_on_from_the_newest_copy() -> None:
     assert torch.dist(begins[0], dead) < 0.3 * torch.dist(first, dead)
 
 
-@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+@pytest.mark.parametrize("form", BOTH)
 def test_a_server_that_comes_back_hears_that_it_was_replaced(form: CutForm) -> None:
-    found = Split(4, guarded(form), 80, freezes=(Freeze(0, 0.5, 1.0),))
+    found = Split(4, guarded(form), 60, freezes=(Freeze(0, 0.5, 0.7),))
     assert found.server.replaced and found.server.took_over_s is None
     standby = found.server_at(3)
     assert standby.took_over_s and all(standby.served[peer].finished for peer in (1, 2))
@@ -327,7 +335,7 @@ def test_a_standby_that_was_not_needed_has_the_last_weights() -> None:
 
 
 def test_copies_take_a_share_of_the_time_and_change_nothing_of_what_is_learned() -> None:
-    found, alone = Split(3, guarded(PLAIN), 60), Split(2, PLAIN, 60)
+    found, alone = Split(3, guarded(PLAIN), 30), Split(2, PLAIN, 30)
     assert found.losses == alone.losses
     copies = found.server.traffic.copy_bytes / (4 * found.form.server_values)
     least_s = 2 * 0.001  # a question and an answer over the line

@@ -192,7 +192,7 @@ REAL = private.load
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param("plain", marks=pytest.mark.slow), *FORMS[1:]])
 def test_split_training_is_the_whole_nets(form: str) -> None:
     found = training.same(form, 0)
     assert (
@@ -228,7 +228,7 @@ def test_an_epoch_sends_as_much_whoever_has_the_samples() -> None:
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", [FAULTS[2], FAULTS[3]])
+@pytest.mark.parametrize("name", [pytest.param(FAULTS[2], marks=pytest.mark.slow), FAULTS[3]])
 def test_a_fault_in_a_crew_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "FAULT_EPOCHS", 5)
     monkeypatch.setattr(training, "FAULT_AT_S", 0.5)
@@ -241,6 +241,7 @@ def test_a_fault_in_a_crew_is_measured(name: str, monkeypatch: pytest.MonkeyPatc
         assert found.taken_s is None and found.missed == 0 and found.victim_missed <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_skewed_data_takes_weights_that_are_handed_on() -> None:
     found = training.skewed(0, 4)

@@ -69,6 +69,7 @@ DP, PRIVATE, NOISED = (
 )
 METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
 HIJACKING = "src/ragtag/privacy/hijacking.py"
+CUT, HELD_SPLIT = "tests/privacy/test_split_crew.py", "tests/recipes/test_split.py"
 
 MTU = ("tests/network/test_mtu.py",)
 PATH = "src/ragtag/network/control/path.py"
@@ -594,6 +595,85 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "            if now_s >= until_s:",
         "            if False:",
         ("tests/privacy/test_split_crew.py", "-k", "server_that_dies"),
+    ),
+    Sabotage(
+        "split learning: a standby begins with the layers that it was made with",
+        SPLIT,
+        "            _take_state(self.middle, found.values)\n",
+        "",
+        (CUT, "-k", "newest_copy or not_needed"),
+    ),
+    Sabotage(
+        "split learning: a server that was replaced goes on",
+        SPLIT,
+        "self.replaced = self._cut.newest(TAKEN_OVER, None) is not None",
+        "self.replaced = False",
+        (CUT, "-k", "comes_back"),
+    ),
+    Sabotage(
+        "split learning: copies follow each other without a rest",
+        SPLIT,
+        "self._rest(budgets.typical_s() * (1 / COPIES_SHARE - 1))",
+        "self._rest(0.0)",
+        (CUT, "-k", "share_of_the_time"),
+    ),
+    Sabotage(
+        "split learning: clients take no answers from a standby",
+        SPLIT,
+        "if self.standby is not None and way in self._downs:",
+        "if False:",
+        (CUT, "-k", "where_the_server_dies"),
+    ),
+    Sabotage(
+        "split learning: codes of another width go out, and are read as labels",
+        SPLIT,
+        "if codes.shape != (len(x), *form.codes):",
+        "if False:",
+        (CUT, "-k", "fit"),
+    ),
+    Sabotage(
+        "split recipe: what clients hand on is not counted",
+        "src/ragtag/recipes/split/training.py",
+        "self.handed_bytes += hand_over(",
+        "self.handed_bytes += 0 * hand_over(",
+        (HELD_SPLIT, "-k", "in_turn"),
+    ),
+    Sabotage(
+        "split recipe: clients in turn begin with weights of their own",
+        "src/ragtag/recipes/split/training.py",
+        "        if client != self.last:",
+        "        if False:",
+        (HELD_SPLIT, "-k", "whole_nets"),
+    ),
+    Sabotage(
+        "split recipe: the U-shaped form is trained as the plain one",
+        "src/ragtag/recipes/private/training.py",
+        """    u_shaped = "U-shaped" in setup.method
+""",
+        """    u_shaped = False
+""",
+        (HELD_SPLIT, "-k", "u_shaped_crew"),
+    ),
+    Sabotage(
+        "split recipe: the best seed is judged",
+        "src/ragtag/recipes/split/recipe.py",
+        "max(r.apart for r in mine)",
+        "min(r.apart for r in mine)",
+        (HELD_SPLIT, "-k", "roundings"),
+    ),
+    Sabotage(
+        "split recipe: a standby that never serves passes",
+        "src/ragtag/recipes/split/recipe.py",
+        'float("inf") if r.taken_s is None',
+        "0.0 if r.taken_s is None",
+        (HELD_SPLIT, "-k", "costs_more"),
+    ),
+    Sabotage(
+        "private: another model is averaged without noise",
+        "src/ragtag/app/crew/crew.py",
+        "            if id(averaged) not in named:",
+        "            if False:",
+        ("tests/app/crew/test_private.py", "-k", "without_noise"),
     ),
     Sabotage(
         "target batch: a batch's gradient is not weighed by its samples",

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ragtag.core.errors import NotFinite
+from ragtag.core.faults import Faults
 from ragtag.core.seed import generator
 from ragtag.privacy import Hijacker, SplitModel, hijacked, hijacking
+from ragtag.privacy.split import Cut, CutForm, SplitClient, SplitServer
 from ragtag.recipes.nopeek.training import Samples
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 
 
 def front() -> nn.Sequential:
@@ -80,3 +83,46 @@ def test_bad_input_is_named() -> None:
         hijacking(front(), drawn() * float("nan"), drawn())
     with pytest.raises(ValueError, match="1 public samples"):
         Hijacker(drawn(1), (8, 4, 4))
+
+
+def test_that_labels_stay_is_no_protection() -> None:
+    """In the U-shaped form the client's codes get the gradients that they get in the plain one."""
+    x, fronts = drawn(), (front(), front())
+    shape = tuple(fronts[0](x).shape[1:])
+    labels = torch.arange(len(x)) % 3
+    plain = SplitModel(fronts[0], Hijacker(drawn(6), shape), criterion=hijacked)
+    plain.backward(x, torch.zeros(0))
+    back = nn.Linear(5, 3)
+    SplitModel(fronts[1], Hijacker(drawn(6), shape, outputs=(5,)), back).backward(x, labels)
+    assert back.weight.grad is not None
+    for a, b in zip(fronts[0].parameters(), fronts[1].parameters(), strict=True):
+        assert a.grad is not None and a.grad.abs().max() > 0
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("u_shaped", [False, True])
+def test_a_split_server_in_a_crew_may_be_one(u_shaped: bool) -> None:
+    served: list[int] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        client = front()
+        shape = tuple(client(drawn(2)).shape[1:])
+        outputs = (5,) if u_shaped else None
+        cut = Cut(peer, CutForm(8, shape, outputs))
+        if peer.me == 0:
+            server = Hijacker(drawn(6), shape, outputs=outputs)
+            criterion = nn.functional.cross_entropy if u_shaped else hijacked
+            learns = torch.optim.Adam(server.parameters())
+            served.append(SplitServer(cut, server, learns, criterion=criterion).serve(5.0)[1].requests)
+            return
+        before = [p.detach().clone() for p in client.parameters()]
+        split, own = SplitClient(cut, client, nn.Linear(5, 3) if u_shaped else None), client.parameters()
+        optimizer = torch.optim.SGD(own, 0.1)
+        for _ in range(3):
+            assert split.backward(drawn(), torch.arange(8) % 3) is not None
+            optimizer.step()
+        split.finish()
+        assert all(not torch.equal(a, b) for a, b in zip(before, client.parameters(), strict=True))
+
+    SimulatedCrew(2, Faults(latency_s=0.001), seed=3).run(train)
+    assert served == [3]

@@ -154,3 +154,13 @@ def test_a_front_without_parameters_is_no_error() -> None:
 def test_a_negative_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="nopeek is -1"):
         SplitModel(nn.Identity(), nn.Identity(), nopeek=-1.0)
+
+
+def test_a_batch_of_one_has_no_distances() -> None:
+    front, seen = nn.Linear(INPUTS, WIDTH), list[Tensor]()
+    server = nn.Linear(WIDTH, CLASSES)
+    server.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with pytest.raises(ValueError, match="drop_last=True"):
+        SplitModel(front, server, nopeek=1.0).backward(X[:1], Y[:1])
+    assert not seen
+    SplitModel(front, server).backward(X[:1], Y[:1])

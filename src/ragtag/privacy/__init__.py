@@ -18,7 +18,7 @@ from ragtag.privacy.inversion import Inversion, gradients_of, inversion
 from ragtag.privacy.meters import Leakage, leakage
 from ragtag.privacy.nopeek import NoPass, NoPeek
 from ragtag.privacy.secagg import DistributedNoise, SecureAverage, SecureMean
-from ragtag.privacy.split import CutForm, ServerGone, SplitClient, SplitModel, SplitServer
+from ragtag.privacy.split import CutForm, ServerGone, SplitClient, SplitModel, SplitServer, state_values
 from ragtag.protocols.secagg import NoSecureSum
 
 __all__ = [
@@ -48,4 +48,5 @@ __all__ = [
     "hijacking",
     "inversion",
     "leakage",
+    "state_values",
 ]

@@ -8,11 +8,12 @@ encoder's to the discriminator (a Wasserstein critic with gradient penalty; Gulr
 section 4). When they do, the decoder inverts the client's layers as well. The server knows the shape of the
 codes, and neither the client's layers nor any of its samples.
 
-``Hijacker`` is an ordinary server's part, so ``SplitModel`` and ``SplitServer`` take it as they take any, in
-the plain form. A client cannot tell its gradients from a task's by their shape; what it can see is that its
-loss does not fall, if it measures it itself. ``hijacking`` is a meter like those of ``privacy.meters``: the
-error of what the server makes of a client's samples, beside that of the mean of its own. Where it fails a
-stronger attack may not.
+``Hijacker`` is an ordinary server's part, so ``SplitModel`` and ``SplitServer`` take it as they take any.
+That labels stay with the client (the U-shaped form) is no protection: the server has no use for them, nor for
+the gradient of outputs, in whose place it may send anything (``outputs``). A client cannot tell its gradients
+from a task's by their shape; what it can see is that its loss does not fall, if it measures it itself.
+``hijacking`` is a meter like those of ``privacy.meters``: the error of what the server makes of a client's
+samples, beside that of the mean of its own. Where it fails a stronger attack may not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,8 @@ class Hijacker(nn.Module):
     shape: of a sample's codes. positive: whether codes are never negative, as behind a ReLU: the server sees.
     batch: public samples in a step.
     pull: see ``PULL``.
+    outputs: in the U-shaped form, the shape of what a client is sent for a sample: zeros, whose gradient is
+        ignored. ``None``: the plain form.
     seed: of weights and batches.
 
     Raises ValueError: fewer than two public samples, or ``pull`` is not above 0.
@@ -96,9 +100,11 @@ class Hijacker(nn.Module):
         positive: bool = False,
         batch: int = BATCH,
         pull: float = PULL,
+        outputs: Sequence[int] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        self._outputs = None if outputs is None else tuple(outputs)
         if len(public) < 2 or not pull > 0:
             raise ValueError(
                 f"hijacking: {len(public)} public samples, pull {pull}; it takes 2 and one above 0"
@@ -113,7 +119,7 @@ class Hijacker(nn.Module):
             self.critic = _perceptron(math.prod(shape), (1,))
 
     def forward(self, seen: Tensor) -> Tensor:
-        """A step's loss, a scalar.
+        """A step's loss, a scalar; in the U-shaped form outputs ``[n, *outputs]`` that stand for it.
 
         seen: a client's codes ``[n, *shape]``.
         """
@@ -124,7 +130,10 @@ class Hijacker(nn.Module):
         fixed = {name: p.detach() for name, p in self.critic.named_parameters()}
         like = torch.func.functional_call(self.critic, fixed, (seen,)).mean()
         lost: Tensor = read + self._told_apart(encoded.detach(), seen.detach()) - self._pull * like
-        return lost
+        if self._outputs is None:
+            return lost
+        shown: Tensor = _Shown.apply(lost, (len(seen), *self._outputs))  # type: ignore[no-untyped-call]
+        return shown
 
     def _told_apart(self, own: Tensor, others: Tensor) -> Tensor:
         """The critic's loss: high on its own codes, low on others', with a slope of 1 between them."""
@@ -141,6 +150,18 @@ class Hijacker(nn.Module):
         """Samples from a client's codes ``[n, ...]``, within what public samples lie in."""
         made: Tensor = self.decoder(seen).clamp(self._low, self._high)
         return made
+
+
+class _Shown(torch.autograd.Function):
+    """Zeros, for which any gradient is that of a loss alone."""
+
+    @staticmethod
+    def forward(ctx: Any, lost: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, device=lost.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.ones((), device=grad.device), None
 
 
 def hijacked(loss: Tensor, labels: Tensor) -> Tensor:

@@ -28,6 +28,14 @@ have heard nothing for ``deadline_s``, as a crew waits for peers that pause (``r
 a crew can ask for each other's codes: they are hidden from outside only. All peers are told of each
 message's version, so of short messages in large crews the lines carry a multiple of the payload.
 
+**A standby** takes the place of a server that dies or freezes. It asks the server for a copy of its layers,
+and then stands still for some times as long as the copy took, so copies take a known share of the line. A
+copy that does not come for the sum of two budgets, measured from earlier ones, is the sign: the standby goes
+on from its newest copy, for good. Clients do nothing about it: they ask under one name, of which only one
+server takes requests, and go by the standby's answers from its first one on; a server that comes back hears
+of it, and ends. What costs: the steps since the newest copy, the requests that clients give up meanwhile, and
+the state of the server's optimizer, which is not copied.
+
 A server sees codes and gradients, and labels in the plain form. NoPeek lowers what codes tell by some
 (``ragtag.privacy.meters``); a server that sends gradients of its own choice is stopped by nothing here
 (``ragtag.privacy.hijacking`` is one). A
@@ -56,6 +64,8 @@ VALUE_BYTES = 4
 NUMBERED_MAX = 1 << 24
 """Requests of a client: float32 holds their numbers exactly."""
 BACKOFF_MAX = 64.0
+_TRIED = 2
+"""Samples by which layers are tried before any are trained."""
 _LOOKS = 16
 """How often an answer is looked for in the time that one takes."""
 _LOOK_MIN_S = 1e-3
@@ -64,6 +74,14 @@ _LINGERS = 4.0
 _HEAD = 3
 OVER, OVER_HEARD = "over", "over.heard"
 """Messages without values: a client has finished, and the server has heard."""
+COPY, COPY_ASKED, TAKEN_OVER = "copy", "copy.asked", "taken.over"
+"""Between a server and its standby: the state of its layers, a question for it, and that the server has been
+replaced; the last two have no values."""
+COPIES_SHARE = 0.1
+"""Of the time, how much a standby spends on copies at most."""
+STANDBY = "standby"
+_COPY_MISSES = 2
+"""Budgets in a row without a copy after which the server counts as dead."""
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -73,12 +91,14 @@ class SplitTraffic:
 
     up_bytes, down_bytes: activations and gradients, from the client and to it.
     label_bytes: labels, from the client; 0 in the U-shaped form.
+    copy_bytes: the server's layers, to its standby.
     messages: in both directions; labels go along with codes.
     """
 
     up_bytes: int = 0
     down_bytes: int = 0
     label_bytes: int = 0
+    copy_bytes: int = 0
     messages: int = 0
 
     @property
@@ -119,7 +139,9 @@ class SplitModel:
 
         x: the batch ``[n, ...]``. y: its labels ``[n, ...]``.
         Returns the task's loss, a scalar, without NoPeek's term.
+        Raises ValueError: NoPeek has a weight, and the batch is one sample.
         """
+        _require_pairs("SplitModel", self._nopeek, len(x))
         codes = self.front(x)
         seen = self._crosses(codes, up=True)
         made = self.middle(seen)
@@ -167,8 +189,9 @@ class CutForm:
     outputs: of the server's part for a sample, as a shape, in the U-shaped form; ``None``: the plain one.
     labels: a sample's labels, as a shape; they go up in the plain form.
     label_dtype: as the criterion takes them. They travel as float32, so whole numbers stay below 2^24.
+    server_values: ``state_values`` of the server's layers, where a standby has a copy of them; else 0.
 
-    Raises ValueError: a size is below 1.
+    Raises ValueError: a size is below 1, or the U-shaped form has labels, which stay with the client.
     """
 
     batch: int
@@ -176,10 +199,15 @@ class CutForm:
     outputs: tuple[int, ...] | None = None
     labels: tuple[int, ...] = ()
     label_dtype: torch.dtype = torch.int64
+    server_values: int = 0
 
     def __post_init__(self) -> None:
-        if min((self.batch, *self.codes, *(self.outputs or ()), *self.labels)) < 1:
+        if min((self.batch, *self.codes, *(self.outputs or ()), *self.labels)) < 1 or self.server_values < 0:
             raise ValueError(f"{self}: all sizes must be 1 or more")
+        if self.outputs is not None and self.labels:
+            raise ValueError(
+                f"{self}: with outputs (the U-shaped form) labels stay with clients: leave labels out"
+            )
 
     @property
     def label_width(self) -> int:
@@ -209,12 +237,14 @@ class Cut:
     Each message is ``[number, samples, loss, values...]``, padded to the form's batch.
 
     transport: the crew's.
-    form: what crosses. server: the peer that is the server; all others that are there now are clients.
+    form: what crosses.
+    server: the peer that is the server.
+    standby: the peer that takes over from it; ``None``: none does. All others that are there now are clients.
     name: of this cut. on_publish: called after each message.
 
     Raises:
-        ValueError: there is no such server, or nobody else.
-        ragtag.SchemaMismatch: another peer has another form or server.
+        ValueError: there is no such server or standby, or nobody else; the form says otherwise of a standby.
+        ragtag.SchemaMismatch: another peer has another form, server or standby.
     """
 
     def __init__(
@@ -223,6 +253,7 @@ class Cut:
         form: CutForm,
         *,
         server: int = 0,
+        standby: int | None = None,
         name: str = "split",
         on_publish: Callable[[], None] = lambda: None,
     ) -> None:
@@ -230,27 +261,66 @@ class Cut:
             raise ValueError(
                 f"split learning: server {server} of {transport.n} peers; it takes a client and a server"
             )
-        self.transport, self.form, self.server = transport, form, server
-        self.clients = [peer for peer in range(transport.n) if peer != server]
+        if standby is not None and (not 0 <= standby < transport.n or standby == server or transport.n < 3):
+            raise ValueError(
+                f"split learning: standby {standby} of {transport.n} peers beside server {server}; it takes "
+                "a client, a server and a standby"
+            )
+        if (standby is None) != (form.server_values == 0):
+            raise ValueError(
+                f"split learning: standby {standby} with server_values={form.server_values}: give both, the "
+                "number as state_values(layers of the server), or neither"
+            )
+        self.transport, self.form, self.server, self.standby = transport, form, server, standby
+        self.servers = (server,) if standby is None else (server, standby)
+        self.clients = [peer for peer in range(transport.n) if peer not in self.servers]
         begin_s = transport.now_s()
-        ways = [*form.ways, OVER, OVER_HEARD]
-        shapes = {f"{way}/{client}": (_HEAD + self._size(way),) for client in self.clients for way in ways}
+        names = [f"{way}/{client}" for client in self.clients for way in [*form.ways, OVER, OVER_HEARD]]
+        if standby is not None:
+            names += [f"{way}/{client}/{STANDBY}" for client in self.clients for way in self._downs]
+            names += [COPY, COPY_ASKED, TAKEN_OVER]
+        shapes = {name: (_HEAD + self._size(name.partition("/")[0]),) for name in names}
         self.tensors = NamedTensors(
-            transport, name, computed=shapes, settings=f"server {server}", on_publish=on_publish
+            transport,
+            name,
+            computed=shapes,
+            settings=f"server {server}" + ("" if standby is None else f", standby {standby}"),
+            on_publish=on_publish,
         )
         self.opened_s = max(_LOOK_MIN_S, transport.now_s() - begin_s)
         """How long it took to meet: the first guess of what an answer takes."""
         self.traffic = SplitTraffic()
 
+    @property
+    def _downs(self) -> list[str]:
+        """The messages to a client, by name."""
+        return [way for way in self.form.ways if way in ("codes.grad", "outputs")] + [OVER_HEARD]
+
+    def downs(self, client: int) -> list[str]:
+        """What a client takes: what any server sends it."""
+        ends = [""] if self.standby is None else ["", f"/{STANDBY}"]
+        return [f"{way}/{client}{end}" for way in self._downs for end in ends]
+
+    def ups(self) -> list[str]:
+        """What the peer takes that is the server now: what clients send."""
+        ways = [way for way in self.form.ways if way in ("codes", "outputs.grad")]
+        return [f"{way}/{client}" for client in self.clients for way in (*ways, OVER)]
+
     def _size(self, way: str) -> int:
         """Values in a message, head apart."""
+        if way == COPY:
+            return self.form.server_values
         shape = self.form.ways.get(way)
         return 0 if shape is None else self.form.batch * math.prod(shape)
 
     def send(
-        self, way: str, client: int, number: int, values: Tensor | None = None, loss: float = 0.0
+        self, way: str, client: int | None, number: int, values: Tensor | None = None, loss: float = 0.0
     ) -> None:
-        """Publish a message. values: ``[samples, ...]``; ``None`` where the message has none."""
+        """Publish a message.
+
+        client: from or to which it is; ``None``: it is between servers.
+        values: ``[samples, ...]``; ``None`` where the message has none.
+        """
         size = self._size(way)
         values = torch.zeros(0) if values is None else values
         if values.numel() > size:
@@ -260,24 +330,35 @@ class Cut:
         flat = torch.zeros(_HEAD + size)
         flat[:_HEAD] = torch.tensor([number, len(values), loss])
         flat[_HEAD : _HEAD + values.numel()] = values.detach().reshape(-1).to("cpu", torch.float32)
-        self.tensors.publish({f"{way}/{client}": flat})
+        by_standby = self.transport.me == self.standby and client is not None
+        name = way if client is None else f"{way}/{client}" + (f"/{STANDBY}" if by_standby else "")
+        self.tensors.publish({name: flat})
         traffic = self.traffic
         traffic.messages += 1
-        if self.transport.me == self.server:
+        if client is None:
+            traffic.copy_bytes += VALUE_BYTES * size
+        elif self.transport.me in self.servers:
             traffic.down_bytes += VALUE_BYTES * size
         else:
             labels = self.form.batch * self.form.label_width if way == "codes" else 0
             traffic.up_bytes += VALUE_BYTES * (size - labels)
             traffic.label_bytes += VALUE_BYTES * labels
 
-    def newest(self, way: str, client: int) -> _Message | None:
-        """The newest message; ``None``: there is none. Its values are a copy."""
-        found = self.tensors.newest(f"{way}/{client}")
+    def newest(self, way: str, client: int | None) -> _Message | None:
+        """The newest message; ``None``: there is none. Its values are a copy.
+
+        Once a standby has answered a client, its answers count, and no older server's.
+        """
+        found = None
+        if self.standby is not None and way in self._downs:
+            found = self.tensors.newest(f"{way}/{client}/{STANDBY}")
+        if found is None:
+            found = self.tensors.newest(way if client is None else f"{way}/{client}")
         if found is None:
             return None
         number, samples, loss = found.tensor[:_HEAD].tolist()
         if way not in self.form.ways:
-            return _Message(int(number), found.tensor[_HEAD:], loss)
+            return _Message(int(number), found.tensor[_HEAD:].clone(), loss)
         values = found.tensor[_HEAD:].reshape(self.form.batch, *self.form.ways[way])
         if not 0 <= samples <= self.form.batch:
             return None  # no client of this form says so
@@ -301,7 +382,8 @@ class SplitClient:
         long.
     answered, missed: requests with an answer in time, and without.
 
-    Raises ValueError: the form and ``back`` do not go together, or this peer is the server.
+    Raises ValueError: the form and ``back`` do not go together, ``back`` learns nothing (it hides no label
+    then), or this peer is a server.
     """
 
     def __init__(
@@ -316,14 +398,23 @@ class SplitClient:
     ) -> None:
         if (back is None) != (cut.form.outputs is None):
             raise ValueError("SplitClient: the U-shaped form has both, a back and the form's outputs")
-        if cut.transport.me == cut.server:
-            raise ValueError(f"SplitClient: peer {cut.server} is the server")
+        if not nopeek >= 0:
+            raise ValueError(f"SplitClient: nopeek is {nopeek}; it must be 0 or more")
+        if cut.transport.me in cut.servers:
+            what = "server" if cut.transport.me == cut.server else STANDBY
+            raise ValueError(f"SplitClient: peer {cut.transport.me} is the {what}")
+        if back is not None and cut.form.outputs is not None:
+            if not any(p.requires_grad for p in back.parameters()):
+                raise ValueError(
+                    "SplitClient: back has no weights that it learns, so the gradient of what it is given "
+                    "tells the labels: give the client a last layer of its own, or take the plain form"
+                )
+            _tried(back, cut.form.outputs, "SplitClient: back", "outputs")
         self.front, self.back = front, back
         self._criterion, self._nopeek, self._deadline_s = criterion, nopeek, deadline_s
         self._cut, self._me = cut, cut.transport.me
         self._turns = Deadline(cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
-        down = [way for way in cut.form.ways if way in ("codes.grad", "outputs")]
-        cut.tensors.only([f"{way}/{self._me}" for way in (*down, OVER_HEARD)])
+        cut.tensors.only(cut.downs(self._me))
         self._number = 0
         self._heard_s = cut.transport.now_s()
         self._given_up: dict[int, float] = {}
@@ -344,11 +435,14 @@ class SplitClient:
 
         Raises:
             ServerGone: nothing has come for ``deadline_s``.
-            ValueError: the batch has no room in the form.
+            ValueError: the batch, its codes or labels do not fit the form, or NoPeek has one sample only;
+                nothing has left.
             ragtag.NotFinite: codes are NaN or infinite.
         """
+        _require_pairs("SplitClient", self._nopeek, len(x))
         number = self._next()
         codes = self.front(x)
+        self._require_fit(codes, x, y)
         if self.back is None:
             labels = y.reshape(len(x), -1).to("cpu", torch.float32)
             sent = torch.cat([codes.detach().reshape(len(x), -1).to("cpu", torch.float32), labels], 1)
@@ -367,6 +461,33 @@ class SplitClient:
         self.answered += 1
         return loss
 
+    def _require_fit(self, codes: Tensor, x: Tensor, y: Tensor) -> None:
+        """Before anything leaves: what the server takes for a sample's codes and labels is that."""
+        form = self._cut.form
+        if not 1 <= len(x) <= form.batch:
+            raise ValueError(f"SplitClient: a batch of {len(x)} samples; {form} has no room for that")
+        if codes.shape != (len(x), *form.codes):
+            raise ValueError(
+                f"SplitClient: front makes codes {list(codes.shape)} of {len(x)} samples; the form says "
+                f"{[len(x), *form.codes]}: give CutForm codes={tuple(codes.shape[1:])} on all peers, or "
+                "another front"
+            )
+        if len(y) != len(x):
+            raise ValueError(f"SplitClient: {len(y)} labels for {len(x)} samples")
+        if self.back is not None:
+            return
+        if tuple(y.shape[1:]) != form.labels:
+            raise ValueError(
+                f"SplitClient: labels {list(y.shape)}; the form says {[len(x), *form.labels]}: give CutForm "
+                f"labels={tuple(y.shape[1:])} on all peers"
+            )
+        if y.is_floating_point() != form.label_dtype.is_floating_point:
+            raise ValueError(f"SplitClient: labels are {y.dtype}; the form says {form.label_dtype}")
+        if not y.is_floating_point() and int(y.abs().max()) > NUMBERED_MAX:
+            raise ValueError(
+                f"SplitClient: a label beyond {NUMBERED_MAX:,}, which float32 does not hold exactly"
+            )
+
     def _through_back(self, codes: Tensor, y: Tensor, number: int) -> tuple[_Message | None, Tensor | None]:
         """The U-shaped form: outputs come, their gradient goes, and the codes' comes."""
         made = self._ask("codes", codes, "outputs", number)
@@ -374,7 +495,7 @@ class SplitClient:
             return None, None
         given = made.values.to(codes.device).requires_grad_()
         loss = self._criterion(self.back(given), y)
-        learned = list(self.back.parameters())
+        learned = [p for p in self.back.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, [given, *learned], allow_unused=True)
         down = self._ask("outputs.grad", _or_zeros(gradients[0], given), "codes.grad", number)
         if down is not None:
@@ -389,7 +510,7 @@ class SplitClient:
         while self._cut.transport.now_s() - begin_s < self._deadline_s:
             if self._ask(OVER, None, OVER_HEARD, self._next()) is not None:
                 return
-            if self._cut.server not in self._cut.transport.live:
+            if not self._cut.transport.live.intersection(self._cut.servers):
                 return
 
     def _next(self) -> int:
@@ -422,9 +543,10 @@ class SplitClient:
                 self.missed += values is not None
                 self._given_up = {number: begin_s}
                 if now_s - self._heard_s >= self._deadline_s:
+                    by = " nor ".join(f"peer {peer}" for peer in self._cut.servers)
                     raise ServerGone(
-                        f"split learning: peer {self._cut.server} has answered nothing for "
-                        f"{now_s - self._heard_s:.3g} s ({self.missed} requests)"
+                        f"split learning: {'neither ' * (len(self._cut.servers) - 1)}{by} has answered "
+                        f"nothing for {now_s - self._heard_s:.3g} s ({self.missed} requests)"
                     )
                 return None
             transport.pause(min(max(_LOOK_MIN_S, turns.typical_s() / _LOOKS), until_s - now_s))
@@ -447,7 +569,7 @@ class Served:
     """What a server did for one client.
 
     requests: answered ones.
-    refused: requests of which the loss or a gradient is NaN or infinite: nothing was learned of these.
+    refused: requests of which outputs, loss or a gradient is NaN or infinite: nothing was learned of these.
     finished: it has said that no more comes.
     lost: it has left, or was silent for too long.
     """
@@ -459,13 +581,17 @@ class Served:
 
 
 class SplitServer:
-    """The server in a crew: the layers above the cut.
+    """The server in a crew, or its standby: the layers above the cut.
 
-    cut: of the crew (``crew.cut``); this peer is its server.
+    cut: of the crew (``crew.cut``); this peer is its server or standby.
     middle, criterion: as in ``SplitModel``.
     optimizer: of ``middle``; it takes a step for each request.
+    served: what was done for each client.
+    took_over_s: this is the standby, and since this time its layers are the ones that clients train with;
+        ``None``: it has not taken over.
+    replaced: this is the server, and its standby took over: the layers here are out of date.
 
-    Raises ValueError: this peer is a client.
+    Raises ValueError: this peer is a client, or ``middle`` is not as the form says.
     """
 
     def __init__(
@@ -476,16 +602,23 @@ class SplitServer:
         *,
         criterion: Criterion = nn.functional.cross_entropy,
     ) -> None:
-        if cut.transport.me != cut.server:
+        if cut.transport.me not in cut.servers:
             raise ValueError(f"SplitServer: peer {cut.server} is the server, not peer {cut.transport.me}")
         self.middle, self._optimizer, self._criterion = middle, optimizer, criterion
         self._cut = cut
-        ups = [way for way in cut.form.ways if way in ("codes", "outputs.grad")]
-        cut.tensors.only([f"{way}/{client}" for way in (*ups, OVER) for client in cut.clients])
+        self.took_over_s: float | None = None
+        self.replaced = False
+        self._require_fit()
+        stands_by = cut.transport.me == cut.standby
+        between = [COPY] if stands_by else [COPY_ASKED, TAKEN_OVER] * (cut.standby is not None)
+        cut.tensors.only([*between, *([] if stands_by else cut.ups())])
         self._turns = Deadline(cut.opened_s, headroom=_LINGERS)
+        self._copies = Deadline(cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
         self._seen = dict.fromkeys(cut.clients, 0)
         self._open: dict[int, _Open] = {}
         self._heard_s = dict.fromkeys(cut.clients, cut.transport.now_s())
+        self._copied, self._asked_s = 0, cut.transport.now_s()
+        self._last_copy: int | None = None
         self.served = {client: Served() for client in cut.clients}
 
     @property
@@ -493,13 +626,24 @@ class SplitServer:
         """What this server has sent (``down_bytes``), full batches whatever was in them."""
         return self._cut.traffic
 
+    @property
+    def copy_s(self) -> float:
+        """At a standby: how long a copy of the server's layers takes."""
+        return self._copies.typical_s()
+
     def serve(self, deadline_s: float = 120.0) -> dict[int, Served]:
         """Answer requests until each client has finished, has left, or has asked nothing for ``deadline_s``.
 
+        A standby first keeps a copy of the server's layers, until the server has finished, or is gone; the
+        first copy is waited for ``deadline_s``.
+
         Returns what was done for each.
         """
-        transport, quiet_s = self._cut.transport, self._cut.transport.now_s()
-        while True:
+        transport = self._cut.transport
+        if transport.me == self._cut.standby and not self._stand_by(deadline_s):
+            return self.served
+        quiet_s = transport.now_s()
+        while not self._is_replaced():
             answered = sum(self._answer(client) for client in self._cut.clients)
             now_s, live = transport.now_s(), transport.live
             for client, served in self.served.items():
@@ -509,10 +653,116 @@ class SplitServer:
                 self._turns.completed(now_s - quiet_s)
                 quiet_s = now_s
             over = all(served.finished or served.lost for served in self.served.values())
-            if over and now_s - quiet_s >= self._turns.budget_s():  # by now the last answer has been taken
+            alone = self._copy(over, deadline_s)
+            if over and alone and now_s - quiet_s >= self._turns.budget_s():  # the last answer has been taken
                 return self.served
             if not answered:
                 transport.pause(max(_LOOK_MIN_S, self._turns.typical_s() / _LOOKS))
+        return self.served
+
+    def _require_fit(self) -> None:
+        """Before a client sends anything: these layers take what the form says, and make what it says."""
+        form, standby, has = self._cut.form, self._cut.standby, state_values(self.middle)
+        if standby is not None and has != form.server_values:
+            raise ValueError(
+                f"SplitServer: middle has {has:,} values of weights and buffers; the form says "
+                f"server_values={form.server_values}"
+            )
+        made = _tried(self.middle, form.codes, "SplitServer: middle", "codes")
+        if form.outputs is not None:
+            if tuple(made.shape[1:]) != form.outputs:
+                raise ValueError(
+                    f"SplitServer: middle makes outputs {list(made.shape[1:])} of a sample; the form says "
+                    f"{list(form.outputs)}"
+                )
+            return
+        labels = torch.zeros(_TRIED, *form.labels, dtype=form.label_dtype, device=made.device)
+        try:
+            loss = self._criterion(made, labels)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"SplitServer: the criterion does not take outputs {list(made.shape)} with labels "
+                f"{list(labels.shape)} {labels.dtype}, which the form says: {error}"
+            ) from error
+        if loss.numel() != 1:
+            raise ValueError(f"SplitServer: the criterion makes {list(loss.shape)}; it must make a scalar")
+
+    # -- A server and its standby
+
+    def _copy(self, over: bool, deadline_s: float) -> bool:
+        """Send the standby a copy, if it asks.
+
+        over: no client needs anything any more, so this copy is the last one.
+        Returns whether the standby needs no more: it has the last copy, or is gone, or there is none.
+        """
+        cut = self._cut
+        if cut.standby is None or self.took_over_s is not None:
+            return True
+        asked, now_s = cut.newest(COPY_ASKED, None), cut.transport.now_s()
+        if asked is not None and asked.number > self._copied:
+            self._copied, self._asked_s = asked.number, now_s
+            if self._last_copy is not None:
+                return True
+            cut.send(COPY, None, asked.number, _state(self.middle), float(over))
+            self._last_copy = asked.number if over else None
+        taken = self._last_copy is not None and self._copied > self._last_copy
+        return taken or cut.standby not in cut.transport.live or now_s - self._asked_s >= deadline_s
+
+    def _is_replaced(self) -> bool:
+        """Whether the standby serves the clients now."""
+        if self._cut.standby is not None and self.took_over_s is None:
+            self.replaced = self._cut.newest(TAKEN_OVER, None) is not None
+        return self.replaced
+
+    def _stand_by(self, deadline_s: float) -> bool:
+        """Keep a copy of the server's layers until it has finished (``False``) or is gone (``True``)."""
+        cut, transport = self._cut, self._cut.transport
+        budgets, number = self._copies, 0
+        while True:
+            number, begin_s = number + 1, transport.now_s()
+            cut.send(COPY_ASKED, None, number)
+            found = self._next_copy(number, deadline_s)
+            if found is None:
+                break
+            budgets.completed(transport.now_s() - begin_s)
+            _take_state(self.middle, found.values)
+            if found.loss:
+                cut.send(COPY_ASKED, None, number + 1)
+                return False
+            self._rest(budgets.typical_s() * (1 / COPIES_SHARE - 1))
+        self.took_over_s = transport.now_s()
+        cut.tensors.only(cut.ups())
+        cut.send(TAKEN_OVER, None, 1)
+        self._heard_s = dict.fromkeys(cut.clients, self.took_over_s)
+        return True
+
+    def _next_copy(self, number: int, deadline_s: float) -> _Message | None:
+        """Wait for a copy; ``None``: the server is gone."""
+        cut, transport, budgets = self._cut, self._cut.transport, self._copies
+        for _ in range(1 if number == 1 else _COPY_MISSES):
+            now_s = transport.now_s()
+            until_s = now_s + (deadline_s if number == 1 else budgets.budget_s())
+            while now_s < until_s:
+                found = cut.newest(COPY, None)
+                if found is not None and found.number >= number:
+                    return found
+                if cut.server not in transport.live:
+                    return None
+                transport.pause(min(max(_LOOK_MIN_S, budgets.typical_s() / _LOOKS), until_s - now_s))
+                now_s = transport.now_s()
+            budgets.missed()
+        return None
+
+    def _rest(self, for_s: float) -> None:
+        """Stand still, unless the server leaves."""
+        transport = self._cut.transport
+        now_s = transport.now_s()
+        until_s = now_s + for_s
+        while now_s < until_s and self._cut.server in transport.live:
+            transport.pause(min(max(_LOOK_MIN_S, for_s / _LOOKS), until_s - now_s))
+            now_s = transport.now_s()
+
+    # -- Requests
 
     def _answer(self, client: int) -> bool:
         """Take a client's newest request, if it is new; whether there was one."""
@@ -542,6 +792,9 @@ class SplitServer:
             made = torch.func.functional_call(
                 self.middle, {n: w.requires_grad_() for n, w in weights.items()}, codes
             )
+            if not bool(made.isfinite().all()):
+                self.served[client].refused += 1
+                return True
             self._open[client] = _Open(number, codes, made, weights)
             self._cut.send("outputs", client, number, made)
             return True
@@ -597,6 +850,26 @@ def hand_over(giver: nn.Module, taker: nn.Module) -> int:
     return sum(value.nbytes for value in state.values())
 
 
+def state_values(module: nn.Module) -> int:
+    """How many values the weights and buffers of a server's layers have, for ``CutForm.server_values``."""
+    return sum(value.numel() for value in module.state_dict().values())
+
+
+def _state(module: nn.Module) -> Tensor:
+    """Weights and buffers, float32 ``[state_values]``."""
+    parts = [value.detach().reshape(-1).to("cpu", torch.float32) for value in module.state_dict().values()]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def _take_state(module: nn.Module, values: Tensor) -> None:
+    """The other way: float32 ``[state_values]`` into weights and buffers."""
+    state = module.state_dict()
+    sizes = [value.numel() for value in state.values()]
+    for value, part in zip(state.values(), torch.split(values, sizes), strict=True):
+        value.copy_(part.reshape(value.shape))
+
+
 def federated_bytes(clients: int, parameters: int) -> int:
     """Of an epoch of federated averaging, one average in it: each client's model up, the mean down."""
     return 2 * clients * parameters * VALUE_BYTES
@@ -622,6 +895,32 @@ def large_batch_bytes(steps: int, parameters: int) -> int:
 def crossover_clients(samples: int, width: int, parameters: int) -> float:
     """From so many clients on an epoch of split learning sends less than one of federated averaging."""
     return samples * width / parameters
+
+
+def _require_pairs(what: str, nopeek: float, samples: int) -> None:
+    if nopeek and samples < 2:
+        raise ValueError(
+            f"{what}: NoPeek's distances take 2 samples or more, and this batch has {samples}: give the "
+            "loader drop_last=True, or larger batches"
+        )
+
+
+def _tried(module: nn.Module, shape: tuple[int, ...], what: str, given: str) -> Tensor:
+    """What layers make of zeros ``[_TRIED, *shape]``, in evaluation mode, so that none keeps any of it.
+
+    Raises ValueError: they do not take that.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        made: Tensor = module(torch.zeros(_TRIED, *shape, device=device)).detach()
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ValueError(f"{what} does not take the form's {given} {list(shape)}: {error}") from error
+    finally:
+        for part, mode in modes:
+            part.training = mode
+    return made
 
 
 def _gradient(values: Tensor) -> Tensor:

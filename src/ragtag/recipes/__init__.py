@@ -18,6 +18,7 @@ RECIPES: dict[str, str] = {
         "nopeek",
         "private",
         "rps",
+        "split",
         "staleness",
         "topk",
     )

@@ -94,3 +94,17 @@ def test_kfac_and_a_second_private_model_are_refused() -> None:
         crew.kfac(model, optimizer).close()
         with pytest.raises(ValueError, match="K-FAC averages factors of samples"):
             crew.private(model, optimizer, loader(), ledger=PrivacyLedger("A"), **HOW)
+
+
+def test_layers_that_are_averaged_without_noise_are_refused() -> None:
+    """A body with noise and a head without: the head would tell the samples."""
+    with ragtag.join() as crew:
+        body, head = nn.Linear(2, 2), nn.Linear(2, 1)
+        first, second = (
+            crew.optimizer(torch.optim.SGD(m.parameters(), lr=0.1), model=m) for m in (body, head)
+        )
+        with pytest.raises(ValueError, match="'model 2' is averaged, too, without noise"):
+            crew.private(body, first, loader(), ledger=PrivacyLedger("A"), **HOW)
+        crew.private(body, first, loader(), ledger=PrivacyLedger("A"), beside=[second], **HOW)
+        with pytest.raises(ValueError, match="make it before that"):
+            crew.optimizer(torch.optim.SGD(head.parameters(), lr=0.1), model=head)

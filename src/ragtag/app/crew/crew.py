@@ -184,6 +184,11 @@ class Crew:
         """
         peer = self._peer
         peer.require_in("crew.optimizer(...)")
+        if PRIVATE in peer.keeper.extra:
+            raise ValueError(
+                "crew.optimizer: what it averages has no noise, beside crew.private: make it before "
+                "that, which takes it as beside=[...] where nothing it learns comes from the private samples"
+            )
 
         def told(outcome: Outcome) -> None:
             peer.averaged(made._averaged, outcome)
@@ -266,21 +271,33 @@ class Crew:
         peer.keeper.keep(**{f"ragtag.tensors/{taken}": made})
         return made
 
-    def cut(self, form: CutForm, *, server: PeerId = 0, name: str = "split") -> Cut:
+    def cut(
+        self, form: CutForm, *, server: PeerId = 0, standby: PeerId | None = None, name: str = "split"
+    ) -> Cut:
         """A cut between clients and a server, for ``ragtag.privacy.SplitClient`` and ``SplitServer``.
 
         form: what crosses, on all peers the same.
-        server: the peer that trains the layers above the cut; all others that are here now are clients.
+        server: the peer that trains the layers above the cut.
+        standby: the peer that has a copy of these layers, and goes on where the server dies or freezes. All
+            others that are here now are clients.
         name: of this cut, on all peers the same.
 
-        Raises SchemaMismatch where another peer has another form or server; ValueError for what cannot be.
+        Raises SchemaMismatch where another peer has another form, server or standby; ValueError for what
+        cannot be.
         """
         from ragtag.privacy.split import Cut
 
         peer = self._peer
         peer.require_in("crew.cut(...)")
         with peer.naming(name) as taken:
-            return Cut(peer.transport, form, server=server, name=taken, on_publish=peer.took_part)
+            return Cut(
+                peer.transport,
+                form,
+                server=server,
+                standby=standby,
+                name=taken,
+                on_publish=peer.took_part,
+            )
 
     def secure_average(
         self,
@@ -342,6 +359,7 @@ class Crew:
         max_grad_norm: float,
         delta: float,
         ledger: PrivacyLedger,
+        beside: Sequence[CrewOptimizer] = (),
         reduction: Literal["mean", "sum"] = "mean",
         seed: int | None = None,
     ) -> PrivateTraining:
@@ -356,6 +374,8 @@ class Crew:
         delta: below 1 over the number of samples.
         ledger: ``ragtag.privacy.PrivacyLedger("hospital A", "privacy.json")``: what is spent of these
             samples, in a file that is written before each batch.
+        beside: this peer's other optimizers, of which you know that nothing they learn comes from these
+            samples (a generator that sees a private critic's gradients only): what they average has no noise.
         reduction: of the loss over a batch.
         seed: for simulations and tests: whoever knows it can take the noise off.
 
@@ -375,6 +395,14 @@ class Crew:
             )
         if PRIVATE in peer.keeper.extra:
             raise ValueError("crew.private: this peer trains one model privately already")
+        named = {id(other._averaged) for other in [optimizer, *beside] if isinstance(other, CrewOptimizer)}
+        for averaged in peer.models:
+            if id(averaged) not in named:
+                raise ValueError(
+                    f"crew.private: {averaged.name!r} is averaged, too, without noise: put its layers into "
+                    "the private model; or, if nothing that it learns comes from these samples, give its "
+                    "optimizer as beside=[...]"
+                )
         made = PrivateTraining(
             model,
             optimizer,

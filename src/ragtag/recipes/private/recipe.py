@@ -10,7 +10,7 @@ NoPeek, differential privacy and secure averages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from ragtag.recipes.jobs import Job, run_jobs
 from ragtag.recipes.private.training import (
     BATCH,
     CLIENTS,
+    COLUMNS,
     DELTA,
     METHODS,
     NOISE,
@@ -33,6 +34,7 @@ from ragtag.recipes.private.training import (
     PrivateSetup,
     averaged_payload,
     direct_bytes,
+    of_method,
     train_by,
 )
 
@@ -144,11 +146,6 @@ def reproduce(
     return report
 
 
-def of_method(results: Sequence[PrivateResult], method: str) -> list[PrivateResult]:
-    """A way's runs, by seed."""
-    return [result for result in results if result.setup.method == method]
-
-
 def around(split: PrivateResult) -> tuple[int, int]:
     """The numbers of clients just below and just above which split learning sends less, in a crew.
 
@@ -246,17 +243,6 @@ def told(results: Sequence[PrivateResult]) -> list[Row]:
     return found
 
 
-COLUMNS: dict[str, Callable[[PrivateResult], float | None]] = {
-    "client's kflop a sample": lambda result: result.flops / 1e3,
-    "client's CPU, s an epoch": lambda result: result.client_s,
-    "MB an epoch, counted": lambda result: result.counted_bytes / 1e6,
-    "formula": lambda result: result.formula_bytes / 1e6,
-    "survey's": lambda result: result.survey_bytes / 1e6,
-    "hidden": lambda result: result.hidden,
-    "SSIM": lambda result: result.ssim,
-    "epsilon": lambda result: result.epsilon,
-    "accuracy": lambda result: result.accuracy,
-}
 LEAVES = {
     "federated": "models",
     "large batch": "gradients",

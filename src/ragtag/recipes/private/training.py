@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,12 +55,13 @@ INVERTED = 8
 """Updates that are inverted."""
 DECODED = 1024
 """Leaked pairs that decoders get."""
+IMAGE = (1, 8, 8)
 METHODS = ("federated", "large batch", "split", "split, NoPeek", "federated, private", "federated, secure")
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateSetup:
-    """One run. method: one of ``METHODS``."""
+    """One run. method: one of ``METHODS``, or "split, U-shaped"."""
 
     method: str
     seed: int
@@ -81,7 +82,8 @@ class PrivateResult:
     ssim, blind_ssim: of what it gets, and of the mean sample.
     epsilon: at ``DELTA``, the highest of the clients'; ``None``: without noise there is none.
     planned_epsilon: of the steps that were planned.
-    parameters, samples, width: N, p and q of the formulas.
+    parameters, samples, width: N, p and q of the formulas; in the U-shaped form q has both cuts.
+    label_bytes: of one epoch, that leave clients.
     """
 
     setup: PrivateSetup
@@ -99,6 +101,26 @@ class PrivateResult:
     parameters: int
     samples: int
     width: int
+    label_bytes: float = 0.0
+
+
+COLUMNS: dict[str, Callable[[PrivateResult], float | None]] = {
+    "client's kflop a sample": lambda result: result.flops / 1e3,
+    "client's CPU, s an epoch": lambda result: result.client_s,
+    "MB an epoch, counted": lambda result: result.counted_bytes / 1e6,
+    "formula": lambda result: result.formula_bytes / 1e6,
+    "survey's": lambda result: result.survey_bytes / 1e6,
+    "hidden": lambda result: result.hidden,
+    "SSIM": lambda result: result.ssim,
+    "epsilon": lambda result: result.epsilon,
+    "accuracy": lambda result: result.accuracy,
+}
+"""What tables show of a result."""
+
+
+def of_method(results: Sequence[PrivateResult], method: str) -> list[PrivateResult]:
+    """A way's runs, by seed."""
+    return [result for result in results if result.setup.method == method]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +169,7 @@ class _Counting:
         return effects
 
 
-class _Crew:
+class CountedCrew:
     """A crew whose payload on one channel is counted, and its clients' processor time."""
 
     def __init__(self, n: int, name: str, seed: int) -> None:
@@ -161,6 +183,8 @@ class _Crew:
         ]
 
     def run(self, train: Callable[[SimulatedTransport], None]) -> None:
+        """Run ``train`` for each peer."""
+
         def timed(peer: SimulatedTransport) -> None:
             begin_s = time.thread_time()
             train(peer)
@@ -171,7 +195,7 @@ class _Crew:
 
 def averaged_payload(clients: int, seed: int) -> int:
     """Bytes that all clients send when they average the net once, counted."""
-    crew = _Crew(clients, "model", seed)
+    crew = CountedCrew(clients, "model", seed)
 
     def train(peer: SimulatedTransport) -> None:
         model = nn.Sequential(*private_net(seed))
@@ -200,7 +224,7 @@ def train_by(setup: PrivateSetup) -> PrivateResult:
 def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> PrivateResult:
     method, epochs = setup.method, setup.epochs
     private, secure, gradients = (what in method for what in ("private", "secure", "large batch"))
-    crew = _Crew(CLIENTS, "model", setup.seed)
+    crew = CountedCrew(CLIENTS, "model", setup.seed)
     models: list[nn.Sequential] = []
     epsilons: list[tuple[float, float]] = []
     secured: list[int] = []
@@ -223,7 +247,7 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
                 model=model,
                 align=False,
             )
-        batches = _batches(setup.seed, peer.me, mine)
+        batches = batches_of(setup.seed, peer.me, mine)
         noised = _private(model, optimizer, mine, setup.seed * CLIENTS + peer.me) if private else None
         averages = _secure(peer, model, setup.seed) if secure else None
         for _ in range(epochs):
@@ -256,11 +280,11 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
     told = _inverted(setup, digits)
     return PrivateResult(
         setup=setup,
-        accuracy=_accuracy(models, digits),
+        accuracy=accuracy_of(models, digits),
         counted_bytes=counted,
         formula_bytes=formula,
         survey_bytes=survey,
-        flops=_flops(private_net(0), digits.train_x[:BATCH], whole=True),
+        flops=_flops(nn.Sequential(*private_net(0)), digits.train_x[:BATCH]),
         client_s=sum(crew.spent_s) / len(crew.spent_s) / epochs,
         hidden=told.hidden,
         ssim=told.ssim or 0.0,
@@ -275,12 +299,13 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
 
 def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> PrivateResult:
     """Clients are peers 1 to ``CLIENTS``, peer 0 is the server; each client has its own layers."""
-    codes = tuple(private_net(0)[0](digits.train_x[:2]).shape[1:])
-    form, width = CutForm(BATCH, codes), math.prod(codes)
-    crew = _Crew(CLIENTS + 1, "split", setup.seed)
-    above = private_net(setup.seed)[1]
-    belows: list[nn.Module] = []
+    u_shaped = "U-shaped" in setup.method
+    form = cut_form(u_shaped)
+    crew = CountedCrew(CLIENTS + 1, "split", setup.seed)
+    above = cut_in_three(setup.seed, u_shaped)[1]
+    ends: list[tuple[nn.Module, nn.Module | None]] = []
     sent: list[float] = []
+    labels: list[int] = []
     clients_s: list[float] = []
 
     def train(peer: SimulatedTransport) -> None:
@@ -292,12 +317,13 @@ def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> Pr
             sent.append(server.traffic.bytes)
             return
         begin_s = time.thread_time()
-        below = private_net(setup.seed)[0]
-        belows.append(below)
-        client = SplitClient(cut, below, nopeek=NOPEEK if "NoPeek" in setup.method else 0.0)
-        optimizer = torch.optim.SGD(below.parameters(), RATE / 2, MOMENTUM)
+        below, _, back = cut_in_three(setup.seed, u_shaped)
+        ends.append((below, back))
+        client = SplitClient(cut, below, back, nopeek=NOPEEK if "NoPeek" in setup.method else 0.0)
+        own = [*below.parameters(), *(back.parameters() if back is not None else ())]
+        optimizer = torch.optim.SGD(own, RATE / 2, MOMENTUM)
         mine = TensorDataset(digits.train_x[parts[peer.me - 1]], digits.train_y[parts[peer.me - 1]])
-        batches = _batches(setup.seed, peer.me - 1, mine)
+        batches = batches_of(setup.seed, peer.me - 1, mine)
         for _ in range(setup.epochs):
             for x, y in batches():
                 peer.compute()
@@ -306,32 +332,99 @@ def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> Pr
                     optimizer.step()
         client.finish()
         sent.append(client.traffic.bytes)
+        labels.append(client.traffic.label_bytes)
         clients_s.append(time.thread_time() - begin_s)
 
     crew.run(train)
-    whole = [nn.Sequential(below, above) for below in belows]
-    told = leakage(belows[0], digits.train_x[:DECODED], digits.held_x, seed=setup.seed)
-    size = sum(p.numel() for p in whole[0].parameters())
+    samples = len(parts[0]) * CLIENTS
+    counted, label_bytes = sum(sent) / setup.epochs, sum(labels) / setup.epochs
+    return split_result(
+        setup,
+        digits,
+        above,
+        ends,
+        counted,
+        split_bytes(samples, cut_width(form)),
+        samples,
+        label_bytes,
+        clients_s,
+    )
+
+
+def split_result(
+    setup: PrivateSetup,
+    digits: ClientDigits,
+    above: nn.Module,
+    ends: list[tuple[nn.Module, nn.Module | None]],
+    counted: float,
+    formula: float,
+    samples: int,
+    label_bytes: float,
+    clients_s: list[float],
+) -> PrivateResult:
+    """Measure what a split run has come to.
+
+    above: the server's layers. ends: each client's, below the cut and behind the server's.
+    counted, formula, label_bytes: bytes of an epoch. samples: of all clients.
+    clients_s: processor time of clients, in all epochs.
+    """
+    whole = [nn.Sequential(below, above, back or nn.Identity()) for below, back in ends]
+    below, back = ends[0]
+    told = leakage(below, digits.train_x[:DECODED], digits.held_x, seed=setup.seed)
     return PrivateResult(
         setup=setup,
-        accuracy=_accuracy(whole, digits),
-        counted_bytes=sum(sent) / setup.epochs,
-        formula_bytes=split_bytes(len(parts[0]) * CLIENTS, width),
-        survey_bytes=split_bytes(len(parts[0]) * CLIENTS, width),
-        flops=_flops(private_net(0), digits.train_x[:BATCH], whole=False),
+        accuracy=accuracy_of(whole, digits),
+        counted_bytes=counted,
+        formula_bytes=formula,
+        survey_bytes=formula,
+        flops=client_flops(below, above, back, digits.train_x[:BATCH]),
         client_s=sum(clients_s) / len(clients_s) / setup.epochs,
         hidden=told.hidden,
         ssim=told.ssim or 0.0,
         blind_ssim=told.blind_ssim or 0.0,
         epsilon=None,
         planned_epsilon=None,
-        parameters=size,
-        samples=len(parts[0]) * CLIENTS,
-        width=width,
+        parameters=sum(p.numel() for p in whole[0].parameters()),
+        samples=samples,
+        width=cut_width(cut_form(back is not None)),
+        label_bytes=label_bytes,
     )
 
 
-def _batches(seed: int, me: int, mine: TensorDataset) -> Callable[[], DataLoader[tuple[Tensor, ...]]]:
+def cut_in_three(seed: int, u_shaped: bool) -> tuple[nn.Sequential, nn.Sequential, nn.Sequential | None]:
+    """The net's layers below the cut, the server's, and a client's last one in the U-shaped form."""
+    below, above = private_net(seed)
+    if not u_shaped:
+        return below, above, None
+    layers = list(above)
+    return below, nn.Sequential(*layers[:-1]), nn.Sequential(layers[-1])
+
+
+def cut_form(u_shaped: bool) -> CutForm:
+    """What crosses this net's cut, in batches of ``BATCH``."""
+    below, above, _ = cut_in_three(0, u_shaped)
+    with torch.no_grad():
+        codes = below(torch.zeros(2, *IMAGE))
+        outputs = tuple(above(codes).shape[1:]) if u_shaped else None
+    return CutForm(BATCH, tuple(codes.shape[1:]), outputs)
+
+
+def cut_width(form: CutForm) -> int:
+    """Values of a sample that cross, each way: q of the formulas."""
+    return math.prod(form.codes) + (math.prod(form.outputs) if form.outputs is not None else 0)
+
+
+def client_flops(below: nn.Module, above: nn.Module, back: nn.Module | None, x: Tensor) -> float:
+    """What a client of split learning computes for a sample."""
+    found = _flops(below, x)
+    if back is not None:
+        with torch.no_grad():
+            given = above(below(x))
+        found += _flops(back, given.requires_grad_())
+    return found
+
+
+def batches_of(seed: int, me: int, mine: TensorDataset) -> Callable[[], DataLoader[tuple[Tensor, ...]]]:
     """An epoch's batches, each time in another order."""
     order = torch.Generator().manual_seed(random.stream_key(seed, "client's batches", me) % 2**63)
     loader = DataLoader(mine, batch_size=BATCH, shuffle=True, generator=order)
@@ -365,17 +458,17 @@ def _secure(peer: SimulatedTransport, model: nn.Module, seed: int) -> SecureAver
     )
 
 
-def _accuracy(models: list[nn.Sequential], digits: ClientDigits) -> float:
+def accuracy_of(models: list[nn.Sequential], digits: ClientDigits) -> float:
+    """On samples held out, mean over models."""
     with torch.no_grad():
         right = [(model(digits.held_x).argmax(1) == digits.held_y).float().mean() for model in models]
     return float(torch.stack(right).mean())
 
 
-def _flops(net: tuple[nn.Module, nn.Module], x: Tensor, *, whole: bool) -> float:
+def _flops(layers: nn.Module, x: Tensor) -> float:
     """Of a sample, forward and backward, as torch counts multiplications and additions."""
     with FlopCounterMode(display=False) as counter:
-        codes = net[0](x)
-        (net[1](codes) if whole else codes).sum().backward()
+        layers(x).sum().backward()
     return float(counter.get_total_flops()) / len(x)
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ragtag.optim.kfac.preconditioner import KFAC
-from ragtag.recipes.kfac.training import MOMENTUM, resnet
+from ragtag.recipes.kfac.training import MOMENTUM, deep_resnet
 from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "kfac_step.json"
@@ -36,7 +36,7 @@ class Run:
 
     def __init__(self, depth: int, batch: int, every: tuple[int, int] | None) -> None:
         torch.manual_seed(0)
-        self.net: nn.Module = resnet(depth)
+        self.net: nn.Module = deep_resnet(depth)
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01, MOMENTUM)
         self.kfac: KFAC | None = None
         if every is not None:

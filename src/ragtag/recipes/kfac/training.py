@@ -167,7 +167,7 @@ class _Block(nn.Module):
         return F.relu(y + self.around(x))
 
 
-def resnet(depth: int = 8, width: int = 16) -> nn.Sequential:
+def deep_resnet(depth: int = 8, width: int = 16) -> nn.Sequential:
     """For 32 x 32 colour images: a ResNet of ``6 n + 2`` layers (He et al., CVPR 2016, section 4.2).
 
     Raises:
@@ -204,7 +204,7 @@ class Images:
         """A net, its weights drawn from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random.stream_key(seed, "kfac net") % (1 << 63))
-            return small_net() if self.digits else resnet()
+            return small_net() if self.digits else deep_resnet()
 
     def batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Joint batches for ever, each epoch in a new order."""

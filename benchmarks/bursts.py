@@ -68,10 +68,10 @@ def vectors(seed: int, number: int, chunks: int = CHUNKS) -> list[Floats]:
     return [(scale * draw.standard_normal(shape)).astype(np.float32) for _ in range(PEERS)]
 
 
-def averages(
+def planned(
     averager: Averager, loss: Loss | BurstLoss | None, rounds: int, seed: int, chunks: int = CHUNKS
-) -> list[list[Outcome]]:
-    """Each round's outcomes, by peer."""
+) -> tuple[World, list[dict[int, Outcome]]]:
+    """A world that will average, and where each round's outcomes will be, by peer."""
     nodes = [Node(peer, PEERS, seed) for peer in range(PEERS)]
     found: list[dict[int, Outcome]] = [{} for _ in range(rounds)]
 
@@ -79,13 +79,21 @@ def averages(
         found[outcome.round][peer] = outcome
 
     world = World(nodes, Faults(latency_s=LATENCY_S, loss=loss), seed, on_done=done)
+    edges = tuple(layers_of(seed, chunks))
     for node in nodes:
-        edges = tuple(layers_of(seed, chunks))
         node.configure(0, Channel(averager, fp32, chunks, 4 * LATENCY_S, 2 * LATENCY_S, edges=edges))
     for number in range(rounds):
         for peer, values in enumerate(vectors(seed, number, chunks)):
             world.at(number * ROUND_S, peer, Average(0, values, 1.0))
-    world.run((rounds + 1) * ROUND_S)
+    return world, found
+
+
+def averages(
+    averager: Averager, loss: Loss | BurstLoss | None, rounds: int, seed: int
+) -> list[list[Outcome]]:
+    """Each round's outcomes, by peer."""
+    world, found = planned(averager, loss, rounds, seed)
+    world.run()
     return [[of[peer] for peer in range(PEERS)] for of in found]
 
 
@@ -135,20 +143,18 @@ def costs(values: int, repeats: int) -> list[dict[str, Any]]:
                 began_s = time.process_time()
                 transform.inverse(transform.forward(table))
                 alone[size].append(time.process_time() - began_s)
+            world, _ = planned(RPS(hadamard=size), None, rounds, 1, chunks)
             began_s = time.process_time()
-            averages(RPS(hadamard=size), None, rounds, 1, chunks)
+            world.run()
             whole[size].append((time.process_time() - began_s) / rounds / PEERS)
-    began_s = time.process_time()
-    for number in range(rounds):
-        vectors(1, number, chunks)
-    drawing_s = (time.process_time() - began_s) / rounds / PEERS
-    plain_s = statistics.median(whole[0]) - drawing_s
+    plain_s = statistics.median(whole[0])
     return [
         {
             "size": size,
             "values": values,
             "both_ways_ns_per_value": round(1e9 * statistics.median(alone[size]) / table.size, 2),
-            "round_times_plain": round((statistics.median(whole[size]) - drawing_s) / plain_s, 2),
+            "round_cpu_ms_per_peer": round(1e3 * statistics.median(whole[size]), 2),
+            "round_times_plain": round(statistics.median(whole[size]) / plain_s, 2),
         }
         for size in alone
     ]

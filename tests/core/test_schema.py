@@ -70,6 +70,13 @@ def test_the_hash_is_the_same_on_every_machine() -> None:
     assert HERE.hash32() == 2171582886
 
 
+def test_a_chunk_of_several_tensors_lies_between_edges_alone() -> None:
+    sizes = (544, 160, 16, 1000, 16)
+    tensors = tuple(TensorSpec(f"t{i}", (n,), "float32") for i, n in enumerate(sizes))
+    assert Schema(tensors, "fp32", "rps").edges(272) == (2, 3, 6, 7)
+    assert Schema(tensors[:1], "fp32", "rps").edges(272) == ()
+
+
 def test_tensors_begin_at_multiples() -> None:
     assert HERE.offsets == (0, 4608, 4640)
     assert Schema((BIAS, TensorSpec("s", (), "float32"), BIAS), "", "").offsets == (0, 32, 32 + ALIGN, 80)

@@ -26,6 +26,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
         "RPS": {"method": ragtag.RPS()},
         "RPS with repair": {"method": ragtag.RPS(repair=True)},
         "a quorum": {"method": ragtag.RPS(quorum=3)},
+        "mixed chunks": {"method": ragtag.RPS(hadamard=4)},
         "all-reduce": {"method": ragtag.AllReduce()},
         "ring": {"method": ragtag.AllReduce(ring=True)},
         "Moshpit": {"method": ragtag.Moshpit(group=2)},

@@ -105,6 +105,13 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """How many chunks of ``elements`` values are averaged in a round."""
         return fragment_chunks(self.n_values, elements, self.fragments)
 
+    def edges(self, elements: int) -> tuple[int, ...]:
+        """The chunks of ``elements`` values at which tensors begin; one that has values of several tensors
+        lies between two edges, alone.
+        """
+        inner = offsets_of(self.tensors)[1:-1]
+        return tuple(sorted({edge for at in inner for edge in (at // elements, -(-at // elements))}))
+
     def hash32(self) -> int:
         """32 bits that go into the header of every datagram."""
         return int.from_bytes(hashlib.blake2b(self.encode(), digest_size=4).digest(), "little")

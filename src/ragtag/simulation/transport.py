@@ -261,7 +261,12 @@ class SimulatedCrew:
         checker = self.world.checker
         if checker is None:
             return
-        if method.kind in ("central", "published") or schema.fragments > 1 or not codec.exact:
+        if (
+            method.kind in ("central", "published")
+            or schema.fragments > 1
+            or not codec.exact
+            or method.hadamard
+        ):
             checker.leave_out(channel)
         elif method.kind == "in groups":
             checker.averages_in_groups(channel)
@@ -345,7 +350,8 @@ class SimulatedTransport(Posting):
         opening = ChannelWay(
             self.me, channel, schema, chunks, deadline_s, wait_for_silent=together_s is not None
         )
-        shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=schema.fragments)
+        edges = schema.edges(codec.elements)
+        shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=schema.fragments, edges=edges)
         node.configure(channel, shape)
         crew.opens(channel, method, codec, schema)
         by = rps if self.n <= PEERS_MAX else method

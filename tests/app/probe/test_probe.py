@@ -288,7 +288,7 @@ def test_the_command_on_a_script(script) -> None:
         (("--parameters", "many"), "250000, 100k or 1M"),
         (("--parameters", "1k", "--ratio", "2"), "a ratio of 2.0"),
         (("--parameters", "1k", "--rate", "1M"), "50Mbit"),
-        (("--parameters", "1k", "--rate", "1Mbit", "--run", "x"), "not both"),
+        (("--parameters", "1k", "--rate", "1Mbit", "--run", "x"), "give one of --rate"),
         (("none.py",), "no script none.py"),
     ],
 )

@@ -181,6 +181,7 @@ app.command(
         "ragtag probe train.py",
         "ragtag probe --parameters 25M --rate 50Mbit",
         "ragtag probe --model my_package.models:build --peers 8 --run runs/demo-20260101-120000",
+        "ragtag probe --parameters 25M --crew crew.token --peers 4",
         "ragtag probe --parameters 25M --ratio 0.01 --json",
     ),
 )(probe)

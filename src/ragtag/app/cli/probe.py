@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from ragtag.app.cli import options
 from ragtag.app.cli.common import plain_errors, print_json, progress
+
+if TYPE_CHECKING:
+    from ragtag.app.probe.links import Links
+
+CREW_S = 900.0
+"""For so long at most a crew's links are measured, with the wait for its peers."""
 
 Script = Annotated[
     Path | None, typer.Argument(metavar="SCRIPT", help="A training script; its first steps are run, alone.")
@@ -32,7 +41,14 @@ Rate = Annotated[
     typer.Option("--rate", metavar="RATE", help="A peer's link, as 50Mbit, 1Gbit or 6.25MB (per second)."),
 ]
 Run = Annotated[
-    Path | None, typer.Option("--run", metavar="FOLDER", help="Take the rate from this run's trace.")
+    Path | None,
+    typer.Option("--run", metavar="FOLDER", help="Take links, or else a rate, from what this run left."),
+]
+OfCrew = Annotated[
+    str | None,
+    typer.Option(
+        "--crew", metavar="TOKEN", help="Join this crew now, and measure its links; each machine does so."
+    ),
 ]
 Steps = Annotated[int, typer.Option("--steps", min=1, max=1000, metavar="N", help="Steps of the script.")]
 Patience = Annotated[
@@ -50,6 +66,7 @@ def probe(
     peers: Crew = 4,
     rate: Rate = None,
     run: Run = None,
+    crew: OfCrew = None,
     steps: Steps = 8,
     patience: Patience = 300.0,
     as_json: options.Json = False,
@@ -59,28 +76,44 @@ def probe(
     For each codec: what it sends, how long it takes on this machine, and its
     break-even: on a slower link it is faster than sending all of the gradient,
     on a faster one it is not, and is by-passed.
+
+    With [bold]--crew TOKEN[/bold] on each machine of a crew, its links are measured first, pair by
+    pair; then what an average of this model takes over them is told for each
+    averager and codec, and which is best. [bold]ragtag run -n 4 -m ragtag.app.probe.crew[/bold] and
+    [bold]--run FOLDER[/bold] do that in two steps.
     """
     if sum(given is not None for given in (script, parameters, model)) != 1:
         raise ValueError("give one of: a SCRIPT, --parameters COUNT, --model MODULE:FUNCTION")
-    if rate is not None and run is not None:
-        raise ValueError("give --rate or --run, not both")
+    if sum(given is not None for given in (rate, run, crew)) > 1:
+        raise ValueError("give one of --rate, --run and --crew")
+    from ragtag.app.probe import estimate, source
     from ragtag.app.probe import measure as measuring
-    from ragtag.app.probe import source
+    from ragtag.app.probe.links import read_links
     from ragtag.app.probe.view import Probed, show
-    from ragtag.app.terminal.simulate_view import count
     from ragtag.codecs.sparse.density import Density
 
     density = Density(ratio)
     link, link_from = (None, "") if rate is None else (source.rate_of(rate), "as given")
-    if run is not None:
+    size = None if script is not None else _size(parameters, model)  # before anything is measured
+    links = None if run is None else read_links(run)
+    if crew is not None:
+        links = _measured(crew, peers)
+    if links is not None:
+        peers, link = len(links.peers), min(map(links.rate, links.peers))
+        link_from = "of the crew's slowest line, as measured"
+    elif run is not None:
         link, link_from = source.rate_of_run(run)
     if script is not None:
         vectors = source.vectors_of_script(script, args or [], ratio, steps, patience)
     else:
-        n = source.size_of_model(model) if model is not None else count(parameters or "")
-        vectors = measuring.synthetic(n, ratio)
+        assert size is not None
+        vectors = measuring.synthetic(size, ratio)
     with progress("probing") as tell:
         dense, costs = measuring.measure(vectors, ratio, tell)
+    averages = []
+    if links is not None:
+        with progress("averaging in virtual time") as tell:
+            averages = estimate.estimates(links, dense, costs, tell)
     found = Probed(
         size=vectors.size,
         origin=vectors.origin,
@@ -94,6 +127,46 @@ def probe(
         rate_from=link_from,
     )
     if as_json:
-        print_json(found.to_json())
-    else:
-        show(found, Console())
+        more = {} if links is None else {"crew": estimate.as_plain(links, averages)}
+        print_json(found.to_json() | more)
+        return
+    show(found, Console())
+    if links is not None:
+        estimate.show(links, averages, Console())
+
+
+def _size(parameters: str | None, model: str | None) -> int:
+    from ragtag.app.probe.source import size_of_model
+    from ragtag.app.terminal.simulate_view import count
+
+    return size_of_model(model) if model is not None else count(parameters or "")
+
+
+def _measured(token: str, peers: int) -> Links:
+    """Join a crew by its token, with one peer that measures its links once so many peers are there.
+
+    Raises ProbeError: it could not join, or was measured nothing; what it said stands on standard error.
+    """
+    from ragtag.app.cli.start import is_folder, token_text
+    from ragtag.app.probe.links import read_links
+    from ragtag.app.probe.source import ProbeError
+
+    of_run = is_folder(token)
+    with tempfile.TemporaryDirectory(prefix="ragtag-probe-") as folder:
+        join = [sys.executable, "-m", "ragtag", "join", token if of_run else "-", "--run-folder", folder]
+        try:
+            ended = subprocess.run(
+                [*join, "--no-watch", "-m", "ragtag.app.probe.crew", "--peers", str(peers)],
+                input=None if of_run else token_text(token).encode(),
+                stdout=subprocess.DEVNULL,
+                timeout=CREW_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise ProbeError(f"the crew's links were not measured within {CREW_S:g} s") from None
+        links = read_links(Path(folder)) if ended.returncode == 0 else None
+    if links is None:
+        raise ProbeError(
+            "the crew's links could not be measured (why stands above); every machine of the crew runs this "
+            "command with the same token"
+        )
+    return links

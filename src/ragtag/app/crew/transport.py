@@ -319,7 +319,16 @@ class DriverTransport:
         opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late, together)
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
-        opened = Channel(method, codec, chunks, probe_s=deadline_s, rtt_s=rtt_s, reuse=True, fragments=parts)
+        opened = Channel(
+            method,
+            codec,
+            chunks,
+            probe_s=deadline_s,
+            rtt_s=rtt_s,
+            reuse=True,
+            fragments=parts,
+            edges=schema.edges(codec.elements),
+        )
         by = rps if self.n <= PEERS_MAX else method
         probe = Channel(by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
         # both channels are open before the peers meet: the one that is done first sends at once

@@ -65,7 +65,7 @@ class Traffic:
 class Direction:
     """What is known of the way from this peer to another one.
 
-    sent, lost: packets that left, and that are known not to have come.
+    sent, came, lost: packets that left, and that are known to have come, and not to.
     datagram_bytes: how large datagrams are at most: what the path is known to take.
     late: messages whose deadline passed before they left.
     rate_bytes_per_s: what the path delivers, by rate control; 0: not known.
@@ -75,6 +75,7 @@ class Direction:
 
     peer: PeerId
     sent: int
+    came: int
     lost: int
     late: int
     rate_bytes_per_s: float
@@ -363,8 +364,8 @@ class Driver:
                 held_s = {hold.value: seconds for hold, seconds in flow.held_s.copy().items()}
                 found.append(
                     Direction(
-                        peer, path.sent, lost, flow.dropped_late, rate, path.srtt_s, shortest_s, held_s,
-                        path.mtu.packets * DATAGRAM_BYTES,
+                        peer, path.sent, path.received, lost, flow.dropped_late, rate, path.srtt_s,
+                        shortest_s, held_s, path.mtu.packets * DATAGRAM_BYTES,
                     )
                 )  # fmt: skip
         return found

@@ -302,6 +302,8 @@ class Rounds:
                 patience=self.patience,
                 guard=self._channel.averager.guard,
                 quorum=self._channel.averager.quorum,
+                hadamard=self._channel.averager.hadamard,
+                edges=self._channel.edges,
             )
             machine = self.rounds[number] = self._make(setting)
         return machine

@@ -76,6 +76,7 @@ class Channel:
     floor_s: no stage's deadline is shorter. Nor is it shorter than the round trip to the middle peer.
     reuse: the memory of an outcome's mean is used again once the round after the next begins.
     fragments: values come as a table of so many parts of ``n_chunks`` each, and a round averages one.
+    edges: chunks at which tensors begin (``Schema.edges``), the same on all peers.
     passing: the channel is not used for long (a probe), and does not decide how far the crew may grow.
     """
 
@@ -87,6 +88,7 @@ class Channel:
     floor_s: float = 0.0
     reuse: bool = False
     fragments: int = 1
+    edges: tuple[int, ...] = ()
     passing: bool = False
 
     def part(self, round_: int) -> slice:
@@ -132,6 +134,8 @@ class Setting:
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
     earlier: the machines of earlier rounds that still answer.
     patience, guard, quorum: see ``base.Spec``.
+    hadamard: how many chunks are mixed (``rounds.hadamard``); 0: none.
+    edges: chunks at which tensors begin.
     """
 
     me: PeerId
@@ -150,6 +154,8 @@ class Setting:
     patience: Patience | None = None
     guard: RobustMean | None = None
     quorum: int = 0
+    hadamard: int = 0
+    edges: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,7 @@ class Averager:
     guards: its owners see each peer's share apart, so that a guard can judge it.
     guard: how they reduce these; ``None``: by their weighted mean.
     quorum: how many peers' values make an average, at least; 0: any.
+    hadamard: how many chunks are mixed before they are sent (``rounds.hadamard``); 0: none.
     """
 
     name: str
@@ -179,6 +186,7 @@ class Averager:
     guards: bool = False
     guard: RobustMean | None = None
     quorum: int = 0
+    hadamard: int = 0
 
     def __repr__(self) -> str:
         return self.written or f"Averager({self.name!r})"

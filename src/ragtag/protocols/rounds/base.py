@@ -24,6 +24,7 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.rounds.hadamard import Hadamard
 from ragtag.protocols.rounds.layout import Layout
 from ragtag.protocols.rounds.robust import RobustMean
 
@@ -47,6 +48,7 @@ class Spec:
     guard: how owners reduce shares of which some may be lies; ``None``: by their weighted mean.
     live: how many peers this one knows to live, which a guard must know.
     quorum: how many peers' values make an average, at least; 0: any.
+    spread: how the table is transformed before it is exchanged, and back; ``None``: it is not.
     """
 
     me: PeerId
@@ -63,6 +65,7 @@ class Spec:
     guard: RobustMean | None = None
     live: int = 0
     quorum: int = 0
+    spread: Hadamard | None = None
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""

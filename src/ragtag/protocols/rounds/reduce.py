@@ -11,7 +11,8 @@ Where sound values overflow when they are added up, their owner tells no average
 With ``Spec.guard`` an owner adds nothing up as it comes. It keeps the shares of its blocks apart, and reduces
 them by the guard's rule when the first stage is over (``robust``).
 
-With ``Spec.quorum`` an owner tells no average of what too few peers gave.
+With ``Spec.quorum`` an owner tells no average of what too few peers gave. With ``Spec.spread`` all this is of
+transformed chunks, and the outcome of what they make.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 
 from ragtag.codecs.base import finite_rows
-from ragtag.core.types import Begin, Bools, Bytes, Effect, Floats, Noted, PeerId, Run
+from ragtag.core.types import Bools, Bytes, Effect, Floats, Noted, PeerId, Run
 from ragtag.protocols.rounds.base import (
     GATHER,
+    NO_VALUES,
     SCATTER,
     UNSOUND,
     Incoming,
@@ -58,6 +60,7 @@ class Values:
         self.spec = spec
         self.mine = mine = [j for j, owner in enumerate(spec.owners) if owner == spec.me and layout.sizes[j]]
         self._mean = scratch_of(spec)
+        self._own = NO_VALUES
         self._weight = np.zeros(layout.n_chunks, np.float32)
         self._heard = np.zeros(layout.n_chunks, np.uint64)
         self._shares: Shares | None = None
@@ -88,20 +91,21 @@ class Values:
     def scatter(self, stages: Stages) -> Iterator[Effect]:
         """See ``stages.Content``."""
         spec, begin = self.spec, stages.begun
-        spans, sizes, values = spec.layout.spans, spec.layout.sizes, begin.values
+        self._own = values = begin.values if spec.spread is None else spec.spread.forward(begin.values)
+        spans, sizes = spec.layout.spans, spec.layout.sizes
         me = bit(spec.me) if begin.weight > 0 else 0
         rows = {k: (np.full(k, begin.weight, np.float32), np.full(k, me, np.uint64)) for k in set(sizes)}
         for block, owner in stages.turn():
             if owner == spec.me and sizes[block]:
-                yield from self._add_own(block, begin)
+                yield from self._add_own(block, begin.weight)
             elif sizes[block]:
                 payload = spec.codec.encode(values[spans[block]])
                 run = whole_message(owner, spec.key(SCATTER, block), payload, *rows[sizes[block]])
                 yield stages.send(run, stages.waiting.until_s)
 
-    def _add_own(self, block: int, begin: Begin) -> list[Effect]:
+    def _add_own(self, block: int, own_weight: float) -> list[Effect]:
         span = self.spec.layout.spans[block]
-        values, weight = begin.values[span], np.float32(begin.weight)
+        values, weight = self._own[span], np.float32(own_weight)
         finite = finite_rows(values)
         for a, b in ((0, len(values)),) if finite is None else spans_of(finite):
             at = slice(span.start + a, span.start + b)
@@ -215,7 +219,7 @@ class Values:
         spec = self.spec
         for block in self.mine:
             span = spec.layout.spans[block]
-            payload, overflown = self._average(block, stages.begun)
+            payload, overflown = self._average(block)
             for peer in spec.members.intersection(overflown):
                 yield from self._refused(
                     peer, "what it and others sent has no finite mean, and is no average"
@@ -230,7 +234,7 @@ class Values:
         """See ``stages.Content``."""
         return [(block, self.spec.owners[block], incoming) for block, incoming in self._gathered.items()]
 
-    def _average(self, block: int, begin: Begin) -> tuple[Bytes, list[PeerId]]:
+    def _average(self, block: int) -> tuple[Bytes, list[PeerId]]:
         """A block's average as it is sent, and the peers whose values have no finite average."""
         span = self.spec.layout.spans[block]
         weight, mean = self._weight[span], self._mean[span]
@@ -250,7 +254,7 @@ class Values:
             weight[few] = 0.0
             some &= ~few
         if not some.all():
-            mean[~some] = begin.values[span][~some]
+            mean[~some] = self._own[span][~some]
         self._averaged[span] = some
         payload = self.spec.codec.encode(mean)
         if not self.spec.codec.exact:
@@ -262,11 +266,15 @@ class Values:
         kept, begin = ~self._averaged, stages.begun
         if kept.any():
             self._weight, self._heard = self._weight.copy(), self._heard.copy()  # what was sent has views
-            self._mean[kept] = begin.values[kept]
+            self._mean[kept] = self._own[kept]
             self._weight[kept] = begin.weight
             self._heard[kept] = bit(self.spec.me)
         self._gathered.clear()  # nor of these
         judged = None if self._shares is None else self._shares.judged()
+        if self.spec.spread is not None:
+            own = begin.values
+            came = self.spec.spread.undone(self._mean, self._weight, self._heard, self._averaged, own)
+            return Result(*came, judged=judged)
         return Result(self._mean, self._weight, self._heard, self._averaged, judged=judged)
 
     def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:

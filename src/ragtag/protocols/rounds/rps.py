@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ragtag.core import seed as random
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.channel.at_once import at_once
 from ragtag.protocols.channel.averager import Averager, Setting
 from ragtag.protocols.rounds.base import Round, Spec
+from ragtag.protocols.rounds.hadamard import SIZE_MAX, Hadamard
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
 from ragtag.protocols.rounds.reduce import scatter_gather
 
@@ -35,6 +37,7 @@ def _make(setting: Setting, repair: bool) -> Round:
             guard=setting.guard,
             live=len(setting.live),
             quorum=setting.quorum,
+            spread=_spread(setting),
         )
     )
 
@@ -48,7 +51,7 @@ rps_repair = at_once(
 """Beyond the paper: holes are asked for again while the deadline allows."""
 
 
-def RPS(repair: bool = False, quorum: int = 0) -> Averager:
+def RPS(repair: bool = False, quorum: int = 0, hadamard: int = 0) -> Averager:
     """Average what arrives: what is lost or late is left out, and nobody waits for it (ICML 2019).
 
     repair: ask again for what is missing while the deadline allows.
@@ -57,14 +60,43 @@ def RPS(repair: bool = False, quorum: int = 0) -> Averager:
         the crew: of a crew that a cut line parts, one side at most goes on averaging. 0: any number is
         enough. After Decoupled DiLoCo (Douillard et al., 2026, arXiv 2604.21428), without its central syncer:
         each owner of a block decides for its block.
-    Raises ValueError: a quorum of 1, or of more peers than average at once.
+    hadamard: mix so many chunks, a power of two (64 serves well), by a randomised Hadamard transform, so that
+        a burst of loss harms all of a model a little, and no part of it much (``rounds.hadamard``). The
+        squared error stays the same; where it falls changes. 0: chunks are sent as they are.
+    Raises ValueError: a quorum of 1, or of more peers than average at once; ``hadamard`` is no power of two
+        from 2 to 1,024.
     """
     averager = rps_repair if repair else rps
-    if quorum == 0:
-        return averager
-    if isinstance(quorum, bool) or not isinstance(quorum, int) or not 2 <= quorum <= PEERS_MAX:
+    asked, said = ["repair=True"] if repair else [], [averager.name]
+    if (
+        isinstance(quorum, bool)
+        or not isinstance(quorum, int)
+        or not (quorum == 0 or 2 <= quorum <= PEERS_MAX)
+    ):
         raise ValueError(
             f"RPS(quorum={quorum!r}): it is a number of peers, from 2 to {PEERS_MAX}, or 0: any number"
         )
-    asked = f"repair=True, quorum={quorum}" if repair else f"quorum={quorum}"
-    return replace(averager, name=f"{averager.name}, quorum {quorum}", quorum=quorum, written=f"RPS({asked})")
+    whole = isinstance(hadamard, int) and not isinstance(hadamard, bool)
+    if not whole or (hadamard != 0 and not (2 <= hadamard <= SIZE_MAX and hadamard.bit_count() == 1)):
+        raise ValueError(
+            f"RPS(hadamard={hadamard!r}): it is how many chunks are mixed, a power of two from 2 to "
+            f"{SIZE_MAX}, or 0: none"
+        )
+    if quorum:
+        asked.append(f"quorum={quorum}")
+        said.append(f"quorum {quorum}")
+    if hadamard:
+        asked.append(f"hadamard={hadamard}")
+        said.append(f"Hadamard {hadamard}")
+    if len(said) == 1:
+        return averager
+    written = f"RPS({', '.join(asked)})"
+    return replace(averager, name=", ".join(said), quorum=quorum, hadamard=hadamard, written=written)
+
+
+def _spread(setting: Setting) -> Hadamard | None:
+    """The round's transform: its signs are drawn by the crew's seed, the channel and the round."""
+    if not setting.hadamard:
+        return None
+    key = random.stream_key(setting.seed, "hadamard", setting.channel, setting.round)
+    return Hadamard(key, setting.n_chunks, setting.codec.elements, setting.hadamard, setting.edges)

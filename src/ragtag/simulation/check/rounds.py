@@ -117,7 +117,9 @@ class Checker:
         self._guarded.add(channel)
 
     def leave_out(self, channel: int) -> None:
-        """Do not check a channel: one of a central state, of fragments, or of a codec that rounds."""
+        """Do not check a channel: of a central state, of fragments, of chunks that are mixed, or of a codec
+        that rounds.
+        """
         self._left_out.add(channel)
 
     # -- What the world calls

@@ -133,6 +133,7 @@ CODEC = Feature("codec=...", lambda a: a.codec is not None)
 ALIGN = Feature("align=Align(...)", lambda a: isinstance(a.align, Align))
 TARGET = Feature("target_batch=...", lambda a: a.target is not None)
 QUORUM = Feature("averager=RPS(quorum=...)", lambda a: a.averager.quorum > 0)
+HADAMARD = Feature("averager=RPS(hadamard=...)", lambda a: a.averager.hadamard > 0)
 GUARD = Feature("guard=...", lambda a: a.guard is not None)
 OVERLAP = Feature("overlap=True", lambda a: a.overlap)
 NO_MODEL = Feature("no model=", lambda a: not a.has_model)
@@ -334,6 +335,24 @@ CLASHES = (
         GRADIENTS,
         "peers that are fewer than the quorum go on by gradients of their own, and their models part; use "
         'average="models"',
+    ),
+    Clash(
+        HADAMARD,
+        COMPRESS,
+        "a selection has no neighbours to be mixed with, and error feedback sends again what was lost: leave "
+        "out hadamard or compress",
+    ),
+    Clash(
+        HADAMARD,
+        GUARD,
+        "a guard compares peers value by value, and mixed values are of all the table: leave out hadamard or "
+        "guard",
+    ),
+    Clash(
+        HADAMARD,
+        OUTER,
+        "outer steps leave a chunk that was lost as it was, and mixed chunks are lost in part: leave out "
+        "hadamard or outer",
     ),
     Clash(
         CORRECTION,

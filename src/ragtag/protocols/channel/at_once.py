@@ -199,7 +199,7 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         """Begin the next round."""
         self._require(ask)
-        number = self._next(ask.due if isinstance(ask, Average) else -1)
+        number = self._next(ask.due)
         early = self.rounds.get(number)
         self._tardy = self._tardy + 1 if early is not None and early.told else 0
         if self._leaves_it(number, ask):

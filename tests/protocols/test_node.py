@@ -333,7 +333,7 @@ def test_lateness_counts_in_full_up_to_a_share_of_what_this_peer_computes() -> N
         for number, pause_s in enumerate(computed_s):
             now_s += pause_s
             budgets.begin(number, now_s, False, None, ())
-            budgets.learn(replace(done, round=number), ())
+            budgets.learn(replace(done, round=number), (), (done.scatter_s, done.gather_s))
         budgets.late(now_s + late_s, len(computed_s) - 1)
         return budgets.begin(len(computed_s), now_s + computed_s[-1], False, None, ())[0]
 

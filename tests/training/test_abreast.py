@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from ragtag.core.faults import Crash, Faults, Freeze, Partition, Window
-from ragtag.core.types import Noted
+from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Outer
+from ragtag.schedules import Average, Compute, Decision, Progress, Skip
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport, Stuck
 from ragtag.simulation.worlds.transfer import LINK_SHARE
@@ -205,3 +206,52 @@ def test_waiting_for_a_state_ends_where_nothing_is_left_to_happen() -> None:
         crew.until(0, "for what never comes", lambda: False)
     assert not crew.until(0, "a second", lambda: False, crew.world.now_s + 1.0)
     assert crew.world.now_s == 1.0
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """Averages after every tenth step, but for one that a peer is away from."""
+
+    away_at: int
+
+    def decide(self, progress: Progress) -> Decision:
+        if progress.step % 10:
+            return Compute()
+        return Skip() if progress.step == self.away_at else Average()
+
+
+def test_a_peer_that_left_an_average_out_begins_the_one_after() -> None:
+    """It began the one that it had left out, whose owners were past it, and was a round behind in all that
+    followed: heard too late, and waited for.
+    """
+    began: dict[tuple[int, int], int] = {}
+    missed: list[tuple[int, ...]] = []
+
+    def body(peer: SimulatedTransport) -> float:
+        model = nn.Linear(3, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        schedule = Leaves(20 if peer.me == 3 else 0)
+
+        def over(outcome: Outcome) -> None:
+            began[peer.me, optimizer._averaged.progress[0]] = outcome.round
+            missed.append(outcome.missed)
+
+        optimizer = CrewOptimizer(
+            sgd, peer, model=model, schedule=schedule, outer=Outer(), on_outcome=over, method="rps"
+        )
+        for step in range(1, 81):
+            peer.compute()
+            if step == 20 and peer.me == 3:
+                cut = Partition(frozenset({3}), Window(peer.now_s(), peer.now_s() + 9 * STEP_S))
+                lines = replace(peer.crew.world.faults, partitions=(cut,))
+                peer.crew.world.change_lines(lines)
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        return peer.now_s()
+
+    lines = Faults(latency_s=0.01)
+    ends_s = SimulatedCrew(4, lines, 3, cost=ComputeCost(STEP_S, sigma=0.1, seed=3)).run(body)
+    assert [began[3, step] for step in (10, 30, 40, 80)] == [0, 2, 3, 7]
+    assert (3, 20) not in began and began[0, 20] == 1
+    assert sum(map(bool, missed)) <= 6, "the others waited for it in that round, and in the next at most"
+    assert max(end_s for end_s in ends_s if end_s is not None) < 1.25 * 80 * STEP_S

@@ -580,7 +580,7 @@ class SimulatedTransport(Posting):
         return self._node.newer(channel)
 
     def goes_on_after(self, channel: int, round_: int) -> None:
-        """This peer's state is the crew's after this round of a channel: it begins later ones only."""
+        """From now on this peer begins later rounds of a channel only."""
         self._after[channel] = round_
 
     def take_part(self, channel: int, round_: int) -> None:

@@ -181,6 +181,9 @@ class SoloTransport(Posting):
         """Average with nobody."""
         return self._done(Average(channel, values, weight, deadline_s))
 
+    def goes_on_after(self, channel: int, round_: int) -> None:
+        """Alone, no round went by."""
+
     def offer(
         self,
         channel: int,
@@ -433,7 +436,7 @@ class DriverTransport:
             return {}
 
     def goes_on_after(self, channel: int, round_: int) -> None:
-        """This peer's state is the crew's after this round of a channel: it begins later ones only."""
+        """From now on this peer begins later rounds of a channel only."""
         self._after[channel] = round_
 
     def take_part(self, channel: int, round_: int) -> None:

@@ -49,10 +49,6 @@ class CrewTransport(Transport, Protocol):
         """
         ...
 
-    def goes_on_after(self, channel: int, round_: int) -> None:
-        """This peer's state is the crew's after this round of a channel: it begins later ones only."""
-        ...
-
     def await_newer(self, channel: int, at_most_s: float) -> bool:
         """Wait until others have begun a round that this peer has not. ``False``: none has, in time."""
         ...

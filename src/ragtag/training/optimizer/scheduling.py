@@ -21,8 +21,8 @@ COHERENCE_MAX = 256
 CYCLES = 8
 """So many of the last rounds tell how long the crew takes from one to the next."""
 SURE = 0.8
-"""A round counts as gone by once so much of its time has. A peer that is early waits itself; one that begins a
-round ahead of the others has all of them wait."""
+"""A round counts as gone by once so much of its time has. A peer that is early waits itself; one that begins
+a round ahead of the others has all of them wait."""
 STALE_MAX = 32
 """The last class of staleness: 2^31 rounds and more."""
 

@@ -105,6 +105,36 @@ def test_one_that_was_frozen_is_in_step_again_bit_for_bit() -> None:
     assert not train(faults={"freezes": (AWAY,)}, keeps=False).alike(2, ROUNDS), "else it stays apart"
 
 
+def test_what_counts_the_crews_steps_is_told_of_those_that_it_missed() -> None:
+    """K-FAC of a peer that came back averaged its factors a step after the others, who waited for it."""
+
+    class Counts:
+        def __init__(self, optimizer: CrewOptimizer) -> None:
+            self.optimizer, self.steps, self.told = optimizer, -1, 0
+
+        def state_dict(self) -> dict[str, Any]:
+            outcome = self.optimizer.outcome
+            return {"steps": -1 if outcome is None else outcome.round}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.steps = state["steps"]
+
+        def went_on(self, steps: int) -> None:
+            self.told = steps
+
+    counts: dict[int, Counts] = {}
+
+    def kept(keeper: StateKeeper, optimizer: CrewOptimizer) -> None:
+        counts[keeper.me] = Counts(optimizer)
+        keeper.keep(counts=counts[keeper.me])
+
+    found = train(faults={"freezes": (AWAY,)}, kept=kept)
+    detail = next(note.detail for _, who, note in found.notes if who == 2 and note.what == "in step")
+    since = counts[2].told
+    assert since > 0 and f"the state of round {counts[2].steps} and the steps of {since} rounds" in detail
+    assert counts[0].told == counts[1].told == 0
+
+
 def test_one_that_missed_few_rounds_fetches_nothing() -> None:
     assert train(faults={"freezes": (Freeze(2, 0.72, 0.3),)}).notes == []
 

@@ -210,6 +210,7 @@ class Abreast:
         follower.arrived(came.in_step)
         if came.state_round >= 0:
             first.resume_at(first.progress[0] + came.redone * since, 0)
+            keeper.went_on((came.redone + came.missing) * since)
         keeper.tell(Noted("in step" if came.in_step else "not in step", keeper.me, str(came)))
         return came
 

@@ -267,6 +267,15 @@ class StateKeeper:
         self.tell(Noted("state", self.me, _made_of(state.fetched)))
         return True
 
+    def went_on(self, steps: int) -> None:
+        """The crew has taken so many steps since the state that was put in place. What is kept that counts
+        them together with others' (``KFAC``) has a method of this name, and is told.
+        """
+        for holder in self.extra.values():
+            told = getattr(holder, "went_on", None)
+            if callable(told):
+                told(steps)
+
     def _failed(self, error: Exception) -> None:
         _log.warning("the crew's state did not come: %s", error)
         self.tell(Noted("no state", self.me, str(error)))

@@ -13,6 +13,7 @@ What steps that are taken again cannot know:
 - Where a chunk of a mean was lost its gradient counts as zeros; a member that loses it has its own there.
 - Learning rates, and whatever else user code changed after R by itself, are the snapshot's in all of these
   steps, and so are schedulers afterwards: they stay as many steps behind as were taken again.
+- What is kept and counts steps with the crew (K-FAC) is told how many it missed (``went_on``).
 - Buffers that are not averaged (integers, such as the number of batches seen) are the snapshot's.
 - How many steps a round had: as many as this peer had taken when it was to average.
 - Dense averages of models that a sparse average does now and then (``TopK(resync=...)``): the next one brings

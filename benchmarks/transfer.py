@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import secrets
 import statistics
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,7 +30,7 @@ import torch
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor, fetch_state
 from ragtag.network.transfer.session import DonorLimits
-from ragtag.network.transfer.snapshots import Shelf
+from ragtag.protocols.transfer.snapshots import Shelf
 from stored import how
 
 SCHEMA, LAYOUT = 1, 1
@@ -58,7 +59,7 @@ def donor(key: bytes, size: int, trains: bool, cores: list[int], pipe: Connectio
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    shelf = Shelf()
+    shelf = Shelf(threading.Lock())
     server = DonorServer(key, shelf)
     server.start()
     pipe.send(server.address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,10 @@ from ragtag.network.transfer.budget import CpuBudget, LinkBudget
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor, fetch_state
 from ragtag.network.transfer.session import DonorLimits, DonorSession
-from ragtag.network.transfer.snapshots import Shelf, Snapshot
 from ragtag.protocols.sealing.noise import KeyPair
 from ragtag.protocols.sealing.sessions import AES
 from ragtag.protocols.transfer.frame import Chunk, FrameSeal, Reader
+from ragtag.protocols.transfer.snapshots import Shelf, Snapshot
 from ragtag.protocols.transfer.types import chunk_bytes_for
 from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
@@ -135,7 +136,7 @@ class Virtual:
 def test_a_donor_keeps_its_budget_from_the_first_chunk_on(
     newcomers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf, limits, size, thing_s = Shelf(), DonorLimits(link_share=1.0), 2_000_000, 0.0004
+    shelf, limits, size, thing_s = Shelf(threading.Lock()), DonorLimits(link_share=1.0), 2_000_000, 0.0004
     piece_bytes = chunk_bytes_for(size) // 2
     server = DonorServer(KEY, shelf, limits=limits)
     virtual = Virtual(server, thing_s)
@@ -182,7 +183,7 @@ def test_a_newcomer_that_reads_little_at_a_time_gets_a_chunk_of_many_pieces_whol
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What has not left yet is not written over: there is memory for one piece."""
-    blob, shelf = blob_of(0, 1, 100_000), Shelf()
+    blob, shelf = blob_of(0, 1, 100_000), Shelf(threading.Lock())
     monkeypatch.setattr(session, "PIECE_BYTES", 1 << 14)
     ours, theirs = socket.socketpair()
     with ours, theirs:

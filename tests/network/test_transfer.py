@@ -18,11 +18,11 @@ import pytest
 
 from ragtag.network.link.udp import PortInUse
 from ragtag.network.transfer.donor import DonorServer
-from ragtag.network.transfer.fetch import Donor, Fetched, Line, TransferError, fetch_state
+from ragtag.network.transfer.fetch import Donor, Line, fetch_state
 from ragtag.network.transfer.session import DonorLimits, DonorSession
-from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.transfer.frame import Chunk
-from ragtag.protocols.transfer.types import Came, chunk_bytes_for
+from ragtag.protocols.transfer.snapshots import Shelf
+from ragtag.protocols.transfer.types import Came, Fetched, TransferError, chunk_bytes_for
 from tests.network.transferring import (
     KEY,
     PATIENCE_S,
@@ -358,7 +358,7 @@ def test_without_files_to_open_a_donor_says_so_once_and_goes_on_when_there_are(
 
     monkeypatch.setattr(DonorServer, "_accept", counted)
     notes: list[tuple[str, str, str]] = []
-    server = DonorServer(KEY, Shelf(), on_note=lambda *note: notes.append(note))
+    server = DonorServer(KEY, Shelf(threading.Lock()), on_note=lambda *note: notes.append(note))
     server.start()
     taken: list[int] = []
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.network.transfer.fetch import Donor, TransferError, fetch_state
+from ragtag.network.transfer.fetch import Donor, fetch_state
 from ragtag.network.transfer.session import DonorLimits
 from ragtag.protocols.sealing.noise import KeyPair
 from ragtag.protocols.sealing.sessions import AES
 from ragtag.protocols.transfer.frame import FRAME_BYTES_MAX, FrameSeal
-from ragtag.protocols.transfer.types import BLOB_BYTES_MAX
+from ragtag.protocols.transfer.types import BLOB_BYTES_MAX, TransferError
 from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
     HELLO_BYTES,

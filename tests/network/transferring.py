@@ -12,7 +12,7 @@ from ragtag.core import seed as random
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor
 from ragtag.network.transfer.session import DonorLimits
-from ragtag.network.transfer.snapshots import Shelf
+from ragtag.protocols.transfer.snapshots import Shelf
 
 KEY = bytes(range(32))
 SCHEMA = 0x51
@@ -58,7 +58,7 @@ class Trainer:
         first_round: int = 0,
     ) -> None:
         self.number, self.total_bytes, self.schema, self.round_s = number, total_bytes, schema, round_s
-        self.shelf = Shelf()
+        self.shelf = Shelf(threading.Lock())
         self.notes: list[tuple[str, str, str]] = []
         self.server = server(key, self.shelf, limits=limits, on_note=lambda *note: self.notes.append(note))
         self.puts: list[int] = []

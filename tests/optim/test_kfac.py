@@ -8,6 +8,7 @@ import io
 import json
 import math
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -762,3 +763,20 @@ def test_hooks_and_thread_end_with_the_object() -> None:
     assert not model._forward_hooks
     with pytest.raises(RuntimeError, match="closed"):
         kfac.step()
+
+
+@pytest.mark.parametrize("missed", [1, 2, 3])
+def test_steps_that_were_taken_elsewhere_count_for_when_factors_are_due(missed: int) -> None:
+    """A peer that was away would average its factors at other steps than its crew."""
+
+    def made() -> KFAC:
+        net = nn.Linear(3, 2)
+        return KFAC(net, torch.optim.SGD(net.parameters(), lr=0.1), factor_every=3, background=False)
+
+    state = made().state_dict()
+    with closing(made()) as went_on, closing(made()) as from_there:
+        went_on.load_state_dict(state)
+        went_on.went_on(missed)
+        from_there.load_state_dict(state | {"steps": missed})
+        assert went_on.steps == from_there.steps == missed
+        assert went_on._gate.opened == from_there._gate.opened == (missed == 3)

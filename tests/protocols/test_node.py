@@ -31,6 +31,7 @@ from ragtag.core.types import (
     nobodys,
 )
 from ragtag.protocols.central.channel import centre
+from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.budgets import APART, LEAP, Budgets
 from ragtag.protocols.groups.channel import Moshpit
@@ -173,6 +174,19 @@ def test_a_round_ends_at_once_when_the_missing_peer_is_known_to_have_left(method
     for outcome in world.once(vectors(3, 9)):
         assert outcome.total_s == pytest.approx(0.02, abs=3 * world.latency_s)
         assert not outcome.expired
+
+
+def test_a_wait_for_what_never_came_is_no_measure_of_how_long_shares_take() -> None:
+    """Peer 2 is dead, and is known to have left after 20 ms: the others' shares came long before."""
+    world = World(3, rps, 9, probe_s=10.0)
+    world.dead[2] = 0.0
+    for peer in (0, 1):
+        world.push(0.02, peer, Left(2))
+    assert all(outcome.scatter_s >= 0.02 for outcome in world.once(vectors(3, 9)))
+    for node in world.nodes[:2]:
+        machine = node.channels[0]
+        assert isinstance(machine, Rounds)
+        assert machine.budgets.scatter.typical_s() <= 2 * world.latency_s
 
 
 # -- Freezing
@@ -333,7 +347,7 @@ def test_lateness_counts_in_full_up_to_a_share_of_what_this_peer_computes() -> N
         for number, pause_s in enumerate(computed_s):
             now_s += pause_s
             budgets.begin(number, now_s, False, None, ())
-            budgets.learn(replace(done, round=number), ())
+            budgets.learn(replace(done, round=number), (), (done.scatter_s, done.gather_s))
         budgets.late(now_s + late_s, len(computed_s) - 1)
         return budgets.begin(len(computed_s), now_s + computed_s[-1], False, None, ())[0]
 

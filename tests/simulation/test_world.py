@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from ragtag.codecs.dense import fp32
+from ragtag.core import seed as random
 from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Window
 from ragtag.core.types import (
     Arm,
@@ -18,11 +20,14 @@ from ragtag.core.types import (
     Joined,
     Left,
     Noted,
+    Outcome,
     PeerId,
     Send,
     Start,
     Timer,
 )
+from ragtag.protocols.channel.at_once import Rounds
+from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.worlds.rounds import World
@@ -252,3 +257,36 @@ def test_a_crew_of_one_is_done_at_once() -> None:
     crew = Crew(1, rps, rounds=3)
     crew.run()
     assert [(o.total_s, o.heard.tolist()) for o in crew.outcomes[0]] == [(0.0, [1] * 13)] * 3
+
+
+def test_deadlines_do_not_grow_by_peers_that_wait_for_each_other() -> None:
+    """Two lines of four are cut one way, so that end marks never come there. What a peer waits for in vain
+    is no measure of how long shares take: learned as one, deadlines came to 4 s in 150 rounds and to 11 s in
+    200, where a round trip takes 2 ms and peers compute for 50 to 75 ms.
+    """
+    n, rounds = 4, 150
+    crew = [Node(peer, n, 1) for peer in range(n)]
+    for node in crew:
+        node.configure(0, Channel(rps, fp32, 8, 0.02, 0.002))
+    table = np.ones((8, fp32.elements), np.float32)
+    longest_s = 0.0
+
+    def machine(peer: int) -> Rounds:
+        found = crew[peer].channels[0]
+        assert isinstance(found, Rounds)
+        return found
+
+    def done(peer: int, now_s: float, outcome: Outcome) -> None:
+        nonlocal longest_s
+        longest_s = max(longest_s, sum(machine(peer).budgets_s()))
+        if outcome.round < rounds:
+            pause_s = 0.05 * (1 + 0.5 * random.uniform(random.stream_key(1, "pause", peer), outcome.round))
+            world.at(now_s + pause_s, peer, Average(0, table.copy(), 1.0))
+
+    lines = Faults(latency_s=0.001, one_way=(OneWay(0, 1), OneWay(1, 2)))
+    world = World(crew, lines, 1, on_done=done)
+    for peer in range(n):
+        world.at(0.0, peer, Average(0, table.copy(), 1.0))
+    world.run(until_s=1000.0)
+    assert all(machine(peer).done >= rounds for peer in range(n))
+    assert longest_s < 1.5

@@ -123,7 +123,8 @@ class Training:
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     came: Result | None = None
     over: threading.Event = field(default_factory=threading.Event)
-    _round: threading.Condition = field(default_factory=threading.Condition)
+    asked: tuple[int, Future[Given | None]] | None = None
+    _round: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
         # made here: torch's random numbers are all threads'
@@ -152,7 +153,7 @@ class Training:
                 self.models[me, round_] = learned(model, optimizer)
                 if me == 0:
                     self.snapshots[round_] = capture(optimizer._averaged)
-                    self._round.notify_all()
+                    self.give()
             own += 1
             if own > ROUNDS_AFTER and me == LATE:
                 self.over.set()
@@ -165,7 +166,7 @@ class Training:
         _, since = optimizer._averaged.progress
         ways = Ways(
             newer=lambda at_most_s: True,
-            fetch=self.fetch,
+            ask=self.ask,
             put=lambda state: self.put(state, optimizer),
             follow=follower.follow,
             redo=follower.redo,
@@ -174,13 +175,17 @@ class Training:
         optimizer._averaged.resume_at(optimizer._averaged.progress[0] + since * self.came.redone, 0)
         return self.came.outcome
 
-    def fetch(self, deadline_s: float) -> Given:
+    def ask(self, deadline_s: float) -> Future[Given | None]:
         """A member's state of the next round, once ``lag`` more are over: what was copied crosses a wire."""
         with self._round:
-            asked = max(self.snapshots, default=-1) + 1
-            there = self._round.wait_for(lambda: asked + self.lag in self.snapshots, deadline_s)
-            assert there, f"round {asked + self.lag} did not come"
-            return Given(Snapshot.from_bytes(self.snapshots[asked].to_bytes()))
+            self.asked = max(self.snapshots, default=-1) + 1, Future()
+            return self.asked[1]
+
+    def give(self) -> None:
+        """A round of a member is over (with the lock held)."""
+        if self.asked is not None and self.asked[0] + self.lag in self.snapshots:
+            (round_, future), self.asked = self.asked, None
+            future.set_result(Given(Snapshot.from_bytes(self.snapshots[round_].to_bytes())))
 
     def put(self, state: Given, optimizer: CrewOptimizer) -> bool:
         restore(state.snapshot, optimizer._averaged)
@@ -309,7 +314,7 @@ class Script:
     def ways(self) -> Ways[Given]:
         return Ways(
             newer=self.newer,
-            fetch=lambda deadline_s: None,
+            ask=lambda deadline_s: self.ask(),
             put=self.put,
             follow=self.follow,
             redo=self.redo,
@@ -356,14 +361,7 @@ class Script:
         return future
 
     def run(self, rounds: int = 50, deadline_s: float = 1000.0) -> Result:
-        script = self
-
-        class Scripted(CatchUp[Given]):
-            def _ask(self, until_s: float) -> Future[Given | None]:
-                self.result.tries += 1
-                return script.ask()
-
-        return Scripted(self.ways(), rounds, deadline_s).run()
+        return CatchUp(self.ways(), rounds, deadline_s).run()
 
 
 def snapshot_of(round_: int) -> Snapshot:
@@ -521,17 +519,16 @@ def test_time_is_up() -> None:
 
 
 def test_an_error_of_the_fetch_is_raised() -> None:
-    def broken(deadline_s: float) -> Given | None:
-        raise OSError("no route")
-
+    broken: Future[Given | None] = Future()
+    broken.set_exception(OSError("no route"))
     script = Script([])
-    tick = threading.Event()
-
-    def newer(at_most_s: float) -> bool:
-        tick.wait(0.001)  # the fetch runs in a thread of its own
-        return True
-
-    ways = Ways(newer=newer, fetch=broken, put=script.put, follow=script.follow, redo=script.redo)
+    ways = Ways(
+        newer=script.newer,
+        ask=lambda deadline_s: broken,
+        put=script.put,
+        follow=script.follow,
+        redo=script.redo,
+    )
     with pytest.raises(OSError, match="no route"):
         CatchUp(ways, 8, PATIENCE_S).run()
 

@@ -9,7 +9,7 @@ import pytest
 
 from ragtag.core.channels import topic_of
 from ragtag.core.types import Outcome
-from ragtag.schedules import SSP, EveryStep, Partial
+from ragtag.schedules import SSP, Average, Compute, Decision, EveryStep, Partial, Progress, Skip
 from ragtag.training.optimizer.scheduling import Scheduling, Spent, unheard
 from tests.training.test_pace import Board
 
@@ -144,3 +144,39 @@ def test_waits_in_rounds_are_put_down_to_whom_they_were_for() -> None:
     scheduling.averaged(outcome(missed=(1, 3), last=1))
     scheduling.averaged(outcome(missed=(1,)))  # a round that local steps did not wait for
     assert scheduling.spent.for_peer_s == pytest.approx({2: 0.01, 1: 0.01, 3: 0.01})
+
+
+class Absent:
+    """Averages every second step, but for some."""
+
+    def __init__(self, away: frozenset[int]) -> None:
+        self.away = away
+
+    def decide(self, progress: Progress) -> Decision:
+        if progress.step % 2:
+            return Compute()
+        return Skip() if progress.step in self.away else Average()
+
+
+@pytest.mark.parametrize(
+    ("away", "slow_s", "went_by"),
+    [({6}, 0.0, 2), ({6, 8}, 0.0, 3), ({6, 8}, 0.3, 2), ({2}, 0.0, 0), ({2, 4}, 0.0, 1), (set(), 0.0, -1)],
+    ids=str,
+)
+def test_a_peer_knows_which_averages_went_by_without_it(away: set[int], slow_s: float, went_by: int) -> None:
+    """It averages after steps 2 and 4. slow_s: how much longer the crew took between rounds."""
+    board = Board(n=2, live=frozenset({0, 1}))
+    scheduling = Scheduling(Absent(frozenset(away)), board, "model")
+    rounds = 0
+    for step in range(1, 20):
+        board.at_s += 0.1
+        scheduling.worked(step)
+        if scheduling.due(step, 1):
+            if step > max(away, default=0) or (rounds == 2 and not away):
+                break
+            board.at_s += slow_s
+            scheduling.averaged(replace(outcome(), round=rounds))
+            rounds += 1
+    assert scheduling.went_by == went_by
+    scheduling.averaged(replace(outcome(), round=9))
+    assert scheduling.went_by == -1

@@ -44,6 +44,10 @@ class Deadline:
         ranked = sorted(self._samples)
         return ranked[min(len(ranked) - 1, int(self.quantile * len(ranked)))]
 
+    def quickest_s(self, last: int) -> float:
+        """The least of so many samples that came last, or the probe where there is none."""
+        return min(list(self._samples)[-last:], default=self.probe_s)
+
     def budget_s(self, patience: float = 1.0) -> float:
         """How long to wait this time, with ``patience`` times the head-room."""
         return max(self.floor_s, self.typical_s() * self.headroom * patience) * self._factor

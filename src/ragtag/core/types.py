@@ -126,8 +126,9 @@ class Average:
     it to measurement. aside: peers (this one may be among them) that are known to come to few rounds: this
     one does not wait for them and they own no blocks; what they send in time counts.
 
-    due: the round that is due, where its own peer can tell (of a channel whose rounds follow from another's);
-    -1: it cannot. An earlier one, which a peer that was away would begin with, is over for the others.
+    due: the round that is due, where its own peer can tell (of a channel whose rounds follow from another's,
+    or where its state is the crew's after an earlier one); -1: it cannot. An earlier one, which a peer that
+    was away would begin with, is over for the others.
     """
 
     channel: int
@@ -144,7 +145,7 @@ class Offer:
 
     k is 0 to the channel's ``n_chunks``. The outcome has rows in place of a mean (``Outcome.gathered``).
 
-    ``rows`` must not change any more. ``deadline_s``, ``aside``: as in ``Average``.
+    ``rows`` must not change any more. ``deadline_s``, ``aside``, ``due``: as in ``Average``.
     """
 
     channel: int
@@ -152,6 +153,7 @@ class Offer:
     weight: float
     deadline_s: float | None = None
     aside: frozenset[PeerId] = frozenset()
+    due: int = -1
 
 
 class Version(NamedTuple):

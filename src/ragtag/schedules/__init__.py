@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ragtag.schedules.asynchronous import Asynchronous
 from ragtag.schedules.backup import BackupWorkers
-from ragtag.schedules.base import Average, Compute, Decision, Progress, Schedule, Wait
+from ragtag.schedules.base import Average, Compute, Decision, Progress, Schedule, Skip, Wait
 from ragtag.schedules.bounded import BoundedStaleness, DynamicBound
 from ragtag.schedules.dropcompute import DropCompute
 from ragtag.schedules.every import EveryStep, LocalSteps
@@ -35,6 +35,7 @@ __all__ = [
     "Matched",
     "Partial",
     "ProgressiveGrouping",
+    "Skip",
     "Progress",
     "Schedule",
     "SoftSync",

@@ -51,6 +51,13 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Skip:
+    """The others average now, and this peer does not: take another local step. Its next average is none that
+    went by so: it would be out of step by a round, and heard too late in each.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Average:
     """Average with the crew now."""
 
@@ -68,7 +75,7 @@ class Wait:
                 raise ValueError(f"Wait: {name} is {value}; a wait has an end and is above 0 s")
 
 
-Decision = Compute | Average | Wait
+Decision = Compute | Skip | Average | Wait
 
 
 class Schedule(Protocol):

@@ -6,7 +6,8 @@ next. Where all wait, the world goes on to its next event. So the seed alone dec
 and a second of virtual time takes as long as its events do.
 
 ``SimulatedTransport`` gives ``ragtag.training`` what the live transport does
-(``training.transport.Transport``). A ``CrewOptimizer`` does not know which of the two it has.
+(``training.transport.Transport``). A ``CrewOptimizer`` does not know which of the two it has. It also brings
+peers that were away, or come late, the state of others (``training.state.abreast``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -27,11 +30,14 @@ from ragtag.core.faults import Faults
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
     PEERS_MAX,
+    Arm,
     Average,
     Bytes,
     Effect,
     Event,
+    Expired,
     Floats,
+    Joined,
     Left,
     Met,
     Noted,
@@ -41,16 +47,33 @@ from ragtag.core.types import (
     Publish,
     Start,
     Tell,
+    Visits,
 )
 from ragtag.protocols.channel.averager import Averager
-from ragtag.protocols.crew.joining import ChannelEvent, ChannelWay, Differs, Heard, IsOpen, ProbeRound, Timed
+from ragtag.protocols.crew.joining import (
+    ChannelEvent,
+    ChannelWay,
+    Differs,
+    Heard,
+    IsOpen,
+    Newer,
+    Nobody,
+    ProbeRound,
+    StateHere,
+    TakesPart,
+    Timed,
+)
 from ragtag.protocols.crew.posting import Posting
+from ragtag.protocols.crew.standing import Standing
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.rps import rps
+from ragtag.protocols.transfer.snapshots import Shelf
+from ragtag.protocols.transfer.types import Fetched, Finished, GaveUp, Need, TransferError
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import timeout_s
 from ragtag.simulation.worlds.rounds import World
+from ragtag.simulation.worlds.transfer import Giving, StateFetch
 
 T = TypeVar("T")
 _SWITCH_S = 60.0
@@ -60,6 +83,11 @@ _SWITCH_S = 60.0
 DEADLINE_S = 1.0
 """How long peers wait for each other to open a channel, unless told otherwise, and how long a probe may
 take."""
+STATE_DEADLINE_S = 60.0
+"""How long a peer that was away, or comes late, takes to get into step at most, unless told otherwise."""
+_AHEAD_LOOK_S = 0.05  # how often one that waits for others' rounds looks whether anybody is to begin one
+_ALL_BEGIN: Mapping[PeerId, float] = MappingProxyType({})
+_Note = Callable[[str, str, str], None]
 
 
 class Crashed(BaseException):
@@ -71,10 +99,15 @@ class Stuck(Error, RuntimeError):
 
 
 class _MeetingNode:
-    """A node in a world, which carries rounds. told: called at the end of each of its meetings."""
+    """A node in a world, which carries rounds.
 
-    def __init__(self, node: Node, told: Callable[[PeerId, Met], None]) -> None:
-        self._node, self._told = node, told
+    told: called at the end of each of its meetings. stepped: called after each step.
+    """
+
+    def __init__(
+        self, node: Node, told: Callable[[PeerId, Met], None], stepped: Callable[[PeerId], None]
+    ) -> None:
+        self._node, self._told, self._stepped = node, told, stepped
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """The node's step."""
@@ -82,6 +115,7 @@ class _MeetingNode:
         for effect in effects:
             if isinstance(effect, Met):
                 self._told(self._node.me, effect)
+        self._stepped(self._node.me)
         return effects
 
 
@@ -140,6 +174,8 @@ class SimulatedCrew:
     on.
 
     faults: of lines and peers. A crash ends the peer's training function, a freeze halts it.
+    comes: when peers come that were not there when the crew began, by peer: those with the highest numbers,
+        in their order.
     cost: how long ``SimulatedTransport.compute`` takes; by default no time.
     check: hold the invariants of ``simulation.check``.
     on_note: told what machines note: peer, virtual time, note.
@@ -155,11 +191,15 @@ class SimulatedCrew:
         cost: ComputeCost | None = None,
         check: bool = False,
         on_note: Callable[[PeerId, float, Noted], None] | None = None,
+        comes: Mapping[PeerId, float] = _ALL_BEGIN,
     ) -> None:
-        self.n, self.seed, self.cost = n, seed, cost or ComputeCost(0.0)
-        nodes = [Node(peer, n, seed) for peer in range(n)]
+        founded = n - len(comes)
+        if list(comes) != list(range(founded, n)) or list(comes.values()) != sorted(comes.values()):
+            raise ValueError(f"peers that come later have the last numbers of {n}, in their order: {comes}")
+        self.n, self.seed, self.cost, self.comes = n, seed, cost or ComputeCost(0.0), dict(comes)
+        nodes = [Node(peer, max(founded, peer + 1), seed, founded) for peer in range(n)]
         self.nodes = nodes
-        machines = [_MeetingNode(node, self._over) for node in nodes]
+        machines = [_MeetingNode(node, self._over, self._look) for node in nodes]
         self.world = World(machines, faults, seed, check=check, on_done=self._done, on_note=on_note)
         self._faults = faults
         self.schemas: dict[int, Schema] = {}
@@ -168,6 +208,9 @@ class SimulatedCrew:
         self._ready: deque[_Trainer[object]] = deque()
         self._outcomes: dict[tuple[PeerId, int], deque[Outcome]] = {}
         self._awaited: dict[PeerId, int] = {}
+        self._until: dict[PeerId, Callable[[], bool]] = {}
+        """What trainers wait for to be so."""
+        self.giving = [Giving(self.world, peer) for peer in range(n)]
 
     def transport(self, peer: PeerId) -> SimulatedTransport:
         """One peer's transport."""
@@ -184,7 +227,9 @@ class SimulatedCrew:
             raise RuntimeError("a simulated crew runs once; make another")
         trainers = [self._made(peer, train) for peer in range(self.n)]
         self._trainers = list(trainers)  # type: ignore[arg-type]
-        self._ready.extend(self._trainers)
+        self._ready.extend(trainer for trainer in self._trainers if trainer.peer not in self.comes)
+        for peer, at_s in self.comes.items():
+            self.world.call(at_s, self._arrives(peer), peer=peer)
         for crash in self._faults.crashes:
             self.world.call(crash.at_s, self._crashes(crash.peer))
         try:
@@ -204,6 +249,29 @@ class SimulatedCrew:
 
     def _crashes(self, peer: PeerId) -> Callable[[float], None]:
         return lambda _: self._trainers[peer].crash()
+
+    def _arrives(self, peer: PeerId) -> Callable[[float], None]:
+        """A peer comes: all that are there hear of it, as membership would tell them."""
+
+        def arrive(now_s: float) -> None:
+            there = set(range(self.n)) - {peer} - self._later(now_s)
+            for other in sorted(there):
+                if other in self.world.live:
+                    self.world.at(now_s + self.world.faults.latency_s, other, Visits(peer))
+                else:
+                    self.world.give(peer, Left(other))
+            self._ready.append(self._trainers[peer])
+
+        return arrive
+
+    def _later(self, now_s: float) -> set[PeerId]:
+        return {peer for peer, at_s in self.comes.items() if at_s > now_s}
+
+    def takes_part(self, peer: PeerId) -> None:
+        """A peer that came late averages from now on; the others hear of it."""
+        now_s = self.world.now_s
+        for other in sorted(self.world.live - {peer} - self._later(now_s)):
+            self.world.at(now_s + self.world.faults.latency_s, other, Joined(peer))
 
     def _resume(self, trainer: _Trainer[object]) -> None:
         if trainer.done:
@@ -232,6 +300,60 @@ class SimulatedCrew:
         if at_s < math.inf:  # else the peer crashes first
             self.world.call(at_s, lambda _: self._ready.append(trainer), peer=peer)
         trainer.wait(f"for {at_s:g} s of virtual time")
+
+    def until(self, peer: PeerId, what: str, so: Callable[[], bool], at_s: float = math.inf) -> bool:
+        """Wait until something is so, or to ``at_s``; whether it is. In the trainer's thread.
+
+        so: looked at after each event of this peer's node, and by ``_look``. what: for errors.
+        """
+        if so():
+            return True
+        over = False
+
+        def ends(_: float) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                self._look(peer, over=True)
+
+        if at_s < math.inf:
+            self.world.call(at_s, ends, peer=peer)
+        if self._trainers:
+            self._until[peer] = so
+            self._trainers[peer].wait(what)
+        else:
+            while not so() and not over:
+                if not self.world.next():
+                    raise Stuck(f"nothing is left to happen, and peer {peer} waits {what}")
+        over = True
+        return so()
+
+    def _look(self, peer: PeerId, over: bool = False) -> None:
+        """Something has happened in a peer's process; over: it waits no longer."""
+        so = self._until.get(peer)
+        if so is not None and (over or so()):
+            del self._until[peer]
+            self._ready.append(self._trainers[peer])
+
+    def fetch(
+        self, peer: PeerId, donors: Sequence[PeerId], need: Need, for_s: float, noted: _Note
+    ) -> Future[Fetched | None]:
+        """Fetch a state from donors over the lines, while the peer goes on; ``None``: there are no donors."""
+        future: Future[Fetched | None] = Future()
+
+        def over(ended: Finished | GaveUp, blob: bytearray) -> None:
+            if isinstance(ended, GaveUp):
+                future.set_exception(TransferError(ended.reason, ended.outcome))
+            else:
+                future.set_result(Fetched.of(ended.outcome, blob))
+            self._look(peer)
+
+        if donors:
+            giving = {f"peer-{donor}": self.giving[donor] for donor in donors}
+            StateFetch(self.world, peer, giving, need, self.world.now_s + for_s, over, noted)
+        else:
+            future.set_result(None)
+        return future
 
     def outcome(self, peer: PeerId, channel: int) -> Outcome:
         """Wait for the end of a round. In the trainer's thread."""
@@ -296,20 +418,36 @@ class SimulatedCrew:
 
 
 class SimulatedTransport(Posting):
-    """One peer's transport in a simulated crew, and its clock."""
+    """One peer's transport in a simulated crew, and its clock.
 
-    may_grow = False
+    deadline_s: how long it takes to get into step with the others at most.
+    standing: which peers are behind.
+    """
 
-    def __init__(self, crew: SimulatedCrew, me: PeerId) -> None:
+    def __init__(self, crew: SimulatedCrew, me: PeerId, deadline_s: float = STATE_DEADLINE_S) -> None:
         super().__init__(me, crew.nodes[me].board, lambda post: crew.world.give(me, post))
-        self.crew = crew
+        self.crew, self.deadline_s = crew, deadline_s
         self._node = crew.nodes[me]
         self._step = 0
+        self._openings: dict[int, ChannelWay] = {}
+        self._after: dict[int, int] = {}
+        self._told = False
+        self.standing = Standing(self, lambda: self._node.live - {me})
 
     @property
     def n(self) -> int:
-        """How many peers the crew has, dead or alive."""
-        return self.crew.n
+        """How many places the crew has, taken or not; it may grow."""
+        return self._node.n
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether peers may come."""
+        return bool(self.crew.comes)
+
+    @property
+    def late(self) -> bool:
+        """Whether the crew averaged before this peer came: it has to ``take_part`` on each channel, once."""
+        return self.me in self.crew.comes
 
     @property
     def live(self) -> frozenset[PeerId]:
@@ -347,9 +485,10 @@ class SimulatedTransport(Posting):
         faults = crew.world.faults
         rtt_s = max(1e-4, timeout_s(faults))
         deadline_s = DEADLINE_S if together_s is None else together_s
-        opening = ChannelWay(
-            self.me, channel, schema, chunks, deadline_s, wait_for_silent=together_s is not None
-        )
+        late, together = self.late and together_s is None, together_s is not None
+        way_s = self.deadline_s if late else deadline_s
+        opening = ChannelWay(self.me, channel, schema, chunks, way_s, late, wait_for_silent=together)
+        self._openings[channel] = opening
         edges = schema.edges(codec.elements)
         shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=schema.fragments, edges=edges)
         node.configure(channel, shape)
@@ -388,6 +527,7 @@ class SimulatedTransport(Posting):
     ) -> SimulatedPending:
         """Begin the channel's next round."""
         # lines carry no copies, and a trainer may change its values once its own round is over
+        due = max(due, self._after.get(channel, -1) + 1)
         return self._begin(Average(channel, values.copy(), weight, deadline_s, aside, due))
 
     def offer(
@@ -399,11 +539,74 @@ class SimulatedTransport(Posting):
         aside: frozenset[PeerId] = frozenset(),
     ) -> SimulatedPending:
         """Begin the next round of a channel whose averager gathers rows."""
-        return self._begin(Offer(channel, rows, weight, deadline_s, aside))
+        due = self._after.get(channel, -1) + 1
+        return self._begin(Offer(channel, rows, weight, deadline_s, aside, due))
 
     def _begin(self, ask: Average | Offer) -> SimulatedPending:
         self.crew.world.at(self.now_s(), self.me, ask)
         return SimulatedPending(self.crew, self.me, ask.channel)
+
+    # -- Others' state
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where this peer leaves its state for those that ask."""
+        return self.crew.giving[self.me].shelf
+
+    def ask(
+        self,
+        need: Need,
+        deadline_s: float,
+        *,
+        behind: Collection[PeerId],
+        draw: Callable[[Sequence[PeerId]], list[PeerId]],
+        noted: Callable[[str, str, str], None],
+    ) -> Future[Fetched | None]:
+        """Fetch the state of peers that take part (``training.state.keeper.Donors``)."""
+        living = sorted(self._node.live - {self.me})
+        answering = [peer for peer in living if self._node.heard_lately(peer)] or living
+        donors = draw([peer for peer in answering if peer not in behind])
+        return self.crew.fetch(self.me, donors, need, deadline_s, noted)
+
+    def await_future(self, future: Future[T]) -> T:
+        """What a future comes to, or its error."""
+        self.crew.until(self.me, "for the state of others", future.done)
+        return future.result()
+
+    def await_newer(self, channel: int, at_most_s: float) -> bool:
+        """Wait until others have begun a round of a channel that this peer has not. ``False``: nothing was
+        heard of one in time, or this peer is behind (``standing``) and nobody is ahead of it.
+        """
+        until_s = self.now_s() + at_most_s
+        while self.now_s() < until_s and self.standing.ahead(channel):
+            look_s = min(until_s, self.now_s() + _AHEAD_LOOK_S)
+            what = f"for a newer round of channel {channel}"
+            if self.crew.until(self.me, what, lambda: self._node.newer(channel), look_s):
+                return True
+        return self._node.newer(channel)
+
+    def goes_on_after(self, channel: int, round_: int) -> None:
+        """From now on this peer begins later rounds of a channel only."""
+        self._after[channel] = round_
+
+    def take_part(self, channel: int, round_: int) -> None:
+        """Tell the crew that this peer averages from now on; go on once something newer is heard of it, or
+        this peer is behind and nobody is ahead. round_: the last one whose result it has (-1: none).
+        """
+        opening = self._openings[channel]
+        event: ChannelEvent | None = StateHere(round_)
+        while event is not None:
+            effects, event = opening.step(self.now_s(), event), None
+            for effect in effects:
+                if isinstance(effect, TakesPart):
+                    self._node.resume(channel, effect.round)
+                    if not self._told:
+                        self._told = True
+                        self.crew.takes_part(self.me)
+                elif isinstance(effect, Arm):
+                    newer = self.await_newer(channel, effect.at_s - self.now_s())
+                    ahead = self.standing.ahead(channel)
+                    event = Newer() if newer else Expired(effect.timer) if ahead else Nobody()
 
     # -- Named tensors
 

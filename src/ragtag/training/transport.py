@@ -115,6 +115,12 @@ class Transport(Peers, Protocol):
         """
         ...
 
+    def goes_on_after(self, channel: int, round_: int) -> None:
+        """From now on this peer begins no round of a channel up to this one: they went by without it, or are
+        in the state that it was given.
+        """
+        ...
+
     def offer(
         self,
         channel: int,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,17 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.app.crew.state import CrewsState, StateKeeper, catch_up
+from ragtag.app.crew.donors import LiveDonors
 from ragtag.app.crew.transport import DriverTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import Noted
 from ragtag.network.driver.driver import DriverFailed
-from ragtag.network.transfer.fetch import Fetched
+from ragtag.protocols.crew.standing import NO_STATE
+from ragtag.protocols.membership.roster import Card, Holder
 from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.transfer.types import Fetched
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.state.abreast import Abreast
 from ragtag.training.state.capture import capture
-from ragtag.training.state.standing import NO_STATE
+from ragtag.training.state.keeper import CrewsState, StateKeeper
 from tests.network.crew import PATIENCE_S, Crew, values_of
 from tests.training.fake_transport import FakeCrew
 
@@ -74,15 +77,16 @@ def test_peers_that_are_all_behind_do_not_wait_for_each_other() -> None:
 
 
 def test_without_what_follows_there_is_nothing_to_do() -> None:
-    keeper = StateKeeper(0, 0, lambda note: None)
+    keeper, donors = StateKeeper(0, 0, lambda note: None), LiveDonors(KEY, dict)
     with pytest.raises(RuntimeError, match="make the crew's optimizer first"):
-        keeper.asking(KEY, dict)
-    transport = DriverTransport.__new__(DriverTransport)
-    for average in (None, "models"):
-        if average is not None:
-            keeper.take_in(optimizer_of(nn.Linear(2, 2), average)._averaged)
-        with pytest.raises(RuntimeError, match="it has nothing to follow"):
-            catch_up(keeper, transport, dict, KEY, lambda outcome: None, new=True, state_round=NO_STATE)
+        keeper.asking(donors, tuple)
+    with Crew(1) as crew:
+        abreast = Abreast(keeper, DriverTransport(crew.drivers[0], PATIENCE_S), donors)
+        for average in (None, "models"):
+            if average is not None:
+                keeper.take_in(optimizer_of(nn.Linear(2, 2), average)._averaged)
+            with pytest.raises(RuntimeError, match="it has nothing to follow"):
+                abreast.catch_up(new=True, state_round=NO_STATE)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_where_nobody_gives_the_state_the_note_says_what_that_means(average: str
     notes: list[Noted] = []
     keeper = StateKeeper(3, 0, notes.append)
     keeper.take_in(optimizer_of(nn.Linear(2, 2), average)._averaged)
-    assert keeper.asking(KEY, dict)(1.0) is None
+    assert keeper.asking(LiveDonors(KEY, dict), tuple)(1.0).result(PATIENCE_S) is None
     assert notes == [Noted("no state", 3, says)]
 
 
@@ -118,13 +122,14 @@ def test_a_state_of_another_model_changes_nothing_and_is_named() -> None:
 
 
 def test_a_state_is_asked_for_by_another_thread_without_touching_the_model() -> None:
-    keeper = StateKeeper(0, 0, lambda note: None)
+    notes: list[Noted] = []
+    keeper = StateKeeper(0, 0, notes.append)
     model = nn.Linear(2, 2)
     keeper.take_in(optimizer_of(model)._averaged)
-    ask = keeper.asking(KEY, dict)
+    with socket.create_server(("127.0.0.1", 0)) as gone:  # nobody listens there any more
+        port = gone.getsockname()[1]
+    holder = Holder("peer-1", 0, Card(3, 1, 0, 0, True, "127.0.0.1", 1, port, 2, 0))
+    asked = keeper.asking(LiveDonors(KEY, lambda: {1: holder}), tuple)
     del keeper.first.inner.param_groups[:]  # what it needs it has asked the trainer's thread for
-    came: list[object] = []
-    thread = threading.Thread(target=lambda: came.append(ask(1.0)))
-    thread.start()
-    thread.join(PATIENCE_S)
-    assert came == [None]
+    assert asked(PATIENCE_S).result(PATIENCE_S) is None
+    assert notes[-1].what == "no state" and "nobody listens" in notes[-1].detail

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ragtag.app.crew.state import StateKeeper
 from ragtag.core.types import Noted
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import capture
 from ragtag.training.state.checkpoint import Checkpoints, NoWholeCheckpoint
 from ragtag.training.state.checkpoint_file import HEADER_BYTES
+from ragtag.training.state.keeper import StateKeeper
 from ragtag.training.state.snapshot import Snapshot
 from tests.training.simulated import TappedCrew
 

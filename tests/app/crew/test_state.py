@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.app.crew.state import COMPRESSION, StateKeeper
 from ragtag.core.types import Noted
-from ragtag.network.transfer.snapshots import Shelf
 from ragtag.optim.outer import Nesterov
+from ragtag.protocols.transfer.snapshots import Shelf
 from ragtag.training.exchange.compress import TopK
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.compression_state import CompressionState
+from ragtag.training.state.keeper import COMPRESSION, StateKeeper
 from ragtag.training.state.snapshot import Snapshot
 from tests.training.simulated import SimulatedTransport, TappedCrew, run_peers
 from tests.training.test_sparse import flat, loss_of, net, replica, sgd, steps

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from ragtag import __version__
 from ragtag.app.crew.crew import Crew
+from ragtag.app.crew.donors import PassProver, start_donor
 from ragtag.app.crew.membership import (
     Entrance,
     JoinError,
@@ -33,7 +35,6 @@ from ragtag.app.crew.membership import (
 )
 from ragtag.app.crew.peer import Again, Peer, Rejoined
 from ragtag.app.crew.phases import Phases
-from ragtag.app.crew.state import PassProver, start_donor
 from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport, await_meeting, known_to
 from ragtag.app.disk import explain
 from ragtag.app.environment import (
@@ -64,7 +65,6 @@ from ragtag.network.link import Link, open_link
 from ragtag.network.link.sealed import SealedLink, fast_suite
 from ragtag.network.link.udp import bound
 from ragtag.network.transfer.donor import DonorServer
-from ragtag.network.transfer.snapshots import Shelf
 from ragtag.protocols.crew.joining import (
     Anew,
     Ends,
@@ -81,6 +81,7 @@ from ragtag.protocols.membership.passes import Passes
 from ragtag.protocols.node import Node
 from ragtag.protocols.sealing.noise import KEY_BYTES, KeyPair
 from ragtag.protocols.sealing.sessions import Sessions, card_of
+from ragtag.protocols.transfer.snapshots import Shelf
 
 __all__ = ["JoinError", "join_as", "joined"]
 
@@ -347,7 +348,7 @@ class _Way:
 
     def begin_giving(self, key: bytes, host: str, undo: ExitStack) -> None:
         """Be ready to give this peer's state to those who come later."""
-        self.shelf = Shelf()
+        self.shelf = Shelf(threading.Lock())
         self.donor = start_donor(key, host, self.shelf, self.note, self.prover)
         undo.callback(self.donor.close)
 
@@ -477,7 +478,8 @@ def _crew(way: _Way, driver: Driver, entrance: Entrance | None, met: int) -> Cre
         phases=way.phases,
         announcer=announcer,
     )
-    peer.keeper.persons = way.prover
+    if peer.donors is not None:
+        peer.donors.persons = way.prover
     way.peers.append(peer)
     for note in way.early:
         peer.log.note(note)

@@ -12,11 +12,11 @@ from itertools import count
 from pathlib import Path
 
 from ragtag.app.crew.data import Data
+from ragtag.app.crew.donors import LiveDonors
 from ragtag.app.crew.finish import NOTHING, Averaged, begin_alike, finish, tell_progress
 from ragtag.app.crew.logbook import Logbook
 from ragtag.app.crew.membership import Entrance
 from ragtag.app.crew.phases import Phases
-from ragtag.app.crew.state import StateKeeper, catch_up, come_abreast, fall_behind, in_step
 from ragtag.app.crew.transport import DriverTransport, SeatLost, SoloTransport
 from ragtag.app.disk import Spare
 from ragtag.app.environment import Announcer, Place, Reached
@@ -36,11 +36,11 @@ from ragtag.core.errors import Error, HasLeft
 from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.network.transfer.donor import DonorServer
-from ragtag.network.transfer.snapshots import Shelf
-from ragtag.protocols.node import CATCH_UP
+from ragtag.protocols.transfer.snapshots import Shelf
 from ragtag.training.optimizer.averaged import AveragedModel
+from ragtag.training.state.abreast import Abreast
 from ragtag.training.state.checkpoint import Found
-from ragtag.training.state.standing import NO_STATE
+from ragtag.training.state.keeper import StateKeeper
 from ragtag.training.state.whole import Finished, Stand, rounds_of
 
 _log = logging.getLogger("ragtag")
@@ -115,15 +115,31 @@ class Peer:
         self._phases.to(self.log.record_phase)
         self.keeper = StateKeeper(place.rank, place.seed, self.log.note)
         self.keeper.data = self.data.epochs
+        self.donors = (
+            None
+            if driver is None or place.key is None
+            else LiveDonors(place.key, lambda: {} if self.driver is None else self.driver.answering())
+        )
+        """Who gives this peer the crew's state, and by what it shows whose process it is."""
+        self.abreast = (
+            Abreast(
+                self.keeper,
+                transport,
+                self.donors,
+                record=self.log.record_round,
+                phase=partial(self._phases.of, "state"),
+            )
+            if isinstance(transport, DriverTransport)
+            else None
+        )
+        """Keeps it in step (``None``: it is alone)."""
         if shelf is not None:
             self.keeper.serve(shelf)
         self.left = False
         self._has_averaged = False
         self._entered: list[int] = []  # channels that this peer takes part on
         self._averaged: list[Averaged] = []
-        self._began_s = self._last_s = time.monotonic()
-        self._last_round: int | None = None
-        self._comes_since_s: float | None = None
+        self._began_s = time.monotonic()
         self._invited_by: frozenset[PeerId] = frozenset()
         self._spare = Spare("the invitation to this crew in the run's folder", _log.warning)
         self._resumed = 0
@@ -218,32 +234,19 @@ class Peer:
         self._averaged.append(what)
 
     def begin(self, averaged: AveragedModel, initial: str) -> None:
-        """What is averaged is agreed on. A peer that comes late takes the crew's state over first.
-
-        Where gradients are averaged it does so in its first average, and not here: all rounds from then on
-        are to find it in step, whatever its script still has to do before.
+        """What is averaged is agreed on. A peer that comes late takes the crew's state over (``Abreast``).
 
         initial: the digest of the weights that it was made with. Where peers began with different ones all
         take the lowest peer's, as DistributedDataParallel does.
         """
-        first = self.keeper.first is None
-        self.keeper.take_in(averaged)
+        if self.abreast is None:
+            self.keeper.take_in(averaged)
+        else:
+            self.abreast.begin(averaged)
         self._entered.append(averaged.channel)
         self.averages(averaged)
-        transport = self.transport
-        if not transport.late:
-            begin_alike(transport, averaged, Stand(initial), transport.deadline_s)
-        elif isinstance(transport, DriverTransport):
-            if first and averaged.follower is not None:
-                averaged.arrive = partial(self._catch_up, True, NO_STATE)
-                return
-            round_ = None
-            if averaged.follower is not None:  # its state comes with the first one's, of some rounds ago
-                averaged.follower.arrived(False)
-            else:
-                round_ = self._fetch(transport.deadline_s)
-            transport.take_part(averaged.channel, -1 if round_ is None or not first else round_)
-            self._comes_since_s = time.monotonic() if first else None
+        if not self.transport.late:
+            begin_alike(self.transport, averaged, Stand(initial), self.transport.deadline_s)
 
     def enter(self, channel: int) -> bool:
         """Take part on a configured channel; whether the crew averaged on it before this peer came."""
@@ -257,11 +260,11 @@ class Peer:
     def averaged(self, averaged: AveragedModel, outcome: Outcome) -> None:
         """A round of an optimizer is over."""
         self.record_round(outcome)
-        if self._comes_since_s is not None and outcome.averaged.any():
-            self._phases.over("average", time.monotonic() - self._comes_since_s)
-            self._comes_since_s = None
-        if self.keeper.first is not None and outcome.channel == self.keeper.first.channel:
-            self._look_back(outcome)
+        if self.abreast is not None:
+            if self.abreast.came_s is not None and outcome.averaged.any():
+                self._phases.over("average", time.monotonic() - self.abreast.came_s)
+                self.abreast.came_s = None
+            self.abreast.averaged(outcome)
         self.log.record_pace(averaged)
         self.log.record_sparse(averaged, outcome)
         self.log.record_align(averaged, outcome)
@@ -299,65 +302,6 @@ class Peer:
 
     # -- The crew's state
 
-    def _fetch(self, at_most_s: float) -> int | None:
-        """The crew's state; without it, or after ``at_most_s``, a peer goes on with what averages bring."""
-        transport, kept = self.transport, self.keeper.first
-        if self.driver is None or self.place.key is None or kept is None:
-            return None
-        assert isinstance(transport, DriverTransport)
-        with self._phases.of("state"):
-            seats = in_step(self.driver.answering(), transport, kept.channel)
-            return self.keeper.fetch(self.place.key, seats, at_most_s)
-
-    def _catch_up(self, new: bool, state_round: int) -> Outcome | None:
-        """Get into step with a crew that averages gradients (see ``training.replay``).
-
-        new: this peer does not take part yet.
-        state_round: the last one after which it was in step.
-        Returns the last round that was followed.
-        """
-        transport, driver, key = self.transport, self.driver, self.place.key
-        assert isinstance(transport, DriverTransport) and driver is not None and key is not None
-        with self._phases.of("state"):
-            came = catch_up(
-                self.keeper,
-                transport,
-                driver.answering,
-                key,
-                self.log.record_round,
-                new=new,
-                state_round=state_round,
-            )
-        self._comes_since_s = time.monotonic() if new else None
-        self.log.note(Noted("in step" if came.in_step else "not in step", self.rank, str(came)))
-        self._last_round = None
-        return came.outcome
-
-    def _look_back(self, outcome: Outcome) -> None:
-        """After a round: give the state to a peer that waits for it; take it anew after a long absence.
-
-        While the state is fetched the crew goes on, so that the next gap is this peer's own doing. That may
-        take no longer than it was away. Where gradients are averaged it is fetched in the next average; where
-        there is nothing beside averaged models, the average that has just come has brought it.
-        """
-        now_s = time.monotonic()
-        last, self._last_round = self._last_round, outcome.round
-        away_s, self._last_s = now_s - self._last_s, now_s
-        aside = self.keeper.first is not None and self.keeper.first.stands_aside
-        kept = self.keeper.first
-        if last is not None and outcome.round - last > 1 + CATCH_UP and not aside:
-            assert isinstance(self.transport, DriverTransport)  # rounds of a crew of one are never skipped
-            if kept is not None and kept.follower is not None and self.place.key is not None:
-                fall_behind(self.keeper, self.transport, outcome.channel, last)
-                kept.arrive = partial(self._catch_up, False, last)
-                return
-            if not self.keeper.only_model:
-                fall_behind(self.keeper, self.transport, outcome.channel, last)
-                self._fetch(away_s)
-                come_abreast(self.keeper, self.transport, outcome.channel)
-            self._last_round = None
-        self.keeper.offer(outcome.round)
-
     def resume(self, folder: Path) -> Found | None:
         """See ``Crew.resume``."""
         if not isinstance(self.transport, DriverTransport):
@@ -389,10 +333,12 @@ class Peer:
             *("folder has no checkpoint" if found is None else f"checkpoint is of step {found.step}",),
             *(holders[0], furthest.step),
         )
-        driver, key = self.driver, self.place.key
-        seats = {} if driver is None else driver.answering()
-        donors = {peer: seats[peer] for peer in holders if peer in seats}
-        came = None if key is None else self.keeper.fetch(key, donors, transport.deadline_s)
+        came = None
+        if self.donors is not None:
+            seats = self.donors.seats()
+            holding = replace(self.donors, seats=lambda: {p: seats[p] for p in holders if p in seats})
+            came = self.keeper.asking(holding, tuple)(transport.deadline_s).result()
+        came = came if came is not None and self.keeper.put(came) else None
         transport.meet(f"{meeting}/taken", b"", transport.deadline_s)
         taken = self.keeper.loaded
         if came is None or taken is None:
@@ -425,21 +371,22 @@ class Peer:
         self._announcer.tell(Reached.JOINED, entered.place.rank)
         transport.moved(entered.driver, entered.entrance)
         self.data.moved()
-        last, self._last_round = self._last_round, None
-        if transport.late:
-            self._take_part_anew(transport, NO_STATE if last is None else last)
+        if self.abreast is not None:
+            self._take_part_anew(transport, self.abreast)
 
-    def _take_part_anew(self, transport: DriverTransport, last: int) -> None:
-        kept = self.keeper.first
+    def _take_part_anew(self, transport: DriverTransport, abreast: Abreast) -> None:
+        arrives, kept = abreast.arrives_anew(), self.keeper.first
+        if not transport.late:
+            return
         follows = kept is not None and kept.follower is not None
-        round_ = None if follows else self._fetch(transport.deadline_s)
+        round_ = None if follows else abreast.fetch(transport.deadline_s)
         for channel in self._entered:
             known = kept is not None and channel == kept.channel
             if known and follows:
                 continue
             transport.take_part(channel, -1 if round_ is None or not known else round_)
         if kept is not None and follows:
-            kept.arrive = partial(self._catch_up, True, last)
+            arrives(kept)
 
     # -- The end
 

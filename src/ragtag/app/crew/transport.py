@@ -54,11 +54,11 @@ from ragtag.protocols.crew.joining import (
     Timed,
 )
 from ragtag.protocols.crew.posting import Posting
+from ragtag.protocols.crew.standing import Standing
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.gather import nothing_gathered
 from ragtag.protocols.rounds.rps import rps
-from ragtag.training.state.standing import Standing
 
 PROBE = 254
 """The channel of probes."""
@@ -181,6 +181,9 @@ class SoloTransport(Posting):
         """Average with nobody."""
         return self._done(Average(channel, values, weight, deadline_s))
 
+    def goes_on_after(self, channel: int, round_: int) -> None:
+        """Alone, no round went by."""
+
     def offer(
         self,
         channel: int,
@@ -258,6 +261,7 @@ class DriverTransport:
         self._method = ""
         self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
         self._openings: dict[int, ChannelWay] = {}
+        self._after: dict[int, int] = {}
         self.standing = Standing(self, self._living)
 
     @property
@@ -368,6 +372,7 @@ class DriverTransport:
             heard = np.full(k, 1 << bit, np.uint64)
             none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
             return DonePending(replace(none, members=members))
+        due = max(due, self._after.get(channel, -1) + 1)
         return self._begin(Average(channel, values, weight, deadline_s, aside, due))
 
     def offer(
@@ -381,7 +386,8 @@ class DriverTransport:
         """Begin the channel's next round with rows to be gathered; without a place, nobody has them."""
         if self._driver.lost_seat:
             return DonePending(nothing_gathered(channel))
-        return self._begin(Offer(channel, rows, weight, deadline_s, aside))
+        due = self._after.get(channel, -1) + 1
+        return self._begin(Offer(channel, rows, weight, deadline_s, aside, due))
 
     def publish(self, ask: Publish) -> None:
         """Have the driver tell the others of these values. A peer whose place is another's tells nobody.
@@ -438,6 +444,10 @@ class DriverTransport:
         except SeatLost:
             return {}
 
+    def goes_on_after(self, channel: int, round_: int) -> None:
+        """From now on this peer begins later rounds of a channel only."""
+        self._after[channel] = round_
+
     def take_part(self, channel: int, round_: int) -> None:
         """Tell the crew that this peer averages from now on; go on once something newer is heard of it, or
         this peer is behind (``standing``) and nobody is ahead.
@@ -488,6 +498,10 @@ class DriverTransport:
         while not newer.done() and self._driver.now_s() < until_s and self.standing.ahead(channel):
             look_s = min(_AHEAD_LOOK_S, max(0.0, until_s - self._driver.now_s()))
             concurrent.futures.wait((newer,), look_s)
+
+    def await_future(self, future: concurrent.futures.Future[T]) -> T:
+        """What a future comes to, or its error; whoever made it bounds the wait."""
+        return future.result()
 
     @property
     def person(self) -> str:

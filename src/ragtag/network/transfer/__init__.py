@@ -2,7 +2,6 @@
 
 A donor is a peer that gives its state away; a newcomer fetches it.
 
-snapshots: carries snapshots of the state from the trainer's thread to the donor's.
 donor: the donor's thread.
 session: one newcomer's connection, in that thread.
 budget: what giving may cost.

@@ -22,7 +22,7 @@ from ragtag.core.address import Address
 from ragtag.network.link.udp import bound
 from ragtag.network.transfer.budget import CpuBudget, LinkBudget
 from ragtag.network.transfer.session import Closed, DonorLimits, DonorSession
-from ragtag.network.transfer.snapshots import Shelf
+from ragtag.protocols.transfer.snapshots import Shelf
 from ragtag.protocols.transfer.wire import KEY_BYTES, Prover
 
 _LOOK_S = 1.0  # how often to look at the trainer's progress, and how rarely to note strangers

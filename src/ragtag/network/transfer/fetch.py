@@ -14,12 +14,11 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from ragtag.core.address import Address
-from ragtag.core.errors import Error
 from ragtag.network.link.sealed import fast_suite
 from ragtag.protocols.sealing.noise import KeyPair
 from ragtag.protocols.transfer.frame import Chunk, FrameSeal, Reader
@@ -33,17 +32,18 @@ from ragtag.protocols.transfer.types import (
     Drop,
     Expired,
     Fetch,
+    Fetched,
     Finished,
     GaveUp,
     Lost,
     Need,
     Offer,
     Offered,
-    Outcome,
     Refused,
     Start,
     Told,
     TransferEffect,
+    TransferError,
     TransferEvent,
 )
 from ragtag.protocols.transfer.wire import (
@@ -291,17 +291,6 @@ Note = Callable[[str, str, str], None]
 """Called with what happened, the donor's name, and a detail."""
 
 
-class TransferError(Error, RuntimeError):
-    """No donor could give the state; the message says why, donor by donor.
-
-    outcome: how far the transfer came; ``None``: it ended before the machine did.
-    """
-
-    def __init__(self, message: str, outcome: Outcome | None = None) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-
-
 @dataclass(frozen=True, slots=True)
 class Donor:
     """A peer that may have the state.
@@ -312,29 +301,6 @@ class Donor:
 
     name: str
     address: Address
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A state that was fetched, and what it is made of.
-
-    blob: the state's bytes.
-    round, step: of the snapshot on which donors agreed.
-    rounds: chunks by round; more than one round where donors of the agreed one were too few.
-    given: bytes by donor.
-    dropped: by donor that was given up, why.
-    wasted_bytes: bytes that came twice or damaged.
-    took_s: seconds that it took.
-    """
-
-    blob: bytearray
-    round: int
-    step: int
-    rounds: Mapping[int, int]
-    given: Mapping[str, int]
-    dropped: Mapping[str, str]
-    wasted_bytes: int
-    took_s: float
 
 
 def fetch_state(
@@ -377,24 +343,16 @@ def fetch_state(
     finally:
         driver.close()
     outcome = ended.outcome
-    if isinstance(ended, GaveUp) or outcome.offer is None:
-        raise TransferError(ended.reason if isinstance(ended, GaveUp) else "no offer", outcome)
-    if layout_hash_of is not None and layout_hash_of(driver.blob) != outcome.offer.layout_hash:
+    if isinstance(ended, GaveUp):
+        raise TransferError(ended.reason, outcome)
+    told = None if outcome.offer is None else outcome.offer.layout_hash
+    if layout_hash_of is not None and layout_hash_of(driver.blob) != told:
         raise TransferError(
             "the state that came is not built as its donors said (its layout hash differs); run the same "
             "version of Ragtag and of the script on all machines",
             outcome,
         )
-    return Fetched(
-        blob=driver.blob,
-        round=outcome.offer.round,
-        step=outcome.offer.step,
-        rounds=outcome.rounds,
-        given=outcome.given,
-        dropped=outcome.dropped,
-        wasted_bytes=outcome.wasted_bytes,
-        took_s=outcome.took_s,
-    )
+    return Fetched.of(outcome, driver.blob)
 
 
 class _Fetch:

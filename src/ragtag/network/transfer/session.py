@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ragtag.network.transfer.budget import LinkBudget, delivery_rate
-from ragtag.network.transfer.snapshots import Shelf, Snapshot
 from ragtag.protocols.sealing.noise import KEY_BYTES, KeyPair
 from ragtag.protocols.transfer.frame import (
     CONTROL_BYTES_MAX,
@@ -20,6 +19,7 @@ from ragtag.protocols.transfer.frame import (
     FrameSeal,
     Reader,
 )
+from ragtag.protocols.transfer.snapshots import Shelf, Snapshot
 from ragtag.protocols.transfer.types import OUTSTANDING_MAX
 from ragtag.protocols.transfer.wire import (
     NONCE_BYTES,

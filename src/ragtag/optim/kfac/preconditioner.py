@@ -393,6 +393,13 @@ class KFAC:
             state["bases"] = self._peers.state_dict()
         return state
 
+    def went_on(self, steps: int) -> None:
+        """So many more steps were taken after the state that was loaded, and not here: a peer's K-FAC is to
+        average factors, and to use new bases, at the steps at which the others' do.
+        """
+        self.steps += steps
+        self._gate.opened = self._factor_every(self.steps)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same model; decompositions under way are dropped.
 

@@ -199,7 +199,7 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         """Begin the next round."""
         self._require(ask)
-        number = self._next(ask.due if isinstance(ask, Average) else -1)
+        number = self._next(ask.due)
         early = self.rounds.get(number)
         self._tardy = self._tardy + 1 if early is not None and early.told else 0
         if self._leaves_it(number, ask):
@@ -210,9 +210,9 @@ class Rounds:
         self._aside = ask.aside
         machine = self._machine(number)
         rtts_s = self._crew.rtt_s.values()
-        scatter_s, gather_s = self.budgets.begin(number, now_s, new, ask.deadline_s, rtts_s)
+        scatter_s, gather_s = self.budgets.begin(number, now_s, new and ask.due <= 0, ask.deadline_s, rtts_s)
         self.active = number
-        self._behind |= skipped > 0
+        self._behind |= number > max(self.done + 1, ask.due)  # what went by as it meant to is no lag
         if self._newcomer or (skipped > CATCH_UP and not new):
             self._taking = self._channel.fragments
         self._newcomer = False
@@ -317,7 +317,9 @@ class Rounds:
         owed = {peer: came for peer, came in lesson.owed.items() if peer not in self._aside}
         self._end(outcome, lesson)
         self.budgets.learn(
-            outcome, {peer for peer, came in owed.items() if came and peer not in lesson.in_vain}
+            outcome,
+            {peer for peer, came in owed.items() if came and peer not in lesson.in_vain},
+            lesson.came_s or (outcome.scatter_s, outcome.gather_s),
         )
         effects = effects + presence.count_silence(owed, lesson.answered)
         if not lesson.owns and outcome.averaged.any():

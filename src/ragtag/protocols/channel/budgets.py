@@ -63,7 +63,7 @@ class Budgets:
         if self._ended_s is not None:
             self._computed_s.append(max(0.0, now_s - self._ended_s))
         for late_s in self._late_s.values():
-            self.scatter.late(late_s, self._apart_s())
+            self.scatter.late(min(late_s, self._most_s(self.scatter)), self._apart_s())
         self._late_s.clear()
         scatter_s, gather_s = self.next_s(rtts_s)
         if first:
@@ -78,10 +78,12 @@ class Budgets:
         self._now_s = scatter_s, gather_s
         return self._now_s
 
-    def learn(self, outcome: Outcome, slow: Collection[PeerId]) -> None:
+    def learn(self, outcome: Outcome, slow: Collection[PeerId], came_s: tuple[float, float]) -> None:
         """A round's time teaches how long the next may take.
 
         slow: missed peers whose messages would have come with more time.
+        came_s: how long after its beginning each stage's last share came. A stage that waited on, until a
+            peer was seen in a later round, measured how long that one waits, and not how long shares take.
         """
         begun_s = self._begun_s.get(outcome.round)
         self._ended_s = None if begun_s is None else begun_s + outcome.scatter_s + outcome.gather_s
@@ -95,11 +97,20 @@ class Budgets:
         scatter_s, gather_s = self._now_s
         # a stage longer than its deadline that did not run into it: the process slept
         for stage, took_s, most_s in (
-            (self.scatter, outcome.scatter_s, scatter_s),
-            (self.gather, outcome.gather_s, scatter_s + gather_s),
+            (self.scatter, came_s[0], scatter_s),
+            (self.gather, came_s[1], scatter_s + gather_s),
         ):
             if took_s > 0:  # else there was nothing to wait for
-                stage.completed(min(took_s, most_s, max(self._apart_s(), LEAP * stage.typical_s())))
+                most_s = min(most_s, self._most_s(stage), max(self._apart_s(), LEAP * stage.typical_s()))
+                stage.completed(min(took_s, most_s))
+
+    def _most_s(self, stage: Deadline) -> float:
+        """What a round teaches at most, so that deadlines do not grow by peers that wait for each other.
+
+        Peers in one round begin it at most as far apart as the longest of them computes: one that is later
+        still is nearer to the round after. Beyond that a share takes as long as the quickest lately did.
+        """
+        return LEAP * (max(self._computed_s, default=math.inf) + stage.quickest_s(APART_WINDOW))
 
     def _apart_s(self) -> float:
         return APART * min(self._computed_s, default=0.0)

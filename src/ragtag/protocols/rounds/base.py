@@ -132,6 +132,7 @@ class Lesson:
     withheld: peers that were heard and yet sent this owner none of the copies that it waited for. They do not
         hear this owner and take another for it, so waiting again would cost a deadline in each round.
     owns: whether any block was this peer's, so that the others owed it something.
+    came_s: how long after each stage's beginning the last share that was waited for came (0: none did).
     """
 
     owed: dict[PeerId, bool]
@@ -139,6 +140,7 @@ class Lesson:
     answered: frozenset[PeerId] = frozenset()
     withheld: frozenset[PeerId] = frozenset()
     owns: bool = True
+    came_s: tuple[float, float] | None = None
 
 
 class Round(Protocol):

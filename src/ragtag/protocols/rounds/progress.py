@@ -88,6 +88,7 @@ class Waiting:
         something comes from it after all.
     expired: a stage ended without a share.
     last: the peer whose share ended the first stage, or the lowest of those without which it ended.
+    came_at_s: when, in each stage, the last share came that was waited for.
     waited_for: the peers that the round waited for when it began.
     """
 
@@ -104,6 +105,7 @@ class Waiting:
         self.never: set[Share] = set()
         self.expired = False
         self.last = -1
+        self.came_at_s = [-math.inf, -math.inf]
         self.waited_for: tuple[PeerId, ...] = ()
         self._missed: set[PeerId] = set()
         self._awaited: set[PeerId] = set()
@@ -153,10 +155,11 @@ class Waiting:
 
     # -- Ways in which waiting ends
 
-    def closed(self, share: Share) -> None:
+    def closed(self, now_s: float, share: Share) -> None:
         """``IN``: a share has come, or what has not come of it was lost."""
         if share in self.owed:
             self._release((share,), Why.IN)
+            self.came_at_s[share[1] == GATHER] = now_s
             if self.stage == SCATTERING and not self.owed:
                 self.last = share[0]
 

@@ -154,7 +154,7 @@ class Values:
             return None, []
         noted = self._store(run, incoming, at)
         if incoming.left == 0 and run.peer != owner:  # the average is here, though another sent it
-            waiting.closed((owner, GATHER, block))
+            waiting.closed(now_s, (owner, GATHER, block))
         return incoming, noted
 
     def _accumulate(self, run: Run, incoming: Incoming, at: int) -> list[Effect]:

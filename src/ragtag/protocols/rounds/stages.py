@@ -118,6 +118,10 @@ class Stages:
             answered=frozenset(waiting.answered),
             withheld=frozenset(here) if owns and waiting.stage != BEFORE else frozenset(),
             owns=owns,
+            came_s=(
+                max(0.0, waiting.came_at_s[0] - self._started_s),
+                max(0.0, waiting.came_at_s[1] - self._reduced_s),
+            ),
         )
 
     def goes_elsewhere(self, question: Run) -> bool:
@@ -213,7 +217,7 @@ class Stages:
         if incoming.closed:
             if self._repair is not None and incoming.left:
                 return effects + self._ask(now_s, run, incoming, self._repair)
-            waiting.closed((run.peer, stage, block))
+            waiting.closed(now_s, (run.peer, stage, block))
             effects += waiting.look_around(now_s)
             effects += waiting.enough(now_s)
         return effects

@@ -1,4 +1,4 @@
-"""Events and effects of the machine that fetches a state, and what an offer is.
+"""Events and effects of the machine that fetches a state, what an offer is, and what came of it.
 
 A donor is a name here; connections, keys and bytes are the driver's.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from ragtag.core.errors import Error
 
 OUTSTANDING_MAX = 4
 """A donor is asked for at most so many chunks at a time."""
@@ -217,3 +219,53 @@ class Need:
     schema: int
     agreed_min: int = 1
     blob_bytes_max: int = field(default=BLOB_BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A state that was fetched, and what it is made of.
+
+    blob: the state's bytes.
+    round, step: of the snapshot on which donors agreed.
+    rounds: chunks by round; more than one round where donors of the agreed one were too few.
+    given: bytes by donor.
+    dropped: by donor that was given up, why.
+    wasted_bytes: bytes that came twice or damaged.
+    took_s: seconds that it took.
+    """
+
+    blob: bytearray
+    round: int
+    step: int
+    rounds: Mapping[int, int]
+    given: Mapping[str, int]
+    dropped: Mapping[str, str]
+    wasted_bytes: int
+    took_s: float
+
+    @classmethod
+    def of(cls, outcome: Outcome, blob: bytearray) -> Fetched:
+        """What a transfer that has finished came to. Raises TransferError: nothing was offered."""
+        if outcome.offer is None:
+            raise TransferError("no offer", outcome)
+        return cls(
+            blob=blob,
+            round=outcome.offer.round,
+            step=outcome.offer.step,
+            rounds=outcome.rounds,
+            given=outcome.given,
+            dropped=outcome.dropped,
+            wasted_bytes=outcome.wasted_bytes,
+            took_s=outcome.took_s,
+        )
+
+
+class TransferError(Error, RuntimeError):
+    """No donor could give the state; the message says why, donor by donor.
+
+    outcome: how far the transfer came; ``None``: it ended before the machine did.
+    """
+
+    def __init__(self, message: str, outcome: Outcome | None = None) -> None:
+        super().__init__(message)
+        self.outcome = outcome

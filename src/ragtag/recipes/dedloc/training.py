@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.types import Outcome
+from ragtag.recipes.abreast import Keeps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.gathering import Account
@@ -210,7 +211,8 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
                 found.ended_s.append(peer.now_s())
                 found.samples.append(samples_of(outcome))
 
-        optimizer = CrewOptimizer(sgd, peer, model=model, on_outcome=over, **how)
+        keeps = Keeps(peer, seed, over)
+        optimizer = CrewOptimizer(sgd, peer, model=model, **how, **keeps.hooks)
         at = 0
         while optimizer.outcome is None or optimizer.outcome.round + 1 < setup.steps:
             for _ in range(batches):

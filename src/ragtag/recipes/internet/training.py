@@ -40,7 +40,7 @@ from ragtag.recipes.diloco.training import (
     warm_cosine,
 )
 from ragtag.recipes.tasks.texts import CharTransformer
-from ragtag.schedules.base import Average, Compute, Decision, Progress
+from ragtag.schedules.base import Average, Compute, Decision, Progress, Skip
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.exchange.compress import TopK
@@ -100,8 +100,9 @@ class Attends:
 
     def decide(self, progress: Progress) -> Decision:
         """Average when it is time, and this peer is there."""
-        due = progress.step % self.every == 0
-        return Average() if due and not self.away(progress.step) else Compute()
+        if progress.step % self.every:
+            return Compute()
+        return Skip() if self.away(progress.step) else Average()
 
 
 @dataclass(slots=True)

@@ -23,7 +23,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
+from ragtag.optim.kfac.communicator import Needs
 from ragtag.optim.kfac.preconditioner import KFAC
+from ragtag.recipes.abreast import Keeps
 from ragtag.recipes.tasks.images import load
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -312,21 +314,32 @@ def in_crew(
         net = samples.net(seed)
         plain = optimizers(settings, net)
         how: dict[str, Any] = {"method": "rps+repair", "average": "gradients", "seed": seed}
+        keeps = Keeps(peer, seed)
         inner = [
-            CrewOptimizer(one, peer, name=f"model {at}", model=net if len(plain) == 1 else None, **how)
+            CrewOptimizer(
+                one,
+                peer,
+                name=f"model {at}",
+                model=net if len(plain) == 1 else None,
+                **how,
+                **keeps.hooks,
+            )
             for at, one in enumerate(plain)
         ]
         rates = paces(plain, steps)
+        keeps.keeper.keep(**{f"rate {at}": rate for at, rate in enumerate(rates)})
         kfac = None
         if settings.damping:
-            kfac = _kfac(
-                settings,
-                net,
-                plain[0],
-                communicator=lambda needs: CrewCommunicator(
-                    peer, "kfac", needs, placement=placement, alike=True, seed=seed
-                ),
-            )
+            crews: list[CrewCommunicator] = []
+
+            def joined(needs: Needs) -> CrewCommunicator:
+                crews.append(
+                    CrewCommunicator(peer, "kfac", needs, placement=placement, alike=True, seed=seed)
+                )
+                return crews[0]
+
+            kfac = _kfac(settings, net, plain[0], communicator=joined)
+            keeps.keeper.keep(kfac=kfac, tensors=crews[0].tensors)
         part = slice(peer.me * BATCH // PEERS, (peer.me + 1) * BATCH // PEERS)
         took_s, looks = list[float](), list[float]()
         oldest = 0

@@ -220,6 +220,8 @@ class AveragedModel:
 
     def _offer(self) -> float:
         """Make ready what is averaged; the weight that it has."""
+        if self.scheduling.went_by >= 0:
+            self._transport.goes_on_after(self.channel, self.scheduling.went_by)
         return self._mode.offer(self._weight() if self.gathering is None else self.gathering.begins())
 
     def _arrive(self) -> Outcome | None:

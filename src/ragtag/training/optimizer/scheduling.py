@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from ragtag.core.types import Noted, Outcome, PeerId
-from ragtag.schedules.base import Average, Compute, Progress, Schedule
+from ragtag.schedules.base import Average, Compute, Progress, Schedule, Skip
 from ragtag.schedules.bounded import lead
 from ragtag.schedules.partial import set_aside
 from ragtag.training.exchange.slow import unheard
@@ -17,6 +18,11 @@ from ragtag.training.transport import Peers
 
 COHERENCE_MAX = 256
 """Measurements that are kept until somebody asks."""
+CYCLES = 8
+"""So many of the last rounds tell how long the crew takes from one to the next."""
+SURE = 0.8
+"""A round counts as gone by once so much of its time has. A peer that is early waits itself; one that begins
+a round ahead of the others has all of them wait."""
 STALE_MAX = 32
 """The last class of staleness: 2^31 rounds and more."""
 
@@ -92,6 +98,9 @@ class Scheduling:
         self._ended_s: float | None = None
         self._began_s = self._peers.now_s()
         self.spent = Spent()
+        self._passed = 0
+        self._cycles_s: deque[float] = deque(maxlen=CYCLES)
+        self._averaged_s: float | None = None
         self.busy_s = 0.0
         """How long was computed since the start."""
 
@@ -123,9 +132,7 @@ class Scheduling:
         while True:
             progress = self._progress(step, since, waited_s)
             decision = self._schedule.decide(progress)
-            if isinstance(decision, Compute):
-                break
-            if isinstance(decision, Average):
+            if isinstance(decision, Compute | Skip | Average):
                 break
             slowest, _ = lead(progress)
             clock = progress.clocks.get(slowest, -1)
@@ -148,7 +155,21 @@ class Scheduling:
         self._ended_s = self._peers.now_s()
         if self._gathering is not None:
             self._gathering.decided()
-        return not isinstance(decision, Compute)
+        self._passed += isinstance(decision, Skip)
+        return not isinstance(decision, Compute | Skip)
+
+    @property
+    def went_by(self) -> int:
+        """The last round that went by without this peer, as its schedule says; -1: none did.
+
+        The others wait for those that are away, so their rounds may take longer than this peer's steps: no
+        more went by than there was time for.
+        """
+        gone = self._passed
+        if gone and self._averaged_s is not None and self._cycles_s:
+            away_s = (self._peers.now_s() - self._averaged_s) * gone / (gone + 1)  # less the last steps
+            gone = min(gone, int(away_s / median_low(self._cycles_s) + 1.0 - SURE))
+        return self._round + gone if self._passed else -1
 
     def begin(self) -> frozenset[PeerId]:
         """An average begins. Returns the peers that it does not wait for."""
@@ -168,7 +189,10 @@ class Scheduling:
             spent.count_stale(versions)
         if outcome.stale is None and 0 <= self._round < outcome.round:
             spent.count_stale(outcome.round - self._round - 1)
-        self._round = outcome.round
+        if self._averaged_s is not None and self._round < outcome.round:
+            self._cycles_s.append((now_s - self._averaged_s) / (outcome.round - self._round))
+        self._averaged_s = now_s
+        self._round, self._passed = outcome.round, 0
         spent.lost_s += 0.0 if kept else self._computed_s * float(unheard(outcome, self._peers.me).mean())
         for peer in outcome.missed or (() if outcome.last < 0 else (outcome.last,)):
             self._charge(peer, min(outcome.scatter_s, waited_s))  # local steps may have gone on meanwhile

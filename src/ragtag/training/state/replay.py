@@ -3,7 +3,7 @@
 A snapshot is of some round R. When it is here the crew is some rounds further on, and nobody sends the
 gradients of those rounds again: a peer that began then would lie so many rounds behind for good. So it takes
 part before it has the state. With weight 0 it is given each round's mean gradient as every member is, and
-keeps it, while the state is fetched in another thread. Then the state is put in place, the steps of the
+keeps it, while the state is fetched beside that. Then the state is put in place, the steps of the
 rounds after R are taken again with the means that were kept, by the same arithmetic, and only then does it
 give gradients of its own. It begins each round once another peer has, and computes nothing between two
 rounds; so nobody waits for it longer than for a member.
@@ -13,6 +13,7 @@ What steps that are taken again cannot know:
 - Where a chunk of a mean was lost its gradient counts as zeros; a member that loses it has its own there.
 - Learning rates, and whatever else user code changed after R by itself, are the snapshot's in all of these
   steps, and so are schedulers afterwards: they stay as many steps behind as were taken again.
+- What is kept and counts steps with the crew (K-FAC) is told how many it missed (``went_on``).
 - Buffers that are not averaged (integers, such as the number of batches seen) are the snapshot's.
 - How many steps a round had: as many as this peer had taken when it was to average.
 - Dense averages of models that a sparse average does now and then (``TopK(resync=...)``): the next one brings
@@ -21,7 +22,6 @@ What steps that are taken again cannot know:
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -60,14 +60,14 @@ class Ways(Generic[S]):
     newer: waits until others are past a round, at most so many seconds and as long as somebody is ahead;
         ``False``: nothing came of them.
     ahead: whether a peer that lives may have a newer state than this one.
-    fetch: gets a state within so many seconds, in a thread of its own; ``None``: nobody gave it.
+    ask: asks for a state, to come within so many seconds beside the rounds; ``None``: nobody gave it.
     put: puts it into the model and its optimizer; ``False``: it does not fit.
     follow, redo: see ``Follower``.
     passed: told of each round's outcome except the last one's.
     """
 
     newer: Callable[[float], bool]
-    fetch: Callable[[float], S | None]
+    ask: Callable[[float], Future[S | None]]
     put: Callable[[S], bool]
     follow: Callable[[bool], tuple[Outcome, Mean | None]]
     redo: Callable[[Mean], None]
@@ -146,7 +146,9 @@ class CatchUp(Generic[S]):
         coming: Future[S | None] | None = None
         while self._follow(means, until_s):
             if self._at is None and coming is None:
-                coming = self._ask(until_s) if len(means) else None
+                if len(means):
+                    self.result.tries += 1
+                    coming = self.ways.ask(max(1e-3, until_s - self.ways.now_s()))
             elif self._at is None and coming is not None and coming.done():
                 if not self._put(means, coming.result()):
                     break
@@ -186,21 +188,6 @@ class CatchUp(Generic[S]):
         result.why = "nothing more was heard of the crew's rounds" if in_time else "time was up"
         if self._at is not None:
             result.missing += means.newest - self._at
-
-    def _ask(self, until_s: float) -> Future[S | None]:
-        """Fetch a state in a thread of its own, which ends by the deadline."""
-        future: Future[S | None] = Future()
-        for_s = until_s - self.ways.now_s()
-        self.result.tries += 1
-
-        def fetch() -> None:
-            try:
-                future.set_result(self.ways.fetch(max(1e-3, for_s)))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=fetch, name="ragtag-state", daemon=True).start()
-        return future
 
     def _put(self, means: Means, state: S | None) -> bool:
         """A state has come. It is put in place where the rounds after it were kept, or no other will be asked

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ragtag.core.types import Post
 from ragtag.protocols.crew.board import Notices
-from ragtag.training.state.standing import NO_STATE, Standing, decode, encode
+from ragtag.protocols.crew.standing import NO_STATE, Standing, decode, encode
 from tests.protocols.hall import Hall
 
 CHANNEL = 5

@@ -1,11 +1,13 @@
-"""Snapshots on their way from the trainer's thread to the donor's: at most two, and only wanted ones."""
+"""Snapshots on their way from a trainer to the newcomers that its peer gives them to: at most two, and only
+wanted ones.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX, Offer, chunk_bytes_for
@@ -65,15 +67,17 @@ class Shelf:
             shelf.put(round, step, schema, layout_hash, blob)
 
     A snapshot that is being read is never replaced. While both are, newcomers that come read the newest.
+
+    lock: keeps these two threads apart.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
         self.round = -1
         """The newest round that the trainer has finished; -1: none."""
         self.closed = False
         """Whether nothing is given, as this peer is behind its crew itself."""
         self._wanted: float = math.inf  # lowest round; the trainer reads it without the lock
-        self._lock = threading.Lock()
+        self._lock = lock
         self._snapshots: list[Snapshot] = []
         self._wants: dict[object, int] = {}
         self._given: dict[object, Snapshot] = {}

@@ -1,28 +1,19 @@
-"""A peer's training state on its way: to newcomers, from donors, to a disk and back.
-
-Where gradients are averaged a peer gets into step by ``catch_up``: ``training.state.replay``, live.
-"""
+"""A peer's training state on its way: to newcomers, from donors, to a disk and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from ragtag.app.crew.transport import DriverTransport
-from ragtag.app.invitation.token import Credential
 from ragtag.core import seed as random
-from ragtag.core.types import Noted, Outcome, PeerId
-from ragtag.network.transfer.donor import DonorServer
-from ragtag.network.transfer.fetch import Donor, Fetched, TransferError, fetch_state
-from ragtag.network.transfer.snapshots import Shelf
-from ragtag.protocols.membership.passes import Passes, proof_of
-from ragtag.protocols.membership.roster import Holder
+from ragtag.core.types import Noted, PeerId
+from ragtag.protocols.transfer.snapshots import Shelf
+from ragtag.protocols.transfer.types import Fetched, Need, TransferError
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.epochs import NAME as DATA
 from ragtag.training.samples.epochs import Epochs
@@ -30,11 +21,10 @@ from ragtag.training.state.capture import Further, Stateful, capture, restore
 from ragtag.training.state.checkpoint import Checkpoints, Found
 from ragtag.training.state.compression_state import NAME as COMPRESSION
 from ragtag.training.state.compression_state import CompressionState
-from ragtag.training.state.follower import rounds_max
-from ragtag.training.state.replay import CatchUp, Result, Ways
 from ragtag.training.state.snapshot import Snapshot, layout_of
 from ragtag.training.state.tree import copy_tree
 
+T = TypeVar("T")
 DONORS_MAX = 4
 """Donors that one newcomer asks: each takes a snapshot for it."""
 _GROWTH = 8  # a state is taken for damaged where it is so many times longer than this peer's own
@@ -44,6 +34,36 @@ OPTIMIZER = "ragtag.optimizer"
 _FOLDERS_MAX = 64  # folders that are known to have checkpoints of this run
 
 _log = logging.getLogger("ragtag")
+
+
+class Draw(Protocol):
+    """Draws some of what there is."""
+
+    def __call__(self, able: Sequence[T], /) -> list[T]:
+        """Those that were drawn."""
+        ...
+
+
+class Donors(Protocol):
+    """Reaches the peers that give their state."""
+
+    def ask(
+        self,
+        need: Need,
+        deadline_s: float,
+        *,
+        behind: Collection[PeerId],
+        draw: Draw,
+        noted: Callable[[str, str, str], None],
+    ) -> Future[Fetched | None]:
+        """Get a state within so many seconds, while this peer goes on; ``None``: there is nobody to ask.
+
+        behind: peers that are not asked, since they are behind the crew themselves.
+        draw: says whom to ask of those that could be.
+        noted: told what happened, with the donor's name and a detail.
+        The future raises TransferError where no donor could give it.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,11 +91,9 @@ class StateKeeper:
     """
 
     def __init__(self, me: PeerId, seed: int, tell: Callable[[Noted], None]) -> None:
-        self.me, self._seed, self._tell = me, seed, tell
+        self.me, self._seed, self.tell = me, seed, tell
         self.models: list[AveragedModel] = []
         self.extra: dict[str, Stateful] = {}
-        self.persons: PassProver | None = None
-        """By what donors know whose process this is, in a crew that takes persons."""
         self.data: Epochs | None = None
         """Where the crew is in its data, which is in all snapshots."""
         self.round = -1
@@ -166,7 +184,7 @@ class StateKeeper:
         extra = self._extra(own=False)
         snapshot = capture(first, extra, round=round_, before=self._before)
         blob = snapshot.to_bytes()
-        shelf.put(round_, snapshot.step, _schema_of(snapshot), _layout_hash(blob), blob)
+        shelf.put(round_, snapshot.step, _schema_of(snapshot), layout_hash(blob), blob)
 
     def offer_now(self) -> None:
         """Between rounds: leave a snapshot where a newcomer waits for one."""
@@ -174,17 +192,6 @@ class StateKeeper:
             self.offer(self._shelf.round + 1)
 
     # -- Taking
-
-    def fetch(self, key: bytes, seats: Mapping[PeerId, Holder], deadline_s: float) -> int | None:
-        """Get the crew's state from some of its members into the model; the round it is of.
-
-        ``None``: there is nobody to give it, or nobody could (a note and a warning say why); the model is as
-        it was.
-        """
-        if self.first is None:
-            return None
-        state = self.asking(key, lambda: seats)(deadline_s)
-        return state.round if state is not None and self.put(state) else None
 
     @property
     def only_model(self) -> bool:
@@ -198,13 +205,13 @@ class StateKeeper:
         return not more and not any(first.inner.state.values())
 
     def asking(
-        self, key: bytes, seats: Callable[[], Mapping[PeerId, Holder]]
-    ) -> Callable[[float], CrewsState | None]:
-        """What gets the crew's state within so many seconds, in any thread, and changes nothing here.
+        self, donors: Donors, behind: Callable[[], Collection[PeerId]]
+    ) -> Callable[[float], Future[CrewsState | None]]:
+        """What gets the crew's state within so many seconds, and changes nothing here.
 
-        It returns ``None`` where nobody could give it; a note and a warning say why.
+        Its futures come to ``None`` where nobody could give it; a note and a warning say why.
 
-        seats: the members that are there.
+        behind: the peers that are behind the crew themselves.
 
         Raises:
             RuntimeError: there is no optimizer yet.
@@ -212,33 +219,36 @@ class StateKeeper:
         if self.first is None:
             raise RuntimeError("nothing to fetch a state for yet: make the crew's optimizer first")
         own = capture(self.first, {})
-        schema, most = _schema_of(own), _bytes_max(len(own.to_bytes()))
+        need = Need(_schema_of(own), blob_bytes_max=_bytes_max(len(own.to_bytes())))
         nobody = "no member gives its state"
         if self.first.follower is None:
             nobody += "; averages bring the model"
 
-        def ask(deadline_s: float) -> CrewsState | None:
-            donors = self._donors(seats())
-            if not donors:
-                self._tell(Noted("no state", self.me, nobody))
-                return None
-            try:
-                fetched = fetch_state(
-                    key,
-                    donors,
-                    schema=schema,
-                    deadline_s=deadline_s,
-                    layout_hash_of=_layout_hash,
-                    on_note=self._noted,
-                    blob_bytes_max=most,
-                    persons=self.persons,
-                )
-                return CrewsState(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
-            except (TransferError, ValueError) as error:
-                self._failed(error)
-                return None
+        def ask(deadline_s: float) -> Future[CrewsState | None]:
+            state: Future[CrewsState | None] = Future()
+
+            def came(fetched: Future[Fetched | None]) -> None:
+                try:
+                    state.set_result(self._read(fetched, nobody))
+                except BaseException as error:
+                    state.set_exception(error)
+
+            asked = donors.ask(need, deadline_s, behind=behind(), draw=self._draw, noted=self._noted)
+            asked.add_done_callback(came)
+            return state
 
         return ask
+
+    def _read(self, asked: Future[Fetched | None], nobody: str) -> CrewsState | None:
+        """What has come, in whichever thread it came; nothing here is changed but the notes."""
+        try:
+            fetched = asked.result()
+            if fetched is not None:
+                return CrewsState(Snapshot.from_bytes(bytes(fetched.blob)), fetched)
+            self.tell(Noted("no state", self.me, nobody))
+        except (TransferError, ValueError) as error:
+            self._failed(error)
+        return None
 
     @property
     def loaded(self) -> Snapshot | None:
@@ -254,26 +264,31 @@ class StateKeeper:
         except ValueError as error:
             self._failed(error)
             return False
-        self._tell(Noted("state", self.me, _made_of(state.fetched)))
+        self.tell(Noted("state", self.me, _made_of(state.fetched)))
         return True
+
+    def went_on(self, steps: int) -> None:
+        """The crew has taken so many steps since the state that was put in place. What is kept that counts
+        them together with others' (``KFAC``) has a method of this name, and is told.
+        """
+        for holder in self.extra.values():
+            told = getattr(holder, "went_on", None)
+            if callable(told):
+                told(steps)
 
     def _failed(self, error: Exception) -> None:
         _log.warning("the crew's state did not come: %s", error)
-        self._tell(Noted("no state", self.me, str(error)))
+        self.tell(Noted("no state", self.me, str(error)))
 
-    def _donors(self, seats: Mapping[PeerId, Holder]) -> list[Donor]:
-        able = [
-            Donor(holder.name, (holder.card.host, holder.card.state_port))
-            for _, holder in sorted(seats.items())
-            if holder.live and holder.card.averaging and holder.card.state_port
-        ]
+    def _draw(self, able: Sequence[T]) -> list[T]:
+        """Whom of the peers that could give the state this one asks."""
         self._fetches += 1
         key = random.stream_key(self._seed, "donors", self.me, self._fetches)
         return [able[i] for i in random.permutation(key, len(able))[:DONORS_MAX]]
 
     def _noted(self, what: str, donor: str, detail: str) -> None:
         if what in ("lost", "dropped"):
-            self._tell(Noted(f"donor {what}", self.me, f"{donor}: {detail}"))
+            self.tell(Noted(f"donor {what}", self.me, f"{donor}: {detail}"))
 
     def _load(self, averaged: AveragedModel, snapshot: Snapshot, resumed: bool = False) -> None:
         """Load what is kept under a name already with the rest; the remaining parts wait for ``keep``."""
@@ -339,9 +354,9 @@ class StateKeeper:
         if found is None:
             return None
         for damaged in found.damaged:
-            self._tell(Noted("damaged checkpoint", self.me, str(damaged)))
+            self.tell(Noted("damaged checkpoint", self.me, str(damaged)))
         self._load(self.first, found.snapshot, resumed=True)
-        self._tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
+        self.tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
         self._resume_own(checkpoints, found)
         return found
 
@@ -360,116 +375,7 @@ class StateKeeper:
                 part.load_state_dict({"own": own.extra[name]["own"]})
             else:
                 why = f"it has no checkpoint of step {found.step}: begins with none"
-                self._tell(Noted("no residual", self.me, why))
-
-
-def fall_behind(keeper: StateKeeper, transport: DriverTransport, channel: int, state_round: int) -> None:
-    """This peer is not in step any more: it says so, and gives its state to nobody."""
-    transport.standing.behind(channel, state_round)
-    keeper.gives(False)
-
-
-def come_abreast(keeper: StateKeeper, transport: DriverTransport, channel: int) -> None:
-    """This peer catches up no longer."""
-    transport.standing.abreast(channel)
-    keeper.gives(True)
-
-
-def in_step(seats: Mapping[PeerId, Holder], transport: DriverTransport, channel: int) -> dict[PeerId, Holder]:
-    """Those of the members that have not said that they are behind."""
-    behind = transport.standing.known_behind(channel)
-    return {peer: holder for peer, holder in seats.items() if peer not in behind}
-
-
-def catch_up(
-    keeper: StateKeeper,
-    transport: DriverTransport,
-    seats: Callable[[], Mapping[PeerId, Holder]],
-    key: bytes,
-    passed: Callable[[Outcome], None],
-    *,
-    new: bool,
-    state_round: int,
-) -> Result:
-    """Get the crew's state and, following their rounds meanwhile, take the steps that others took after it.
-
-    To be called by the trainer's thread where a round is due. It takes as long as ``transport.deadline_s`` at
-    most.
-
-    seats: the members that may give the state.
-    passed: told of each round that was followed but the last one.
-    new: this peer does not take part yet.
-    state_round: the last round after which its state was the crew's (``NO_STATE``: none).
-
-    Raises:
-        RuntimeError: there is no optimizer that follows.
-    """
-    first = keeper.first
-    follower = None if first is None else first.follower
-    if first is None or follower is None:
-        raise RuntimeError("this peer averages no gradients with all others, so it has nothing to follow")
-    _, since = first.progress
-    channel, standing = first.channel, transport.standing
-
-    def put(state: CrewsState) -> bool:
-        if not keeper.put(state):
-            return False
-        standing.behind(channel, state.round)
-        return True
-
-    fetch = keeper.asking(key, lambda: in_step(seats(), transport, channel))
-    if new:
-        transport.take_part(channel, -1)
-    fall_behind(keeper, transport, channel, state_round)
-    ways = Ways(
-        newer=partial(transport.await_newer, channel),
-        fetch=fetch,
-        put=put,
-        follow=follower.follow,
-        redo=follower.redo,
-        ahead=partial(standing.ahead, channel),
-        passed=passed,
-    )
-    try:
-        came = CatchUp(ways, rounds_max(follower.n_bytes), transport.deadline_s).run()
-    finally:
-        come_abreast(keeper, transport, channel)
-    follower.arrived(came.in_step)
-    if came.state_round >= 0:
-        first.resume_at(first.progress[0] + came.redone * since, 0)
-    return came
-
-
-class PassProver:
-    """Proves to donors whose process this is; asks the same of newcomers (``protocols.transfer.wire``)."""
-
-    def __init__(self, credential: Credential, passes: Passes) -> None:
-        self._credential, self._passes = credential, passes
-
-    def prove(self, what: bytes) -> bytes:
-        """That this process is its person's, for ``what`` alone. No member is called ""."""
-        return proof_of(self._credential.shown, self._credential.secret, "", 0, what)
-
-    def proven(self, what: bytes, proof: bytes) -> bool:
-        """Whether that is good, and the person may be in the crew."""
-        return self._passes.proven("", 0, what, proof, time.time())
-
-
-def start_donor(
-    key: bytes,
-    host: str,
-    shelf: Shelf,
-    tell: Callable[[Noted], None],
-    persons: PassProver | None = None,
-) -> DonorServer:
-    """Begin to give this peer's state to newcomers, on a free port."""
-
-    def on_note(what: str, address: str, detail: str) -> None:
-        tell(Noted(f"donor: {what}", -1, f"{address} {detail}".strip()))
-
-    server = DonorServer(key, shelf, (host, 0), on_note=on_note, persons=persons)
-    server.start()
-    return server
+                self.tell(Noted("no residual", self.me, why))
 
 
 def _set_options(averaged: AveragedModel, snapshot: Snapshot) -> None:
@@ -494,7 +400,8 @@ def _schema_of(snapshot: Snapshot) -> int:
     return int(snapshot.schema_hash[:16], 16)
 
 
-def _layout_hash(blob: bytes | bytearray) -> int:
+def layout_hash(blob: bytes | bytearray) -> int:
+    """Of a snapshot's structure, 64 bits: chunks of several with the same make one."""
     return int.from_bytes(layout_of(bytes(blob)).digest[:8], "little")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import timeit
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.network.transfer.snapshots import SNAPSHOTS_MAX, Shelf
+from ragtag.protocols.transfer.snapshots import SNAPSHOTS_MAX, Shelf
 from ragtag.protocols.transfer.types import CHUNK_BYTES_MIN
 from ragtag.protocols.transfer.wire import chunk_hasher
 
@@ -18,7 +19,7 @@ def put(shelf: Shelf, round_: int, blob: bytes = b"state") -> bool:
 
 
 def test_nothing_is_wanted_until_somebody_asks() -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     assert not shelf.wanted(3)
     assert shelf.round == 3
     assert shelf.ask("ann", 5) is None
@@ -31,7 +32,7 @@ def test_nothing_is_wanted_until_somebody_asks() -> None:
 
 
 def test_what_nobody_wants_any_more_is_not_kept() -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     assert not put(shelf, 1)
     shelf.ask("ann", 2)
     shelf.leave("ann")
@@ -40,12 +41,12 @@ def test_what_nobody_wants_any_more_is_not_kept() -> None:
 
 
 def test_asking_costs_the_trainer_less_than_a_microsecond() -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     assert min(timeit.repeat(lambda: shelf.wanted(7), number=10_000, repeat=20)) / 10_000 < 1e-6
 
 
 def test_one_snapshot_serves_all_who_asked_for_its_round_or_an_earlier_one() -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     for reader, round_ in (("ann", 5), ("bob", 6), ("cleo", 9)):
         assert shelf.ask(reader, round_) is None
     put(shelf, 6)
@@ -57,7 +58,7 @@ def test_one_snapshot_serves_all_who_asked_for_its_round_or_an_earlier_one() -> 
 
 
 def test_a_peer_that_is_behind_itself_gives_nothing() -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     shelf.ask("ann", 1)
     put(shelf, 1)
     shelf.ask("bob", 2)
@@ -74,7 +75,7 @@ def test_a_peer_that_is_behind_itself_gives_nothing() -> None:
 
 
 def test_what_is_read_is_not_replaced_and_who_comes_then_reads_the_newest() -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     for reader, round_ in (("ann", 1), ("bob", 2)):
         shelf.ask(reader, round_)
         put(shelf, round_)
@@ -91,7 +92,7 @@ def test_what_is_read_is_not_replaced_and_who_comes_then_reads_the_newest() -> N
 
 
 def test_what_nobody_reads_is_forgotten() -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     now_s = [0.0]
     shelf.serve(lambda: None, lambda: now_s[0])
     shelf.ask("ann", 1)
@@ -109,7 +110,7 @@ def test_what_nobody_reads_is_forgotten() -> None:
 
 
 def test_a_chunk_is_hashed_once_and_piece_by_piece_when_it_is_first_read() -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     shelf.ask("ann", 0)
     put(shelf, 0, b"a" * CHUNK_BYTES_MIN + b"b")
     snapshot = shelf.given("ann")
@@ -132,7 +133,7 @@ def test_a_chunk_is_hashed_once_and_piece_by_piece_when_it_is_first_read() -> No
 def test_whatever_is_asked_it_keeps_two_at_most_and_those_that_are_read(
     calls: list[tuple[str, int, int]],
 ) -> None:
-    shelf = Shelf()
+    shelf = Shelf(nullcontext())
     now_s = [0.0]
     shelf.serve(lambda: None, lambda: now_s[0])
     for what, reader, number in calls:
@@ -166,4 +167,4 @@ def test_a_snapshot_that_nobody_could_read_is_refused(
     arguments: tuple[int, int, int, int, bytes], error: str
 ) -> None:
     with pytest.raises(ValueError, match=error):
-        Shelf().put(*arguments)
+        Shelf(nullcontext()).put(*arguments)

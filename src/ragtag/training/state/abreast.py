@@ -1,0 +1,225 @@
+"""One peer in step with its crew, live and simulated: it looks back after each round, and catches up.
+
+A peer whose rounds went on without it, as it was frozen or cut off, or that comes late, lacks the steps of
+these rounds. Where gradients are averaged it gets the state and the steps after it in its next average
+(``replay``). Elsewhere it gets the state at once, and averages bring the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Protocol, TypeVar
+
+from ragtag.core.types import Noted, Outcome
+from ragtag.protocols.crew.standing import NO_STATE, Standing
+from ragtag.protocols.node import CATCH_UP
+from ragtag.training.optimizer.averaged import AveragedModel
+from ragtag.training.state.follower import rounds_max
+from ragtag.training.state.keeper import CrewsState, Donors, StateKeeper
+from ragtag.training.state.replay import CatchUp, Result, Ways
+from ragtag.training.transport import Transport
+
+T = TypeVar("T")
+
+
+class CrewTransport(Transport, Protocol):
+    """A transport of a crew whose peers give each other their state.
+
+    standing: which peers are behind.
+    """
+
+    standing: Standing
+
+    @property
+    def deadline_s(self) -> float:
+        """How long a peer that catches up or comes late waits for the others at most."""
+        ...
+
+    @property
+    def late(self) -> bool:
+        """Whether the crew averaged before this peer came: it has to ``take_part`` on each channel, once."""
+        ...
+
+    def take_part(self, channel: int, round_: int) -> None:
+        """Tell the crew that this peer averages from now on, its state being that after ``round_`` (-1: it
+        has none). Return once others are past that, or none is ahead.
+        """
+        ...
+
+    def await_newer(self, channel: int, at_most_s: float) -> bool:
+        """Wait until others have begun a round that this peer has not. ``False``: none has, in time."""
+        ...
+
+    def await_future(self, future: Future[T]) -> T:
+        """What a future comes to, or its error."""
+        ...
+
+
+class Abreast:
+    """Keeps a peer in step with its crew, and has it give its state to those that are not.
+
+    donors: who gives it the state (``None``: nobody can).
+    record: told of each round that was followed while it caught up, but the last.
+    phase: what goes on around the wait for a state.
+    came_s: when a peer that came late had the state; ``None``: it did not, or that is told already.
+    """
+
+    def __init__(
+        self,
+        keeper: StateKeeper,
+        transport: CrewTransport,
+        donors: Donors | None,
+        *,
+        record: Callable[[Outcome], None] = lambda outcome: None,
+        phase: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._keeper, self._transport, self._donors = keeper, transport, donors
+        self._record, self._phase = record, phase
+        self._last_s = transport.now_s()
+        self._last_round: int | None = None
+        self.came_s: float | None = None
+
+    def begin(self, averaged: AveragedModel) -> None:
+        """What an optimizer averages is agreed on. A peer that comes late takes the crew's state over.
+
+        Where gradients are averaged it does so in its first average, and not here: all rounds from then on
+        are to find it in step, whatever its script still has to do before.
+        """
+        first = self._keeper.first is None
+        self._keeper.take_in(averaged)
+        if not self._transport.late:
+            return
+        if first and averaged.follower is not None:
+            averaged.arrive = partial(self._arrives, True, NO_STATE)
+            return
+        round_ = None
+        if averaged.follower is not None:  # its state comes with the first one's, of some rounds ago
+            averaged.follower.arrived(False)
+        else:
+            round_ = self.fetch(self._transport.deadline_s)
+        self._transport.take_part(averaged.channel, -1 if round_ is None or not first else round_)
+        self.came_s = self._transport.now_s() if first else None
+
+    def averaged(self, outcome: Outcome) -> None:
+        """After a round: give the state to a peer that waits for it; take it anew after a long absence.
+
+        While the state is fetched the crew goes on, so that the next gap is this peer's own doing. That may
+        take no longer than it was away. Where gradients are averaged it is fetched in the next average; where
+        there is nothing beside averaged models, the average that has just come has brought it.
+        """
+        keeper, kept = self._keeper, self._keeper.first
+        if kept is None or outcome.channel != kept.channel:
+            return
+        now_s = self._transport.now_s()
+        last, self._last_round = self._last_round, outcome.round
+        away_s, self._last_s = now_s - self._last_s, now_s
+        if last is not None and outcome.round - last > 1 + CATCH_UP and not kept.stands_aside:
+            if kept.follower is not None and self._donors is not None:
+                self._fall_behind(outcome.channel, last)
+                kept.arrive = partial(self._arrives, False, last)
+                return
+            if not keeper.only_model:
+                self._fall_behind(outcome.channel, last)
+                self.fetch(away_s)
+                self._come_abreast(outcome.channel)
+            self._last_round = None
+        keeper.offer(outcome.round)
+
+    def arrives_anew(self) -> Callable[[AveragedModel], None]:
+        """This peer has another seat, and comes late to it. Returns what has it get the state of its first
+        optimizer in the next average, where gradients are averaged.
+        """
+        last, self._last_round = self._last_round, None
+
+        def arrives(averaged: AveragedModel) -> None:
+            averaged.arrive = partial(self._arrives, True, NO_STATE if last is None else last)
+
+        return arrives
+
+    def fetch(self, at_most_s: float) -> int | None:
+        """Put the crew's state in place of this peer's; the round that it is of. ``None``: it did not come in
+        time; this peer goes on with what averages bring.
+        """
+        keeper, kept = self._keeper, self._keeper.first
+        if self._donors is None or kept is None:
+            return None
+        behind = partial(self._transport.standing.known_behind, kept.channel)
+        with self._phase():
+            state = self._transport.await_future(keeper.asking(self._donors, behind)(at_most_s))
+            if state is None or not keeper.put(state):
+                return None
+        self._transport.goes_on_after(kept.channel, state.round)
+        return state.round
+
+    # -- Catching up
+
+    def _arrives(self, new: bool, state_round: int) -> Outcome | None:
+        """Get into step (see ``replay``); the last round that was followed."""
+        with self._phase():
+            came = self.catch_up(new=new, state_round=state_round)
+        self.came_s = self._transport.now_s() if new else None
+        self._last_round = None
+        return came.outcome
+
+    def catch_up(self, *, new: bool, state_round: int) -> Result:
+        """Get the crew's state and, following their rounds meanwhile, take the steps that others took after
+        it.
+
+        To be called by the trainer where a round is due. It takes ``transport.deadline_s`` at most.
+
+        new: this peer does not take part yet.
+        state_round: the last round after which its state was the crew's (``NO_STATE``: none).
+
+        Raises:
+            RuntimeError: there is no optimizer that follows, or nobody to ask for a state.
+        """
+        keeper, transport, first = self._keeper, self._transport, self._keeper.first
+        follower = None if first is None else first.follower
+        if first is None or follower is None or self._donors is None:
+            raise RuntimeError("this peer averages no gradients with all others, so it has nothing to follow")
+        _, since = first.progress
+        channel, standing = first.channel, transport.standing
+
+        def put(state: CrewsState) -> bool:
+            if not keeper.put(state):
+                return False
+            standing.behind(channel, state.round)
+            return True
+
+        ask = keeper.asking(self._donors, partial(standing.known_behind, channel))
+        if new:
+            transport.take_part(channel, -1)
+        self._fall_behind(channel, state_round)
+        ways = Ways(
+            newer=partial(transport.await_newer, channel),
+            ask=ask,
+            put=put,
+            follow=follower.follow,
+            redo=follower.redo,
+            ahead=partial(standing.ahead, channel),
+            passed=self._record,
+            now_s=transport.now_s,
+        )
+        try:
+            came = CatchUp(ways, rounds_max(follower.n_bytes), transport.deadline_s).run()
+        finally:
+            self._come_abreast(channel)
+        follower.arrived(came.in_step)
+        if came.state_round >= 0:
+            first.resume_at(first.progress[0] + came.redone * since, 0)
+            keeper.went_on((came.redone + came.missing) * since)
+        keeper.tell(Noted("in step" if came.in_step else "not in step", keeper.me, str(came)))
+        return came
+
+    def _fall_behind(self, channel: int, state_round: int) -> None:
+        """This peer is not in step any more: it says so, and gives its state to nobody."""
+        self._transport.standing.behind(channel, state_round)
+        self._keeper.gives(False)
+
+    def _come_abreast(self, channel: int) -> None:
+        """This peer catches up no longer."""
+        self._transport.standing.abreast(channel)
+        self._keeper.gives(True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -96,11 +97,28 @@ class Expired:
     timer: Timer
 
 
+class Role(IntEnum):
+    """What a peer does in its crew.
+
+    TRAINER: it computes, contributes to averages, and owns its share of the blocks.
+    AUXILIARY: it owns its share of the blocks, and does nothing else: it contributes to no average.
+    """
+
+    TRAINER = 0
+    AUXILIARY = 1
+
+    @property
+    def words(self) -> str:
+        """As it is told to people."""
+        return "a trainer" if self is Role.TRAINER else "an auxiliary"
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A peer is there (again)."""
+    """A peer is there (again), and does what its role says."""
 
     peer: PeerId
+    role: Role = Role.TRAINER
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,7 @@ class Visits:
     """A peer may be talked with when peers meet, but does not average (yet): it is on its way in."""
 
     peer: PeerId
+    role: Role = Role.TRAINER
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +416,16 @@ class Done:
     outcome: Outcome
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """An auxiliary has averaged its blocks of a round, as its crew asked and not its own process.
+
+    outcome: of its own blocks; all other chunks of ``mean`` are undefined, and not ``averaged``.
+    """
+
+    outcome: Outcome
+
+
 @dataclass(frozen=True, slots=True)
 class Noted:
     """Something worth a line in the trace (a peer suspected, a message refused)."""
@@ -429,7 +458,7 @@ class Posted:
     blob: bytes
 
 
-Effect = Send | Arm | Done | Noted | Met | Posted
+Effect = Send | Arm | Done | Served | Noted | Met | Posted
 
 
 class Machine(Protocol):

@@ -18,6 +18,8 @@ from ragtag.core.types import (
     Arrived,
     Average,
     Begin,
+    Bytes,
+    Done,
     Effect,
     Event,
     Expired,
@@ -28,9 +30,12 @@ from ragtag.core.types import (
     Outcome,
     PeerId,
     PeerSet,
+    Role,
     Run,
+    Served,
     Visits,
 )
+from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Averager, Opening, Setting
 from ragtag.protocols.channel.budgets import Budgets
 from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here
@@ -57,6 +62,8 @@ JUMP_MAX = 1 << 24
 """How many rounds a peer can have missed. A round further ahead is not believed."""
 ROUND_MAX = (1 << 32) - 1
 """Round numbers travel in 32 bits."""
+_ZERO: Floats = np.zeros((1, 1), np.float32)
+_NO_ROWS: Bytes = np.zeros((0, CHUNK_BYTES), np.uint8)
 
 
 class Rounds:
@@ -91,6 +98,7 @@ class Rounds:
         self._aside: frozenset[PeerId] = frozenset()
         """Peers that the trainer has set aside: the newest round does not wait for them."""
         self._newcomer = False
+        self._serves = opening.crew.role is Role.AUXILIARY
         self._taking = 0
         """How many rounds to come this peer gives weight 0, one for each fragment."""
 
@@ -118,6 +126,10 @@ class Rounds:
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event. Runs that arrive belong to one round, or all ask whether this peer is there."""
+        effects = self._take(now_s, event)
+        return effects + self._serve(now_s) if self._serves else effects
+
+    def _take(self, now_s: float, event: Event) -> list[Effect]:
         if isinstance(event, Arrived):
             return self._arrived(now_s, event)
         if isinstance(event, Expired):
@@ -211,6 +223,8 @@ class Rounds:
         machine = self._machine(number)
         rtts_s = self._crew.rtt_s.values()
         scatter_s, gather_s = self.budgets.begin(number, now_s, new, ask.deadline_s, rtts_s)
+        if self._serves:  # no average comes to it, so it cannot measure how long that takes
+            gather_s = max(gather_s, scatter_s)
         self.active = number
         self._behind |= skipped > 0
         if self._newcomer or (skipped > CATCH_UP and not new):
@@ -242,6 +256,18 @@ class Rounds:
             cycle_s=self.budgets.cycle_s,
         )
         return self._settle(effects + machine.step(now_s, begin))
+
+    def _serve(self, now_s: float) -> list[Effect]:
+        """An auxiliary begins a round once something of it has come, for it has no trainer that does."""
+        if self.active is not None or self.highest <= self.done or self._crew.n > PEERS_MAX:
+            return []
+        nothing: Average | Offer
+        if self._channel.averager.gathers:
+            nothing = Offer(self._number, _NO_ROWS, 0.0)
+        else:
+            shape = self._channel.fragments * self._channel.n_chunks, self._channel.codec.elements
+            nothing = Average(self._number, np.broadcast_to(_ZERO, shape), 0.0)
+        return self._begin(now_s, nothing)
 
     def _leaves_it(self, number: int, ask: Average | Offer) -> bool:
         """Whether this peer leaves out the newest round that it heard of, and begins the one after.
@@ -279,7 +305,7 @@ class Rounds:
         want = (channel.fragments * channel.n_chunks, channel.codec.elements)
         if ask.values.shape != want:
             raise ValueError(f"values of shape {ask.values.shape} on a channel of {want}")
-        if ask.values.dtype != np.float32 or not ask.values.flags.c_contiguous:
+        if ask.values.dtype != np.float32 or not (ask.values.flags.c_contiguous or self._serves):
             raise ValueError(f"values of {ask.values.dtype}, or not in one piece; give contiguous float32")
 
     def _machine(self, number: int) -> Round:
@@ -291,7 +317,7 @@ class Rounds:
                 seed=crew.seed,
                 channel=self._number,
                 round=number,
-                live=crew.live - self._aside or crew.live,
+                live=crew.live if self._channel.passing else crew.owners,
                 present=frozenset(range(crew.cut)) - crew.gone,
                 n_chunks=self._channel.n_chunks,
                 codec=self._channel.codec,
@@ -302,6 +328,8 @@ class Rounds:
                 patience=self.patience,
                 guard=self._channel.averager.guard,
                 quorum=self._channel.averager.quorum,
+                aside=self._aside,
+                auxiliary=crew.auxiliary,
             )
             machine = self.rounds[number] = self._make(setting)
         return machine
@@ -320,6 +348,8 @@ class Rounds:
         effects = effects + presence.count_silence(owed, lesson.answered)
         if not lesson.owns and outcome.averaged.any():
             effects += presence.vouched(_in_any(outcome.heard))
+        if self._serves:
+            return [Served(outcome) if isinstance(effect, Done) else effect for effect in effects]
         return effects
 
     # -- What comes

@@ -66,7 +66,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ragtag.core.schema import Schema
-from ragtag.core.types import Arm, Done, Expired, Left, Met, PeerId, Start, Tell, Timer, Visits
+from ragtag.core.types import Arm, Done, Expired, Joined, Left, Met, PeerId, Role, Start, Tell, Timer, Visits
 from ragtag.core.wire import VERSION, name_hash
 from ragtag.protocols.membership.invitation import Said
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
@@ -390,14 +390,16 @@ def outvoted_by(mine: Hashable, theirs: Mapping[PeerId, Hashable]) -> list[PeerI
 
 def node_of(card: Card, n: int, roster: Roster) -> Node:
     """The node of a peer with a seat. It knows which peers average, are on their way in, or are gone."""
-    node = Node(card.seat, n, card.seed, card.founded)
+    node = Node(card.seat, n, card.seed, card.founded, card.role)
     held = roster.seats
     for peer in set(range(n)) - {card.seat}:
         holder = held.get(peer)
         if holder is None or not holder.live:
             node.step(0.0, Left(peer))
         elif not holder.card.averaging:
-            node.step(0.0, Visits(peer))
+            node.step(0.0, Visits(peer, holder.card.role))
+        elif holder.card.role is not Role.TRAINER:
+            node.step(0.0, Joined(peer, holder.card.role))
     return node
 
 

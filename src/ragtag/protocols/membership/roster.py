@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from ragtag.core.address import family_of, unusable
-from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Visits
+from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Role, Visits
 from ragtag.core.wire import VERSION
 from ragtag.protocols.membership.passes import PROOF_BYTES_MAX, read_proof
 from ragtag.protocols.membership.probe import ANNOUNCED_MAX
@@ -50,6 +50,7 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     inner_host, inner_port: where it takes data within its own network, if a router translates its addresses
         (NAT); else empty, and 0.
     proof: whose process it is, in a crew that takes persons (``passes.Proof``); else empty.
+    role: what it does once it takes part.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
@@ -67,6 +68,7 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     inner_host: Annotated[str, Meta(max_length=HOST_BYTES_MAX)] = ""
     inner_port: _Port = 0
     proof: Annotated[bytes, Meta(max_length=PROOF_BYTES_MAX)] = b""
+    role: Role = Role.TRAINER
 
     @property
     def person(self) -> str:
@@ -356,8 +358,9 @@ class Roster:
             why = f"{holder.name} was out of reach, and had been declared dead"
             effects.append(Noted("back", peer, why))
         else:
-            effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name))
-        return [*effects, Joined(peer) if card.averaging else Visits(peer)]
+            detail = holder.name if card.role is Role.TRAINER else f"{holder.name}, as {card.role.words}"
+            effects.append(Noted("takes part" if card.averaging else "comes", peer, detail))
+        return [*effects, (Joined if card.averaging else Visits)(peer, card.role)]
 
 
 def _gone(peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:

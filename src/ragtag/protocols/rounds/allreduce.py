@@ -67,12 +67,13 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         scratch=setting.scratch,
         patience=setting.patience,
         guard=setting.guard,
-        live=len(setting.live),
+        live=setting.n_giving,
+        auxiliary=setting.auxiliary & members,
     )
 
 
 def _direct(setting: Setting) -> Round:
-    owners = fixed_owners(setting.n, setting.live)
+    owners = fixed_owners(setting.n, setting.live, setting.aside, setting.auxiliary)
     return scatter_gather(_spec(setting, setting.n, owners, frozenset(range(setting.n))))
 
 

@@ -47,6 +47,7 @@ class Spec:
     guard: how owners reduce shares of which some may be lies; ``None``: by their weighted mean.
     live: how many peers this one knows to live, which a guard must know.
     quorum: how many peers' values make an average, at least; 0: any.
+    auxiliary: the members that only own blocks: they give nothing to the round, and get no averages.
     """
 
     me: PeerId
@@ -63,6 +64,12 @@ class Spec:
     guard: RobustMean | None = None
     live: int = 0
     quorum: int = 0
+    auxiliary: frozenset[PeerId] = frozenset()
+
+    @property
+    def gives(self) -> bool:
+        """Whether this peer's values are part of the round, and its averages are for this peer, too."""
+        return self.me not in self.auxiliary
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""

@@ -7,6 +7,8 @@ from functools import lru_cache
 from ragtag.core import seed as random
 from ragtag.core.types import PeerId
 
+NOBODY: frozenset[PeerId] = frozenset()
+
 
 class Layout:
     """``n_chunks`` chunks in ``n_blocks`` consecutive blocks whose sizes differ by at most one chunk.
@@ -36,24 +38,52 @@ def layout_of(n_chunks: int, n_blocks: int) -> Layout:
 
 
 @lru_cache(maxsize=256)
-def rotating_owners(seed: int, round_: int, n: int, live: frozenset[PeerId]) -> tuple[PeerId, ...]:
+def rotating_owners(
+    seed: int,
+    round_: int,
+    n: int,
+    live: frozenset[PeerId],
+    aside: frozenset[PeerId] = NOBODY,
+    auxiliary: frozenset[PeerId] = NOBODY,
+) -> tuple[PeerId, ...]:
     """Each block's owner in one round: a permutation drawn afresh every round, the same on every peer.
 
     A fixed owner is over-weighted in the mean by about (1+(n-1)q)(1-p^n)/(nq), q = 1-p, since its own
     copy never gets lost; rotation takes that bias away (RPS, ICML 2019, algorithm 1). A block whose
     owner is not alive goes to the next live peer of the permutation, so views that differ in one peer
     differ in one block.
+
+    live: the peers that may own blocks.
+    aside: those of them whose blocks go on to the next one that is neither set aside nor auxiliary.
+    auxiliary: those that are not told which peers are set aside, so that nothing they own may depend on it.
     """
-    return _alive(random.permutation(random.stream_key(seed, "owners", round_), n), live)
+    return _alive(random.permutation(random.stream_key(seed, "owners", round_), n), live, aside, auxiliary)
 
 
-def fixed_owners(n: int, live: frozenset[PeerId]) -> tuple[PeerId, ...]:
-    """Block ``j`` is peer ``j``'s, as in a direct all-reduce."""
-    return _alive(tuple(range(n)), live)
+def fixed_owners(
+    n: int,
+    live: frozenset[PeerId],
+    aside: frozenset[PeerId] = NOBODY,
+    auxiliary: frozenset[PeerId] = NOBODY,
+) -> tuple[PeerId, ...]:
+    """Block ``j`` is peer ``j``'s, as in a direct all-reduce; else as in ``rotating_owners``."""
+    return _alive(tuple(range(n)), live, aside, auxiliary)
 
 
-def _alive(order: tuple[PeerId, ...], live: frozenset[PeerId]) -> tuple[PeerId, ...]:
-    if len(live) == len(order):
-        return order
+def _alive(
+    order: tuple[PeerId, ...],
+    live: frozenset[PeerId],
+    aside: frozenset[PeerId],
+    auxiliary: frozenset[PeerId],
+) -> tuple[PeerId, ...]:
+    owners = order if len(live) == len(order) else _next_of(order, live)
+    if not aside:
+        return owners
+    others = live - aside - auxiliary
+    instead = _next_of(order, others) if others else owners
+    return tuple(other if owner in aside else owner for owner, other in zip(owners, instead, strict=True))
+
+
+def _next_of(order: tuple[PeerId, ...], live: frozenset[PeerId]) -> tuple[PeerId, ...]:
     n = len(order)
     return tuple(next(order[(j + k) % n] for k in range(n) if order[(j + k) % n] in live) for j in range(n))

@@ -16,7 +16,8 @@ With ``Spec.quorum`` an owner tells no average of what too few peers gave.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -78,7 +79,7 @@ class Values:
             if o != spec.me and layout.sizes[j]
         }
 
-    def owners(self) -> Collection[PeerId]:
+    def owners(self) -> AbstractSet[PeerId]:
         """See ``stages.Content``."""
         sizes = self.spec.layout.sizes
         return {owner for j, owner in enumerate(self.spec.owners) if owner != self.spec.me and sizes[j]}
@@ -260,7 +261,7 @@ class Values:
     def result(self, stages: Stages) -> Result:
         """See ``stages.Content``."""
         kept, begin = ~self._averaged, stages.begun
-        if kept.any():
+        if kept.any() and self.spec.gives:
             self._weight, self._heard = self._weight.copy(), self._heard.copy()  # what was sent has views
             self._mean[kept] = begin.values[kept]
             self._weight[kept] = begin.weight

@@ -25,7 +25,9 @@ def _make(setting: Setting, repair: bool) -> Round:
             channel=setting.channel,
             round=setting.round,
             layout=layout_of(setting.n_chunks, setting.n),
-            owners=rotating_owners(setting.seed, setting.round, setting.n, setting.live),
+            owners=rotating_owners(
+                setting.seed, setting.round, setting.n, setting.live, setting.aside, setting.auxiliary
+            ),
             members=frozenset(range(setting.n)),
             codec=setting.codec,
             repair_s=setting.repair_s if repair else None,
@@ -33,8 +35,9 @@ def _make(setting: Setting, repair: bool) -> Round:
             scratch=setting.scratch,
             patience=setting.patience,
             guard=setting.guard,
-            live=len(setting.live),
+            live=setting.n_giving,
             quorum=setting.quorum,
+            auxiliary=setting.auxiliary,
         )
     )
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ragtag.core.faults import Faults, Loss, Partition, Window
-from ragtag.core.types import PEERS_MAX, SEATS_MAX, Joined, Left, Noted, Visits
+from ragtag.core.types import PEERS_MAX, SEATS_MAX, Joined, Left, Noted, Role, Visits
 from ragtag.core.wire import VERSION
 from ragtag.protocols.membership.probe import ANNOUNCED_MAX
 from ragtag.protocols.membership.roster import (

@@ -417,7 +417,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
+class Assisted:
     """An auxiliary has averaged its blocks of a round, as its crew asked and not its own process.
 
     outcome: of its own blocks; all other chunks of ``mean`` are undefined, and not ``averaged``.
@@ -458,7 +458,7 @@ class Posted:
     blob: bytes
 
 
-Effect = Send | Arm | Done | Served | Noted | Met | Posted
+Effect = Send | Arm | Done | Assisted | Noted | Met | Posted
 
 
 class Machine(Protocol):

@@ -46,7 +46,7 @@ class Node:
     n: how many places the crew has, taken or not. It grows when a peer comes to a place beyond the last.
     founded: how many places the crew had when it began, the same on all peers. ``None``: ``n``.
     role: what this peer does. An auxiliary is asked for no average: it takes part in each round of its
-        channels once something of the round comes, and ``Served`` tells what it has done.
+        channels once something of the round comes, and ``Assisted`` tells what it has done.
 
     With more than ``PEERS_MAX`` places only averagers that work in groups are taken. A peer then meets a few
     others, and its notice board is that of a district (``district``).
@@ -191,21 +191,22 @@ class Node:
                 return [Noted("refused", event.peer, why)]
             self.crew.came(event.peer)
             if event.role is Role.AUXILIARY:  # whatever is no round takes it for a visitor
-                return self._presence.assist(event.peer) + self._visited(now_s, event.peer)
+                return self._presence.assist(event.peer) + self._visited(now_s, event)
             self._meetings.tell(now_s, event)
             effects = self._presence.joined(event.peer) + self._tell_channels(now_s, event)
             return effects + self.board.step(now_s, event)
         if isinstance(event, Visits):
             self._presence.visit(event.peer)
             self.crew.comes(event.peer)
-            return self._visited(now_s, event.peer)
+            return self._visited(now_s, event)
         if isinstance(event, Left):
             return self._leave(now_s, event)
         return []
 
-    def _visited(self, now_s: float, peer: PeerId) -> list[Effect]:
-        visits = Visits(peer)
-        return self._tell_channels(now_s, visits) + self._meetings.tell(now_s, visits)
+    def _visited(self, now_s: float, event: Joined | Visits) -> list[Effect]:
+        visits = Visits(event.peer, event.role)
+        effects = self._tell_channels(now_s, visits) + self._meetings.tell(now_s, visits)
+        return effects + self.board.step(now_s, visits)
 
     def _tell_channels(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
         return [effect for machine in self.channels.values() for effect in machine.step(now_s, event)]
@@ -279,7 +280,7 @@ class Node:
     def _leave(self, now_s: float, event: Left) -> list[Effect]:
         self.crew.went(event.peer)  # others may have given blocks to a peer on its way in already
         if event.peer in self.gone - self.auxiliary:
-            return self._tell_channels(now_s, Visits(event.peer))
+            return self._tell_channels(now_s, event) + self.board.step(now_s, event)
         self._presence.leave(event.peer)
         self.crew.rtt_s.pop(event.peer, None)
         effects: list[Effect] = [Noted("left", event.peer), *self.board.step(now_s, event)]

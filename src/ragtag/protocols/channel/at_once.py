@@ -16,6 +16,7 @@ from ragtag.core.types import (
     LARGER_CREWS,
     PEERS_MAX,
     Arrived,
+    Assisted,
     Average,
     Begin,
     Bytes,
@@ -32,7 +33,6 @@ from ragtag.core.types import (
     PeerSet,
     Role,
     Run,
-    Served,
     Visits,
 )
 from ragtag.core.wire import CHUNK_BYTES
@@ -317,7 +317,7 @@ class Rounds:
                 seed=crew.seed,
                 channel=self._number,
                 round=number,
-                live=crew.live if self._channel.passing else crew.owners,
+                live=crew.owners if self._channel.assisted else crew.live,
                 present=frozenset(range(crew.cut)) - crew.gone,
                 n_chunks=self._channel.n_chunks,
                 codec=self._channel.codec,
@@ -349,7 +349,7 @@ class Rounds:
         if not lesson.owns and outcome.averaged.any():
             effects += presence.vouched(_in_any(outcome.heard))
         if self._serves:
-            return [Served(outcome) if isinstance(effect, Done) else effect for effect in effects]
+            return [Assisted(outcome) if isinstance(effect, Done) else effect for effect in effects]
         return effects
 
     # -- What comes

@@ -77,6 +77,7 @@ class Channel:
     reuse: the memory of an outcome's mean is used again once the round after the next begins.
     fragments: values come as a table of so many parts of ``n_chunks`` each, and a round averages one.
     passing: the channel is not used for long (a probe), and does not decide how far the crew may grow.
+    assisted: auxiliaries own blocks of it, as all peers tell them of it (``protocols.crew.serving``).
     """
 
     averager: Averager
@@ -88,6 +89,7 @@ class Channel:
     reuse: bool = False
     fragments: int = 1
     passing: bool = False
+    assisted: bool = False
 
     def part(self, round_: int) -> slice:
         """The rows of the table that a round averages: they follow from its number, so all peers agree."""

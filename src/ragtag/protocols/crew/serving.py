@@ -1,0 +1,147 @@
+"""What an auxiliary must know of its crew's channels, and how it comes to know it.
+
+A peer that averages has a script, and knows from it what it averages. An auxiliary has none. So each peer
+that opens a channel posts its form on the notice board, on topics (``PAGES``) that go to auxiliaries, too,
+also while they are on their way in. Of the forms that living peers post for a channel, an auxiliary takes the
+one that most of them post: these refuse the others, too (``joining.ChannelWay``).
+
+An auxiliary opens the channels that there are before it tells that it takes part, and later ones as soon as
+it hears of them: their peers compare schemas and measure first, so it is there when they begin.
+
+    averages by                 an auxiliary
+    ------------------------------------------------------------------------------------
+    RPS, AllReduce              owns its share of the blocks
+    rows (TopK)                 owns its share of the rows
+    AllReduce(ring=True)        has no part in it: a ring has no owners
+    groups                      has no part in it: a group is of peers that have values
+    a central state             has no part in it: owners take steps, and keep the state
+    none (computed tensors)     has no part in it: it computes nothing
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ragtag.core.schema import FRAGMENTS_MAX, VALUES_MAX
+from ragtag.core.types import PeerId
+from ragtag.protocols.channel.averager import Averager, guarded
+from ragtag.protocols.crew.board import PAGES
+from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.protocols.rounds.gather import gather
+from ragtag.protocols.rounds.robust import CentredClipping, RobustMean, TrimmedMean
+from ragtag.protocols.rounds.rps import RPS
+
+FORMS_MAX = 8
+"""Forms on a page: they fit a post."""
+_U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Word = Annotated[str, Meta(max_length=24)]
+_AVERAGERS: Mapping[str, Callable[[int], Averager]] = {
+    "rps": lambda quorum: RPS(quorum=quorum),
+    "rps+repair": lambda quorum: RPS(repair=True, quorum=quorum),
+    "allreduce": lambda quorum: AllReduce(),
+    "gather": lambda quorum: gather,
+}
+_GUARDS: Mapping[str, Callable[[float, float], RobustMean]] = {
+    "trimmed mean": TrimmedMean,
+    "centred clipping": CentredClipping,
+}
+
+
+class Form(msgspec.Struct, array_like=True, frozen=True):
+    """A channel, as an auxiliary needs to know it.
+
+    channel: its number.
+    hash32: what its datagrams carry of its schema.
+    by: its averager's name; quorum, guard, liars, heaviest: the averager's.
+    codec: its dense codec's name; empty: rows are gathered, which no owner decodes.
+    chunks, fragments: as ``averager.Channel`` has them.
+    """
+
+    channel: _U32
+    hash32: _U32
+    by: _Word
+    codec: _Word
+    chunks: Annotated[int, Meta(ge=1, le=VALUES_MAX)]
+    fragments: Annotated[int, Meta(ge=1, le=FRAGMENTS_MAX)] = 1
+    quorum: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    guard: _Word = ""
+    liars: float = 0.0
+    heaviest: float = 0.0
+
+    def averager(self) -> Averager:
+        """The averager. Raises ValueError: there is none of this form here."""
+        if self.by not in _AVERAGERS or (self.guard and self.guard not in _GUARDS):
+            raise ValueError(f"an auxiliary knows no averager {self.by!r} with guard {self.guard!r}")
+        averager = _AVERAGERS[self.by](self.quorum)
+        return guarded(averager, _GUARDS[self.guard](self.liars, self.heaviest)) if self.guard else averager
+
+
+def form_of(
+    channel: int, hash32: int, averager: Averager, codec: str, chunks: int, fragments: int
+) -> Form | None:
+    """The form of a channel; ``None``: auxiliaries have no part in it.
+
+    codec: the name of its codec, if that is one of Ragtag's dense ones; else empty.
+    """
+    by, guard = averager.name.partition(",")[0], averager.guard
+    if averager.gathers:
+        codec = ""
+    elif not codec:
+        return None
+    robust = () if guard is None else (guard.name.partition(" (")[0], guard.liars, guard.heaviest)
+    form = Form(channel, hash32, by, codec, chunks, fragments, averager.quorum, *robust)
+    try:
+        return form if form.averager() == averager else None
+    except ValueError:
+        return None
+
+
+class Forms:
+    """The forms of the channels that a peer has opened, as it posts them."""
+
+    def __init__(self) -> None:
+        self._forms: list[Form] = []
+
+    def has_room(self) -> bool:
+        """Whether one more can be posted."""
+        return len(self._forms) < FORMS_MAX * len(PAGES)
+
+    def add(self, form: Form) -> tuple[int, bytes]:
+        """One more channel is open: the topic to post on, and what."""
+        self._forms = [other for other in self._forms if other.channel != form.channel]
+        page = len(self._forms) // FORMS_MAX
+        self._forms.append(form)
+        return PAGES[page], msgspec.msgpack.encode(self._forms[page * FORMS_MAX :])
+
+
+_decoder = msgspec.msgpack.Decoder(list[Form])
+
+
+def read_forms(blob: bytes) -> list[Form]:
+    """The forms in a post. Raises ValueError: it has none."""
+    try:
+        return _decoder.decode(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"no forms of channels: {error}") from None
+
+
+def told_by_most(posts: Collection[tuple[PeerId, bytes]], live: Collection[PeerId]) -> dict[int, Form]:
+    """The form of each channel that most of the living peers that post one for it do; of two that as many
+    post, the lowest peer's.
+    """
+    told: dict[int, dict[PeerId, Form]] = {}
+    for peer, blob in sorted(posts):
+        if peer not in live:
+            continue
+        try:
+            forms = read_forms(blob)
+        except ValueError:
+            continue  # of another version of Ragtag, say: peers that understand it refuse its peer
+        for form in forms:
+            told.setdefault(form.channel, {})[peer] = form
+    return {channel: Counter(by_peer.values()).most_common(1)[0][0] for channel, by_peer in told.items()}

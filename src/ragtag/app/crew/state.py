@@ -265,7 +265,7 @@ class StateKeeper:
         able = [
             Donor(holder.name, (holder.card.host, holder.card.state_port))
             for _, holder in sorted(seats.items())
-            if holder.live and holder.card.averaging and holder.card.state_port
+            if holder.live and holder.card.trains and holder.card.state_port
         ]
         self._fetches += 1
         key = random.stream_key(self._seed, "donors", self.me, self._fetches)

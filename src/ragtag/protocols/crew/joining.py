@@ -508,13 +508,13 @@ class Joining:
         """The peer did not come in in time, or is no member any more."""
         if self.state is _State.LET_IN:
             return self._end(failure or f"no member let this peer in within {self.deadline_s:g} s")
-        if self.state is _State.SEAT:
+        if self.state is _State.SEAT and not (self._auxiliary and not self._others_average()):
             return self._end(
                 failure
                 or f"no seat could be taken within {self.deadline_s:g} s: "
                 "others claimed the same ones each time"
             )
-        if self.state is _State.AWAITING:
+        if self.state in (_State.SEAT, _State.AWAITING):
             return self._end(
                 failure
                 or "none of those that let this peer in averages; start the peer that begins the crew, on "
@@ -603,9 +603,13 @@ class Joining:
         self.state = _State.AWAITING
         return [passed]
 
+    @property
+    def _auxiliary(self) -> bool:
+        return self._entry is not None and self._entry.card.role is Role.AUXILIARY
+
     def _others_average(self) -> bool:
         assert self._entry is not None
-        return any(holder.live and holder.card.averaging for holder in self._entry.roster.seats.values())
+        return self._entry.roster.trains
 
     def _make(self, now_s: float, card: Card, first: bool) -> list[JoiningEffect]:
         """The peer has its seat. first: it averages before all others, which take part later."""

@@ -39,7 +39,8 @@ from ragtag.protocols.rounds.rps import RPS
 FORMS_MAX = 8
 """Forms on a page: they fit a post."""
 _U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
-_Word = Annotated[str, Meta(max_length=24)]
+_WORD_MAX = 24
+_Word = Annotated[str, Meta(max_length=_WORD_MAX)]
 _AVERAGERS: Mapping[str, Callable[[int], Averager]] = {
     "rps": lambda quorum: RPS(quorum=quorum),
     "rps+repair": lambda quorum: RPS(repair=True, quorum=quorum),
@@ -52,19 +53,21 @@ _GUARDS: Mapping[str, Callable[[float, float], RobustMean]] = {
 }
 
 
-class Form(msgspec.Struct, array_like=True, frozen=True):
+class ChannelForm(msgspec.Struct, array_like=True, frozen=True):
     """A channel, as an auxiliary needs to know it.
 
     channel: its number.
     hash32: what its datagrams carry of its schema.
     by: its averager's name; quorum, guard, liars, heaviest: the averager's.
-    codec: its dense codec's name; empty: rows are gathered, which no owner decodes.
+    assisted: whether auxiliaries own blocks of it; else they have no part in it.
+    codec: its dense codec's name; empty: rows are gathered, which no owner decodes, or it is not assisted.
     chunks, fragments: as ``averager.Channel`` has them.
     """
 
     channel: _U32
     hash32: _U32
     by: _Word
+    assisted: bool
     codec: _Word
     chunks: Annotated[int, Meta(ge=1, le=VALUES_MAX)]
     fragments: Annotated[int, Meta(ge=1, le=FRAGMENTS_MAX)] = 1
@@ -83,46 +86,49 @@ class Form(msgspec.Struct, array_like=True, frozen=True):
 
 def form_of(
     channel: int, hash32: int, averager: Averager, codec: str, chunks: int, fragments: int
-) -> Form | None:
-    """The form of a channel; ``None``: auxiliaries have no part in it.
+) -> ChannelForm:
+    """The form of a channel, of which auxiliaries own blocks if they can make the same averager from it.
 
     codec: the name of its codec, if that is one of Ragtag's dense ones; else empty.
     """
-    by, guard = averager.name.partition(",")[0], averager.guard
-    if averager.gathers:
-        codec = ""
-    elif not codec:
-        return None
-    robust = () if guard is None else (guard.name.partition(" (")[0], guard.liars, guard.heaviest)
-    form = Form(channel, hash32, by, codec, chunks, fragments, averager.quorum, *robust)
+    by, guard = averager.name.partition(",")[0][:_WORD_MAX], averager.guard
+    codec = "" if averager.gathers else codec
+    robust = () if guard is None else (guard.name.partition(" (")[0][:_WORD_MAX], guard.liars, guard.heaviest)
+    form = ChannelForm(channel, hash32, by, True, codec, chunks, fragments, averager.quorum, *robust)
     try:
-        return form if form.averager() == averager else None
+        known = bool(codec or averager.gathers) and form.averager() == averager
     except ValueError:
-        return None
+        known = False
+    return form if known else ChannelForm(channel, hash32, by, False, "", chunks, fragments)
 
 
 class Forms:
     """The forms of the channels that a peer has opened, as it posts them."""
 
     def __init__(self) -> None:
-        self._forms: list[Form] = []
+        self._forms: list[ChannelForm] = []
 
-    def has_room(self) -> bool:
-        """Whether one more can be posted."""
-        return len(self._forms) < FORMS_MAX * len(PAGES)
+    def add(self, form: ChannelForm) -> tuple[ChannelForm, int, bytes]:
+        """One more channel is open, or open anew: its form, the topic to post on, and what.
 
-    def add(self, form: Form) -> tuple[int, bytes]:
-        """One more channel is open: the topic to post on, and what."""
-        self._forms = [other for other in self._forms if other.channel != form.channel]
-        page = len(self._forms) // FORMS_MAX
-        self._forms.append(form)
-        return PAGES[page], msgspec.msgpack.encode(self._forms[page * FORMS_MAX :])
+        A channel beyond all pages is not assisted, and is not posted: its topic is -1.
+        """
+        at = next((i for i, other in enumerate(self._forms) if other.channel == form.channel), None)
+        if at is None and len(self._forms) == FORMS_MAX * len(PAGES):
+            return msgspec.structs.replace(form, assisted=False), -1, b""
+        if at is None:
+            at = len(self._forms)
+            self._forms.append(form)
+        self._forms[at] = form
+        page = at // FORMS_MAX
+        on_it = self._forms[page * FORMS_MAX : (page + 1) * FORMS_MAX]
+        return form, PAGES[page], msgspec.msgpack.encode(on_it)
 
 
-_decoder = msgspec.msgpack.Decoder(list[Form])
+_decoder = msgspec.msgpack.Decoder(list[ChannelForm])
 
 
-def read_forms(blob: bytes) -> list[Form]:
+def read_forms(blob: bytes) -> list[ChannelForm]:
     """The forms in a post. Raises ValueError: it has none."""
     try:
         return _decoder.decode(blob)
@@ -130,11 +136,11 @@ def read_forms(blob: bytes) -> list[Form]:
         raise ValueError(f"no forms of channels: {error}") from None
 
 
-def told_by_most(posts: Collection[tuple[PeerId, bytes]], live: Collection[PeerId]) -> dict[int, Form]:
+def told_by_most(posts: Collection[tuple[PeerId, bytes]], live: Collection[PeerId]) -> dict[int, ChannelForm]:
     """The form of each channel that most of the living peers that post one for it do; of two that as many
     post, the lowest peer's.
     """
-    told: dict[int, dict[PeerId, Form]] = {}
+    told: dict[int, dict[PeerId, ChannelForm]] = {}
     for peer, blob in sorted(posts):
         if peer not in live:
             continue

@@ -71,6 +71,11 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     role: Role = Role.TRAINER
 
     @property
+    def trains(self) -> bool:
+        """Whether it averages values of its own."""
+        return self.averaging and self.role is not Role.AUXILIARY
+
+    @property
     def person(self) -> str:
         """Whose process it is; empty: the crew takes no persons."""
         read = read_proof(self.proof) if self.proof else None
@@ -197,6 +202,11 @@ class Roster:
         for peer in {card.seat, before.seat if before is not None else NO_SEAT} - {NO_SEAT}:
             self._terms[peer] = max(self._terms.get(peer, 0), card.term if peer == card.seat else 0)
             self._settle(peer, None)
+
+    @property
+    def trains(self) -> bool:
+        """Whether another peer averages values of its own, as this one believes."""
+        return any(holder.live and holder.card.trains for holder in self._seats.values())
 
     @property
     def unfit(self) -> str:
@@ -405,6 +415,8 @@ class Seating:
             return None
         if not self.claimed and not whole and now_s < self.until_s:
             return None
+        if self.card.role is Role.AUXILIARY and not self._roster.trains:
+            return None  # it begins no crew
         self.card = self._next()
         spread = math.log2(n / ANNOUNCED_MAX) if n > ANNOUNCED_MAX else 0.0  # periods until all have heard
         self.until_s = now_s + (_OBJECT_PERIODS + spread) * period_s

@@ -20,31 +20,37 @@ from typing import Generic, NoReturn, TypeVar
 import numpy as np
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import fp32
+from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
     PEERS_MAX,
+    Assisted,
     Average,
     Bytes,
     Effect,
     Event,
     Floats,
+    Joined,
     Left,
     Met,
     Noted,
     Offer,
     Outcome,
     PeerId,
+    Posted,
     Publish,
+    Role,
     Start,
     Tell,
 )
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.board import PAGES
 from ragtag.protocols.crew.joining import ChannelEvent, ChannelWay, Differs, Heard, IsOpen, ProbeRound, Timed
 from ragtag.protocols.crew.posting import Posting
+from ragtag.protocols.crew.serving import Forms, Serving, form_of
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.rps import rps
@@ -82,6 +88,27 @@ class _MeetingNode:
         for effect in effects:
             if isinstance(effect, Met):
                 self._told(self._node.me, effect)
+        return effects
+
+
+class _ServingNode:
+    """An auxiliary's node, which opens the channels that it hears of. done: told of each round."""
+
+    def __init__(self, node: Node, rtt_s: float, done: Callable[[Outcome], None]) -> None:
+        self._node, self._rtt_s, self._done = node, rtt_s, done
+        self._serving = Serving()
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """The node's step."""
+        effects = self._node.step(now_s, event)
+        for effect in effects:
+            if isinstance(effect, Assisted):
+                self._done(effect.outcome)
+            elif isinstance(effect, Posted) and effect.topic in PAGES:
+                for form in self._serving.look(self._node):
+                    if form.assisted:
+                        opened = form.opened(DENSE.get(form.codec, fp32), self._rtt_s)
+                        self._node.configure(form.channel, opened, now_s)
         return effects
 
 
@@ -134,7 +161,7 @@ class _Trainer(Generic[T]):
 
 
 class SimulatedCrew:
-    """``n`` peers that train over simulated lines.
+    """``n`` peers that train over simulated lines, and after them ``auxiliaries`` that only average.
 
     Without ``run``, ``transport`` serves a caller in its own thread: while the caller waits, the world goes
     on.
@@ -144,6 +171,7 @@ class SimulatedCrew:
     check: hold the invariants of ``simulation.check``.
     on_note: told what machines note: peer, virtual time, note.
     schemas: of the channels that were opened.
+    assisted: the rounds of which each auxiliary has averaged its blocks.
     """
 
     def __init__(
@@ -155,12 +183,26 @@ class SimulatedCrew:
         cost: ComputeCost | None = None,
         check: bool = False,
         on_note: Callable[[PeerId, float, Noted], None] | None = None,
+        auxiliaries: int = 0,
     ) -> None:
-        self.n, self.seed, self.cost = n, seed, cost or ComputeCost(0.0)
-        nodes = [Node(peer, n, seed) for peer in range(n)]
-        self.nodes = nodes
-        machines = [_MeetingNode(node, self._over) for node in nodes]
+        self.trainers, self.n = n, n + auxiliaries
+        self.seed, self.cost = seed, cost or ComputeCost(0.0)
+        helpers = range(n, self.n)
+        trainers = [Node(peer, n, seed) for peer in range(n)]
+        others = [Node(peer, self.n, seed, n, Role.AUXILIARY) for peer in helpers]
+        self.nodes = nodes = trainers + others
+        for node in nodes:
+            for peer in helpers:
+                if peer != node.me:
+                    node.step(0.0, Joined(peer, Role.AUXILIARY))
+        self.assisted: dict[PeerId, list[Outcome]] = {peer: [] for peer in helpers}
+        rtt_s = max(1e-4, timeout_s(faults))
+        meeting = [_MeetingNode(node, self._over) for node in trainers]
+        serving = [_ServingNode(node, rtt_s, self.assisted[node.me].append) for node in others]
+        machines: list[_MeetingNode | _ServingNode] = [*meeting, *serving]
         self.world = World(machines, faults, seed, check=check, on_done=self._done, on_note=on_note)
+        if self.world.checker is not None:
+            self.world.checker.only_own(frozenset(helpers))
         self._faults = faults
         self.schemas: dict[int, Schema] = {}
         self._meetings: dict[tuple[PeerId, int], Met | None] = {}  # under way, or just over
@@ -182,10 +224,10 @@ class SimulatedCrew:
         """
         if self._trainers:
             raise RuntimeError("a simulated crew runs once; make another")
-        trainers = [self._made(peer, train) for peer in range(self.n)]
+        trainers = [self._made(peer, train) for peer in range(self.trainers)]
         self._trainers = list(trainers)  # type: ignore[arg-type]
         self._ready.extend(self._trainers)
-        for crash in self._faults.crashes:
+        for crash in (crash for crash in self._faults.crashes if crash.peer < self.trainers):
             self.world.call(crash.at_s, self._crashes(crash.peer))
         try:
             while True:
@@ -298,6 +340,7 @@ class SimulatedTransport(Posting):
     def __init__(self, crew: SimulatedCrew, me: PeerId) -> None:
         super().__init__(me, crew.nodes[me].board, lambda post: crew.world.give(me, post))
         self.crew = crew
+        self._forms = Forms()
         self._node = crew.nodes[me]
         self._step = 0
 
@@ -345,8 +388,14 @@ class SimulatedTransport(Posting):
         opening = ChannelWay(
             self.me, channel, schema, chunks, deadline_s, wait_for_silent=together_s is not None
         )
-        shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=schema.fragments)
+        dense, parts = codec.name if DENSE.get(codec.name) is codec else "", schema.fragments
+        form = form_of(channel, 0, method, dense, chunks, parts)
+        assisted = form.assisted and crew.n > crew.trainers
+        shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=parts, assisted=assisted)
         node.configure(channel, shape)
+        if crew.n > crew.trainers:
+            _, topic, told = self._forms.add(form)
+            self.post_soon(topic, told)
         crew.opens(channel, method, codec, schema)
         by = rps if self.n <= PEERS_MAX else method
         probes = Channel(by, fp32, opening.probe_chunks, deadline_s, rtt_s, passing=True)

@@ -28,8 +28,7 @@ from ragtag.core.types import Assisted, PeerId, Posted, Role
 from ragtag.network.driver.driver import Driver
 from ragtag.protocols.crew.board import PAGES
 from ragtag.protocols.crew.joining import Joining
-from ragtag.protocols.crew.serving import ChannelForm, told_by_most
-from ragtag.protocols.node import Channel
+from ragtag.protocols.crew.serving import ChannelForm, Serving
 
 DEADLINE_S = 120.0
 """How long it waits to be let in, and for the first peer that trains (as ``ragtag.join``)."""
@@ -86,8 +85,8 @@ class _Serving:
 
     def __init__(self) -> None:
         self.driver: Driver | None = None
+        self.channels = Serving()
         self.open: dict[int, ChannelForm] = {}
-        self.known: dict[int, ChannelForm] = {}
         self.rounds: Counter[int] = Counter()
         self.short = 0
         self.peers: set[PeerId] = set()
@@ -111,13 +110,8 @@ class _Serving:
         """Open what the crew averages. In the driver's thread."""
         driver = self.driver
         assert driver is not None
-        node = driver.node
-        posts = [(peer, blob) for page in PAGES for peer, blob in driver.posts(page).items()]
-        for number, form in told_by_most(posts, node.live - {node.me}).items():
-            if self.known.get(number) == form:
-                continue
-            self.known[number] = form
-            self.open.pop(number, None)
+        for form in self.channels.look(driver.node):
+            self.open.pop(form.channel, None)
             why = self._opened(now_s, form)
             if why:
                 self.told.append(f"something is averaged by {form.by}, in which this peer has no part: {why}")
@@ -133,10 +127,7 @@ class _Serving:
         try:
             if codec is None:
                 return f"it knows no codec {form.codec!r}"
-            channel = Channel(
-                form.averager(), codec, form.chunks, 2 * rtt_s, rtt_s, fragments=form.fragments, assisted=True
-            )
-            driver.open(now_s, form.channel, channel, form.hash32)
+            driver.open(now_s, form.channel, form.opened(codec, rtt_s), form.hash32)
         except ValueError as error:
             return str(error)
         self.open[form.channel] = form
@@ -227,7 +218,8 @@ def _end(driver: Driver, there: dict[PeerId, str], serving: _Serving) -> tuple[s
         return "this peer's driver has ended on an error", 1
     if not there:
         return "the crew has ended", 0
-    if serving.known and not serving.open:
-        by = ", ".join(sorted({form.by for form in serving.known.values()}))
+    known = serving.channels.known
+    if known and not serving.open:
+        by = ", ".join(sorted({form.by for form in known.values()}))
         return f"the crew averages by {by}, in which an auxiliary has no part: it owns no blocks there", 1
     return "", 0

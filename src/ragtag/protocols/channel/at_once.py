@@ -25,6 +25,7 @@ from ragtag.core.types import (
     Event,
     Expired,
     Floats,
+    Joined,
     Left,
     Noted,
     Offer,
@@ -33,12 +34,13 @@ from ragtag.core.types import (
     PeerSet,
     Role,
     Run,
+    Send,
     Visits,
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Averager, Opening, Setting
 from ragtag.protocols.channel.budgets import Budgets
-from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here
+from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here, question
 from ragtag.protocols.rounds.base import (
     BLOCK_BITS,
     GATHER,
@@ -49,6 +51,7 @@ from ragtag.protocols.rounds.base import (
     peers_in,
     require_rows,
 )
+from ragtag.protocols.rounds.layout import NOBODY
 
 CATCH_UP = 8
 """A peer that skipped more rounds than this gives weight 0 to its first average (of each fragment)."""
@@ -58,6 +61,8 @@ AHEAD = 2
 """How many rounds are received before this peer has begun them."""
 BEHIND = 2
 """How many rounds are kept after they are done, to answer requests for repair."""
+RARE_MAX = 8
+"""A peer that was missing for long comes to so many rounds before an auxiliary waits for it again."""
 JUMP_MAX = 1 << 24
 """How many rounds a peer can have missed. A round further ahead is not believed."""
 ROUND_MAX = (1 << 32) - 1
@@ -99,6 +104,8 @@ class Rounds:
         """Peers that the trainer has set aside: the newest round does not wait for them."""
         self._newcomer = False
         self._serves = opening.crew.role is Role.AUXILIARY
+        self._rare: dict[PeerId, int] = {}
+        """At an auxiliary: in how many more rounds than not a peer was missing lately, up to ``RARE_MAX``."""
         self._taking = 0
         """How many rounds to come this peer gives weight 0, one for each fragment."""
 
@@ -136,6 +143,8 @@ class Rounds:
             return self._route(now_s, event.timer.round, event)
         if isinstance(event, Average | Offer):
             return self._begin(now_s, event)
+        if isinstance(event, Joined):
+            self._rare.pop(event.peer, None)
         if isinstance(event, Left | Visits):
             self._recut(self._crew.growth)
         if isinstance(event, Left):
@@ -222,6 +231,8 @@ class Rounds:
         self._aside = ask.aside
         machine = self._machine(number)
         rtts_s = self._crew.rtt_s.values()
+        if self._serves and new:
+            self.budgets.others_computed(now_s)
         scatter_s, gather_s = self.budgets.begin(number, now_s, new, ask.deadline_s, rtts_s)
         if self._serves:  # no average comes to it, so it cannot measure how long that takes
             gather_s = max(gather_s, scatter_s)
@@ -255,19 +266,44 @@ class Rounds:
             answer_s=answer_s,
             cycle_s=self.budgets.cycle_s,
         )
-        return self._settle(effects + machine.step(now_s, begin))
+        effects += machine.step(now_s, begin)
+        until_s = now_s + scatter_s + gather_s
+        for peer in sorted(self._unheard()):
+            effects.append(Send(question(peer, machine.spec.key(GATHER, 0)), until_s))
+        return self._settle(effects)
+
+    def _unheard(self) -> frozenset[PeerId]:
+        """Auxiliaries that were silent for long. Nothing is sent to them any more, and where nothing comes they
+        send nothing: so they are asked in each round whether they are there.
+        """
+        return self._crew.auxiliary - self._crew.owners if self._channel.assisted else NOBODY
 
     def _serve(self, now_s: float) -> list[Effect]:
-        """An auxiliary begins a round once something of it has come, for it has no trainer that does."""
-        if self.active is not None or self.highest <= self.done or self._crew.n > PEERS_MAX:
+        """An auxiliary begins a round once something of it has come, for it has no trainer that does.
+
+        Its deadlines count from then on. So it is no sign that a peer comes which comes to few rounds: such a
+        one may be far ahead of the others.
+        """
+        early = None if self.active is not None else self.rounds.get(self._next())
+        if early is None or self._crew.n > PEERS_MAX:
+            return []
+        aside = frozenset(peer for peer, missed in self._rare.items() if missed)
+        came = {peer for peer, it_came in early.lesson().owed.items() if it_came}
+        if came <= aside and self._crew.presence.waiting - aside:
             return []
         nothing: Average | Offer
         if self._channel.averager.gathers:
-            nothing = Offer(self._number, _NO_ROWS, 0.0)
+            nothing = Offer(self._number, _NO_ROWS, 0.0, aside=aside)
         else:
             shape = self._channel.fragments * self._channel.n_chunks, self._channel.codec.elements
-            nothing = Average(self._number, np.broadcast_to(_ZERO, shape), 0.0)
+            nothing = Average(self._number, np.broadcast_to(_ZERO, shape), 0.0, aside=aside)
         return self._begin(now_s, nothing)
+
+    def _count_rare(self, owed: dict[PeerId, bool]) -> None:
+        """An auxiliary is not told whom others set aside. It waits for no peer that comes to few rounds."""
+        for peer, came in owed.items():
+            missed = self._rare.get(peer, 0) + (-1 if came else 1)
+            self._rare[peer] = min(RARE_MAX, max(0, missed))
 
     def _leaves_it(self, number: int, ask: Average | Offer) -> bool:
         """Whether this peer leaves out the newest round that it heard of, and begins the one after.
@@ -311,14 +347,16 @@ class Rounds:
     def _machine(self, number: int) -> Round:
         crew, machine = self._crew, self.rounds.get(number)
         if machine is None:
+            auxiliary = crew.auxiliary
+            assisting = crew.owners & auxiliary if self._channel.assisted else NOBODY
             setting = Setting(
                 me=self.me,
                 n=crew.cut,
                 seed=crew.seed,
                 channel=self._number,
                 round=number,
-                live=crew.owners if self._channel.assisted else crew.live,
-                present=frozenset(range(crew.cut)) - crew.gone,
+                live=(crew.live - self._aside or crew.live) | assisting,
+                present=(frozenset(range(crew.cut)) - crew.gone) | auxiliary,
                 n_chunks=self._channel.n_chunks,
                 codec=self._channel.codec,
                 repair_s=max(crew.rtt_s.values(), default=self._channel.rtt_s),
@@ -328,8 +366,7 @@ class Rounds:
                 patience=self.patience,
                 guard=self._channel.averager.guard,
                 quorum=self._channel.averager.quorum,
-                aside=self._aside,
-                auxiliary=crew.auxiliary,
+                auxiliary=auxiliary,
             )
             machine = self.rounds[number] = self._make(setting)
         return machine
@@ -340,6 +377,8 @@ class Rounds:
         if machine is None or machine.outcome is None:
             return effects
         outcome, lesson, presence = machine.outcome, machine.lesson(), self._crew.presence
+        if self._serves:
+            self._count_rare(lesson.owed)
         owed = {peer: came for peer, came in lesson.owed.items() if peer not in self._aside}
         self._end(outcome, lesson)
         self.budgets.learn(
@@ -366,6 +405,8 @@ class Rounds:
         if run.key.stage not in ANSWERS:
             return []
         self.patience.answered(now_s, run.peer, number)
+        if run.peer in self._unheard():  # no trainer may still keep it from taking part
+            return self._crew.presence.hear(run.peer)
         self._outrun |= run.key.stage == NEVER and number == self.active
         return self._route(now_s, number, Arrived([run])) if number == self.active else []
 

@@ -127,10 +127,9 @@ class Setting:
     """What an averager needs to make the machine of one round.
 
     n: blocks that the vector is cut into.
-    live: the peers that may own blocks, as far as this one knows.
-    aside: those of them that own none, as their trainers are known to come to few rounds.
-    auxiliary: those of them that only own blocks (``base.Spec``).
+    live: the peers that own blocks, as far as this one knows.
     present: the peers that have not left for good.
+    auxiliary: those of them that only own blocks (``base.Spec``).
     repair_s: how long to wait before lost chunks are asked for again.
     growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
@@ -154,14 +153,12 @@ class Setting:
     patience: Patience | None = None
     guard: RobustMean | None = None
     quorum: int = 0
-    aside: frozenset[PeerId] = frozenset()
     auxiliary: frozenset[PeerId] = frozenset()
 
     @property
     def n_giving(self) -> int:
         """How many living peers give to the round, as far as this one knows."""
-        giving = self.live - self.auxiliary
-        return len(giving - self.aside or giving)
+        return len(self.live - self.auxiliary)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ have higher numbers (Lamport, "Time, clocks, and the ordering of events in a dis
 
 In a crew of more than 64 seats each district (``district``) has a board of its own.
 
-Auxiliaries only listen, on few topics (``PAGES``).
+Auxiliaries only listen, on topics that are for them alone (``PAGES``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from ragtag.protocols.crew.district import district_of
 BOARD = 253
 """The channel of posts."""
 PAGES = tuple(topic_of(f"channels/{page}") for page in range(8))
-"""The topics that auxiliaries are told, too: which channels there are (``serving``)."""
+"""The topics for auxiliaries alone: which channels there are (``serving``)."""
 TOPICS_MAX = 128
 """How many topics a board keeps. Others' posts on further topics are not taken."""
 _TOPICS = 1 << 32
@@ -118,7 +118,7 @@ class _Path:
     """The path to one peer.
 
     gone: the peer has left.
-    listens: it is an auxiliary, which is told ``PAGES`` alone, posts nothing, and is nobody's business else.
+    listens: it is an auxiliary. It alone is told ``PAGES``, and nothing else, and it posts nothing.
     srtt_s, var_s: the smoothed round trip and its variation; 0: not measured.
     told_s: a timeout that the driver has measured.
     lost: the share of sends without an answer, smoothed.
@@ -281,7 +281,7 @@ class Board:
         due_s = float("inf")
         for topic, posts in self._posts.items():
             newest = posts.get(self._me)
-            if newest is None or (path.listens and topic not in PAGES):
+            if newest is None or path.listens != (topic in PAGES):
                 continue
             slot = path.slots.setdefault(topic, _Slot())
             if slot.acked >= newest.number:

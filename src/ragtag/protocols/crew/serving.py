@@ -27,10 +27,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from ragtag.codecs.base import Codec
 from ragtag.core.schema import FRAGMENTS_MAX, VALUES_MAX
 from ragtag.core.types import PeerId
-from ragtag.protocols.channel.averager import Averager, guarded
+from ragtag.protocols.channel.averager import Averager, Channel, guarded
 from ragtag.protocols.crew.board import PAGES
+from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.gather import gather
 from ragtag.protocols.rounds.robust import CentredClipping, RobustMean, TrimmedMean
@@ -82,6 +84,25 @@ class ChannelForm(msgspec.Struct, array_like=True, frozen=True):
             raise ValueError(f"an auxiliary knows no averager {self.by!r} with guard {self.guard!r}")
         averager = _AVERAGERS[self.by](self.quorum)
         return guarded(averager, _GUARDS[self.guard](self.liars, self.heaviest)) if self.guard else averager
+
+    def opened(self, codec: Codec, rtt_s: float) -> Channel:
+        """The channel, as an auxiliary opens it. Its first deadlines come from a round trip alone.
+
+        None is shorter: an auxiliary begins a round with the first share, so that where all come at once it
+        sees none of the time that they were on their way, by which shares' times differ.
+
+        Raises ValueError: there is no averager of this form here.
+        """
+        return Channel(
+            self.averager(),
+            codec,
+            self.chunks,
+            probe_s=2 * rtt_s,
+            rtt_s=rtt_s,
+            floor_s=rtt_s,
+            fragments=self.fragments,
+            assisted=True,
+        )
 
 
 def form_of(
@@ -136,14 +157,12 @@ def read_forms(blob: bytes) -> list[ChannelForm]:
         raise ValueError(f"no forms of channels: {error}") from None
 
 
-def told_by_most(posts: Collection[tuple[PeerId, bytes]], live: Collection[PeerId]) -> dict[int, ChannelForm]:
-    """The form of each channel that most of the living peers that post one for it do; of two that as many
-    post, the lowest peer's.
+def told_by_most(posts: Collection[tuple[PeerId, bytes]]) -> dict[int, ChannelForm]:
+    """The form of each channel that most of the peers that post one for it do; of two that as many post, the
+    lowest peer's.
     """
     told: dict[int, dict[PeerId, ChannelForm]] = {}
     for peer, blob in sorted(posts):
-        if peer not in live:
-            continue
         try:
             forms = read_forms(blob)
         except ValueError:
@@ -151,3 +170,25 @@ def told_by_most(posts: Collection[tuple[PeerId, bytes]], live: Collection[PeerI
         for form in forms:
             told.setdefault(form.channel, {})[peer] = form
     return {channel: Counter(by_peer.values()).most_common(1)[0][0] for channel, by_peer in told.items()}
+
+
+class Serving:
+    """The channels that an auxiliary knows of, as the living peers tell them.
+
+    known: the form of each, by its number.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, ChannelForm] = {}
+
+    def look(self, node: Node) -> list[ChannelForm]:
+        """A post came: the forms that are new, or other than they were."""
+        posts = [
+            (peer, posted.blob)
+            for page in PAGES
+            for peer, posted in node.board.notices(page).posts.items()
+            if peer in node.live
+        ]
+        news = [form for form in told_by_most(posts).values() if self.known.get(form.channel) != form]
+        self.known.update({form.channel: form for form in news})
+        return news

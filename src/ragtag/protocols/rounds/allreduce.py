@@ -73,12 +73,12 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
 
 
 def _direct(setting: Setting) -> Round:
-    owners = fixed_owners(setting.n, setting.live, setting.aside, setting.auxiliary)
+    owners = fixed_owners(setting.n, setting.live, setting.present, setting.auxiliary)
     return scatter_gather(_spec(setting, setting.n, owners, frozenset(range(setting.n))))
 
 
 def _ring(setting: Setting) -> Round:
-    order = tuple(sorted(setting.present))
+    order = tuple(sorted(setting.present - setting.auxiliary))
     return Ring(_spec(setting, setting.n, order, frozenset(order)))
 
 

@@ -43,7 +43,7 @@ def rotating_owners(
     round_: int,
     n: int,
     live: frozenset[PeerId],
-    aside: frozenset[PeerId] = NOBODY,
+    present: frozenset[PeerId] | None = None,
     auxiliary: frozenset[PeerId] = NOBODY,
 ) -> tuple[PeerId, ...]:
     """Each block's owner in one round: a permutation drawn afresh every round, the same on every peer.
@@ -53,37 +53,47 @@ def rotating_owners(
     owner is not alive goes to the next live peer of the permutation, so views that differ in one peer
     differ in one block.
 
+    An auxiliary is told which peers have left, and not which of the others the peers that give hold to be
+    silent or slow: it hears nothing of other auxiliaries. So what it owns depends on the former alone.
+
     live: the peers that may own blocks.
-    aside: those of them whose blocks go on to the next one that is neither set aside nor auxiliary.
-    auxiliary: those that are not told which peers are set aside, so that nothing they own may depend on it.
+    present: those that have not left, as membership tells; ``None``: ``live``.
+    auxiliary: those that only own blocks. What is owned by a peer that is present and not live goes to none
+        of them.
     """
-    return _alive(random.permutation(random.stream_key(seed, "owners", round_), n), live, aside, auxiliary)
+    order = random.permutation(random.stream_key(seed, "owners", round_), n)
+    return _alive(order, live, present, auxiliary)
 
 
 def fixed_owners(
     n: int,
     live: frozenset[PeerId],
-    aside: frozenset[PeerId] = NOBODY,
+    present: frozenset[PeerId] | None = None,
     auxiliary: frozenset[PeerId] = NOBODY,
 ) -> tuple[PeerId, ...]:
     """Block ``j`` is peer ``j``'s, as in a direct all-reduce; else as in ``rotating_owners``."""
-    return _alive(tuple(range(n)), live, aside, auxiliary)
+    return _alive(tuple(range(n)), live, present, auxiliary)
 
 
 def _alive(
     order: tuple[PeerId, ...],
     live: frozenset[PeerId],
-    aside: frozenset[PeerId],
+    present: frozenset[PeerId] | None,
     auxiliary: frozenset[PeerId],
 ) -> tuple[PeerId, ...]:
-    owners = order if len(live) == len(order) else _next_of(order, live)
-    if not aside:
-        return owners
-    others = live - aside - auxiliary
-    instead = _next_of(order, others) if others else owners
-    return tuple(other if owner in aside else owner for owner, other in zip(owners, instead, strict=True))
+    if len(live) == len(order):
+        return order
+    giving = live - auxiliary
+    if not auxiliary or present is None or not giving:
+        return _next_of(order, live)
+    owners = _next_of(order, present)
+    return tuple(
+        owner if owner in live else other
+        for owner, other in zip(owners, _next_of(order, giving), strict=True)
+    )
 
 
 def _next_of(order: tuple[PeerId, ...], live: frozenset[PeerId]) -> tuple[PeerId, ...]:
+    """Of each place the peer that has it, or the next one that is among ``live``."""
     n = len(order)
     return tuple(next(order[(j + k) % n] for k in range(n) if order[(j + k) % n] in live) for j in range(n))

@@ -26,7 +26,7 @@ def _make(setting: Setting, repair: bool) -> Round:
             round=setting.round,
             layout=layout_of(setting.n_chunks, setting.n),
             owners=rotating_owners(
-                setting.seed, setting.round, setting.n, setting.live, setting.aside, setting.auxiliary
+                setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
             ),
             members=frozenset(range(setting.n)),
             codec=setting.codec,

@@ -107,11 +107,6 @@ class Role(IntEnum):
     TRAINER = 0
     AUXILIARY = 1
 
-    @property
-    def words(self) -> str:
-        """As it is told to people."""
-        return "a trainer" if self is Role.TRAINER else "an auxiliary"
-
 
 @dataclass(frozen=True, slots=True)
 class Joined:

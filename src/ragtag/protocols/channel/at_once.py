@@ -273,8 +273,8 @@ class Rounds:
         return self._settle(effects)
 
     def _unheard(self) -> frozenset[PeerId]:
-        """Auxiliaries that were silent for long. Nothing is sent to them any more, and where nothing comes they
-        send nothing: so they are asked in each round whether they are there.
+        """Auxiliaries that were silent for long. They send nothing where nothing comes, and nothing is sent
+        to them any more: so they are asked in each round whether they are there.
         """
         return self._crew.auxiliary - self._crew.owners if self._channel.assisted else NOBODY
 

@@ -364,12 +364,13 @@ class Roster:
             effects.append(Reach(peer, address, card.epoch))
         if same and before is not None and before.live and before.card.averaging == card.averaging:
             return effects
-        if same and before is not None and not before.live:
+        if card.role is Role.AUXILIARY:
+            effects.append(Noted("assists" if card.averaging else "comes", peer, holder.name))
+        elif same and before is not None and not before.live:
             why = f"{holder.name} was out of reach, and had been declared dead"
             effects.append(Noted("back", peer, why))
         else:
-            detail = holder.name if card.role is Role.TRAINER else f"{holder.name}, as {card.role.words}"
-            effects.append(Noted("takes part" if card.averaging else "comes", peer, detail))
+            effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name))
         return [*effects, (Joined if card.averaging else Visits)(peer, card.role)]
 
 

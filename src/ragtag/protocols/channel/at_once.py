@@ -244,7 +244,7 @@ class Rounds:
         weight = ask.weight if self._taking == 0 else 0.0
         self._taking = max(0, self._taking - 1)
         effects: list[Effect] = []
-        if skipped > 0 and not new and self.me not in ask.aside:
+        if skipped > 0 and not new and self.me not in ask.aside and not self._serves:
             effects.append(Noted("skipped", self.me, f"{skipped} round{'s' * (skipped > 1)}, to {number}"))
         waiting = self._crew.presence.waiting - ask.aside
         part = self._channel.part(number)

@@ -21,6 +21,7 @@ in virtual time. Each state that waits has a timer (``Arm``), so an answer alway
     let in     timer silence                     let in     Say: nobody answers yet
     let in     Looked, over; timer let in        over       Ends
     seat       Looked, a seat is free            seat       Describes: claim it
+    seat       Looked, an auxiliary, none trains seat
     seat       Looked, its claim is contested    seat       Describes: claim another
     seat       Looked, settled, it is first      greeting   PhaseOver seat, Describes, Make, Tell hello
     seat       Looked, settled, others average   greeting   PhaseOver seat, Make, Tell hello, late

@@ -92,10 +92,11 @@ def test_transcript_of_an_auxiliary(golden: Callable[[str, str], None]) -> None:
     world.average(1, vectors(3, 12)[1], after_s=0.01)
     world.run()
     note = (
-        "Peer 2 is an auxiliary: it begins with the first share, averages its block of the two others, sends\n"
-        "each the average, and is sent none. Peer 1 begins 10 ms after peer 0."
+        "Peer 2 is an auxiliary: it begins with the first share, averages the two others' shares of its\n"
+        "block, sends each the average, and is sent none. Peer 1 begins 10 ms after peer 0."
     )
-    golden("an_auxiliary", transcript(world, 2, "rps: 2 peers that give, 1 that only owns blocks.", note))
+    title = "rps: 2 peers that give, 1 that only owns blocks."
+    golden("an_auxiliary", transcript(world, 2, title, note))
 
 
 def test_rows_are_gathered_through_it_and_count_as_without_it() -> None:

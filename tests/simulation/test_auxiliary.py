@@ -190,3 +190,29 @@ def test_peers_set_aside_own_nothing_and_an_auxiliary_need_not_know_of_them() ->
         assert all(o.averaged.all() for o in late)
         assert max(o.total_s for o in late) < 0.1
         assert all(3 not in o.waited_for for o in late)
+
+
+def test_a_target_batch_counts_trainers_alone() -> None:
+    """Samples, steps and goodput are as without it: nobody waits for what it gathers, or for its word."""
+
+    def trained(peer: SimulatedTransport) -> tuple[int, float, float]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model,
+            average="gradients", target_batch=64, weight=lambda: 8.0,
+        )  # fmt: skip
+        data = torch.Generator().manual_seed(peer.me)
+        for _ in range(24):
+            peer.compute()
+            x = torch.randn(8, 3, generator=data)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        samples = optimizer.samples
+        assert samples is not None
+        return samples.steps, samples.step_samples, samples.goodput
+
+    alone, helped = (np.mean([came or (0, 0, 0) for came in crew(4, k).run(trained)], axis=0) for k in (0, 2))
+    assert alone[0] == helped[0] == 11 and alone[1] == helped[1] == 64
+    assert helped[2] == pytest.approx(alone[2], abs=0.03)

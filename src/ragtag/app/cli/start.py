@@ -122,7 +122,7 @@ def join(
     from ragtag.app.invitation.invite import RunOver, usable
 
     if not auxiliary and script is None:
-        raise typer.BadParameter("Missing argument 'SCRIPT' (or --auxiliary, for a peer without one).")
+        raise ValueError("Missing argument 'SCRIPT': what this peer trains (or --auxiliary: without one)")
     if auxiliary:
         given = {"SCRIPT": script, "-n": peers != 1, "-m": module, "--faults": faults, "-o": run_folder}
         for name in (name for name, value in given.items() if value):

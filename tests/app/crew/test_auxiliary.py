@@ -33,14 +33,14 @@ def rounds(place: Place, run: str = "run") -> list[trace.Round]:
 
 @pytest.fixture
 def wide(place: Place) -> Place:
-    """Crews whose model has several chunks, so that each peer owns some, and steps with which it stays finite."""
+    """Crews whose model has several chunks, so that each peer owns some. Smaller steps keep it finite."""
     script = place.folder / "train.py"
     script.write_text(script.read_text().replace("lr=0.05", "lr=1e-5"))
     return place
 
 
 @pytest.mark.slow
-def test_it_owns_blocks_while_peers_come_and_go_and_ends_with_the_crew(wide: Place) -> None:
+def test_it_owns_blocks_while_peers_come_and_ends_with_the_crew(wide: Place) -> None:
     crew = wide.crew(2, INPUTS="2000", RAGTAG_SEAL="on")
     auxiliary = assisting(wide, str(wide.run), RAGTAG_SEAL="on")
     for peer in (0, 1):
@@ -52,11 +52,8 @@ def test_it_owns_blocks_while_peers_come_and_go_and_ends_with_the_crew(wide: Pla
         RAGTAG_SEAL="on", INPUTS="2000",
     )  # fmt: skip
     joined.says("heard 0b1011 live [0, 1, 3]")
-    (wide.folder / "stop.3").touch()
-    assert joined.code() == 0, joined.text
-    crew.says("heard 0b11 live [0, 1]")
     wide.end()
-    assert (crew.code(), auxiliary.code()) == (0, 0), crew.text + auxiliary.text
+    assert (crew.code(), joined.code(), auxiliary.code()) == (0, 0, 0), crew.text + auxiliary.text
     done = told(auxiliary)
     assert (done["seat"], done["peers"], done["why"]) == (2, [0, 1, 3], "the crew has ended")
     assert isinstance(done["rounds"], int) and done["rounds"] > 10
@@ -82,7 +79,7 @@ def test_one_that_is_killed_or_interrupted_costs_no_more_than_an_owner(wide: Pla
     until(lambda: notes(wide.run, "has left"), "it said good-bye")
     wide.end()
     assert crew.code() == 0, crew.text
-    assert all(line.endswith("live [0, 1, 2]") for p in range(3) for line in crew.lines(p)[1:])
+    assert not any("3]" in line for peer in range(3) for line in crew.lines(peer))  # nobody counts on it
     without = [r for r in rounds(wide) if 3 in r.missed]
     assert len(without) <= 2 * 3  # it owns no blocks after two rounds in which it was silent
     assert sum(r.of for r in rounds(wide)) > 20 * len(without)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from ragtag.core.channels import topic_of
 from ragtag.core.types import (
     Arrived,
     Assisted,
+    Average,
     Expired,
     Joined,
     Left,
@@ -29,6 +31,7 @@ from ragtag.core.types import (
     Visits,
 )
 from ragtag.core.wire import CHUNK_BYTES
+from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager, Channel, guarded
 from ragtag.protocols.crew.board import PAGES, TAKEN, Board
 from ragtag.protocols.crew.serving import (
@@ -151,6 +154,41 @@ def test_to_all_but_rounds_it_is_a_visitor() -> None:
     assert told == {1, 2}  # a meeting does not wait for it
     node.step(1.0, Left(3))
     assert node.crew.owners == frozenset(range(3)) and not node.auxiliary and node.cut == 3
+
+
+def test_one_that_takes_part_before_its_visit_was_heard_of_is_no_trainer_either() -> None:
+    node = helped()
+    node.step(0.0, Joined(4, Role.AUXILIARY))
+    assert node.live == frozenset(range(3)) and 4 in node.gone and 4 in node.crew.owners
+
+
+@pytest.mark.parametrize("assisted", [True, False])
+def test_it_owns_blocks_of_channels_that_all_tell_it_of_and_of_no_other(assisted: bool) -> None:
+    node = helped()
+    node.configure(1, Channel(rps, fp32, 8, 0.1, 0.01, assisted=assisted))
+    node.step(0.0, Joined(3, Role.AUXILIARY))
+    effects = node.step(0.0, Average(1, np.zeros((8, fp32.elements), np.float32), 1.0))
+    sent = {e.run.peer for e in effects if isinstance(e, Send)}
+    assert sent == ({1, 2, 3} if assisted else {1, 2})
+
+
+def test_its_second_round_has_room_for_peers_that_come_apart() -> None:
+    """It has measured no more than a round trip, and others have computed for a second before they came."""
+    node = Node(2, 3, 1, role=Role.AUXILIARY)
+    form = form_of(5, 1, rps, "fp32", 12, 1)
+    node.configure(5, form.opened(fp32, 0.001), 0.0)
+    world = World(3, rps, 12, auxiliary=(2,))
+    world.average(0, vectors(3, 12)[0])
+    world.average(1, vectors(3, 12)[1])
+    world.run()
+    shares = [e.runs[0] for _, peer, e, _ in world.log if peer == 2 and isinstance(e, Arrived)]
+    for at_s, share in zip((1.0, 1.2), shares, strict=True):
+        key = share.key._replace(channel=5)
+        payload = np.zeros((share.total, CHUNK_BYTES), np.uint8)
+        node.step(at_s, Arrived((replace(share, key=key, payload=payload),)))
+    machine = node.channels[5]
+    assert isinstance(machine, Rounds) and machine.done == 0
+    assert machine.budgets_s()[0] >= 0.29
 
 
 def test_one_that_was_silent_owns_nothing_is_asked_and_comes_back_by_its_answer() -> None:

@@ -99,7 +99,7 @@ def test_transcript_of_an_auxiliary(golden: Callable[[str, str], None]) -> None:
         "block, sends each the average, and is sent none. Peer 1 begins 10 ms after peer 0."
     )
     title = "rps: 2 peers that give, 1 that only owns blocks."
-    golden("an_auxiliary", transcript(world, 2, title, note))
+    golden("auxiliary/a_round", transcript(world, 2, title, note))
 
 
 def test_rows_are_gathered_through_it_and_count_as_without_it() -> None:

@@ -19,14 +19,17 @@ from ragtag.core.seed import generator
 from ragtag.core.types import (
     Arm,
     Arrived,
+    Assisted,
     Average,
     Done,
     Effect,
     Event,
     Expired,
     Floats,
+    Joined,
     Noted,
     Outcome,
+    Role,
     Run,
     Send,
 )
@@ -53,12 +56,18 @@ class World:
         latency_s: float = 0.002,
         probe_s: float = 0.05,
         floor_s: float = 0.02,
+        auxiliary: tuple[int, ...] = (),
     ) -> None:
         self.n, self.n_chunks, self.latency_s = n, n_chunks, latency_s
         self.now_s = 0.0
-        self.nodes = [Node(i, n, seed) for i in range(n)]
+        roles = [Role.AUXILIARY if i in auxiliary else Role.TRAINER for i in range(n)]
+        self.nodes = [Node(i, n, seed, role=role) for i, role in enumerate(roles)]
+        rtt_s, assisted = 2.5 * latency_s, bool(auxiliary)
         for node in self.nodes:
-            node.configure(0, Channel(method, TINY, n_chunks, probe_s, 2.5 * latency_s, floor_s))
+            for peer in auxiliary:
+                if peer != node.me:
+                    node.step(0.0, Joined(peer, Role.AUXILIARY))
+            node.configure(0, Channel(method, TINY, n_chunks, probe_s, rtt_s, floor_s, assisted=assisted))
         self.loss = LossStream(Faults(loss=Loss(loss) if loss else None), seed)
         self.dead: dict[int, float] = {}
         self.frozen: dict[int, tuple[float, float]] = {}
@@ -66,6 +75,7 @@ class World:
         """(sender, run as sent) to the (extra delay, run) that are delivered; a test may tamper here."""
         self.on_done: Callable[[int, Outcome], None] = lambda peer, outcome: None
         self.outcomes: list[list[Outcome]] = [[] for _ in range(n)]
+        """Of an auxiliary: of the rounds that it has served."""
         self.notes: list[tuple[int, Noted]] = []
         self.log: list[tuple[float, int, Event, list[Effect]]] = []
         self._heap: list[tuple[float, int, int, Event, bytes]] = []
@@ -130,6 +140,8 @@ class World:
         elif isinstance(effect, Done):
             self.outcomes[peer].append(effect.outcome)
             self.on_done(peer, effect.outcome)
+        elif isinstance(effect, Assisted):
+            self.outcomes[peer].append(effect.outcome)
         elif isinstance(effect, Noted):
             self.notes.append((peer, effect))
 

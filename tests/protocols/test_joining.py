@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.schema import Schema, TensorSpec
-from ragtag.core.types import Arm, Done, Expired, Left, Met, Start, Tell
+from ragtag.core.types import Arm, Done, Expired, Left, Met, Role, Start, Tell, Timer
 from ragtag.core.wire import VERSION, name_hash
 from ragtag.protocols.crew import joining as module
 from ragtag.protocols.crew.joining import (
@@ -333,6 +333,27 @@ def _() -> None:
     way.member(0)
     (claim,) = (effect.card for effect in way.looks() if isinstance(effect, Describes))
     assert (claim.seat, claim.averaging, claim.founded) == (1, False, 2)
+
+
+@row("Joining", "seat", "Looked, an auxiliary, none trains")
+def _() -> None:
+    """It begins no crew, and claims no seat before somebody averages values; another auxiliary does not."""
+    way = Way()
+    way.card = card_of(9, 1, role=Role.AUXILIARY)
+    way.enters()
+    helper = card_of(1, 2, seat=1, averaging=True, role=Role.AUXILIARY)
+    way.roster.changed(Member("m1", ("10.0.0.1", 4001), OLD, 0, Status.ALIVE, encode_card(helper)), None)
+    way.looks()
+    assert way.state == "seat" and Describes not in kinds(way.looks(after_s=10 * PERIOD_S))
+    begun = Way()
+    begun.card = way.card
+    begun.enters()
+    begun.looks()
+    begun.member(0)
+    (claim,) = [e for e in begun.looks(after_s=3 * PERIOD_S) if isinstance(e, Describes)]
+    assert (claim.card.seat, claim.card.averaging, claim.card.role) == (1, False, Role.AUXILIARY)
+    over = way(Expired(Timer(0, 0, "deadline")), DEADLINE_S)
+    assert ends(over).startswith("none of those that let this peer in averages; start the peer that begins")
 
 
 @row("Joining", "seat", "Looked, its claim is contested")

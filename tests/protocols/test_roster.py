@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ragtag.core.faults import Faults, Loss, Partition, Window
-from ragtag.core.types import PEERS_MAX, SEATS_MAX, Joined, Left, Noted, Visits
+from ragtag.core.types import PEERS_MAX, SEATS_MAX, Joined, Left, Noted, Role, Visits
 from ragtag.core.wire import VERSION
 from ragtag.protocols.membership.probe import ANNOUNCED_MAX
 from ragtag.protocols.membership.roster import (
@@ -113,7 +113,7 @@ def test_a_field_out_of_its_range_makes_no_card(wrong: dict[str, object]) -> Non
 
 def test_a_card_that_says_nothing_of_seats_is_of_a_crew_of_64_at_most() -> None:
     fields = msgspec.msgpack.decode(encode_card(seated(1, seats=SEATS_MAX)))
-    assert fields[10:] == [SEATS_MAX, b"", "", 0, b""]
+    assert fields[10:] == [SEATS_MAX, b"", "", 0, b"", Role.TRAINER]
     read = decode_card(msgspec.msgpack.encode(fields[:10]))
     assert read is not None and read == seated(1) and read.seats == PEERS_MAX
 

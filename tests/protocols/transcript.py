@@ -8,6 +8,7 @@ from typing import TypeVar
 from ragtag.core.types import (
     Arm,
     Arrived,
+    Assisted,
     Average,
     Begin,
     Bools,
@@ -76,6 +77,9 @@ def _effect(now_s: float, effect: Effect, rounds: bool) -> Iterable[str]:
         yield f"timer {effect.timer.name!r} at {_ms(effect.at_s)}"
     elif isinstance(effect, Noted):
         yield f"note: peer {effect.peer} {effect.what} {effect.detail}".rstrip()
+    elif isinstance(effect, Assisted):
+        short = f", without {', '.join(map(str, effect.outcome.missed))}" if effect.outcome.missed else ""
+        yield f"round {effect.outcome.round} is served: {effect.outcome.averaged.sum()} chunks{short}"
     elif isinstance(effect, Done):
         yield from _outcome(effect.outcome)
 

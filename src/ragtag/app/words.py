@@ -116,6 +116,7 @@ WORDS = {
     "has left": "has left",
     "comes": "is on its way in",
     "takes part": "takes part",
+    "assists": "averages for the crew as an auxiliary, and trains nothing",
     "declared dead": "is taken for dead: nobody hears of it any more",
     "back": "is back",
     "healed": "is back",

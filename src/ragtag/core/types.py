@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -96,11 +97,23 @@ class Expired:
     timer: Timer
 
 
+class Role(IntEnum):
+    """What a peer does in its crew.
+
+    TRAINER: it computes, contributes to averages, and owns its share of the blocks.
+    AUXILIARY: it owns its share of the blocks, and does nothing else: it contributes to no average.
+    """
+
+    TRAINER = 0
+    AUXILIARY = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A peer is there (again)."""
+    """A peer is there (again), and does what its role says."""
 
     peer: PeerId
+    role: Role = Role.TRAINER
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,7 @@ class Visits:
     """A peer may be talked with when peers meet, but does not average (yet): it is on its way in."""
 
     peer: PeerId
+    role: Role = Role.TRAINER
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +413,16 @@ class Done:
     outcome: Outcome
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Assisted:
+    """An auxiliary has averaged its blocks of a round, as its crew asked and not its own process.
+
+    outcome: of its own blocks; all other chunks of ``mean`` are undefined, and not ``averaged``.
+    """
+
+    outcome: Outcome
+
+
 @dataclass(frozen=True, slots=True)
 class Noted:
     """Something worth a line in the trace (a peer suspected, a message refused)."""
@@ -431,7 +455,7 @@ class Posted:
     blob: bytes
 
 
-Effect = Send | Arm | Done | Noted | Met | Posted
+Effect = Send | Arm | Done | Assisted | Noted | Met | Posted
 
 
 class Machine(Protocol):

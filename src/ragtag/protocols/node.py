@@ -24,6 +24,7 @@ from ragtag.core.types import (
     PeerId,
     Post,
     Publish,
+    Role,
     Tell,
     Visits,
 )
@@ -44,12 +45,16 @@ class Node:
 
     n: how many places the crew has, taken or not. It grows when a peer comes to a place beyond the last.
     founded: how many places the crew had when it began, the same on all peers. ``None``: ``n``.
+    role: what this peer does. An auxiliary is asked for no average: it takes part in each round of its
+        channels once something of the round comes, and ``Assisted`` tells what it has done.
 
     With more than ``PEERS_MAX`` places only averagers that work in groups are taken. A peer then meets a few
     others, and its notice board is that of a district (``district``).
     """
 
-    def __init__(self, me: PeerId, n: int, seed: int, founded: int | None = None) -> None:
+    def __init__(
+        self, me: PeerId, n: int, seed: int, founded: int | None = None, role: Role = Role.TRAINER
+    ) -> None:
         founded = n if founded is None else founded
         if not 1 <= n <= SEATS_MAX:
             raise ValueError(f"a crew of {n} peers: a crew has 1 to {SEATS_MAX}")
@@ -57,7 +62,7 @@ class Node:
             raise ValueError(f"peer {me} of {n}: a peer's number lies between 0 and {n - 1}")
         if not 1 <= founded <= n:
             raise ValueError(f"a crew of {n} peers that began with {founded}: crews grow, from 1 on")
-        self.crew = Crew(me, n, seed, founded)
+        self.crew = Crew(me, n, seed, founded, role)
         self.channels: dict[int, Machine] = {}
         self.board = Board(me, n)
         self._presence = self.crew.presence
@@ -91,8 +96,13 @@ class Node:
 
     @property
     def live(self) -> frozenset[PeerId]:
-        """The peers that own blocks now: this one, and those not silent for long."""
+        """The peers that average now: this one, and those not silent for long."""
         return self.crew.live
+
+    @property
+    def auxiliary(self) -> frozenset[PeerId]:
+        """The peers that only own blocks."""
+        return self.crew.auxiliary
 
     @property
     def gone(self) -> frozenset[PeerId]:
@@ -180,16 +190,23 @@ class Node:
                 why = f"seat {event.peer}, and this crew averages at most {self.room}; {LARGER_CREWS}"
                 return [Noted("refused", event.peer, why)]
             self.crew.came(event.peer)
+            if event.role is Role.AUXILIARY:  # whatever is no round takes it for a visitor
+                return self._presence.assist(event.peer) + self._visited(now_s, event)
             self._meetings.tell(now_s, event)
             effects = self._presence.joined(event.peer) + self._tell_channels(now_s, event)
             return effects + self.board.step(now_s, event)
         if isinstance(event, Visits):
             self._presence.visit(event.peer)
             self.crew.comes(event.peer)
-            return self._tell_channels(now_s, event) + self._meetings.tell(now_s, event)
+            return self._visited(now_s, event)
         if isinstance(event, Left):
             return self._leave(now_s, event)
         return []
+
+    def _visited(self, now_s: float, event: Joined | Visits) -> list[Effect]:
+        visits = Visits(event.peer, event.role)
+        effects = self._tell_channels(now_s, visits) + self._meetings.tell(now_s, visits)
+        return effects + self.board.step(now_s, visits)
 
     def _tell_channels(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
         return [effect for machine in self.channels.values() for effect in machine.step(now_s, event)]
@@ -262,8 +279,8 @@ class Node:
 
     def _leave(self, now_s: float, event: Left) -> list[Effect]:
         self.crew.went(event.peer)  # others may have given blocks to a peer on its way in already
-        if event.peer in self.gone:
-            return self._tell_channels(now_s, Visits(event.peer))
+        if event.peer in self.gone - self.auxiliary:
+            return self._tell_channels(now_s, event) + self.board.step(now_s, event)
         self._presence.leave(event.peer)
         self.crew.rtt_s.pop(event.peer, None)
         effects: list[Effect] = [Noted("left", event.peer), *self.board.step(now_s, event)]

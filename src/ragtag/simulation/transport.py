@@ -23,7 +23,7 @@ from typing import Generic, NoReturn, TypeVar
 import numpy as np
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import fp32
+from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
@@ -31,6 +31,7 @@ from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
     PEERS_MAX,
     Arm,
+    Assisted,
     Average,
     Bytes,
     Effect,
@@ -44,12 +45,15 @@ from ragtag.core.types import (
     Offer,
     Outcome,
     PeerId,
+    Posted,
     Publish,
+    Role,
     Start,
     Tell,
     Visits,
 )
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.crew.board import PAGES
 from ragtag.protocols.crew.joining import (
     ChannelEvent,
     ChannelWay,
@@ -64,6 +68,7 @@ from ragtag.protocols.crew.joining import (
     Timed,
 )
 from ragtag.protocols.crew.posting import Posting
+from ragtag.protocols.crew.serving import Forms, Serving, form_of
 from ragtag.protocols.crew.standing import Standing
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
@@ -119,6 +124,27 @@ class _MeetingNode:
         return effects
 
 
+class _ServingNode:
+    """An auxiliary's node, which opens the channels that it hears of. done: told of each round."""
+
+    def __init__(self, node: Node, rtt_s: float, done: Callable[[Outcome], None]) -> None:
+        self._node, self._rtt_s, self._done = node, rtt_s, done
+        self._serving = Serving()
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """The node's step."""
+        effects = self._node.step(now_s, event)
+        for effect in effects:
+            if isinstance(effect, Assisted):
+                self._done(effect.outcome)
+            elif isinstance(effect, Posted) and effect.topic in PAGES:
+                for form in self._serving.look(self._node):
+                    if form.assisted:
+                        opened = form.opened(DENSE.get(form.codec, fp32), self._rtt_s)
+                        self._node.configure(form.channel, opened, now_s)
+        return effects
+
+
 class _Trainer(Generic[T]):
     """One peer's training function, in a thread that runs only between ``resume`` and its next ``wait``."""
 
@@ -168,7 +194,7 @@ class _Trainer(Generic[T]):
 
 
 class SimulatedCrew:
-    """``n`` peers that train over simulated lines.
+    """``n`` peers that train over simulated lines, and after them ``auxiliaries`` that only average.
 
     Without ``run``, ``transport`` serves a caller in its own thread: while the caller waits, the world goes
     on.
@@ -180,6 +206,7 @@ class SimulatedCrew:
     check: hold the invariants of ``simulation.check``.
     on_note: told what machines note: peer, virtual time, note.
     schemas: of the channels that were opened.
+    assisted: the rounds of which each auxiliary has averaged its blocks.
     """
 
     def __init__(
@@ -192,15 +219,31 @@ class SimulatedCrew:
         check: bool = False,
         on_note: Callable[[PeerId, float, Noted], None] | None = None,
         comes: Mapping[PeerId, float] = _ALL_BEGIN,
+        auxiliaries: int = 0,
     ) -> None:
         founded = n - len(comes)
         if list(comes) != list(range(founded, n)) or list(comes.values()) != sorted(comes.values()):
             raise ValueError(f"peers that come later have the last numbers of {n}, in their order: {comes}")
-        self.n, self.seed, self.cost, self.comes = n, seed, cost or ComputeCost(0.0), dict(comes)
-        nodes = [Node(peer, max(founded, peer + 1), seed, founded) for peer in range(n)]
-        self.nodes = nodes
-        machines = [_MeetingNode(node, self._over, self._look) for node in nodes]
+        if comes and auxiliaries:
+            raise ValueError("a simulated crew has peers that come later or auxiliaries, not both")
+        self.trainers, self.n = n, n + auxiliaries
+        self.seed, self.cost, self.comes = seed, cost or ComputeCost(0.0), dict(comes)
+        helpers = range(n, self.n)
+        trainers = [Node(peer, max(founded, peer + 1), seed, founded) for peer in range(n)]
+        others = [Node(peer, self.n, seed, n, Role.AUXILIARY) for peer in helpers]
+        self.nodes = nodes = trainers + others
+        for node in nodes:
+            for peer in helpers:
+                if peer != node.me:
+                    node.step(0.0, Joined(peer, Role.AUXILIARY))
+        self.assisted: dict[PeerId, list[Outcome]] = {peer: [] for peer in helpers}
+        rtt_s = max(1e-4, timeout_s(faults))
+        meeting = [_MeetingNode(node, self._over, self._look) for node in trainers]
+        serving = [_ServingNode(node, rtt_s, self.assisted[node.me].append) for node in others]
+        machines: list[_MeetingNode | _ServingNode] = [*meeting, *serving]
         self.world = World(machines, faults, seed, check=check, on_done=self._done, on_note=on_note)
+        if self.world.checker is not None:
+            self.world.checker.only_own(frozenset(helpers))
         self._faults = faults
         self.schemas: dict[int, Schema] = {}
         self._meetings: dict[tuple[PeerId, int], Met | None] = {}  # under way, or just over
@@ -225,12 +268,12 @@ class SimulatedCrew:
         """
         if self._trainers:
             raise RuntimeError("a simulated crew runs once; make another")
-        trainers = [self._made(peer, train) for peer in range(self.n)]
+        trainers = [self._made(peer, train) for peer in range(self.trainers)]
         self._trainers = list(trainers)  # type: ignore[arg-type]
         self._ready.extend(trainer for trainer in self._trainers if trainer.peer not in self.comes)
         for peer, at_s in self.comes.items():
             self.world.call(at_s, self._arrives(peer), peer=peer)
-        for crash in self._faults.crashes:
+        for crash in (crash for crash in self._faults.crashes if crash.peer < self.trainers):
             self.world.call(crash.at_s, self._crashes(crash.peer))
         try:
             while True:
@@ -427,6 +470,7 @@ class SimulatedTransport(Posting):
     def __init__(self, crew: SimulatedCrew, me: PeerId, deadline_s: float = STATE_DEADLINE_S) -> None:
         super().__init__(me, crew.nodes[me].board, lambda post: crew.world.give(me, post))
         self.crew, self.deadline_s = crew, deadline_s
+        self._forms = Forms()
         self._node = crew.nodes[me]
         self._step = 0
         self._openings: dict[int, ChannelWay] = {}
@@ -489,9 +533,17 @@ class SimulatedTransport(Posting):
         way_s = self.deadline_s if late else deadline_s
         opening = ChannelWay(self.me, channel, schema, chunks, way_s, late, wait_for_silent=together)
         self._openings[channel] = opening
+        dense, parts = codec.name if DENSE.get(codec.name) is codec else "", schema.fragments
+        form = form_of(channel, 0, method, dense, chunks, parts)
+        assisted = form.assisted and crew.n > crew.trainers
         edges = schema.edges(codec.elements)
-        shape = Channel(method, codec, chunks, deadline_s, rtt_s, fragments=schema.fragments, edges=edges)
+        shape = Channel(
+            method, codec, chunks, deadline_s, rtt_s, fragments=parts, edges=edges, assisted=assisted
+        )
         node.configure(channel, shape)
+        if crew.n > crew.trainers:
+            _, topic, told = self._forms.add(form)
+            self.post_soon(topic, told)
         crew.opens(channel, method, codec, schema)
         by = rps if self.n <= PEERS_MAX else method
         probes = Channel(by, fp32, opening.probe_chunks, deadline_s, rtt_s, passing=True)

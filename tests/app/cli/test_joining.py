@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ragtag.app.cli.start import VARIABLE, hide, token_text
+from ragtag.app.crew.auxiliary import Assistance
 from ragtag.app.invitation.token import Token, encode, new_key
 from tests.app.command import error_of, invoke
 
@@ -111,6 +114,48 @@ def test_what_is_missing_or_unknown_is_named(args: tuple[str, ...], said: str) -
     result = invoke("join", *args)
     assert (result.code, result.out) == (2, "")
     assert said in " ".join(result.err.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((TOKEN, "train.py"), "SCRIPT is for peers that train; an auxiliary computes nothing"),
+        (("-n", "2", TOKEN), "-n is for peers that train"),
+        (("--faults", "loss=0.1", TOKEN), "--faults is for peers that train"),
+        (("-o", "runs/x", TOKEN), "-o is for peers that train"),
+    ],
+)
+def test_what_an_auxiliary_has_no_use_for_is_refused(args: tuple[str, ...], said: str) -> None:
+    result = invoke("join", "--auxiliary", *args)
+    assert result.code == 2 and said in error_of(result)
+    assert "no token" in error_of(invoke("join", "--auxiliary", "not-a-token"))
+
+
+def test_an_auxiliary_goes_where_its_token_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes its token from the same places as others, and prints one JSON document if asked to."""
+    taken: list[str] = []
+    done = Assistance("otters", 3, 7, 1, (0, 2), 2000, 1000, 1.5, "the crew has ended", 0)
+
+    def assist(token: str, say: Callable[[str], None]) -> Assistance:
+        taken.append(token)
+        say("peer [0] is there")
+        return done
+
+    monkeypatch.setattr("ragtag.app.crew.auxiliary.assist", assist)
+    monkeypatch.setattr("ragtag.app.invitation.invite.usable", lambda given: (given, ""))
+    Path("token.txt").write_text(TOKEN)
+    monkeypatch.setenv(VARIABLE, "")
+    result = invoke("join", "token.txt", "--auxiliary", "--json")
+    assert (result.code, taken) == (0, [TOKEN])
+    told = json.loads(result.out)
+    assert told["ok"] and told["rounds"] == 7 and told["peers"] == [0, 2]
+    assert result.err.splitlines() == [
+        "ragtag: peer [0] is there",
+        "ragtag: the crew has ended; 7 rounds averaged for peers 0 and 2, 1 without a share that was late or "
+        "lost; 2 kB in, 1 kB out in 1.5 s",
+    ]
+    monkeypatch.setenv(VARIABLE, TOKEN)
+    assert invoke("join", "--auxiliary").code == 0 and taken == [TOKEN, TOKEN]
 
 
 def test_a_token_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:

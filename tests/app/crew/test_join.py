@@ -22,8 +22,9 @@ import torch._dynamo  # joining imports it first, for seconds
 from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
-from ragtag.app.crew.join import JoinError, _Way
+from ragtag.app.crew.join import JoinError
 from ragtag.app.crew.transport import SoloTransport
+from ragtag.app.crew.way import Way
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.invitation.token import decode, kept_token
 from ragtag.app.join import join
@@ -311,7 +312,7 @@ def test_what_is_no_hello_is_refused(two: Others, blob: bytes) -> None:
 def test_a_peer_seals_unless_its_address_is_loopback_or_it_is_told_otherwise(
     host: str, seal: bool | None, seals: bool
 ) -> None:
-    way = _Way(Place(0, 2, CREW, seal=seal), None, 0.0, GIVE_UP_S)
+    way = Way(Place(0, 2, CREW, seal=seal), None, 0.0, GIVE_UP_S)
     assert len(way.card(host)) == (CARD_BYTES if seals else 0)
 
 

@@ -14,7 +14,7 @@ import pytest
 from ragtag.app.probe import crew as probing
 from ragtag.app.probe import estimate as estimating
 from ragtag.app.probe.crew import Coming, Glimpse, Slots, links_of, look, slots
-from ragtag.app.probe.links import Links, LinksError, Tried, Way, read_links, write_links
+from ragtag.app.probe.links import Links, LinksError, LinkWay, Tried, read_links, write_links
 from ragtag.codecs.sparse.advice import Cost
 from ragtag.core.faults import Loss
 from ragtag.core.types import Average, Run
@@ -32,7 +32,7 @@ def links(n: int = 3, rate: float = 10 * MBIT, loss: float = 0.0, **slow: float)
     def rate_of(a: int, b: int) -> float:
         return min(rate, slow.get(f"out{a}", rate), slow.get(f"into{b}", rate), slow.get(f"way{a}{b}", rate))
 
-    ways = [Way(a, b, rate_of(a, b), 0.001, 0.002, loss) for a in range(n) for b in range(n) if a != b]
+    ways = [LinkWay(a, b, rate_of(a, b), 0.001, 0.002, loss) for a in range(n) for b in range(n) if a != b]
     return Links(tuple(range(n)), tuple(ways))
 
 

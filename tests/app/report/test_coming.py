@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ragtag.app.report import sections
+from ragtag.app.report.figures import figures
 from ragtag.app.report.summarise import summarise
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run
 from ragtag.core import trace
@@ -48,3 +49,25 @@ def test_a_partition_that_healed_is_said_in_words(tmp_path: Path) -> None:
 
 def test_where_nobody_came_or_went_there_is_no_such_section(tmp_path: Path) -> None:
     assert sections.coming(summarise(read_run(run(tmp_path, [(5.0, "silent", 1)])))) == ""
+
+
+def test_an_auxiliary_is_named_and_is_no_peer_that_trains(tmp_path: Path) -> None:
+    for last, state in (
+        ("", "auxiliary"),
+        ("has left", "auxiliary, left"),
+        ("declared dead", "auxiliary, dead"),
+    ):
+        notes = [(5.0, "comes", 2), (6.0, "assists", 2), *([(20.0, last, 2)] if last else [])]
+        (folder := tmp_path / (last or "stays")).mkdir()
+        summary = summarise(read_run(run(folder, notes)))
+        assert summary.peers[2].state == state and summary.peers[2].auxiliary
+        assert summary.charted == [0, 1] and summary.lost == []
+        assert "2 peers and 1 auxiliary" in sections.header(summary)
+        assert "joined from elsewhere" not in sections.peers(summary)
+        assert "averages for the crew as an auxiliary, and trains nothing" in sections.coming(summary)
+        told = figures(summary)
+        assert (told["peers"], told["auxiliaries"]) == (2, 1)
+    (folder := tmp_path / "seat").mkdir()
+    notes = [(5.0, "assists", 2), (9.0, "has left", 2), (12.0, "takes part", 2)]
+    later = summarise(read_run(run(folder, notes)))  # another process has its seat, and trains
+    assert later.peers[2].state == "elsewhere" and not later.peers[2].auxiliary

@@ -151,6 +151,16 @@ TokenText = Annotated[
         help="A file with what ragtag invite printed, - for standard input, a run's folder, or the token.",
     ),
 ]
+ScriptToJoin = Annotated[
+    str | None,
+    typer.Argument(metavar="SCRIPT", help="A Python script, or with -m a module; none with --auxiliary."),
+]
+Auxiliary = Annotated[
+    bool,
+    typer.Option(
+        "--auxiliary", help="Average for the crew and compute nothing: without a script, until the crew ends."
+    ),
+]
 PeersHere = Annotated[
     int,
     typer.Option(

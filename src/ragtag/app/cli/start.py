@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -97,8 +97,9 @@ def run(
 @plain_errors
 def join(
     token: options.TokenText,
-    script: options.Script,
+    script: options.ScriptToJoin = None,
     args: options.ScriptArgs = None,
+    auxiliary: options.Auxiliary = False,
     peers: options.PeersHere = 1,
     module: options.Module = False,
     on_error: options.WhenOneFails = options.OnError.continue_,
@@ -113,9 +114,19 @@ def join(
     the folder of a run on this machine; where RAGTAG_TOKEN is set there is no TOKEN.
     The token itself can stand there, too, but other users may see it in passing.
     The first one to join a new crew, on the machine that its token names, begins it.
+
+    With [bold]--auxiliary[/bold] there is no script: the peer owns a share of what is averaged, on a machine
+    with a good line and no GPU, so that the others send and receive less.
     """
     from ragtag.app.crew.membership import NotLetIn
     from ragtag.app.invitation.invite import RunOver, usable
+
+    if not auxiliary and script is None:
+        raise ValueError("Missing argument 'SCRIPT': what this peer trains (or --auxiliary: without one)")
+    if auxiliary:
+        given = {"SCRIPT": script, "-n": peers != 1, "-m": module, "--faults": faults, "-o": run_folder}
+        for name in (name for name, value in given.items() if value):
+            raise ValueError(f"{name} is for peers that train; an auxiliary computes nothing: leave one out")
 
     try:
         text, said = usable(Path(token) if is_folder(token) else token_text(token))
@@ -123,11 +134,32 @@ def join(
         fail(str(error), 1)
     if said:
         Console(stderr=True, highlight=False).print(f"ragtag: {escape(said)}", style="dim", soft_wrap=True)
+    if auxiliary:
+        _assist(text, as_json)
+    assert script is not None
     argv = [*(["-m"] if module else []), script, *(args or [])]
     _launch(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, 0, run_folder, watch,
         as_json, "", text,
     )  # fmt: skip
+
+
+def _assist(token: str, as_json: bool) -> NoReturn:
+    """Average for a crew, and say what is done."""
+    from ragtag.app.crew.auxiliary import assist
+    from ragtag.app.crew.membership import JoinError
+    from ragtag.app.terminal.console import SparedConsole
+
+    err = SparedConsole(stderr=True, highlight=False)
+    try:
+        done = assist(token, lambda line: err.print(f"ragtag: {escape(line)}", soft_wrap=True))
+    except JoinError as error:
+        fail(str(error), 1)
+    err.print(f"ragtag: {escape(done.why)}; {escape(str(done))}", soft_wrap=True)
+    if as_json:
+        print_json(done.to_json())
+    err.close()
+    raise typer.Exit(done.exit_code)
 
 
 @plain_errors

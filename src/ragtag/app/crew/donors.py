@@ -62,7 +62,7 @@ class LiveDonors:
         able = [
             Donor(holder.name, (holder.card.host, holder.card.state_port))
             for seat, holder in sorted(self.seats().items())
-            if seat not in behind and holder.live and holder.card.averaging and holder.card.state_port
+            if seat not in behind and holder.live and holder.card.trains and holder.card.state_port
         ]
         donors = draw(able)
         future: Future[Fetched | None] = Future()

@@ -323,7 +323,7 @@ def enter(
         address, data, inner, state_port = seen.member, seen.data, data, 0
     card = Card(
         VERSION, NO_SEAT, 0, _epoch(), False, *data, state_port, 1, place.seed,
-        key=key, inner_host=inner[0], inner_port=inner[1],
+        key=key, inner_host=inner[0], inner_port=inner[1], role=place.role,
     )  # fmt: skip
     name = place.name or f"{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(3)}"
     of = token.credential

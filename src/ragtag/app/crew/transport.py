@@ -15,7 +15,7 @@ import numpy as np
 from ragtag.app.crew.membership import Entrance
 from ragtag.app.crew.phases import Phases
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import fp32
+from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.errors import Error
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
@@ -54,6 +54,7 @@ from ragtag.protocols.crew.joining import (
     Timed,
 )
 from ragtag.protocols.crew.posting import Posting
+from ragtag.protocols.crew.serving import Forms, form_of
 from ragtag.protocols.crew.standing import Standing
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
@@ -262,6 +263,7 @@ class DriverTransport:
         self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
+        self._forms = Forms()
         self.standing = Standing(self, self._living)
 
     @property
@@ -323,21 +325,19 @@ class DriverTransport:
         opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late, together)
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
+        dense = codec.name if DENSE.get(codec.name) is codec else ""
+        form, topic, told = self._forms.add(form_of(channel, hash32, method, dense, chunks, parts))
         opened = Channel(
-            method,
-            codec,
-            chunks,
-            probe_s=deadline_s,
-            rtt_s=rtt_s,
-            reuse=True,
-            fragments=parts,
-            edges=schema.edges(codec.elements),
-        )
+            method, codec, chunks, deadline_s, rtt_s,
+            reuse=True, fragments=parts, edges=schema.edges(codec.elements), assisted=form.assisted,
+        )  # fmt: skip
         by = rps if self.n <= PEERS_MAX else method
         probe = Channel(by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
         # both channels are open before the peers meet: the one that is done first sends at once
         self._driver.configure(channel, opened, hash32).result(deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
+        if topic >= 0:
+            self.post_soon(topic, told)
         self._agree(opening, channel)
         self._openings[channel] = opening
         if method.kind != "published":  # which is no way to average
@@ -407,6 +407,7 @@ class DriverTransport:
     def moved(self, driver: Driver, entrance: Entrance) -> None:
         """This peer has joined anew: open on ``driver`` what was open before."""
         self._driver, self._entrance, self.me = driver, entrance, driver.node.me
+        self._forms = Forms()
         for channel, (schema, method, codec) in list(self._opened.items()):
             self._open(channel, schema, method, codec, self.late, self.deadline_s)
         self.standing.again()
@@ -479,7 +480,7 @@ class DriverTransport:
         seats = self._driver.seats
         if not seats:
             return set(self._driver.node.live) - {self.me}
-        return {p for p, h in seats.items() if h.live and h.card.averaging} - {self.me}
+        return {p for p, h in seats.items() if h.live and h.card.trains} - {self.me}
 
     def await_newer(self, channel: int, at_most_s: float) -> bool:
         """Wait until others have begun a round of a channel that this peer has not.

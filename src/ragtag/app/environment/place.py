@@ -13,7 +13,7 @@ from ragtag.core.address import is_loopback
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.faultspec import check_peers, format_faults, parse_faults
-from ragtag.core.types import SEATS_MAX, PeerId
+from ragtag.core.types import SEATS_MAX, PeerId, Role
 from ragtag.protocols.membership.types import KEY_BYTES
 
 _NAMES = (
@@ -63,6 +63,7 @@ class Place:
         it has a seat.
     name: in the membership.
     seal: whether to encrypt what peers send each other; ``None``: where this peer's address is not loopback.
+    role: what this peer does in the crew.
     """
 
     rank: PeerId
@@ -83,6 +84,7 @@ class Place:
     token: str | None = field(default=None, repr=False)
     name: str | None = None
     seal: bool | None = None
+    role: Role = Role.TRAINER
 
     def of_crew(self, number: int) -> Place:
         """The same place in the ``number``-th crew that this run's processes form, one after another.

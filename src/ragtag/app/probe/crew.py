@@ -26,7 +26,7 @@ import ragtag
 from ragtag.app.crew.crew import Crew
 from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import DriverTransport
-from ragtag.app.probe.links import Links, LinksError, Tried, Way, require_whole, write_links
+from ragtag.app.probe.links import Links, LinksError, LinkWay, Tried, require_whole, write_links
 from ragtag.app.probe.view import bits_text, span
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
@@ -297,7 +297,7 @@ class Glimpse:
     """What a peer saw of its link with another one.
 
     into, out: bytes per second, as they came here; as rate control found them.
-    rtt_s, busy_rtt_s: see ``links.Way``; of the way out.
+    rtt_s, busy_rtt_s: see ``links.LinkWay``; of the way out.
     loss: of the way in.
     """
 
@@ -344,7 +344,7 @@ def links_of(told: Mapping[PeerId, Sequence[float]]) -> Links:
         rate = max(there.out, back.into)
         figures = (source, dest, rate, there.rtt_s, there.busy_rtt_s, min(back.loss, LOSS_MOST))
         try:
-            ways.append(msgspec.convert(dict(zip(Way.__struct_fields__, figures, strict=True)), Way))
+            ways.append(msgspec.convert(dict(zip(LinkWay.__struct_fields__, figures, strict=True)), LinkWay))
         except msgspec.ValidationError as error:
             raise LinksError(f"peers {source} and {dest} told what cannot be: {error}") from error
     return require_whole(Links(peers, tuple(ways)))

@@ -23,7 +23,7 @@ class LinksError(Error, ValueError):
     """There are no links to go by; the message says what to do."""
 
 
-class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LinkWay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One direction of a link.
 
     rate_bytes_per_s: what it delivers, headers of datagrams included, where its ends have nothing else to do.
@@ -57,7 +57,7 @@ class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that was measured of a crew's links. peers: those that took part."""
 
     peers: tuple[Annotated[int, Meta(ge=0, lt=SEATS_MAX)], ...]
-    ways: tuple[Way, ...]
+    ways: tuple[LinkWay, ...]
     tried: Tried | None = None
 
     def rate(self, peer: PeerId) -> float:

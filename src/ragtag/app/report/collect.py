@@ -25,6 +25,7 @@ _TOLD = {
     "put out": "put out",
     "declared dead": "dead",
     "takes part": "elsewhere",
+    "assists": "auxiliary",
     "back": "elsewhere",
 }
 
@@ -255,6 +256,8 @@ class Collector:
                 peer.state = "ended"
             elif peer.last_t is None:
                 peer.state = _TOLD.get(peer.told, "no trace")
+                if peer.auxiliary and peer.state != "auxiliary":
+                    peer.state = f"auxiliary, {peer.state}"
             elif finished:
                 peer.state = "lost"
             else:

@@ -20,8 +20,8 @@ FREEZES = frozenset({"freeze", "stall"})
 LOST = frozenset({"killed", "failed", "lost", "dead", "no trace"})
 MEMBERSHIP = frozenset(
     {
-        "comes", "takes part", "has left", "declared dead", "back", "healed", "lost its seat", "seat taken",
-        "no member any more", "put out",
+        "comes", "takes part", "assists", "has left", "declared dead", "back", "healed", "lost its seat",
+        "seat taken", "no member any more", "put out",
     }
 )  # fmt: skip
 """What peers note of each other's coming and going."""
@@ -36,12 +36,14 @@ class PeerFigures:
     sealed: whether what it sent was encrypted (``None``: it has not said so).
     refused: datagrams that it did not accept, by reason.
     told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
+    auxiliary: whether it averages for the crew, and trains nothing.
     digest: of the model that it ended with.
     last_round: the last one that it averaged.
     """
 
     number: int
     state: str = "no trace"
+    auxiliary: bool = False
     rounds: int = 0
     missed: int = 0
     misses: int = 0
@@ -91,6 +93,7 @@ class Extent:
     t0: float = 0.0
     t1: float = 0.0
     peers: list[int] = field(default_factory=list)
+    auxiliary: set[int] = field(default_factory=set)
     steps_most: int = 0
     rounds_most: int = 0
     runs: int = 0

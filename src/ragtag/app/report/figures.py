@@ -21,7 +21,8 @@ def figures(summary: Summary) -> dict[str, Any]:
         "world": run.world if run else None,
         "method": run.method if run else None,
         "seed": run.seed if run else None,
-        "peers": len(summary.peers),
+        "peers": sum(not p.auxiliary for p in summary.peers.values()),
+        "auxiliaries": sum(p.auxiliary for p in summary.peers.values()),
         "finished": summary.finished,
         "duration_s": summary.extent.lasted_s,
         "accuracy": {

@@ -89,8 +89,11 @@ _SPENT = (
 
 def header(summary: Summary) -> str:
     """What was run, and what it came to."""
-    run, count = summary.run, len(summary.peers)
-    facts = [counted(count, "peer")]
+    run = summary.run
+    helpers = sum(p.auxiliary for p in summary.peers.values())
+    facts = [counted(len(summary.peers) - helpers, "peer")]
+    if helpers:
+        facts[0] += f" and {counted(helpers, 'auxiliary', 'auxiliaries')}"
     if run is not None:
         method = [f"method {run.method}"] if run.method else []
         facts = [f"{run.world} run", *method, *facts, f"seed {run.seed}"]
@@ -221,7 +224,7 @@ def peers(summary: Summary) -> str:
         who = cell(p.number, "n") + cell(p.state, f"nw {'bad' if p.state in LOST else ''}")
         rows.append(who + "".join(cell(values[at], "n") for _, values in columns))
     heads = [("Peer", "n"), ("State", ""), *((name, "n") for name, _ in columns)]
-    away = any(p.last_t is None and p.told for p in summary.peers.values())
+    away = any(p.last_t is None and p.told and not p.auxiliary for p in summary.peers.values())
     cap = "Peers without figures joined from elsewhere: their traces are there."
     where = f"<p class='cap'>{cap}</p>" if away else ""
     return f"<section><h2>Peers</h2>{table(heads, rows)}{where}</section>"

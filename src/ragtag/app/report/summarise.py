@@ -14,6 +14,7 @@ from ragtag.app.tracefile import RunTrace, run_key
 from ragtag.core import trace
 
 COLUMNS = 240
+_COMES = frozenset({"comes", "takes part", "assists"})
 STRIP_COLUMNS = 150
 CHARTED_MAX = 64
 """Peers that are drawn; the figures are of all."""
@@ -52,8 +53,9 @@ def measure(run: RunTrace) -> Extent:
             rounds[record.peer] += record.of
         elif isinstance(record, trace.Fault) and record.name in KILLS and record.peer >= 0:
             extent.killed_t[record.peer] = record.t
-        elif isinstance(record, trace.Note) and record.what in ("comes", "takes part") and record.other >= 0:
+        elif isinstance(record, trace.Note) and record.what in _COMES and record.other >= 0:
             peers.add(record.other)  # a newcomer's own trace is in its own folder
+            (extent.auxiliary.add if record.what == "assists" else extent.auxiliary.discard)(record.other)
         if record.peer >= 0:
             peers.add(record.peer)
     if not any_record:
@@ -88,7 +90,7 @@ def summarise(run: RunTrace) -> Summary:
     summary = Summary(
         run=run.run,
         extent=extent,
-        peers={number: PeerFigures(number) for number in extent.peers},
+        peers={p: PeerFigures(p, auxiliary=p in extent.auxiliary) for p in extent.peers},
         charted=charted,
         loss=Bins([*charted, ALL], loss_columns, t0, t1),
         accuracy=Bins(charted, COLUMNS, t0, t1),
@@ -122,11 +124,12 @@ def summarise(run: RunTrace) -> Summary:
 
 
 def _charted(run: RunTrace, extent: Extent) -> list[int]:
-    """The peers to draw: all, or those that had faults and an even sample of the others."""
-    if len(extent.peers) <= CHARTED_MAX:
-        return extent.peers
+    """The peers to draw: all but auxiliaries, or those that had faults and an even sample of the others."""
+    drawn = [peer for peer in extent.peers if peer not in extent.auxiliary]
+    if len(drawn) <= CHARTED_MAX:
+        return drawn
     faulty = sorted({r.peer for r in run.records() if isinstance(r, trace.Fault) and r.peer >= 0})
     chosen = faulty[: CHARTED_MAX // 2]
-    others = [p for p in extent.peers if p not in set(chosen)]
+    others = [p for p in drawn if p not in set(chosen)]
     room = CHARTED_MAX - len(chosen)
     return sorted({*chosen, *(others[i * len(others) // room] for i in range(room))})

@@ -44,6 +44,7 @@ _SPARED = ("Received", "Last one", "Sent", "Missed")
 """Columns that go first where not all fit."""
 STYLES = {
     "waiting": "dim",
+    "auxiliary": "cyan",
     "training": "",
     "silent": "yellow",
     "frozen": "bold cyan",

@@ -13,10 +13,10 @@ from ragtag.core import trace
 
 RECENT = 50
 """Rounds that the median and the arrival rate are taken over."""
-STATES = ("failed", "gone", "frozen", "silent", "waiting", "training", "done")
+STATES = ("failed", "gone", "frozen", "silent", "waiting", "auxiliary", "training", "done")
 """From the one that wants most attention to the one that wants least."""
 
-_MEMBERSHIP = frozenset({"comes", "takes part", "has left", "declared dead", "back", "healed"})
+_MEMBERSHIP = frozenset({"comes", "takes part", "assists", "has left", "declared dead", "back", "healed"})
 _OF_REPLICAS = frozenset({"replicas differ", "replicas alike"})
 _NO_NEWS = {("frozen", "silent"), ("gone", "done")}
 """Changes of state that go without saying."""
@@ -49,6 +49,7 @@ class PeerRow:
     sent: int = 0
     received: int = 0
     shown_state: str = "waiting"
+    assists: bool = False
 
     @property
     def steps_done(self) -> int:
@@ -127,6 +128,8 @@ class PeerTable:
             return "frozen"
         if row.silent_to and 2 * len(row.silent_to & self._up) >= len(self._up - {peer}):
             return "silent"
+        if row.assists:
+            return "auxiliary"
         return "training" if row.joined else "waiting"
 
     @property
@@ -275,10 +278,14 @@ class PeerTable:
                 self._say(note.t, f"peer {note.other} {in_words(note.what)}")
             return
         averages = note.what != "comes"
-        if self.state(note.other) == "training" or (row.told == note.what and not averages):
+        known = self.state(note.other)
+        if known == "training" or (row.told == note.what and (not averages or known == "auxiliary")):
             return
-        row.told = note.what
-        if averages:
+        row.told, row.assists = note.what, note.what == "assists"
+        if row.assists:
+            row.gone, row.left, row.away_t, row.shown_state = False, False, None, "auxiliary"
+            row.silent_to.clear()
+        elif averages:
             away = self._away(row)
             row.joined, row.gone, row.left, row.failed_t = True, False, False, None
             row.silent_to.clear()

@@ -28,7 +28,7 @@ from ragtag.core.types import (
     Tell,
 )
 from ragtag.core.wire import DATAGRAM_BYTES, Identity
-from ragtag.network.driver.engine import Engine
+from ragtag.network.driver.engine import Engine, Watch
 from ragtag.network.driver.mailbox import DriverFailed
 from ragtag.network.link import Link
 from ragtag.network.link.sealed import SealedLink
@@ -94,6 +94,8 @@ class Driver:
     epoch: the number of this process, in all its datagrams; the one on the agent's card where there is one.
         ``None``: taken from the clock, so that a later process has a higher one.
     expected_until_s: peers that are no members by this time, on the agent's clock, are left out.
+    watch: called in the driver's thread with (now_s, what) for each post that is new to this peer, and, at an
+        auxiliary, for each round that it has averaged its blocks of.
 
     Raises:
         ValueError: nothing can be sent to a peer's address over this link.
@@ -113,6 +115,7 @@ class Driver:
         agent: Agent | None = None,
         epoch: int | None = None,
         expected_until_s: float = math.inf,
+        watch: Watch | None = None,
     ) -> None:
         self.node, self.link = node, link
         self.engine = Engine(
@@ -127,6 +130,7 @@ class Driver:
             agent,
             epoch,
             expected_until_s,
+            watch,
         )
         self._compiling: threading.Thread | None = None
 
@@ -147,7 +151,7 @@ class Driver:
         def begin(now_s: float) -> None:
             if not self.engine.promises.outcome(event.channel, future):
                 return
-            self._tell_measurements(now_s)
+            self.tell_measurements(now_s)
             try:
                 self.engine.step(now_s, event)
             except (KeyError, ValueError, RuntimeError) as error:
@@ -211,7 +215,8 @@ class Driver:
         """Every peer's newest value of a topic, this peer's included (a snapshot; any thread may ask)."""
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
-    def _tell_measurements(self, now_s: float) -> None:
+    def tell_measurements(self, now_s: float) -> None:
+        """Tell the node how far away the peers are, in the driver's own thread: before rounds begin."""
         for peer, flow in self.engine.flows.items():
             if flow.path.srtt_s > 0 and peer not in self.node.gone:
                 self.engine.step(now_s, Measured(peer, flow.path.rto_s))
@@ -222,17 +227,21 @@ class Driver:
 
         def open_channel(now_s: float) -> None:
             try:
-                self.node.configure(number, channel, now_s)
-                self.engine.framer.open(number, schema)
+                self.open(now_s, number, channel, schema)
             except ValueError as error:
                 future.set_exception(error)
                 return
-            if channel.n_chunks >= LARGE_CHUNKS and not channel.passing:
-                self._compile()
             future.set_result(None)
 
         self.engine.mailbox.put(open_channel, future)
         return future
+
+    def open(self, now_s: float, number: int, channel: Channel, schema: int) -> None:
+        """``configure`` in the driver's own thread. Raises ValueError: the channel cannot open."""
+        self.node.configure(number, channel, now_s)
+        self.engine.framer.open(number, schema)
+        if channel.n_chunks >= LARGE_CHUNKS and not channel.passing:
+            self._compile()
 
     def _compile(self) -> None:
         """Begin to compile the loops that frame datagrams. Rounds go on without them meanwhile."""
@@ -241,6 +250,10 @@ class Driver:
                 target=self.engine.framer.compile, name="ragtag-compile", daemon=True
             )
             self._compiling.start()
+
+    def call(self, function: Callable[[float], None]) -> None:
+        """Have the driver's own thread call ``function(now_s)``."""
+        self.engine.mailbox.put(function, None)
 
     def probed(self, number: int, probe_s: float) -> None:
         """Tell the node how long a channel's first round may take, in seconds."""

@@ -25,6 +25,7 @@ from ragtag.core.recording import Recording
 from ragtag.core.types import (
     Arm,
     Arrived,
+    Assisted,
     Done,
     Effect,
     Event,
@@ -35,6 +36,7 @@ from ragtag.core.types import (
     Noted,
     Outcome,
     PeerId,
+    Posted,
     Run,
     Send,
     Timer,
@@ -60,6 +62,7 @@ APART_MAX = 256
 """Processes that have lost their seat and whose counts are kept; beyond, the oldest are forgotten."""
 
 News = Joined | Left | Visits | Noted
+Watch = Callable[[float, Posted | Assisted], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Engine:
         agent: Agent | None,
         epoch: int | None,
         expected_until_s: float,
+        watch: Watch | None,
     ) -> None:
         for peer, address in peers.items():
             if peer != node.me and (why := link.unusable(address)):
@@ -97,7 +101,7 @@ class Engine:
         self.framer = Framer(identity, epoch, link.sealed)
         self.flows = {peer: Flow(peer, address) for peer, address in peers.items() if peer != node.me}
         self.injector = Injector(faults, seed, node.me)
-        self._on_note = on_note
+        self._on_note, self._watch = on_note, watch
         self._recording = recording
         self._origin_s = time.monotonic() if agent is None else agent.origin_s
         self._timers: list[tuple[float, int, Timer | _Held]] = []
@@ -301,6 +305,11 @@ class Engine:
             self._finish(now_s, effect.outcome)
         elif isinstance(effect, Met):
             self.promises.met(effect)
+        elif isinstance(effect, Posted | Assisted):
+            if isinstance(effect, Assisted):
+                self.outbox.finish(now_s, effect.outcome)
+            if self._watch is not None:
+                self._watch(now_s, effect)
         elif isinstance(effect, Noted) and self._on_note is not None:
             self._on_note(now_s, effect)
 

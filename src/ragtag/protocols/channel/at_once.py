@@ -16,24 +16,31 @@ from ragtag.core.types import (
     LARGER_CREWS,
     PEERS_MAX,
     Arrived,
+    Assisted,
     Average,
     Begin,
+    Bytes,
+    Done,
     Effect,
     Event,
     Expired,
     Floats,
+    Joined,
     Left,
     Noted,
     Offer,
     Outcome,
     PeerId,
     PeerSet,
+    Role,
     Run,
+    Send,
     Visits,
 )
+from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Averager, Opening, Setting
 from ragtag.protocols.channel.budgets import Budgets
-from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here
+from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here, question
 from ragtag.protocols.rounds.base import (
     BLOCK_BITS,
     GATHER,
@@ -44,6 +51,7 @@ from ragtag.protocols.rounds.base import (
     peers_in,
     require_rows,
 )
+from ragtag.protocols.rounds.layout import NOBODY
 
 CATCH_UP = 8
 """A peer that skipped more rounds than this gives weight 0 to its first average (of each fragment)."""
@@ -53,10 +61,14 @@ AHEAD = 2
 """How many rounds are received before this peer has begun them."""
 BEHIND = 2
 """How many rounds are kept after they are done, to answer requests for repair."""
+RARE_MAX = 8
+"""A peer that was missing for long comes to so many rounds before an auxiliary waits for it again."""
 JUMP_MAX = 1 << 24
 """How many rounds a peer can have missed. A round further ahead is not believed."""
 ROUND_MAX = (1 << 32) - 1
 """Round numbers travel in 32 bits."""
+_ZERO: Floats = np.zeros((1, 1), np.float32)
+_NO_ROWS: Bytes = np.zeros((0, CHUNK_BYTES), np.uint8)
 
 
 class Rounds:
@@ -91,6 +103,9 @@ class Rounds:
         self._aside: frozenset[PeerId] = frozenset()
         """Peers that the trainer has set aside: the newest round does not wait for them."""
         self._newcomer = False
+        self._serves = opening.crew.role is Role.AUXILIARY
+        self._rare: dict[PeerId, int] = {}
+        """At an auxiliary: in how many more rounds than not a peer was missing lately, up to ``RARE_MAX``."""
         self._taking = 0
         """How many rounds to come this peer gives weight 0, one for each fragment."""
 
@@ -118,12 +133,18 @@ class Rounds:
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event. Runs that arrive belong to one round, or all ask whether this peer is there."""
+        effects = self._take(now_s, event)
+        return effects + self._serve(now_s) if self._serves else effects
+
+    def _take(self, now_s: float, event: Event) -> list[Effect]:
         if isinstance(event, Arrived):
             return self._arrived(now_s, event)
         if isinstance(event, Expired):
             return self._route(now_s, event.timer.round, event)
         if isinstance(event, Average | Offer):
             return self._begin(now_s, event)
+        if isinstance(event, Joined):
+            self._rare.pop(event.peer, None)
         if isinstance(event, Left | Visits):
             self._recut(self._crew.growth)
         if isinstance(event, Left):
@@ -210,7 +231,12 @@ class Rounds:
         self._aside = ask.aside
         machine = self._machine(number)
         rtts_s = self._crew.rtt_s.values()
-        scatter_s, gather_s = self.budgets.begin(number, now_s, new and ask.due <= 0, ask.deadline_s, rtts_s)
+        if self._serves and new:
+            self.budgets.others_computed(now_s)
+        first = new and ask.due <= 0
+        scatter_s, gather_s = self.budgets.begin(number, now_s, first, ask.deadline_s, rtts_s)
+        if self._serves:  # no average comes to it, so it cannot measure how long that takes
+            gather_s = max(gather_s, scatter_s)
         self.active = number
         self._behind |= number > max(self.done + 1, ask.due)  # what went by as it meant to is no lag
         if self._newcomer or (skipped > CATCH_UP and not new):
@@ -219,7 +245,7 @@ class Rounds:
         weight = ask.weight if self._taking == 0 else 0.0
         self._taking = max(0, self._taking - 1)
         effects: list[Effect] = []
-        if skipped > 0 and not new and self.me not in ask.aside:
+        if skipped > 0 and not new and self.me not in ask.aside and not self._serves:
             effects.append(Noted("skipped", self.me, f"{skipped} round{'s' * (skipped > 1)}, to {number}"))
         waiting = self._crew.presence.waiting - ask.aside
         part = self._channel.part(number)
@@ -241,7 +267,44 @@ class Rounds:
             answer_s=answer_s,
             cycle_s=self.budgets.cycle_s,
         )
-        return self._settle(effects + machine.step(now_s, begin))
+        effects += machine.step(now_s, begin)
+        until_s = now_s + scatter_s + gather_s
+        for peer in sorted(self._unheard()):
+            effects.append(Send(question(peer, machine.spec.key(GATHER, 0)), until_s))
+        return self._settle(effects)
+
+    def _unheard(self) -> frozenset[PeerId]:
+        """Auxiliaries that were silent for long. They send nothing where nothing comes, and nothing is sent
+        to them any more: so they are asked in each round whether they are there.
+        """
+        return self._crew.auxiliary - self._crew.owners if self._channel.assisted else NOBODY
+
+    def _serve(self, now_s: float) -> list[Effect]:
+        """An auxiliary begins a round once something of it has come, for it has no trainer that does.
+
+        Its deadlines count from then on. So it is no sign that a peer comes which comes to few rounds: such a
+        one may be far ahead of the others.
+        """
+        early = None if self.active is not None else self.rounds.get(self._next())
+        if early is None or self._crew.n > PEERS_MAX:
+            return []
+        aside = frozenset(peer for peer, missed in self._rare.items() if missed)
+        came = {peer for peer, it_came in early.lesson().owed.items() if it_came}
+        if came <= aside and self._crew.presence.waiting - aside:
+            return []
+        nothing: Average | Offer
+        if self._channel.averager.gathers:
+            nothing = Offer(self._number, _NO_ROWS, 0.0, aside=aside)
+        else:
+            shape = self._channel.fragments * self._channel.n_chunks, self._channel.codec.elements
+            nothing = Average(self._number, np.broadcast_to(_ZERO, shape), 0.0, aside=aside)
+        return self._begin(now_s, nothing)
+
+    def _count_rare(self, owed: dict[PeerId, bool]) -> None:
+        """An auxiliary is not told whom others set aside. It waits for no peer that comes to few rounds."""
+        for peer, came in owed.items():
+            missed = self._rare.get(peer, 0) + (-1 if came else 1)
+            self._rare[peer] = min(RARE_MAX, max(0, missed))
 
     def _leaves_it(self, number: int, ask: Average | Offer) -> bool:
         """Whether this peer leaves out the newest round that it heard of, and begins the one after.
@@ -279,20 +342,22 @@ class Rounds:
         want = (channel.fragments * channel.n_chunks, channel.codec.elements)
         if ask.values.shape != want:
             raise ValueError(f"values of shape {ask.values.shape} on a channel of {want}")
-        if ask.values.dtype != np.float32 or not ask.values.flags.c_contiguous:
+        if ask.values.dtype != np.float32 or not (ask.values.flags.c_contiguous or self._serves):
             raise ValueError(f"values of {ask.values.dtype}, or not in one piece; give contiguous float32")
 
     def _machine(self, number: int) -> Round:
         crew, machine = self._crew, self.rounds.get(number)
         if machine is None:
+            auxiliary = crew.auxiliary
+            assisting = crew.owners & auxiliary if self._channel.assisted else NOBODY
             setting = Setting(
                 me=self.me,
                 n=crew.cut,
                 seed=crew.seed,
                 channel=self._number,
                 round=number,
-                live=crew.live - self._aside or crew.live,
-                present=frozenset(range(crew.cut)) - crew.gone,
+                live=(crew.live - self._aside or crew.live) | assisting,
+                present=(frozenset(range(crew.cut)) - crew.gone) | auxiliary,
                 n_chunks=self._channel.n_chunks,
                 codec=self._channel.codec,
                 repair_s=max(crew.rtt_s.values(), default=self._channel.rtt_s),
@@ -304,6 +369,7 @@ class Rounds:
                 quorum=self._channel.averager.quorum,
                 hadamard=self._channel.averager.hadamard,
                 edges=self._channel.edges,
+                auxiliary=auxiliary,
             )
             machine = self.rounds[number] = self._make(setting)
         return machine
@@ -314,6 +380,8 @@ class Rounds:
         if machine is None or machine.outcome is None:
             return effects
         outcome, lesson, presence = machine.outcome, machine.lesson(), self._crew.presence
+        if self._serves:
+            self._count_rare(lesson.owed)
         owed = {peer: came for peer, came in lesson.owed.items() if peer not in self._aside}
         self._end(outcome, lesson)
         self.budgets.learn(
@@ -324,6 +392,8 @@ class Rounds:
         effects = effects + presence.count_silence(owed, lesson.answered)
         if not lesson.owns and outcome.averaged.any():
             effects += presence.vouched(_in_any(outcome.heard))
+        if self._serves:
+            return [Assisted(outcome) if isinstance(effect, Done) else effect for effect in effects]
         return effects
 
     # -- What comes
@@ -340,6 +410,8 @@ class Rounds:
         if run.key.stage not in ANSWERS:
             return []
         self.patience.answered(now_s, run.peer, number)
+        if run.peer in self._unheard():  # no trainer may still keep it from taking part
+            return self._crew.presence.hear(run.peer)
         self._outrun |= run.key.stage == NEVER and number == self.active
         return self._route(now_s, number, Arrived([run])) if number == self.active else []
 

@@ -78,6 +78,7 @@ class Channel:
     fragments: values come as a table of so many parts of ``n_chunks`` each, and a round averages one.
     edges: chunks at which tensors begin (``Schema.edges``), the same on all peers.
     passing: the channel is not used for long (a probe), and does not decide how far the crew may grow.
+    assisted: auxiliaries own blocks of it, as all peers tell them of it (``protocols.crew.serving``).
     """
 
     averager: Averager
@@ -90,6 +91,7 @@ class Channel:
     fragments: int = 1
     edges: tuple[int, ...] = ()
     passing: bool = False
+    assisted: bool = False
 
     def part(self, round_: int) -> slice:
         """The rows of the table that a round averages: they follow from its number, so all peers agree."""
@@ -129,6 +131,7 @@ class Setting:
     n: blocks that the vector is cut into.
     live: the peers that own blocks, as far as this one knows.
     present: the peers that have not left for good.
+    auxiliary: those of them that only own blocks (``base.Spec``).
     repair_s: how long to wait before lost chunks are asked for again.
     growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
@@ -156,6 +159,12 @@ class Setting:
     quorum: int = 0
     hadamard: int = 0
     edges: tuple[int, ...] = ()
+    auxiliary: frozenset[PeerId] = frozenset()
+
+    @property
+    def n_giving(self) -> int:
+        """How many living peers give to the round, as far as this one knows."""
+        return len(self.live - self.auxiliary)
 
 
 @dataclass(frozen=True, slots=True)

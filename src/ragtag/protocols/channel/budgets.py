@@ -78,6 +78,14 @@ class Budgets:
         self._now_s = scatter_s, gather_s
         return self._now_s
 
+    def others_computed(self, now_s: float) -> None:
+        """At an auxiliary, whose first round begins: the first peer that gives has computed since it could.
+
+        A peer that gives has measured an exchange by a probe. An auxiliary knows no more than a round trip,
+        and would need some rounds to learn how far apart those come that compute.
+        """
+        self._computed_s.append(now_s - self._ready_s)
+
     def learn(self, outcome: Outcome, slow: Collection[PeerId], came_s: tuple[float, float]) -> None:
         """A round's time teaches how long the next may take.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ragtag.core.types import Effect, Noted, PeerId
+from ragtag.core.types import Effect, Noted, PeerId, Role
 
 GONE_AFTER = 2
 """After so many silent rounds a peer owns no blocks."""
@@ -24,6 +24,8 @@ class Presence:
         self._me = me
         self._silent = dict.fromkeys((p for p in range(n) if p != me), 0)
         self._left: set[PeerId] = set()
+        self._auxiliary: set[PeerId] = set()
+        """Peers that only own blocks. To all but rounds they are visitors, so they are among ``_left``."""
         self.heard: set[PeerId] = set()
         """Peers from which something came since the last round ended."""
         self._alone = 0
@@ -35,7 +37,7 @@ class Presence:
 
     @property
     def live(self) -> frozenset[PeerId]:
-        """The peers that own blocks now: this one, and those not silent for long."""
+        """The peers that average now: this one, and those not silent for long."""
         counted, live = self._live  # asked for at every sample that a trainer draws, from another thread
         if counted != self._changes:
             counted = self._changes
@@ -45,9 +47,24 @@ class Presence:
         return live
 
     @property
+    def auxiliary(self) -> frozenset[PeerId]:
+        """The peers that only own blocks."""
+        return frozenset(self._auxiliary)
+
+    @property
+    def owners(self) -> frozenset[PeerId]:
+        """The peers that own blocks now: those that average, and auxiliaries not silent for long."""
+        return self.live | {p for p in self._auxiliary if self._silent[p] < GONE_AFTER}
+
+    @property
     def waiting(self) -> frozenset[PeerId]:
         """The peers that a round waits for."""
-        return frozenset(p for p, rounds in self._silent.items() if rounds == 0) - self._left
+        return frozenset(p for p, rounds in self._silent.items() if rounds == 0) - self._away
+
+    @property
+    def _away(self) -> set[PeerId]:
+        """The peers from which no round has anything to expect."""
+        return self._left - self._auxiliary
 
     @property
     def gone(self) -> frozenset[PeerId]:
@@ -75,6 +92,12 @@ class Presence:
         self._silent.setdefault(peer, GONE_AFTER)
         self.leave(peer)
 
+    def assist(self, peer: PeerId) -> list[Effect]:
+        """A peer owns blocks from now on, and does nothing else."""
+        self.visit(peer)
+        self._auxiliary.add(peer)
+        return self.hear(peer)
+
     def silent_rounds(self, peer: PeerId) -> int:
         """How many rounds in a row nothing has come from a peer."""
         return self._silent[peer]
@@ -86,12 +109,14 @@ class Presence:
     def joined(self, peer: PeerId) -> list[Effect]:
         """A peer is there (again)."""
         self._left.discard(peer)
+        self._auxiliary.discard(peer)
         self._changes += 1
         return self.hear(peer)
 
     def leave(self, peer: PeerId) -> None:
         """A peer has left for good."""
         self._left.add(peer)
+        self._auxiliary.discard(peer)
         self._changes += 1
 
     def hear(self, peer: PeerId) -> list[Effect]:
@@ -141,7 +166,7 @@ class Presence:
         answered: peers that said that they are there. That counts where there are at most two others.
         """
         effects: list[Effect] = []
-        silent = [peer for peer, came in owed.items() if not came and peer not in self.heard | self._left]
+        silent = [peer for peer, came in owed.items() if not came and peer not in self.heard | self._away]
         waited = [peer for peer in owed if self._silent[peer] == 0]
         alone = 2 * sum(self._silent[peer] == 0 for peer in silent) > len(waited)
         self._alone = self._alone + 1 if alone else 0
@@ -152,7 +177,7 @@ class Presence:
         for peer, came in owed.items():
             if came or peer in self.heard:
                 self._silent[peer] = 0
-            elif peer not in self._left:
+            elif peer not in self._away:
                 self._silent[peer] += 1
                 if self._silent[peer] == 1:
                     effects.append(Noted("silent", peer))
@@ -168,10 +193,14 @@ class Crew:
 
     n: how many places the crew has, taken or not.
     founded: how many it had when it began, the same on all peers.
+    role: this peer's own.
     rtt_s: measured round trips, by peer.
     """
 
-    def __init__(self, me: PeerId, n: int, seed: int, founded: int | None = None) -> None:
+    def __init__(
+        self, me: PeerId, n: int, seed: int, founded: int | None = None, role: Role = Role.TRAINER
+    ) -> None:
+        self.role = role
         self.me, self.n, self.seed, self.founded = me, n, seed, n if founded is None else founded
         self.cut = n
         """A vector is cut into so many blocks: one for each place up to the highest that a living peer
@@ -183,8 +212,19 @@ class Crew:
 
     @property
     def live(self) -> frozenset[PeerId]:
-        """The peers that own blocks now: this one, and those not silent for long."""
+        """The peers that average now: this one, and those not silent for long."""
         return self.presence.live
+
+    @property
+    def owners(self) -> frozenset[PeerId]:
+        """The peers that own blocks now."""
+        return self.presence.owners
+
+    @property
+    def auxiliary(self) -> frozenset[PeerId]:
+        """The peers that only own blocks, this one among them where that is its role."""
+        others = self.presence.auxiliary
+        return others | {self.me} if self.role is Role.AUXILIARY else others
 
     @property
     def gone(self) -> frozenset[PeerId]:

@@ -12,6 +12,8 @@ peer whose post was acknowledged knows all that the other had posted by then, an
 have higher numbers (Lamport, "Time, clocks, and the ordering of events in a distributed system", CACM 1978).
 
 In a crew of more than 64 seats each district (``district``) has a board of its own.
+
+Auxiliaries only listen, on topics that are for them alone (``PAGES``).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ragtag.core.channels import topic_of
 from ragtag.core.types import (
     Arm,
     Arrived,
@@ -38,15 +41,19 @@ from ragtag.core.types import (
     PeerId,
     Post,
     Posted,
+    Role,
     Run,
     Send,
     Timer,
+    Visits,
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.crew.district import district_of
 
 BOARD = 253
 """The channel of posts."""
+PAGES = tuple(topic_of(f"channels/{page}") for page in range(8))
+"""The topics for auxiliaries alone: which channels there are (``serving``)."""
 TOPICS_MAX = 128
 """How many topics a board keeps. Others' posts on further topics are not taken."""
 _TOPICS = 1 << 32
@@ -111,6 +118,7 @@ class _Path:
     """The path to one peer.
 
     gone: the peer has left.
+    listens: it is an auxiliary. It alone is told ``PAGES``, and nothing else, and it posts nothing.
     srtt_s, var_s: the smoothed round trip and its variation; 0: not measured.
     told_s: a timeout that the driver has measured.
     lost: the share of sends without an answer, smoothed.
@@ -118,6 +126,7 @@ class _Path:
     """
 
     gone: bool = False
+    listens: bool = False
     srtt_s: float = 0.0
     var_s: float = 0.0
     told_s: float = 0.0
@@ -173,7 +182,7 @@ class Board:
 
     def notices(self, topic: int) -> Notices:
         """What is known of a topic now. Any thread may ask."""
-        paths = dict(self._paths)
+        paths = {p: path for p, path in dict(self._paths).items() if not path.listens}
         reached = {p: slot.acked for p, path in paths.items() if (slot := path.slots.get(topic)) is not None}
         silent = frozenset(p for p, path in paths.items() if path.silent)
         rtos_s = sorted(path.rto_s for p, path in paths.items() if path.rto_s > 0 and p not in silent)
@@ -199,12 +208,23 @@ class Board:
         elif isinstance(event, Left):
             if event.peer in self._paths:
                 self._paths[event.peer].gone = True
+        elif isinstance(event, Visits) and event.role is Role.AUXILIARY:
+            return self._listened_to(now_s, event.peer)
         elif (
             isinstance(event, Joined) and event.peer != self._me and district_of(event.peer) == self._district
         ):
             self._paths.setdefault(event.peer, _Path())  # the crew may have grown
             return self._joined(now_s, event.peer)
         return []
+
+    def _listened_to(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """An auxiliary is there, or on its way in."""
+        path = self._paths.get(peer)
+        if path is None or path.gone or not path.listens:
+            self._paths[peer] = _Path(listens=True)
+            for posts in list(self._posts.values()):
+                posts.pop(peer, None)
+        return self._flush(now_s, peer)
 
     def _post(self, now_s: float, post: Post) -> list[Effect]:
         if not 0 <= post.topic < _TOPICS:
@@ -245,7 +265,7 @@ class Board:
     def _joined(self, now_s: float, peer: PeerId) -> list[Effect]:
         """A peer is there, as a new process: it has heard nothing, and its numbers start anew."""
         path = self._paths[peer]
-        path.gone, path.slots = False, {}
+        path.gone, path.listens, path.slots = False, False, {}
         for posts in list(self._posts.values()):
             posts.pop(peer, None)
         return self._flush(now_s, peer)
@@ -261,7 +281,7 @@ class Board:
         due_s = float("inf")
         for topic, posts in self._posts.items():
             newest = posts.get(self._me)
-            if newest is None:
+            if newest is None or path.listens != (topic in PAGES):
                 continue
             slot = path.slots.setdefault(topic, _Slot())
             if slot.acked >= newest.number:
@@ -298,6 +318,8 @@ class Board:
         if path is None or path.gone or blob is None or number < 1:
             return []
         check, other, topic, told = blob
+        if path.listens and (run.key.stage != TAKEN or other):
+            return []
         if topic not in self._posts and len(self._posts) >= TOPICS_MAX:
             return []
         if max(number, other) > self._clock.get(topic, 0) + _AHEAD_MAX:

@@ -21,6 +21,7 @@ in virtual time. Each state that waits has a timer (``Arm``), so an answer alway
     let in     timer silence                     let in     Say: nobody answers yet
     let in     Looked, over; timer let in        over       Ends
     seat       Looked, a seat is free            seat       Describes: claim it
+    seat       Looked, an auxiliary, none trains seat
     seat       Looked, its claim is contested    seat       Describes: claim another
     seat       Looked, settled, it is first      greeting   PhaseOver seat, Describes, Make, Tell hello
     seat       Looked, settled, others average   greeting   PhaseOver seat, Make, Tell hello, late
@@ -66,7 +67,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ragtag.core.schema import Schema
-from ragtag.core.types import Arm, Done, Expired, Left, Met, PeerId, Start, Tell, Timer, Visits
+from ragtag.core.types import Arm, Done, Expired, Joined, Left, Met, PeerId, Role, Start, Tell, Timer, Visits
 from ragtag.core.wire import VERSION, name_hash
 from ragtag.protocols.membership.invitation import Said
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
@@ -390,14 +391,16 @@ def outvoted_by(mine: Hashable, theirs: Mapping[PeerId, Hashable]) -> list[PeerI
 
 def node_of(card: Card, n: int, roster: Roster) -> Node:
     """The node of a peer with a seat. It knows which peers average, are on their way in, or are gone."""
-    node = Node(card.seat, n, card.seed, card.founded)
+    node = Node(card.seat, n, card.seed, card.founded, card.role)
     held = roster.seats
     for peer in set(range(n)) - {card.seat}:
         holder = held.get(peer)
         if holder is None or not holder.live:
             node.step(0.0, Left(peer))
         elif not holder.card.averaging:
-            node.step(0.0, Visits(peer))
+            node.step(0.0, Visits(peer, holder.card.role))
+        elif holder.card.role is not Role.TRAINER:
+            node.step(0.0, Joined(peer, holder.card.role))
     return node
 
 
@@ -506,13 +509,13 @@ class Joining:
         """The peer did not come in in time, or is no member any more."""
         if self.state is _State.LET_IN:
             return self._end(failure or f"no member let this peer in within {self.deadline_s:g} s")
-        if self.state is _State.SEAT:
+        if self.state is _State.SEAT and not (self._auxiliary and not self._others_average()):
             return self._end(
                 failure
                 or f"no seat could be taken within {self.deadline_s:g} s: "
                 "others claimed the same ones each time"
             )
-        if self.state is _State.AWAITING:
+        if self.state in (_State.SEAT, _State.AWAITING):
             return self._end(
                 failure
                 or "none of those that let this peer in averages; start the peer that begins the crew, on "
@@ -601,9 +604,13 @@ class Joining:
         self.state = _State.AWAITING
         return [passed]
 
+    @property
+    def _auxiliary(self) -> bool:
+        return self._entry is not None and self._entry.card.role is Role.AUXILIARY
+
     def _others_average(self) -> bool:
         assert self._entry is not None
-        return any(holder.live and holder.card.averaging for holder in self._entry.roster.seats.values())
+        return self._entry.roster.trains
 
     def _make(self, now_s: float, card: Card, first: bool) -> list[JoiningEffect]:
         """The peer has its seat. first: it averages before all others, which take part later."""

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from ragtag.core.address import family_of, unusable
-from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Visits
+from ragtag.core.types import LARGER_CREWS, PEERS_MAX, SEATS_MAX, Joined, Left, Noted, PeerId, Role, Visits
 from ragtag.core.wire import VERSION
 from ragtag.protocols.membership.passes import PROOF_BYTES_MAX, read_proof
 from ragtag.protocols.membership.probe import ANNOUNCED_MAX
@@ -50,6 +50,7 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     inner_host, inner_port: where it takes data within its own network, if a router translates its addresses
         (NAT); else empty, and 0.
     proof: whose process it is, in a crew that takes persons (``passes.Proof``); else empty.
+    role: what it does once it takes part.
     """
 
     wire: Annotated[int, Meta(ge=0, le=255)]
@@ -67,6 +68,12 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     inner_host: Annotated[str, Meta(max_length=HOST_BYTES_MAX)] = ""
     inner_port: _Port = 0
     proof: Annotated[bytes, Meta(max_length=PROOF_BYTES_MAX)] = b""
+    role: Role = Role.TRAINER
+
+    @property
+    def trains(self) -> bool:
+        """Whether it averages values of its own."""
+        return self.averaging and self.role is not Role.AUXILIARY
 
     @property
     def person(self) -> str:
@@ -195,6 +202,11 @@ class Roster:
         for peer in {card.seat, before.seat if before is not None else NO_SEAT} - {NO_SEAT}:
             self._terms[peer] = max(self._terms.get(peer, 0), card.term if peer == card.seat else 0)
             self._settle(peer, None)
+
+    @property
+    def trains(self) -> bool:
+        """Whether another peer averages values of its own, as this one believes."""
+        return any(holder.live and holder.card.trains for holder in self._seats.values())
 
     @property
     def unfit(self) -> str:
@@ -352,12 +364,14 @@ class Roster:
             effects.append(Reach(peer, address, card.epoch))
         if same and before is not None and before.live and before.card.averaging == card.averaging:
             return effects
-        if same and before is not None and not before.live:
+        if card.role is Role.AUXILIARY:
+            effects.append(Noted("assists" if card.averaging else "comes", peer, holder.name))
+        elif same and before is not None and not before.live:
             why = f"{holder.name} was out of reach, and had been declared dead"
             effects.append(Noted("back", peer, why))
         else:
             effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name))
-        return [*effects, Joined(peer) if card.averaging else Visits(peer)]
+        return [*effects, (Joined if card.averaging else Visits)(peer, card.role)]
 
 
 def _gone(peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:
@@ -402,6 +416,8 @@ class Seating:
             return None
         if not self.claimed and not whole and now_s < self.until_s:
             return None
+        if self.card.role is Role.AUXILIARY and not self._roster.trains:
+            return None  # it begins no crew
         self.card = self._next()
         spread = math.log2(n / ANNOUNCED_MAX) if n > ANNOUNCED_MAX else 0.0  # periods until all have heard
         self.until_s = now_s + (_OBJECT_PERIODS + spread) * period_s

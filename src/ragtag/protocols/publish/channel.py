@@ -58,6 +58,7 @@ from ragtag.core.types import (
     Noted,
     PeerId,
     Publish,
+    Role,
     Run,
     Send,
     Timer,
@@ -224,8 +225,8 @@ class Publisher:
             return self._publish(now_s, event)
         if isinstance(event, Expired):
             return self._expired(now_s, event.timer)
-        if isinstance(event, Joined | Visits):
-            return self._joined(now_s, event.peer)
+        if isinstance(event, Joined | Visits):  # an auxiliary has no use for tensors
+            return [] if event.role is Role.AUXILIARY else self._joined(now_s, event.peer)
         if isinstance(event, Left):
             return self._left(now_s, event.peer)
         raise ValueError(f"channel {self._number} publishes named tensors; nothing is averaged on it")

@@ -67,17 +67,18 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         scratch=setting.scratch,
         patience=setting.patience,
         guard=setting.guard,
-        live=len(setting.live),
+        live=setting.n_giving,
+        auxiliary=setting.auxiliary & members,
     )
 
 
 def _direct(setting: Setting) -> Round:
-    owners = fixed_owners(setting.n, setting.live)
+    owners = fixed_owners(setting.n, setting.live, setting.present, setting.auxiliary)
     return scatter_gather(_spec(setting, setting.n, owners, frozenset(range(setting.n))))
 
 
 def _ring(setting: Setting) -> Round:
-    order = tuple(sorted(setting.present))
+    order = tuple(sorted(setting.present - setting.auxiliary))
     return Ring(_spec(setting, setting.n, order, frozenset(order)))
 
 

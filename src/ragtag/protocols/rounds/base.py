@@ -49,6 +49,7 @@ class Spec:
     live: how many peers this one knows to live, which a guard must know.
     quorum: how many peers' values make an average, at least; 0: any.
     spread: how the table is transformed before it is exchanged, and back; ``None``: it is not.
+    auxiliary: the members that only own blocks: they give nothing to the round, and get no averages.
     """
 
     me: PeerId
@@ -66,6 +67,12 @@ class Spec:
     live: int = 0
     quorum: int = 0
     spread: Hadamard | None = None
+    auxiliary: frozenset[PeerId] = frozenset()
+
+    @property
+    def gives(self) -> bool:
+        """Whether this peer's values are part of the round, and its averages are for this peer, too."""
+        return self.me not in self.auxiliary
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""

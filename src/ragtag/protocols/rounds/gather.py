@@ -25,7 +25,8 @@ all replicas add the same rows, some of them a round later.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -113,7 +114,7 @@ class Rows:
         self._gathered: dict[tuple[PeerId, int], _Message] = {}
         self._whole = False
 
-    def owners(self) -> Collection[PeerId]:
+    def owners(self) -> AbstractSet[PeerId]:
         """See ``stages.Content``."""
         return set(self.spec.owners) - {self.spec.me}
 
@@ -190,7 +191,7 @@ class Rows:
         begin = stages.begun
         own = self._own(block, begin)
         parts, weights = [own], [np.full(len(own), begin.weight, np.float32)]
-        of = {self.spec.me: float(begin.weight)}
+        of = {self.spec.me: float(begin.weight)} if self.spec.gives else {}
         for peer in stages.others():
             message = self._scattered.get((peer, block))
             if message is None or not message.came.any():
@@ -200,7 +201,7 @@ class Rows:
             parts.append(message.rows[some])
             weights.append(message.weight[some])
         unheard = len(set(stages.waiting.waited_for) - of.keys())
-        total = sum(of.values()) * (1 + unheard / len(of))
+        total = sum(of.values()) * (1 + unheard / max(1, len(of)))
         factor: Floats = np.concatenate(weights) / np.float32(total if total > 0 else 1)
         rows: Bytes = np.concatenate(parts)[factor > 0]
         factor = factor[factor > 0]
@@ -264,12 +265,15 @@ def _make(setting: Setting) -> Round:
         channel=setting.channel,
         round=setting.round,
         layout=layout_of(setting.n_chunks, setting.n),
-        owners=rotating_owners(setting.seed, setting.round, setting.n, setting.live),
+        owners=rotating_owners(
+            setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
+        ),
         members=frozenset(range(setting.n)),
         codec=setting.codec,
         repair_s=setting.repair_s,
         growth=setting.growth,
         patience=setting.patience,
+        auxiliary=setting.auxiliary,
     )
     return Stages(spec, Rows(spec, setting.earlier), Repairer(spec), _REPAIR_AFTER)
 

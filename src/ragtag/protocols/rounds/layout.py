@@ -7,6 +7,8 @@ from functools import lru_cache
 from ragtag.core import seed as random
 from ragtag.core.types import PeerId
 
+NOBODY: frozenset[PeerId] = frozenset()
+
 
 class Layout:
     """``n_chunks`` chunks in ``n_blocks`` consecutive blocks whose sizes differ by at most one chunk.
@@ -36,24 +38,62 @@ def layout_of(n_chunks: int, n_blocks: int) -> Layout:
 
 
 @lru_cache(maxsize=256)
-def rotating_owners(seed: int, round_: int, n: int, live: frozenset[PeerId]) -> tuple[PeerId, ...]:
+def rotating_owners(
+    seed: int,
+    round_: int,
+    n: int,
+    live: frozenset[PeerId],
+    present: frozenset[PeerId] | None = None,
+    auxiliary: frozenset[PeerId] = NOBODY,
+) -> tuple[PeerId, ...]:
     """Each block's owner in one round: a permutation drawn afresh every round, the same on every peer.
 
     A fixed owner is over-weighted in the mean by about (1+(n-1)q)(1-p^n)/(nq), q = 1-p, since its own
     copy never gets lost; rotation takes that bias away (RPS, ICML 2019, algorithm 1). A block whose
     owner is not alive goes to the next live peer of the permutation, so views that differ in one peer
     differ in one block.
+
+    An auxiliary is told which peers have left, and not which of the others the peers that give hold to be
+    silent or slow: it hears nothing of other auxiliaries. So what it owns depends on the former alone.
+
+    live: the peers that may own blocks.
+    present: those that have not left, as membership tells; ``None``: ``live``.
+    auxiliary: those that only own blocks. What is owned by a peer that is present and not live goes to none
+        of them.
     """
-    return _alive(random.permutation(random.stream_key(seed, "owners", round_), n), live)
+    order = random.permutation(random.stream_key(seed, "owners", round_), n)
+    return _alive(order, live, present, auxiliary)
 
 
-def fixed_owners(n: int, live: frozenset[PeerId]) -> tuple[PeerId, ...]:
-    """Block ``j`` is peer ``j``'s, as in a direct all-reduce."""
-    return _alive(tuple(range(n)), live)
+def fixed_owners(
+    n: int,
+    live: frozenset[PeerId],
+    present: frozenset[PeerId] | None = None,
+    auxiliary: frozenset[PeerId] = NOBODY,
+) -> tuple[PeerId, ...]:
+    """Block ``j`` is peer ``j``'s, as in a direct all-reduce; else as in ``rotating_owners``."""
+    return _alive(tuple(range(n)), live, present, auxiliary)
 
 
-def _alive(order: tuple[PeerId, ...], live: frozenset[PeerId]) -> tuple[PeerId, ...]:
+def _alive(
+    order: tuple[PeerId, ...],
+    live: frozenset[PeerId],
+    present: frozenset[PeerId] | None,
+    auxiliary: frozenset[PeerId],
+) -> tuple[PeerId, ...]:
     if len(live) == len(order):
         return order
+    giving = live - auxiliary
+    if not auxiliary or present is None or not giving:
+        return _next_of(order, live)
+    owners = _next_of(order, present)
+    return tuple(
+        owner if owner in live else other
+        for owner, other in zip(owners, _next_of(order, giving), strict=True)
+    )
+
+
+def _next_of(order: tuple[PeerId, ...], live: frozenset[PeerId]) -> tuple[PeerId, ...]:
+    """Of each place the peer that has it, or the next one that is among ``live``."""
     n = len(order)
     return tuple(next(order[(j + k) % n] for k in range(n) if order[(j + k) % n] in live) for j in range(n))

@@ -89,7 +89,8 @@ class Waiting:
     expired: a stage ended without a share.
     last: the peer whose share ended the first stage, or the lowest of those without which it ended.
     came_at_s: when, in each stage, the last share came that was waited for.
-    waited_for: the peers that the round waited for when it began.
+    waited_for: the peers whose shares the round waited for when it began. Auxiliaries give none, so they are
+        waited for as owners only: in GATHER, by peers that give.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -128,8 +129,9 @@ class Waiting:
         """
         self.stage, self.begun, self._grace_s = SCATTERING, begin, begin.grace_s
         self._began_s = now_s
-        self._awaited = set(begin.waiting & self._spec.members - {self._spec.me})
-        self.waited_for = tuple(sorted(self._awaited))
+        part = self._spec.members - self._spec.auxiliary | frozenset(self._spec.owners)
+        self._awaited = set(begin.waiting & part - {self._spec.me})
+        self.waited_for = tuple(sorted(self._awaited - self._spec.auxiliary))
         self.until_s = now_s + begin.scatter_s
         return [peer for peer in self.waited_for if peer not in begin.withheld] or list(self.waited_for)
 

@@ -17,7 +17,8 @@ transformed chunks, and the outcome of what they make.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class Values:
             if o != spec.me and layout.sizes[j]
         }
 
-    def owners(self) -> Collection[PeerId]:
+    def owners(self) -> AbstractSet[PeerId]:
         """See ``stages.Content``."""
         sizes = self.spec.layout.sizes
         return {owner for j, owner in enumerate(self.spec.owners) if owner != self.spec.me and sizes[j]}
@@ -264,7 +265,7 @@ class Values:
     def result(self, stages: Stages) -> Result:
         """See ``stages.Content``."""
         kept, begin = ~self._averaged, stages.begun
-        if kept.any():
+        if kept.any() and self.spec.gives:
             self._weight, self._heard = self._weight.copy(), self._heard.copy()  # what was sent has views
             self._mean[kept] = self._own[kept]
             self._weight[kept] = begin.weight

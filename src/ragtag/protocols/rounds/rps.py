@@ -27,7 +27,9 @@ def _make(setting: Setting, repair: bool) -> Round:
             channel=setting.channel,
             round=setting.round,
             layout=layout_of(setting.n_chunks, setting.n),
-            owners=rotating_owners(setting.seed, setting.round, setting.n, setting.live),
+            owners=rotating_owners(
+                setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
+            ),
             members=frozenset(range(setting.n)),
             codec=setting.codec,
             repair_s=setting.repair_s if repair else None,
@@ -35,9 +37,10 @@ def _make(setting: Setting, repair: bool) -> Round:
             scratch=setting.scratch,
             patience=setting.patience,
             guard=setting.guard,
-            live=len(setting.live),
+            live=setting.n_giving,
             quorum=setting.quorum,
             spread=_spread(setting),
+            auxiliary=setting.auxiliary,
         )
     )
 

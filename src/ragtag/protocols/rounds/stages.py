@@ -11,7 +11,8 @@ its next rounds, too. In a crew of two or three the others may well be dead, so 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +58,7 @@ class Content(Protocol):
 
     mine: list[int]
 
-    def owners(self) -> Collection[PeerId]:
+    def owners(self) -> AbstractSet[PeerId]:
         """The other peers that own blocks."""
         ...
 
@@ -110,7 +111,9 @@ class Stages:
     def lesson(self) -> Lesson:
         """See ``Lesson``. All peers owe an owner their shares; owners alone owe the other peers."""
         waiting, owns = self.waiting, bool(self.content.mine)
-        owing = self.others() if owns else sorted(self.content.owners())
+        owing = self.others() if owns else []
+        if self.spec.gives:
+            owing += sorted(self.content.owners() - set(owing))
         here = waiting.came.intersection(waiting.waited_for) - waiting.gave
         return Lesson(
             owed={peer: peer in waiting.came for peer in owing},
@@ -165,7 +168,7 @@ class Stages:
         waiting = self.waiting
         self._started_s = now_s
         giving = waiting.begin(now_s, begin)
-        effects: list[Effect] = list(self.content.scatter(self))
+        effects: list[Effect] = list(self.content.scatter(self)) if self.spec.gives else []
         for block in self.content.mine:
             for peer in giving:
                 self._wait_for((peer, SCATTER, block), self.content.scattered_of(peer, block))
@@ -264,7 +267,7 @@ class Stages:
         waiting, self._reduced_s = self.waiting, now_s
         waiting.turn_over(now_s)
         effects: list[Effect] = list(self.content.reduce(self))
-        for block, owner, incoming in self.content.awaited():
+        for block, owner, incoming in self.content.awaited() if self.spec.gives else ():
             self._wait_for((owner, GATHER, block), incoming)
         effects.append(Arm(self.spec.timer("gather"), waiting.until_s))
         return effects + (waiting.count(now_s) if waiting.owed else self._advance(now_s))
@@ -321,9 +324,9 @@ class Stages:
         return sorted(enumerate(self.spec.owners), key=lambda entry: (entry[1] - me) % n)
 
     def others(self) -> list[PeerId]:
-        """All other members, in the same order."""
+        """All other members that give, in the same order."""
         me, n = self.spec.me, max(self.spec.members) + 1
-        return sorted(self.spec.members - {me}, key=lambda peer: (peer - me) % n)
+        return sorted(self.spec.members - self.spec.auxiliary - {me}, key=lambda peer: (peer - me) % n)
 
     def _wait_for(self, share: Share, incoming: Incoming | None) -> None:
         if incoming is None or not incoming.closed or (self._repair is not None and incoming.left):

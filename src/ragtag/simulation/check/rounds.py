@@ -34,7 +34,7 @@ from ragtag.core.types import (
 from ragtag.protocols.crew.board import BOARD
 from ragtag.protocols.crew.meet import MEET
 from ragtag.protocols.rounds.asking import ANSWERS
-from ragtag.protocols.rounds.base import NACK, peers_in
+from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, peers_in
 from ragtag.simulation.check.groups import GroupChecker
 from ragtag.simulation.check.rows import RowChecker
 
@@ -98,6 +98,7 @@ class Checker:
         self._grouped, self._groups = set(grouped), GroupChecker(tolerance)
         self._left_out = {BOARD, MEET}
         self._guarded: set[int] = set()
+        self._auxiliary: frozenset[PeerId] = frozenset()
         self._active: dict[tuple[PeerId, int], int] = {}
         self._flying: dict[int, int] = {}
         self.outcomes = self.means = 0
@@ -115,6 +116,10 @@ class Checker:
         those that the contributors sent, and none weighs more than they claim.
         """
         self._guarded.add(channel)
+
+    def only_own(self, peers: frozenset[PeerId]) -> None:
+        """From now on these peers are asked for no average, send averages only, and are in none."""
+        self._auxiliary = peers
 
     def leave_out(self, channel: int) -> None:
         """Do not check a channel: of a central state, of fragments, of chunks that are mixed, or of a codec
@@ -204,8 +209,13 @@ class Checker:
         if run.key.stage in ANSWERS:  # a peer that has not begun answers, too
             return
         round_ = self._rounds.get((run.key.channel, run.key.round))
-        if round_ is None or not round_.begun >> peer & 1:
+        owns = peer in self._auxiliary
+        if round_ is None or not (owns or round_.begun >> peer & 1):
             raise self.broken(f"a message of a round that its sender has not begun: {where}")
+        if owns and run.key.stage == SCATTER:
+            raise self.broken(f"a share of a peer that has none to give: {where}")
+        if run.key.stage == GATHER and run.peer in self._auxiliary:
+            raise self.broken(f"an average for a peer that has no use for it: {where}")
         if not run.key.stage & NACK and not self._rows.knows(run.key.channel):
             here = slice(None) if run.mask is None else run.mask
             guarded = run.key.channel in self._guarded

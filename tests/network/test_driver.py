@@ -453,7 +453,9 @@ def test_values_may_change_as_soon_as_the_outcome_is_there() -> None:
     with Crew(2, n_chunks, record=True) as crew:
         crew.meet()
         # nothing leaves peer 0 but requests for an answer
-        control = crew.drivers[0].engine.flows[1].path.control = LossWindow(window=0.0)
+        path = crew.drivers[0].engine.flows[1].path
+        control = path.control = LossWindow(window=0.0)
+        path._used = True  # no more its first window
         values = values_of(0, n_chunks)
         mine = crew.ask(0, values)
         crew.drivers[1].average(Average(0, values_of(1, n_chunks), 1.0, deadline_s=0.2)).result(PATIENCE_S)

@@ -129,7 +129,7 @@ def test_what_keeps_a_message_from_leaving_is_known_and_for_how_long() -> None:
     here.wire.keys, here.wire.room = True, 0
     outbox.flush(3.0)
     assert flow.held is Hold.SOCKET
-    here.wire.room, path.control.window, path.granted = 1 << 20, 10, 1000
+    here.wire.room, path.control.window, path.granted, path._used = 1 << 20, 10, 1000, True
     outbox.flush(4.0)
     assert flow.held is Hold.WINDOW and path.sent == 10
     path.granted = 5

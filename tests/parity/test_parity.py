@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ragtag.core.faults import Faults, Loss
@@ -46,7 +48,9 @@ def test_another_order_of_arrival_differs_in_the_last_bits() -> None:
         for at, other in zip(arrived, reversed(arrived), strict=True):
             event = log[other][1]
             assert isinstance(event, Arrived)
-            backwards[at] = (log[at][0], Arrived(tuple(reversed(event.runs))))
+            # an end that came first would say that nothing more comes
+            runs = tuple(replace(run, ended=False) for run in reversed(event.runs))
+            backwards[at] = (log[at][0], Arrived(runs))
         means = []
         for entries in (log, backwards):
             node = Node(peer, n, seed)

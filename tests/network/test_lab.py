@@ -127,6 +127,7 @@ def test_loss_can_be_changed_and_ended() -> None:
         assert (lab.counts(0).seen, lab.counts(1).seen) == (0, 500)
 
 
+@pytest.mark.slow
 def test_a_delay_is_as_asked_and_loses_nothing() -> None:
     with lab_of(2, rate_mbit=20.0, delay_ms=25.0) as lab:
         (found,) = probe(lab, [0], 1, offered_mbit=5.0, count=1000)

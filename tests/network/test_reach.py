@@ -223,6 +223,7 @@ def test_injected_faults_hold_for_membership(agent: Agent) -> None:
         assert not any(agent.lost(address, 1.0) for _ in range(100))
 
 
+@pytest.mark.slow
 def test_churn_fills_no_memory(agent: Agent) -> None:
     """Process after process has a seat, averages for long, dies, and another one comes: it levels off."""
     of, flows = people(agent, inside=())

@@ -33,7 +33,7 @@ def test_a_straggler_costs_little_time_and_no_accuracy() -> None:
     assert calm.accuracy - slow.accuracy <= 0.01
 
 
-@pytest.mark.parametrize(("n", "steps"), [(1, 40), (5, 40), (30, 80)])
+@pytest.mark.parametrize(("n", "steps"), [(1, 40), (5, 40), pytest.param(30, 80, marks=pytest.mark.slow)])
 def test_staleness_under_n_softsync_is_about_n(n: int, steps: int) -> None:
     """Zhang et al.: the mean is about n, and P(tau > 2n) < 1e-3; lambda = 30."""
     trial = soft_times(n, steps)

@@ -52,7 +52,7 @@ def real(n: int, method: Averager, faults: Faults, seed: int) -> list[list[Outco
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_same_masks_give_the_same_averages(n: int, loss: str) -> None:
     """What is lost is drawn from the seed; so who is heard in each chunk is the same in both worlds."""
     faults = Faults(loss=LOSSES[loss])

@@ -166,6 +166,7 @@ def test_rounds_go_on_after_a_dropout_and_each_has_keys_of_its_own() -> None:
     assert isinstance(first, SecureMean) and first.clients == (0, 1, 2, 3)
 
 
+@pytest.mark.slow
 def test_a_peer_that_was_frozen_is_in_step_again() -> None:
     calm = Rounds(5, 1, 4)
     at_s = calm.open_s + (calm.end_s - calm.open_s) * 0.4

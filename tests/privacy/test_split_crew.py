@@ -365,6 +365,7 @@ def test_a_standby_of_a_server_that_never_came_serves_after_the_deadline() -> No
     assert served[2] == pytest.approx(2.0, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_standby_that_dies_stops_nobody() -> None:
     found = Split(4, guarded(PLAIN), BATCHES, crashes=(Crash(3, 0.2),))
     assert all(found.client(peer).answered == BATCHES for peer in (1, 2))

@@ -407,6 +407,7 @@ def test_an_owner_that_dies_with_half_a_groups_updates_costs_one_step(told_s: fl
     assert (state > 8 / N + 0.75 * 11 / 3).all()  # one step or two of 20 are lost
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.data())
 def test_deaths_in_any_state(data: st.DataObject) -> None:

@@ -226,7 +226,7 @@ GHOST = 11
 
 
 @SMOOTH
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_place_that_nobody_has_any_more_costs_no_blocks(method: Averager, seed: int) -> None:
     """One claims a place far above the others, is believed, and is gone: each hears of it at its own time."""
     crew = Crew(4, GHOST - 3, method, seed=seed)

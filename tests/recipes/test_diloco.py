@@ -194,6 +194,7 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
     assert RECIPES["diloco"] == diloco.__name__
 
 
+@pytest.mark.slow
 def test_a_table_shows_how_far_diloco_is_by_length(text) -> None:
     runs = [train(setup(method, steps), text) for steps in (50, 100) for method in diloco.BY_LENGTH]
     table = diloco._lengths(runs)

@@ -113,6 +113,7 @@ def test_the_model_moves_as_far_in_a_given_time_as_without_the_straggler(
     assert steps_per_s(Run(faults=slow, until_s=85.0)) >= of_calm * steps_per_s(Run(until_s=85.0))
 
 
+@pytest.mark.slow
 def test_as_many_groups_as_speeds_ask_for() -> None:
     run = Run(8, speed=(1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.1, 1.0))
     assert run.groups(199.0) == ((0, 1, 2, 3, 7), (4, 5), (6,))
@@ -150,6 +151,7 @@ def test_it_gets_there_whatever_goes_wrong() -> None:
     assert max(outcome.total_s for at_s, outcome in run.outcomes[0] if at_s > 120) < STEP_S
 
 
+@pytest.mark.slow
 def test_a_run_of_one_seed_is_the_same_every_time() -> None:
     rough = [Run(8, ROUGH, until_s=60.0).world.digest() for _ in range(2)]
     assert rough[0] == rough[1]

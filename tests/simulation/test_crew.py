@@ -51,6 +51,7 @@ def test_peers_of_a_large_crew_come_to_one_mean_while_some_die_and_others_come(m
     assert all(set(outcome.members) <= seats for outcome in newest)
 
 
+@pytest.mark.slow
 def test_a_crew_in_groups_grows_beyond_64_seats_one_at_a_time() -> None:
     crew = CrewWorld(63, Moshpit(8), LINE, seed=1, step_s=0.25)
     until(crew, crew.agreed, 10.0)  # else a newcomer may take a seat whose holder it has not heard of

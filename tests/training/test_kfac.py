@@ -160,7 +160,7 @@ def own_part(peer: int, step: int) -> slice:
     return slice(6 * peer, 6 * peer + 6)
 
 
-@pytest.mark.parametrize("placement", ["communication", "memory"])
+@pytest.mark.parametrize("placement", ["communication", pytest.param("memory", marks=pytest.mark.slow)])
 def test_with_loss_a_killed_and_a_frozen_owner_steps_go_on_and_ages_are_told(placement: Any) -> None:
     """Of four, one dies for good; another stands still for 5 s, fifty steps, and comes back."""
     step_s = 2 * STEP_S

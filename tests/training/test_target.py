@@ -289,6 +289,7 @@ def test_clocks_need_not_agree() -> None:
     assert weights(0.0) == weights(4096.0)
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_away_for_hours_gives_nothing_of_then() -> None:
     faults = Faults(latency_s=0.005, freezes=(Freeze(2, 1.02, 7200.0),))
     crew = SimulatedCrew(3, faults, seed=1, cost=ComputeCost(0.01))

@@ -435,6 +435,7 @@ def lines(events: list[Event], peer: int) -> list[str]:
     return [e.text for e in events if isinstance(e, Printed) and e.peer == peer and not e.error]
 
 
+@pytest.mark.slow
 def test_a_peer_with_infinity_and_one_that_raises_end_and_the_others_go_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     events, ends = launched(tmp_path, 4, TRAIN, PATIENCE_S, on_error="continue", run_folder=run)

@@ -88,6 +88,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     return {name: value}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_long_runs_files_are_bounded_and_its_report_is_right(tmp_path: Path) -> None:
     rounds = 10_000

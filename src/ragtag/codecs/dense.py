@@ -171,3 +171,8 @@ DenseName = Literal["fp32", "bf16", "int8"]
 
 DENSE = {codec.name: codec for codec in (fp32, bf16, int8)}
 """The dense codecs, by name."""
+
+
+def known_name(codec: Codec) -> str:
+    """The name by which a peer without the script finds a codec; empty: it is the script's own."""
+    return codec.name if DENSE.get(codec.name) is codec else ""

@@ -23,7 +23,7 @@ from typing import Generic, NoReturn, TypeVar
 import numpy as np
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import DENSE, fp32
+from ragtag.codecs.dense import DENSE, fp32, known_name
 from ragtag.core.channels import channel_of
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
@@ -533,8 +533,8 @@ class SimulatedTransport(Posting):
         way_s = self.deadline_s if late else deadline_s
         opening = ChannelWay(self.me, channel, schema, chunks, way_s, late, wait_for_silent=together)
         self._openings[channel] = opening
-        dense, parts = codec.name if DENSE.get(codec.name) is codec else "", schema.fragments
-        form = form_of(channel, 0, method, dense, chunks, parts)
+        parts = schema.fragments
+        form = form_of(channel, 0, method, known_name(codec), chunks, parts)
         assisted = form.assisted and crew.n > crew.trainers
         edges = schema.edges(codec.elements)
         shape = Channel(

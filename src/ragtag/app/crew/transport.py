@@ -15,7 +15,7 @@ import numpy as np
 from ragtag.app.crew.membership import Entrance
 from ragtag.app.crew.phases import Phases
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import DENSE, fp32
+from ragtag.codecs.dense import fp32, known_name
 from ragtag.core.errors import Error
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
@@ -325,8 +325,8 @@ class DriverTransport:
         opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late, together)
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
-        dense = codec.name if DENSE.get(codec.name) is codec else ""
-        form, topic, told = self._forms.add(form_of(channel, hash32, method, dense, chunks, parts))
+        opens = form_of(channel, hash32, method, known_name(codec), chunks, parts)
+        form, topic, told = self._forms.add(opens)
         opened = Channel(
             method, codec, chunks, deadline_s, rtt_s,
             reuse=True, fragments=parts, edges=schema.edges(codec.elements), assisted=form.assisted,

@@ -99,3 +99,31 @@ def test_who_always_begins_a_round_as_it_is_over_for_the_other_gets_ahead_in_the
     world.run()
     for outcomes in world.outcomes:
         assert np.mean([(outcome.heard == 0b11).all() for outcome in outcomes[-20:]]) == 1
+
+
+@pytest.mark.parametrize("n", [4, 6])
+def test_who_came_apart_by_parts_of_a_long_step_are_in_one_round_again_at_once(n: int) -> None:
+    """Steps of half a second on lines of milliseconds: deadlines have learned nothing of tenths of a second.
+
+    Each peer is late once, by another part of a step. Most of the others are then missing at the first
+    deadline of a peer that comes first, and it waits for as long as they may compute. It went on alone, was
+    alone again in the next rounds, and it took them up to ten rounds to meet.
+    """
+    whole = []
+    for seed in range(4):
+        draw = generator(seed, "apart", n)
+        world = World(n, rps_repair, 4 * n, seed=seed, latency_s=0.0004, probe_s=0.002, floor_s=0.002)
+        values, late, heard = vectors(n, 4 * n), draw.permutation(n), [list[bool]() for _ in range(n)]
+
+        def again(peer: int, outcome: Outcome, world: World = world, heard: list[list[bool]] = heard) -> None:
+            heard[peer].append(bool((outcome.heard == (1 << n) - 1).all()))
+            once_s = 0.5 * late[peer] / n if len(heard[peer]) == 10 else 0.0  # noqa: B023
+            if len(heard[peer]) < 20:
+                world.average(peer, values[peer], after_s=once_s + 0.5 + 0.002 * draw.random())  # noqa: B023
+
+        world.on_done = again
+        for peer in range(n):
+            world.average(peer, values[peer])
+        world.run()
+        whole.append(np.mean([rounds[10:] for rounds in heard]))
+    assert np.mean(whole) > 0.85, whole

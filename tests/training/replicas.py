@@ -35,11 +35,14 @@ class Mortal(FakeCrew):
     """Peers may die within a round: of their averages every second one, by receiver, is sent.
 
     dies: in which round of the model's channel.
+    tells: else it sends none of its averages.
     """
 
-    def __init__(self, n: int, dies: dict[int, int], *, loss: float = 0.0, seed: int = 1) -> None:
+    def __init__(
+        self, n: int, dies: dict[int, int], *, loss: float = 0.0, seed: int = 1, tells: bool = True
+    ) -> None:
         super().__init__(n, loss=loss, seed=seed)
-        self.dies, self._seed = dies, seed
+        self.dies, self._seed, self._tells = dies, seed, tells
 
     def heal(self) -> None:
         self._losses = LossStream(Faults(), self._seed)
@@ -54,12 +57,11 @@ class Mortal(FakeCrew):
             effects = [e for e in effects if not (isinstance(e, Send) and self._unsent(e, last))]
         super()._apply(peer, effects)
 
-    @staticmethod
-    def _unsent(effect: Send, last: int) -> bool:
+    def _unsent(self, effect: Send, last: int) -> bool:
         key = effect.run.key
         if key.channel != channel_of("model") or key.round < last:
             return False
-        return key.round > last or (key.stage == GATHER and effect.run.peer % 2 == 0)
+        return key.round > last or (key.stage == GATHER and not (self._tells and effect.run.peer % 2))
 
 
 @dataclass
@@ -76,6 +78,7 @@ class Training:
     loss: float = 0.0
     ill: int = 0
     dies: dict[int, int] = field(default_factory=dict)
+    tells: bool = True
     make: Make = OPTIMIZERS["sgd"]
     options: dict[str, Any] = field(default_factory=dict)
     width: int = 120
@@ -87,7 +90,7 @@ class Training:
     optimizers: dict[int, CrewOptimizer] = field(default_factory=dict)
 
     def run(self) -> Training:
-        self.crew = Mortal(self.n, self.dies, loss=self.loss if self.ill else 0.0)
+        self.crew = Mortal(self.n, self.dies, loss=self.loss if self.ill else 0.0, tells=self.tells)
         torch.manual_seed(0)
         self.nets = [self._net() for _ in range(self.n)]
         for net in self.nets[1:]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ragtag.training.align.aligner as align_module
+from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
+from ragtag.core.types import nobodys
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
@@ -23,6 +26,9 @@ from ragtag.training.align.plan import Align
 from ragtag.training.exchange.aligned import Aligning
 from ragtag.training.exchange.base import layer
 from ragtag.training.exchange.compress import TopK
+from ragtag.training.exchange.dense import Replica
+from ragtag.training.tensors.layout import GRADIENT, Part
+from tests.training.fake_transport import FakeCrew
 from tests.training.replicas import OPTIMIZERS, Training
 from tests.training.test_replay import LATE, Wide
 from tests.training.test_replay import OPTIMIZERS as MAKES
@@ -134,6 +140,45 @@ def test_after_a_death_within_a_round_the_survivors_are_one_again(
     assert survivors == ["replicas differ"] * 4 + ["replicas alike"] * 4
 
 
+def test_an_owner_that_dies_and_told_nobody_parts_no_replicas() -> None:
+    """Nobody has an average of its block. Each peer would step there by a gradient of its own."""
+    options: dict[str, Any] = {"dies": {4: 10}, "tells": False, "options": {"align": False}}
+    for make in (OPTIMIZERS["sgd"], OPTIMIZERS["adam"]):
+        training = Training(5, 14, make=make, **options).run()
+        assert all(training.alike(step) for step in range(14))
+        if make is OPTIMIZERS["sgd"]:
+            of = [vectors[0] for vectors in training.vectors.values()]
+            still = [float((of[step] == of[step - 1]).float().mean()) for step in (9, 10, 11, 13)]
+            assert max(still[0], still[3]) < 0.02
+            assert all(0.15 < share < 0.25 for share in still[1:3]), "its fifth, until it belongs to others"
+
+
+def test_gradients_nobody_has_an_average_of_become_0_and_buffers_stay() -> None:
+    crew = FakeCrew(1)
+    gradient, running = torch.ones(300), torch.full((300,), 2.0)
+    parts = [Part("w", GRADIENT, lambda: gradient), Part("mean", "buffer", lambda: running)]
+    replica = Replica(parts, crew.transport(0), RPS(), fp32, content="gradients", share=False)
+    replica.bucket.flatten()
+    mean, n = np.full_like(replica.bucket.values, 5.0), len(replica.bucket.values)
+    averaged, told = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    averaged[0] = told[0] = True
+    alone = nobodys(0, mean, np.ones(n, np.float32), np.ones(n, np.uint64), None)
+    replica._take(replace(alone, averaged=averaged, told=told))
+    elements = fp32.elements
+    assert (gradient[:elements] == 5.0).all() and (gradient[elements:] == 0.0).all()
+    assert (running == 2.0).all()
+
+
+def test_a_spoilt_round_is_mended_long_before_the_next_comparison_by_number() -> None:
+    training = Training(5, 31, dies={4: 10}, make=OPTIMIZERS["momentum"], options={"align": Align()}).run()
+    assert not training.alike(11), "half of them had its averages"
+    assert training.alike(30)
+    looked = [found.round for found in training.aligned[0]]
+    assert looked[0] == 15 and set(looked) <= {15, 19, 23, 27}, "who has heard of it by then takes part"
+    assert {tuple(found.round for found in training.aligned[peer]) for peer in range(4)} == {tuple(looked)}
+    assert not Training(4, 31, options={"align": Align()}).run().aligned[0]
+
+
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
 def test_a_large_model_is_looked_at_in_turns(method: Averager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(align_module, "LOOK_BYTES", 6000)
@@ -238,7 +283,10 @@ class Apart(Newcomer):
 
 
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
-def test_who_comes_late_takes_what_members_took_meanwhile(method: Averager) -> None:
+def test_who_comes_late_takes_what_members_took_meanwhile(
+    method: Averager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(align_module, "_ROWS_LEAST", 1)
     training = Apart(MAKES["momentum"], {"method": method, "align": Align(1, 0.02)})
     training.run()
     came = training.came

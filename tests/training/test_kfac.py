@@ -177,7 +177,7 @@ def test_with_loss_a_killed_and_a_frozen_owner_steps_go_on_and_ages_are_told(pla
     for found in (made[0], made[3]):
         assert found is not None
         ages = [age for age in found["ages"] if age is not None]
-        oldest = max(ages[20:85])
+        oldest = max(ages[10:85])
         assert oldest <= 3 * 4, "until its second owner computes"
         assert oldest > 3 or placement == "memory", "an owner was silent, and that is told"
         assert max(ages[-5:]) <= 3 * 2

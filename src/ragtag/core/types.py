@@ -363,6 +363,8 @@ class Outcome:
     groups: where peers step in groups there: which peers go together, the fastest first, as far as this peer
         has seen as an owner of blocks (empty: it owns none, or nothing is known of speeds yet).
     judged: where shares are guarded: what became of those that came to this peer as an owner of blocks.
+    told: bool ``[n_chunks]``, whether anything of what the chunk's owner tells has come: else it may be that
+        nobody has an average of it (``None``: the method does not tell).
     """
 
     channel: int
@@ -384,6 +386,7 @@ class Outcome:
     stale: tuple[int, ...] | None = None
     groups: tuple[tuple[PeerId, ...], ...] = ()
     judged: Audited | None = None
+    told: Bools | None = None
 
 
 def nobodys(channel: int, mean: Floats, weight: Floats, heard: PeerSet, gathered: Gathered | None) -> Outcome:

@@ -251,7 +251,9 @@ class Rounds:
         part = self._channel.part(number)
         values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)
         left_s = math.inf if ask.deadline_s is None else ask.deadline_s - scatter_s - gather_s
-        grace_s = min(scatter_s, max(0.0, left_s))
+        if self.budgets.computed_s > 0:
+            self._crew.computed_s[self._number] = self.budgets.computed_s
+        grace_s = min(scatter_s + self._crew.step_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
         begin = Begin(

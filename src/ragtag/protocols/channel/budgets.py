@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable
+from statistics import median_low
 
 from ragtag.core.deadline import Deadline
 from ragtag.core.types import Outcome, PeerId
@@ -119,6 +120,11 @@ class Budgets:
         still is nearer to the round after. Beyond that a share takes as long as the quickest lately did.
         """
         return LEAP * (max(self._computed_s, default=math.inf) + stage.quickest_s(APART_WINDOW))
+
+    @property
+    def computed_s(self) -> float:
+        """How long this peer computes between two rounds: the middle one of the last; 0: not known."""
+        return median_low(self._computed_s) if self._computed_s else 0.0
 
     def _apart_s(self) -> float:
         return APART * min(self._computed_s, default=0.0)

@@ -195,6 +195,7 @@ class Crew:
     founded: how many it had when it began, the same on all peers.
     role: this peer's own.
     rtt_s: measured round trips, by peer.
+    computed_s: how long this peer usually computes between two rounds, by the number of their channel.
     """
 
     def __init__(
@@ -207,6 +208,7 @@ class Crew:
         has."""
         self.presence = Presence(me, n)
         self.rtt_s: dict[PeerId, float] = {}
+        self.computed_s: dict[int, float] = {}
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
         self._departed: set[PeerId] = set()  # such places whose peer is gone
 
@@ -230,6 +232,13 @@ class Crew:
     def gone(self) -> frozenset[PeerId]:
         """The peers that have left."""
         return self.presence.gone
+
+    @property
+    def step_s(self) -> float:
+        """How long this peer usually computes before the others hear of it again, in any channel: those that
+        average at each tenth step have rounds ten steps apart. 0: not known.
+        """
+        return min(self.computed_s.values(), default=0.0)
 
     @property
     def growth(self) -> int:

@@ -270,13 +270,16 @@ class Values:
             self._mean[kept] = self._own[kept]
             self._weight[kept] = begin.weight
             self._heard[kept] = bit(self.spec.me)
+        told = np.ones(len(self._averaged), np.bool_)
+        for block, incoming in self._gathered.items():
+            told[self.spec.layout.spans[block]] = incoming.closed or incoming.left < incoming.total
         self._gathered.clear()  # nor of these
         judged = None if self._shares is None else self._shares.judged()
         if self.spec.spread is not None:
             own = begin.values
             came = self.spec.spread.undone(self._mean, self._weight, self._heard, self._averaged, own)
             return Result(*came, judged=judged)
-        return Result(self._mean, self._weight, self._heard, self._averaged, judged=judged)
+        return Result(self._mean, self._weight, self._heard, self._averaged, judged=judged, told=told)
 
     def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:
         """See ``stages.Content``."""

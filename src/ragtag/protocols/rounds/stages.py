@@ -51,6 +51,7 @@ class Result:
     averaged: Bools
     gathered: Gathered | None = None
     judged: Audited | None = None
+    told: Bools | None = None
 
 
 class Content(Protocol):
@@ -297,6 +298,7 @@ class Stages:
             last=self.waiting.last,
             gathered=result.gathered,
             judged=result.judged,
+            told=result.told,
         )
         return [Done(self.outcome)]
 

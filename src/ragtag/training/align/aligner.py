@@ -6,9 +6,13 @@ in an average of gradients makes up for that: each difference stays, and they ad
 
 After every ``every`` rounds, by the round's number, so that all peers agree on it without a word, all take
 part in one small round more, in which rows travel from all to all (``protocols.rounds.gather``, on a channel
-of its own). Each peer offers digests of its model and of its optimizer's state, by units (``units``). Where
-all are the same that is all, and nothing is written: a crew in which nothing goes wrong stays, bit for bit,
-what it would be without. Of a unit that differs the version that most peers have counts (of several that as
+of its own). What replicas are apart grows with each step. So a peer for which a round was spoilt, while
+replicas were alike, says so on the notice board. Once all have most likely heard of it, they are compared
+``SOONER`` times as often, until ``every`` rounds after that round.
+
+Each peer offers digests of its model and of its optimizer's state, by units (``units``). Where all are the
+same that is all, and nothing is written: a crew in which nothing goes wrong stays, bit for bit, what it would
+be without. Of a unit that differs the version that most peers have counts (of several that as
 many have, one that goes by the unit and the round), since few peers miss something in the same way. A
 newcomer that could not get into step has no vote until it has what the others have. One peer that has the
 version, another one for each unit, gives it in the next such round, and all others take it. No mean is taken:
@@ -27,13 +31,15 @@ parameters alone, a momentum that had another gradient in it would pull them apa
 
 Costs: in calm rounds one row of 1,088 bytes from each peer to all others, once in ``every`` rounds; of large
 models ``LOOK_BYTES`` are looked at each time, in turn. While units differ, at most ``share`` of the bytes of
-as many rounds in which all is sent, and one unit at least: such a round moves about ``share * every / 2`` of
-the bytes of a whole one. How much is given at once begins low and doubles while it all arrives in time.
+as many rounds in which all is sent, and ``_ROWS_LEAST`` rows at least: such a round moves about ``share *
+every / 2`` of the bytes of a whole one. How much is given at once begins low and doubles while it all arrives
+in time. What calm rounds did not need of their share is saved up, for ``SOONER`` such rounds at most.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
@@ -41,7 +47,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 
 from ragtag.codecs.base import Codec
-from ragtag.core.channels import channel_of
+from ragtag.core.channels import channel_of, topic_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import Bytes, Noted, Outcome
 from ragtag.core.wire import CHUNK_BYTES
@@ -65,6 +71,11 @@ from ragtag.training.transport import Transport
 LOOK_BYTES = 1 << 25
 """Parameters that are looked at each time: the whole model in so many turns as that takes."""
 _STATES_MAX = 8  # tensors of a parameter's shape that an optimizer may keep of it
+SOONER = 8
+"""After a spoilt round replicas are compared so many times as often."""
+_ROWS_LEAST = 64
+"""So many rows (68 KiB) may always be given: small models are made alike in one comparison."""
+_POST = struct.Struct("<I")  # the round that was spoilt
 _PATIENCE = 4.0  # such a round may take so many times as long as the longest of the last rounds, at most
 _ROUNDS_SEEN = 32
 
@@ -114,7 +125,8 @@ class Aligner:
         for part in parts:
             require_plain(part, part.find())
         self.every, self._transport = align.every, transport
-        self._channel = channel_of(f"{name}/replicas")
+        self._channel, self._topic = channel_of(f"{name}/replicas"), topic_of(f"{name}/replicas")
+        self._sooner, self._said = max(1, align.every // SOONER), -align.every
         self._deadline_s, self._rows, self._note = deadline_s, rows, note
         if rows is not None:
             rows.keep()
@@ -124,10 +136,11 @@ class Aligner:
         self._sizes = [size] * units.n
         model_rows = rows_of(units.n_values)
         self._pace = Pace(max(1, int(align.share * align.every * model_rows)))
+        self._saved, self._saves, self._looked = float(self._pace.most), align.share * model_rows, -1
         schema = Schema(
             tuple(spec_of(part, part.find()) for part in parts), align.name, gather.name, "replicas"
         )
-        most = rows_of(UNITS_MAX) + max(self._pace.most, rows_of(size))
+        most = rows_of(UNITS_MAX) + max(self._pace.most, rows_of(size), _ROWS_LEAST)
         elements = max(1, schema.n_values // most)
         self._rows_most = schema.n_chunks(elements)
         transport.configure(
@@ -144,12 +157,14 @@ class Aligner:
 
     def after(self, outcome: Outcome) -> None:
         """A round is over and its step is taken: compare, where it is time, and take what others give."""
-        if self._due(outcome):
-            self._compare(outcome.round)
+        self._tell_spoilt(outcome)
+        number = self._due(outcome)
+        if number is not None:
+            self._compare(outcome.round, number)
 
     def follow(self, outcome: Outcome) -> Patch:
         """The same for a peer that is not in step yet: it gives nothing; what others take, for ``put``."""
-        if not self._due(outcome):
+        if self._due(outcome) is None:
             return ()
         came = self._exchange(np.zeros((0, CHUNK_BYTES), np.uint8), 0.0)
         patch = tuple(read_values(_rows(came), outcome.round, self._sizes))
@@ -178,12 +193,32 @@ class Aligner:
 
     # -- A comparison
 
-    def _due(self, outcome: Outcome) -> bool:
+    def _due(self, outcome: Outcome) -> int | None:
+        """Which comparison follows a round; ``None``: none does."""
         self._round_s.append(outcome.total_s)
-        return (outcome.round + 1) % self.every == 0
+        for each in (self.every, self._sooner):
+            if (outcome.round + 1) % each == 0 and (each == self.every or self._is_spoilt(outcome.round)):
+                return outcome.round // each
+        return None
 
-    def _compare(self, round_: int) -> None:
-        me, number, alone = self._transport.me, round_ // self.every, len(self._transport.live) < 2
+    def _tell_spoilt(self, outcome: Outcome) -> None:
+        """Say so where a round was spoilt. Rows that have not come may come later (``late``): where they are
+        gathered, that spoils no round yet.
+        """
+        spoilt = outcome.gathered is None and bool(outcome.waited_for) and not outcome.averaged.all()
+        if spoilt and not any(self._apart.values()) and outcome.round >= self._said + self.every:
+            self._said = outcome.round
+            self._transport.post_soon(self._topic, _POST.pack(outcome.round))
+
+    def _is_spoilt(self, round_: int) -> bool:
+        """Whether a peer has said so of one of the last rounds, so long ago that all have heard of it."""
+        said = [blob for blob in self._transport.posts(self._topic).values() if len(blob) == _POST.size]
+        return any(self._sooner <= round_ - _POST.unpack(blob)[0] < self.every for blob in said)
+
+    def _compare(self, round_: int, number: int) -> None:
+        me, alone = self._transport.me, len(self._transport.live) < 2
+        self._saved += self._saves * (round_ - self._looked)
+        self._saved, self._looked = min(self._saved, float(SOONER * self._pace.most)), round_
         first, stop = self._turn(number)
         look = Look()
         mine = np.array([0 if alone else self._units.digest(u, look) for u in range(first, stop)], np.uint32)
@@ -228,10 +263,11 @@ class Aligner:
         rows = 0
         for unit in sorted(self._wanted, key=lambda unit: (unit - start) % n):
             more = rows_of(self._units.form(unit).total)
-            if due and rows + more > self._pace.now:
+            if due and rows + more > max(_ROWS_LEAST, min(self._pace.now, self._saved)):
                 break
             due[unit] = self._wanted.pop(unit)
             rows += more
+        self._saved = max(0.0, self._saved - rows)
         return due, rows
 
     def _gifts(

@@ -10,11 +10,11 @@ import numpy as np
 from ragtag.codecs.base import Codec
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
-from ragtag.core.types import Floats, Outcome, PeerId
+from ragtag.core.types import Bools, Floats, Outcome, PeerId
 from ragtag.protocols.channel.averager import Averager
 from ragtag.training.tensors.bucket import Bucket
 from ragtag.training.tensors.finite import Leaps, require_weight
-from ragtag.training.tensors.layout import Part
+from ragtag.training.tensors.layout import GRADIENT, Part
 from ragtag.training.transport import Pending, Transport
 
 
@@ -141,5 +141,18 @@ class Replica:
         if kept:
             table = np.float32(kept) * own + np.float32(1.0 - kept) * table
         self.bucket.restore(table, outcome.averaged, row)
+        if outcome.told is not None and not outcome.told.all():
+            self._pass_over(np.pad(~outcome.told, (row, len(self.bucket.values) - row - len(table))))
         self._leaps.took(outcome, outcome.mean)
         return outcome
+
+    def _pass_over(self, untold: Bools) -> None:
+        """Of chunks (bool ``[n_chunks]``) of whose averages nobody may have one, gradients become 0.
+
+        Each peer would step by its own there, and replicas would part by a step of all of them. What one
+        peer lost, and others have, is another case: its own gradient is the best that it knows of theirs.
+        """
+        for at, part in enumerate(self.bucket.parts):
+            if part.kind == GRADIENT:
+                tensor = part.find()
+                tensor.masked_fill_(self.bucket.values_in(at, untold).to(tensor.device), 0.0)

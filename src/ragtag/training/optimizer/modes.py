@@ -9,7 +9,7 @@ import torch
 
 from ragtag.core.types import Outcome
 from ragtag.training.tensors.finite import require_weight
-from ragtag.training.tensors.layout import Part
+from ragtag.training.tensors.layout import GRADIENT, Part
 from ragtag.training.tensors.modules import parameters_of
 
 Closure = Callable[[], float]
@@ -108,7 +108,7 @@ class Gradients:
         """The gradients, which of them there are (a 1 or 0 each), then the buffers."""
         self._begin()
         own = [
-            Part(name, "gradient of", _Same(total), parameter.dtype)
+            Part(name, GRADIENT, _Same(total), parameter.dtype)
             for name, total, parameter in zip(names, self._sums, self._parameters, strict=True)
         ]
         return [*own, Part("(gradients present)", "list", _Same(self._present)), *buffers]

@@ -11,6 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from ragtag.core.schema import TensorSpec
 
+GRADIENT = "gradient of"
+"""The kind of a part that is no tensor of the model, and that a step is taken by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

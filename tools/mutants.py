@@ -1,15 +1,17 @@
 """Mutates the code by rule, and counts what the tests do not notice: mutmut, on a sample that a seed draws.
 
     python tools/mutants.py                         # every room of tools/mutants.toml; an hour or more
-    python tools/mutants.py codecs outer --draw 50  # these, with so many mutants of each
+    python tools/mutants.py codecs optim --draw 50  # these, with so many mutants of each
     python tools/mutants.py codecs --store          # and write benchmarks/results/mutants.json
 
-``make mutants ROOMS="codecs outer"`` installs mutmut first (``pip install ragtag[mutants]``). Each room is copied,
-all its mutants are made, some are drawn, each with the same chance, and the tests that mutmut saw reach a mutant's
-function run until one fails. A mutant that changes only the words of an error is not drawn. Decorated functions
-(properties, numba's kernels) and module constants are not mutated: mutmut cannot.
+``make mutants ROOMS="codecs optim"`` installs mutmut first (``pip install ragtag[mutants]``). The tree is
+copied, all mutants of a room are made, and some are drawn, each with the same chance. For each of them the
+tests run that mutmut saw reach its function, until one fails. A mutant that changes only the words of an error
+is not drawn. Decorated functions (properties, numba's kernels) and constants of modules are not mutated:
+mutmut cannot.
 
 A survivor needs a test that kills it, or a reason in ``tools/mutants.toml``. Ends with 1 where one has neither.
+``--reasons`` runs nothing: it takes the reasons of stored survivors anew from there.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class Wordless(ast.NodeTransformer):
 
 
 def changed(before: ast.FunctionDef, after: ast.FunctionDef) -> str:
-    """The lines in which two forms of a function differ; empty: only in their names or the words of an error."""
+    """The lines in which two forms of a function differ; empty: only in the words of an error."""
     texts = []
     for form in (before, after):
         same = ast.FunctionDef("f", form.args, form.body, [], form.returns, lineno=1)
@@ -189,6 +191,7 @@ def run(name: str, table: dict[str, Any], n: int, number: int, limit_s: float) -
         "killed": len(chosen) - len(lived),
         "of_these_timed_out": sum(code in TIMED_OUT for code in ended.values()),
         "equivalent": sum(bool((reason(one, table["survivor"]) or {}).get("equivalent")) for one in lived),
+        "unexplained": sum(reason(one, table["survivor"]) is None for one in lived),
         "minutes": round((time.monotonic() - began_s) / 60, 1),
         "modules": [
             counted(file, chosen, lived) for file in files if any(one.file == file for one in chosen)
@@ -221,7 +224,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)d)")
     parser.add_argument("--limit-min", type=float, default=60.0, help="of one room (default: %(default)g)")
     parser.add_argument("--store", action="store_true", help=f"write {STORED.relative_to(ROOT)}")
+    parser.add_argument("--reasons", action="store_true", help="take those of stored survivors anew")
     asked = parser.parse_args(given)
+    if asked.reasons:
+        return explained(table["survivor"])
     if unknown := sorted(set(asked.rooms) - table["room"].keys()):
         parser.error(f"there is no room {', '.join(unknown)}; there are {', '.join(table['room'])}")
     unexplained = 0
@@ -243,6 +249,26 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if unexplained else 0
 
 
+def explained(reasons: Sequence[dict[str, Any]]) -> int:
+    """Write the reasons of stored survivors anew; returns 1 where one has none."""
+    document = json.loads(STORED.read_text("utf-8"))
+    for room in document["rooms"]:
+        entries = []
+        for one in room["survivors"]:
+            why = reason(Mutant("", one["module"], one["function"], one["change"]), reasons)
+            one["reason"] = why["reason"] if why else ""
+            entries.append(why or {})
+        room["equivalent"] = sum(bool(why.get("equivalent")) for why in entries)
+        room["unexplained"] = sum(not why for why in entries)
+    written(document)
+    return int(any(room["unexplained"] for room in document["rooms"]))
+
+
+def written(document: dict[str, Any]) -> None:
+    """Store it."""
+    STORED.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
 def stored(found: dict[str, Any], at: dict[str, Any]) -> None:
     """Put a room's figures in the place of its older ones."""
     old = json.loads(STORED.read_text("utf-8"))["rooms"] if STORED.exists() else []
@@ -252,7 +278,7 @@ def stored(found: dict[str, Any], at: dict[str, Any]) -> None:
         "machine": machine(),
         "rooms": sorted(rooms, key=lambda room: str(room["room"])),
     }
-    STORED.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    written(document)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,146 @@ MTU = ("tests/network/test_mtu.py",)
 PATH = "src/ragtag/network/control/path.py"
 SEALED = "src/ragtag/network/link/sealed.py"
 
+OUTER, LEASE = "src/ragtag/training/exchange/outer.py", ("tests/training/test_ledger.py",)
+IN_PART = ("tests/training/test_outer.py", "-k", "in_part")
+IN_TURN = ("tests/training/test_streaming.py", "-k", "each_round_steps_one")
+WAITED_FOR = ("tests/protocols/test_progress.py",)
+FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_feedback.py",)
+
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "outer steps: where an average came in part, momentum stays as it was",
+        OUTER,
+        "anchor[came], momentum[came] = table[came], grown",
+        "anchor[came] = table[came]",
+        IN_PART,
+    ),
+    Sabotage(
+        "outer steps: where an average came in part, it is taken as it is",
+        OUTER,
+        "        table[came] = after\n",
+        "",
+        IN_PART,
+    ),
+    Sabotage(
+        "outer steps: the first fragment, always",
+        OUTER,
+        "at = outcome.round % self._fragments",
+        "at = 0",
+        IN_TURN,
+    ),
+    Sabotage(
+        "outer steps: what came of any fragment goes into the first",
+        "src/ragtag/training/exchange/dense.py",
+        "row = outcome.round % self.schema.fragments * len(table)",
+        "row = 0",
+        IN_TURN,
+    ),
+    Sabotage(
+        "samples: what was claimed is used without a second look",
+        "src/ragtag/training/samples/lease.py",
+        "self.firm = joined([*self.firm, *without(self.fresh, lost)])",
+        "self.firm = joined([*self.firm, *self.fresh])",
+        LEASE,
+    ),
+    Sabotage(
+        "samples: of two claims the later one wins",
+        "src/ragtag/training/samples/ledger.py",
+        "< (number, *me):",
+        "> (number, *me):",
+        LEASE,
+    ),
+    Sabotage(
+        "samples: of two claims at once both lose",
+        "src/ragtag/training/samples/ledger.py",
+        "if (section.pending_number, peer, process) < (number, *me):",
+        "if section.pending_number <= number:",
+        LEASE,
+    ),
+    Sabotage(
+        "rounds: one owner that went on without a peer is witness enough",
+        PROGRESS,
+        "if without >= WITNESSES and",
+        "if without >= 1 and",
+        WAITED_FOR,
+    ),
+    Sabotage(
+        "rounds: witnesses need not be most of the others",
+        PROGRESS,
+        "if without >= WITNESSES and 2 * without > len(others):",
+        "if without >= WITNESSES:",
+        WAITED_FOR,
+    ),
+    Sabotage(
+        "rounds: a share that went to another owner is waited for",
+        PROGRESS,
+        "            if (peer, block) in self._elsewhere:\n                return\n",
+        "            pass\n",
+        WAITED_FOR,
+    ),
+    Sabotage(
+        "error feedback: what was not delivered is gone",
+        FEEDBACK,
+        "self.residual[indices] += values",
+        "pass",
+        BOOKS,
+    ),
+    Sabotage(
+        "error feedback: the residual is not what receivers lack, but what was selected",
+        FEEDBACK,
+        "self.residual[chosen.indices] = chosen.values - values",
+        "self.residual[chosen.indices] = 0.0",
+        BOOKS,
+    ),
+    Sabotage(
+        "Moshpit: the key is not advanced",
+        "src/ragtag/protocols/groups/grid.py",
+        "return round_ % len(self.sides)",
+        "return 0",
+        ("tests/protocols/test_grid.py",),
+    ),
+    Sabotage(
+        "Moshpit: a half-empty grid passes for a full one",
+        "src/ragtag/protocols/groups/grid.py",
+        "return d > 1 and 1.0 - full > full**d",
+        "return False",
+        ("tests/protocols/test_grid.py",),
+    ),
+    Sabotage(
+        "transfer: a damaged chunk is taken",
+        "src/ragtag/protocols/transfer/chunks.py",
+        "        if not event.intact:",
+        "        if False:",
+        ("tests/protocols/test_transfer.py",),
+    ),
+    Sabotage(
+        "named tensors: a second owner that is the first one",
+        "src/ragtag/protocols/publish/assignment.py",
+        "if len(live) > 1:",
+        "if False:",
+        ("tests/protocols/test_assignment.py",),
+    ),
+    Sabotage(
+        "staleness: updates come without delay",
+        "src/ragtag/recipes/staleness/model.py",
+        "self._rng = s, random",
+        "self._rng = 0 * s, random",
+        ("tests/recipes/test_staleness_model.py",),
+    ),
+    Sabotage(
+        "all-reduce: what is lost is not asked for",
+        "src/ragtag/protocols/rounds/stages.py",
+        "if self._repair is not None and incoming.left:\n                return effects",
+        "if False:\n                return effects",
+        ("tests/protocols/test_allreduce.py",),
+    ),
+    Sabotage(
+        "DDP: the sparse hook gives sums in place of means",
+        "src/ragtag/hooks/sparse_hook.py",
+        "share = np.float32(1 / len(messages))",
+        "share = np.float32(1)",
+        ("tests/hooks/test_sparse_parts.py", "-k", "mean_of_what"),
+    ),
     Sabotage(
         "datagrams: a path that takes less is never noticed",
         PATH,

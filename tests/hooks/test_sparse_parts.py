@@ -157,8 +157,7 @@ def test_ranks_get_the_mean_of_what_all_have_sent() -> None:
         state._step = 0
     plans = [state._plan(bucket, rank) for rank, state in enumerate(states)]
     offers = [
-        state._offer(plan, flat) + (plan.room,)
-        for state, plan, flat in zip(states, plans, flats, strict=True)
+        (*state._offer(plan, flat), plan.room) for state, plan, flat in zip(states, plans, flats, strict=True)
     ]
     table = np.stack([pack(head, payload, room) for head, payload, _, room in offers])
     dense = np.sum([small for _, _, small, _ in offers], axis=0)

@@ -37,7 +37,7 @@ def test_a_share_that_goes_to_another_owner_is_not_waited_for() -> None:
     [(3, 1, False), (4, 1, False), (4, 2, True), (6, 2, False), (6, 3, True)],
 )
 def test_most_of_the_others_must_have_gone_on_without_a_peer(n: int, without: int, ends: bool) -> None:
-    """The last peer's share is owed; of the others, so many tell an average without it, the rest one with it."""
+    """The last peer owes its share. Of the others, so many tell an average without it."""
     there, last = waiting(n), n - 1
     for peer in range(1, last):
         there.closed(0.0, (peer, SCATTER, 0))
@@ -47,3 +47,10 @@ def test_most_of_the_others_must_have_gone_on_without_a_peer(n: int, without: in
         there.outvoted(owner, np.array([heard, 0], np.uint64))
     assert (there.owed == set()) == ends
     assert there.missed() == ((last,) if ends else ())
+
+
+def test_a_peer_that_is_past_the_round_owes_nothing_of_it_and_is_not_missed() -> None:
+    there = waiting(3)
+    there.passed(2)
+    assert there.owed == {(1, SCATTER, 0)}
+    assert there.missed() == ()

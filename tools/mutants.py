@@ -6,11 +6,12 @@
 
 ``make mutants ROOMS="codecs optim"`` installs mutmut first (``pip install ragtag[mutants]``). The tree is
 copied, all mutants of a room are made, and some are drawn, each with the same chance. For each of them the
-tests run that mutmut saw reach its function, until one fails. A mutant that changes only the words of an error
-is not drawn. Decorated functions (properties, numba's kernels) and constants of modules are not mutated:
-mutmut cannot.
+tests run that mutmut saw reach its function, until one fails. A mutant that changes only the words of an
+error is not drawn. Decorated functions (properties, numba's kernels) and constants of modules are not
+mutated: mutmut cannot.
 
-A survivor needs a test that kills it, or a reason in ``tools/mutants.toml``. Ends with 1 where one has neither.
+A survivor needs a test that kills it, or a reason in ``tools/mutants.toml``; ends with 1 where one has
+neither.
 ``--reasons`` runs nothing: it takes the reasons of stored survivors anew from there.
 """
 

@@ -29,6 +29,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,8 @@ def main(given: Sequence[str] | None = None) -> int:
         return explained(table["survivor"])
     if unknown := sorted(set(asked.rooms) - table["room"].keys()):
         parser.error(f"there is no room {', '.join(unknown)}; there are {', '.join(table['room'])}")
+    if find_spec("mutmut") is None:
+        parser.error("mutmut is not installed: pip install ragtag[mutants]")
     unexplained = 0
     for name in asked.rooms or table["room"]:
         at = how()

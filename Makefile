@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CACHES := .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo test test-all check lint format clean house sabotage figures figures-age measure
+.PHONY: help demo test test-all check lint format clean house sabotage mutants figures figures-age measure
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ house: $(STAMP) ## lines by room, modules with one importer, cycles, names used 
 
 sabotage: $(STAMP) ## break the code in a copy, case by case: something must turn red each time
 	$(BIN)/python tools/sabotage.py
+
+mutants: $(STAMP) ## change the code by rule, and count what the tests do not notice: make mutants ROOMS="codecs optim"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[mutants]'
+	$(BIN)/python tools/mutants.py $(ROOMS)
 
 figures: $(STAMP) ## write the tables of measured figures in README and docs from benchmarks/results
 	$(BIN)/python tools/figures.py

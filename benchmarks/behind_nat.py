@@ -1,6 +1,6 @@
 """What peers behind routers that translate addresses cost the others: rounds with and without such routers.
 
-    python benchmarks/behind_nat.py                       # as root, on Linux; six peers, two minutes
+    python -m benchmarks.behind_nat                      # as root, on Linux; six peers, two minutes
 
 Six peers join by a token and average 66 KB in steps of 50 ms over links of 10 Mbit/s, in the lab. Runs with
 all in public and runs with two behind a router each are interleaved. Of the four that are public in both, the

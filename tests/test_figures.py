@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -62,7 +63,7 @@ def test_pages_are_as_the_stored_results_say(figures: ModuleType) -> None:
 def test_a_changed_number_is_seen(figures: ModuleType, tmp_path: Path) -> None:
     """Here, in a copy: in a result, and in README."""
     shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
-    for name in ("README.md", "docs/kfac.md", "docs/protocols.md", "tools/figures.toml"):
+    for name in ("README.md", "docs/evidence.md", "docs/kfac.md", "docs/protocols.md", "tools/figures.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("src", "benchmarks/lab", "benchmarks/churn_peer.py"):
@@ -337,3 +338,15 @@ def test_a_tree_with_changes_is_not_measured(
     with pytest.raises(SystemExit):
         measure.main(["weight"], tmp_path)
     assert "there is no result weight; there are speed" in capsys.readouterr().err
+
+
+def test_the_tool_runs_as_a_script_where_another_package_of_benchmarks_is_installed(tmp_path: Path) -> None:
+    """Opacus brings one; `make measure` sets no PYTHONPATH."""
+    other = tmp_path / "benchmarks"
+    other.mkdir()
+    (other / "__init__.py").write_text("")
+    command = [sys.executable, str(ROOT / "tools" / "measure.py"), "--list", "averaging"]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60.0)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("averaging")

@@ -28,7 +28,7 @@ from typing import Any
 
 from figures import RESULTS, ROOT, TABLE, Figures, Wrong
 
-sys.path.append(str(ROOT))  # for the package of benchmarks
+sys.path.insert(0, str(ROOT))  # first: other packages (Opacus) bring a package named benchmarks, too
 from benchmarks.stored import commit
 
 

@@ -6,6 +6,8 @@ passes without. What still passes is evidence that cannot fail.
     python tools/sabotage.py              # all
     python tools/sabotage.py correction   # those whose name has this in it
 
+As many run beside each other as there are cores, each in a copy of its own.
+
 Ends with 1 where a sabotage went unnoticed, with 2 where one does not apply (its text is not there exactly
 once) or its command fails without it, too.
 """
@@ -17,9 +19,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("src", "tests", "benchmarks", "tools", "docs", "pyproject.toml", "README.md")
@@ -75,7 +80,146 @@ MTU = ("tests/network/test_mtu.py",)
 PATH = "src/ragtag/network/control/path.py"
 SEALED = "src/ragtag/network/link/sealed.py"
 
+OUTER, LEASE = "src/ragtag/training/exchange/outer.py", ("tests/training/test_ledger.py",)
+IN_PART = ("tests/training/test_outer.py", "-k", "in_part")
+IN_TURN = ("tests/training/test_streaming.py", "-k", "each_round_steps_one")
+WAITED_FOR = ("tests/protocols/test_progress.py",)
+FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_feedback.py",)
+
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "outer steps: where an average came in part, momentum stays as it was",
+        OUTER,
+        "anchor[came], momentum[came] = table[came], grown",
+        "anchor[came] = table[came]",
+        IN_PART,
+    ),
+    Sabotage(
+        "outer steps: where an average came in part, it is taken as it is",
+        OUTER,
+        "        table[came] = after\n",
+        "",
+        IN_PART,
+    ),
+    Sabotage(
+        "outer steps: the first fragment, always",
+        OUTER,
+        "at = outcome.round % self._fragments",
+        "at = 0",
+        IN_TURN,
+    ),
+    Sabotage(
+        "outer steps: what came of any fragment goes into the first",
+        "src/ragtag/training/exchange/dense.py",
+        "row = outcome.round % self.schema.fragments * len(table)",
+        "row = 0",
+        IN_TURN,
+    ),
+    Sabotage(
+        "samples: what was claimed is used without a second look",
+        "src/ragtag/training/samples/lease.py",
+        "self.firm = joined([*self.firm, *without(self.fresh, lost)])",
+        "self.firm = joined([*self.firm, *self.fresh])",
+        LEASE,
+    ),
+    Sabotage(
+        "samples: of two claims the later one wins",
+        "src/ragtag/training/samples/ledger.py",
+        "< (number, *me):",
+        "> (number, *me):",
+        LEASE,
+    ),
+    Sabotage(
+        "samples: of two claims at once both lose",
+        "src/ragtag/training/samples/ledger.py",
+        "if (section.pending_number, peer, process) < (number, *me):",
+        "if section.pending_number <= number:",
+        LEASE,
+    ),
+    Sabotage(
+        "rounds: one owner that went on without a peer is witness enough",
+        PROGRESS,
+        "if without >= WITNESSES and",
+        "if without >= 1 and",
+        WAITED_FOR,
+    ),
+    Sabotage(
+        "rounds: witnesses need not be most of the others",
+        PROGRESS,
+        "if without >= WITNESSES and 2 * without > len(others):",
+        "if without >= WITNESSES:",
+        WAITED_FOR,
+    ),
+    Sabotage(
+        "rounds: a share that went to another owner is waited for",
+        PROGRESS,
+        "            if (peer, block) in self._elsewhere:\n                return\n",
+        "            pass\n",
+        WAITED_FOR,
+    ),
+    Sabotage(
+        "error feedback: what was not delivered is gone",
+        FEEDBACK,
+        "self.residual[indices] += values",
+        "pass",
+        BOOKS,
+    ),
+    Sabotage(
+        "error feedback: the residual is not what receivers lack, but what was selected",
+        FEEDBACK,
+        "self.residual[chosen.indices] = chosen.values - values",
+        "self.residual[chosen.indices] = 0.0",
+        BOOKS,
+    ),
+    Sabotage(
+        "Moshpit: the key is not advanced",
+        "src/ragtag/protocols/groups/grid.py",
+        "return round_ % len(self.sides)",
+        "return 0",
+        ("tests/protocols/test_grid.py",),
+    ),
+    Sabotage(
+        "Moshpit: a half-empty grid passes for a full one",
+        "src/ragtag/protocols/groups/grid.py",
+        "return d > 1 and 1.0 - full > full**d",
+        "return False",
+        ("tests/protocols/test_grid.py",),
+    ),
+    Sabotage(
+        "transfer: a damaged chunk is taken",
+        "src/ragtag/protocols/transfer/chunks.py",
+        "        if not event.intact:",
+        "        if False:",
+        ("tests/protocols/test_transfer.py",),
+    ),
+    Sabotage(
+        "named tensors: a second owner that is the first one",
+        "src/ragtag/protocols/publish/assignment.py",
+        "if len(live) > 1:",
+        "if False:",
+        ("tests/protocols/test_assignment.py",),
+    ),
+    Sabotage(
+        "staleness: updates come without delay",
+        "src/ragtag/recipes/staleness/model.py",
+        "self._rng = s, random",
+        "self._rng = 0 * s, random",
+        ("tests/recipes/test_staleness_model.py",),
+    ),
+    Sabotage(
+        "all-reduce: what is lost is not asked for",
+        "src/ragtag/protocols/rounds/stages.py",
+        "if self._repair is not None and incoming.left:\n                return effects",
+        "if False:\n                return effects",
+        ("tests/protocols/test_allreduce.py",),
+    ),
+    Sabotage(
+        "DDP: the sparse hook gives sums in place of means",
+        "src/ragtag/hooks/sparse_hook.py",
+        "share = np.float32(1 / len(messages))",
+        "share = np.float32(1)",
+        ("tests/hooks/test_sparse_parts.py", "-k", "mean_of_what"),
+    ),
     Sabotage(
         "datagrams: a path that takes less is never noticed",
         PATH,
@@ -714,7 +858,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
 
 
 def copied(to: Path) -> None:
-    """Copy what the tests need."""
+    """Copy what the tests need into a folder, which is made where it is not there."""
+    to.mkdir(exist_ok=True)
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -747,33 +892,53 @@ def applied(tree: Path, one: Sabotage) -> str:
     return text
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the sabotages whose names have all of the words given."""
-    chosen = [one for one in SABOTAGES if all(word in one.name for word in arguments)]
-    sound: dict[tuple[str, ...], bool] = {}
-    worst = 0
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        copied(tree)
-        for one in chosen:
-            if one.tests not in sound:
-                sound[one.tests] = passes(tree, one.tests)[0]
-            if not sound[one.tests]:
-                worst = 2
-                print(f"BROKEN    {one.name}: {' '.join(one.tests)} fails without it", flush=True)
-                continue
-            try:
-                before = applied(tree, one)
-            except ValueError as error:
-                worst = 2
-                print(f"BROKEN    {error}", flush=True)
-                continue
+class Workbench:
+    """Copies of the tree, one for each case that runs beside others."""
+
+    def __init__(self, folder: Path, n: int) -> None:
+        self._free: Queue[Path] = Queue()
+        for number in range(n):
+            copied(folder / str(number))
+            self._free.put(folder / str(number))
+
+    def hold(self, tests: tuple[str, ...], cases: Sequence[Sabotage]) -> list[tuple[int, str]]:
+        """What becomes of cases that the same tests must notice: an exit status and a line for each."""
+        tree = self._free.get()
+        try:
+            if not passes(tree, tests)[0]:
+                return [(2, f"BROKEN    {one.name}: {' '.join(tests)} fails without it") for one in cases]
+            return [self._tried(tree, one) for one in cases]
+        finally:
+            self._free.put(tree)
+
+    def _tried(self, tree: Path, one: Sabotage) -> tuple[int, str]:
+        try:
+            before = applied(tree, one)
+        except ValueError as error:
+            return 2, f"BROKEN    {error}"
+        try:
             green, said = passes(tree, one.tests)
+        except subprocess.TimeoutExpired:
+            return 2, f"BROKEN    {one.name}: its tests took longer than {LIMIT_S:g} s"
+        finally:
             (tree / one.file).write_text(before, "utf-8")
-            print(f"{'UNNOTICED' if green else 'red      '} {one.name}: {said}", flush=True)
-            if green:
-                worst = max(worst, 1)
-    print(f"{len(chosen)} sabotages")
+        return int(green), f"{'UNNOTICED' if green else 'red      '} {one.name}: {said}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the sabotages whose names have all of the words given, as many at a time as there are cores."""
+    chosen = [one for one in SABOTAGES if all(word in one.name for word in arguments)]
+    by_tests: dict[tuple[str, ...], list[Sabotage]] = {}
+    for one in chosen:
+        by_tests.setdefault(one.tests, []).append(one)
+    n, worst, began_s = min(os.cpu_count() or 1, max(1, len(by_tests))), 0, time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(n) as pool:
+        bench = Workbench(Path(folder), n)
+        for done in as_completed([pool.submit(bench.hold, *entry) for entry in by_tests.items()]):
+            for status, line in done.result():
+                worst = max(worst, status)
+                print(line, flush=True)
+    print(f"{len(chosen)} sabotages in {(time.monotonic() - began_s) / 60:.1f} minutes")
     return worst
 
 

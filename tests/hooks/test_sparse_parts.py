@@ -134,6 +134,39 @@ def test_what_does_not_fit_goes_back() -> None:
     assert plan.prepare(gradient, 1).wanted <= plan.room
 
 
+class Bucket:
+    """A bucket of DDP's, as far as a plan looks at it."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self._parameters = parameters
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self._parameters
+
+    def buffer(self) -> torch.Tensor:
+        return torch.cat([parameter.reshape(-1) for parameter in self._parameters])
+
+
+def test_ranks_get_the_mean_of_what_all_have_sent() -> None:
+    """Three ranks in one process: all of a large parameter sparsely, and a small one densely."""
+    n, sizes = 3, [4000, 10]
+    bucket: Any = Bucket([torch.zeros(size) for size in sizes])
+    flats = np.random.default_rng(0).standard_normal((n, sum(sizes))).astype(np.float32)
+    states = [ragtag.hooks.SparseState(ratio=1.0, values="fp32") for _ in range(n)]
+    for state in states:
+        state._step = 0
+    plans = [state._plan(bucket, rank) for rank, state in enumerate(states)]
+    offers = [
+        (*state._offer(plan, flat), plan.room) for state, plan, flat in zip(states, plans, flats, strict=True)
+    ]
+    table = np.stack([pack(head, payload, room) for head, payload, _, room in offers])
+    dense = np.sum([small for _, _, small, _ in offers], axis=0)
+    for state, plan in zip(states, plans, strict=True):
+        got = torch.zeros(sum(sizes))
+        state._take(plan, state._step, table, dense, got)
+        np.testing.assert_allclose(got.numpy(), flats.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
 def test_the_first_parameter_that_is_not_finite_is_found() -> None:
     plan = plan_of([4, 6, 5], Options())
     flat = np.ones(15, np.float32)

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.optim.outer import Nesterov
+from ragtag.core.schema import FRAGMENTS_MAX
+from ragtag.optim.outer import Nesterov, Streaming
 
 
 @given(st.floats(0.01, 2.0), st.floats(0.0, 0.99), st.integers(0, 2**32 - 1))
@@ -59,3 +60,11 @@ def test_bad_vectors_are_refused() -> None:
         outer.update(model, np.zeros(4, np.float32), outer.init(model))
     with pytest.raises(ValueError, match="not finite; keep the model"):
         outer.update(model, np.full(3, np.nan, np.float32), outer.init(model))
+
+
+def test_limits_of_fragments_and_of_what_is_kept() -> None:
+    for fine in ({"fragments": FRAGMENTS_MAX}, {"fragments": 1}, {"kept": 0.0}, {"kept": 1.0}):
+        assert Streaming(Nesterov(), **fine)  # type: ignore[arg-type]
+    for wrong in ({"fragments": FRAGMENTS_MAX + 1}, {"fragments": 0}, {"kept": -0.1}, {"kept": 1.1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Streaming(Nesterov(), **wrong)  # type: ignore[arg-type]

@@ -95,3 +95,21 @@ def test_a_death_moves_few_of_the_others(n: int, group: int, most: int) -> None:
 
 def test_more_peers_than_cells_share_them() -> None:
     assert np.bincount(cells_of(Grid((2, 2)), 7, tuple(range(9)))).tolist() == [3, 2, 2, 2]
+
+
+@pytest.mark.parametrize("sides", [(4, 4), (2, 3, 4), (5,)])
+def test_on_a_full_grid_the_mean_is_exact_after_as_many_rounds_as_it_has_axes(sides: tuple[int, ...]) -> None:
+    """Section 3.1 of the paper; and not a round sooner."""
+    grid = Grid(sides)
+    cells = [grid.cell(number) for number in range(grid.cells)]
+    values, spread = [float(number**2) for number in range(grid.cells)], []
+    for round_ in range(3, 3 + len(sides)):
+        lines: dict[int, list[int]] = {}
+        for number, cell in enumerate(cells):
+            lines.setdefault(grid.line_number(cell, grid.axis(round_)), []).append(number)
+        for line in lines.values():
+            mean = sum(values[number] for number in line) / len(line)
+            for number in line:
+                values[number] = mean
+        spread.append(max(values) - min(values))
+    assert spread[-1] < 1e-9 < min(spread[:-1], default=1.0)

@@ -62,3 +62,13 @@ def test_rounds_and_seeds_rotate_differently() -> None:
     everyone = frozenset(range(16))
     drawn = {rotating_owners(seed, r, 16, everyone) for seed in range(4) for r in range(25)}
     assert len(drawn) == 100
+
+
+@given(st.integers(0, 2**31), st.integers(4, 32))
+def test_what_a_silent_peer_owned_goes_to_one_that_gives_and_to_no_auxiliary(seed: int, n: int) -> None:
+    everybody, auxiliary, silent = frozenset(range(n)), frozenset({n - 1}), 0
+    whole = rotating_owners(seed, 5, n, everybody, everybody, auxiliary)
+    without = rotating_owners(seed, 5, n, everybody - {silent}, everybody, auxiliary)
+    moved = whole.index(silent)
+    assert without[moved] in everybody - auxiliary - {silent}
+    assert without[:moved] + without[moved + 1 :] == whole[:moved] + whole[moved + 1 :]

@@ -128,3 +128,9 @@ def test_peers_compare_their_quorums() -> None:
     assert ragtag.RPS(quorum=3).name != ragtag.RPS(quorum=4).name
     assert repr(ragtag.RPS(repair=True, quorum=3)) == "RPS(repair=True, quorum=3)"
     assert ragtag.RPS(quorum=0) is ragtag.RPS()
+
+
+def test_the_least_quorum_is_two() -> None:
+    assert ragtag.RPS(quorum=2)
+    with pytest.raises(ValueError, match="quorum"):
+        ragtag.RPS(quorum=1)

@@ -178,6 +178,7 @@ def test_too_few_shares_are_no_average() -> None:
     judged = kept.judged()
     assert (judged.short, judged.peers, judged.values) == (1, (1, 2, 3), (E, E, E))
     assert judged.cut == (1, 0, 1)
+    assert judged.far == (1, 0, 1)  # from 2, which it came to
 
 
 # -- Rounds

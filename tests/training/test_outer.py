@@ -107,6 +107,22 @@ def test_where_no_average_came_everything_stays() -> None:
     assert np.array_equal(again[1], whole(outcome([[2.0, 2.0], [2.0, 2.0]]))[1])
 
 
+def test_where_an_average_came_in_part_that_part_takes_the_outer_step() -> None:
+    """With .7 and .9: from 0 to the average 1 momentum is -1, and the step 1.9 of .7."""
+    outer, whole = steps_of(2, 2), steps_of(2, 2)
+    for of in (outer, whole):
+        of(outcome([[0.0, 0.0], [0.0, 0.0]]))
+    first = outer(outcome([[1.0, 1.0], [9.0, 9.0]], [True, False]))
+    assert first[0] == pytest.approx([0.7 * 1.9] * 2)
+    assert np.array_equal(first[0], whole(outcome([[1.0, 1.0], [1.0, 1.0]]))[0])
+    second = [of(outcome([[2.0, 2.0], [2.0, 2.0]]))[0] for of in (outer, whole)]  # with that step's momentum
+    assert np.array_equal(*second)
+    buffered = OuterSteps(Nesterov(), [TensorSpec("a", (48,), "float32")], (2, 32))
+    buffered(outcome([[0.0] * 32, [0.0] * 16 + [5.0] * 16]))
+    went_on = buffered(outcome([[9.0] * 32, [1.0] * 16 + [6.0] * 16], [False, True]))
+    assert went_on[1] == pytest.approx([0.7 * 1.9] * 16 + [6.0] * 16)
+
+
 def test_peers_that_differ_come_together() -> None:
     """One misses an average on all chunks; some averages later both have the same model again."""
     one, other = steps_of(1, 1), steps_of(1, 1)

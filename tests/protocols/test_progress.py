@@ -1,0 +1,56 @@
+"""Which shares a round waits for, and what ends that: the rules of ``progress``, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ragtag.core.types import Begin
+from ragtag.protocols.rounds.base import NO_VALUES, SCATTER, Spec
+from ragtag.protocols.rounds.layout import Layout
+from ragtag.protocols.rounds.progress import Waiting
+from tests.protocols.harness import TINY
+
+
+def waiting(n: int) -> Waiting:
+    """Of peer 0, which owns block 0, right after its round has begun."""
+    everybody = frozenset(range(n))
+    found = Waiting(Spec(0, 0, 0, Layout(n, n), tuple(range(n)), everybody, TINY))
+    giving = found.begin(0.0, Begin(NO_VALUES, 1.0, everybody - {0}, scatter_s=1.0, gather_s=1.0))
+    assert giving == list(range(1, n))
+    for peer in giving:
+        found.owe((peer, SCATTER, 0))
+    return found
+
+
+def test_a_share_that_goes_to_another_owner_is_not_waited_for() -> None:
+    there = waiting(3)
+    there.elsewhere(2, 0)
+    assert there.owed == {(1, SCATTER, 0)}
+    there.owe((2, SCATTER, 0))  # as where its copies came before the round began here
+    assert there.owed == {(1, SCATTER, 0)}
+    assert there.missed() == ()  # it gave elsewhere: nobody missed it
+
+
+@pytest.mark.parametrize(
+    ("n", "without", "ends"),
+    [(3, 1, False), (4, 1, False), (4, 2, True), (6, 2, False), (6, 3, True)],
+)
+def test_most_of_the_others_must_have_gone_on_without_a_peer(n: int, without: int, ends: bool) -> None:
+    """The last peer owes its share. Of the others, so many tell an average without it."""
+    there, last = waiting(n), n - 1
+    for peer in range(1, last):
+        there.closed(0.0, (peer, SCATTER, 0))
+    all_ = (1 << n) - 1
+    for owner in range(1, last):
+        heard = all_ & ~(1 << last) if owner <= without else all_
+        there.outvoted(owner, np.array([heard, 0], np.uint64))
+    assert (there.owed == set()) == ends
+    assert there.missed() == ((last,) if ends else ())
+
+
+def test_a_peer_that_is_past_the_round_owes_nothing_of_it_and_is_not_missed() -> None:
+    there = waiting(3)
+    there.passed(2)
+    assert there.owed == {(1, SCATTER, 0)}
+    assert there.missed() == ()

@@ -1,0 +1,63 @@
+"""Which of two claims on a block wins, and that a claim is looked at once more before it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragtag.training.samples.claims import Section, Span
+from ragtag.training.samples.lease import Lease
+from ragtag.training.samples.ledger import Ledger, Process
+
+ME: Process = (1, 0)
+
+
+def claims(peer: int, number: int, *, firm: tuple[Span, ...] = (), pending: tuple[Span, ...] = ()) -> Section:
+    """A peer's section whose pending claims are of post ``number``."""
+    return Section(
+        peer, 0, number, entered=0, closed=0, ready=0, epoch=0, used=0, firm=firm, pending=pending,
+        pending_number=number,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("peer", "number", "lost"),
+    [
+        (0, 4, True),  # claimed sooner
+        (2, 4, True),
+        (0, 5, True),  # at once: the lower peer wins
+        (2, 5, False),
+        (0, 6, False),  # claimed later
+        (2, 6, False),
+    ],
+)
+def test_the_sooner_claim_wins_and_of_two_at_once_the_lower_peers(peer: int, number: int, lost: bool) -> None:
+    ledger = Ledger([2] * 10)
+    ledger.learn([claims(peer, number, pending=((3, 7),))])
+    assert ledger.lost([(0, 5)], 5, ME) == ([(3, 5)] if lost else [])
+
+
+def test_exactly_one_of_two_that_claim_a_block_at_once_gives_it_up() -> None:
+    """Each sees the other's claim; both giving it up would leave the block, neither would use it twice."""
+    first, second = Ledger([2] * 10), Ledger([2] * 10)
+    first.learn([claims(2, 5, pending=((3, 7),))])
+    second.learn([claims(1, 5, pending=((3, 7),))])
+    assert [first.lost([(3, 7)], 5, ME), second.lost([(3, 7)], 5, (2, 0))] == [[], [(3, 7)]]
+
+
+def test_what_is_firm_is_anothers_however_late_its_post() -> None:
+    ledger = Ledger([2] * 10)
+    ledger.learn([claims(2, 9, firm=((3, 7),))])
+    assert ledger.lost([(0, 5)], 5, ME) == [(3, 5)]
+    assert ledger.lost([(0, 5)], 5, (2, 0)) == []  # its own claims take nothing from a process
+
+
+def test_a_claim_that_was_declared_firm_is_given_up_where_an_older_one_had_come_before() -> None:
+    ledger = Ledger([2] * 10)
+    lease = Lease(ME, pending=[(0, 5)], number=5)
+    lease.declare()
+    assert lease.unused() == []  # not before the second look
+    ledger.learn([claims(2, 4, pending=((3, 7),))])
+    lease.look_again(ledger)
+    assert (lease.firm, lease.fresh) == ([(0, 3)], [])
+    assert [lease.use() for _ in range(3)] == [0, 1, 2]
+    assert lease.unused() == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ragtag.core.types import Effect, Noted, PeerId, Role
+from ragtag.protocols.channel.shares import Plans
 
 GONE_AFTER = 2
 """After so many silent rounds a peer owns no blocks."""
@@ -195,6 +196,7 @@ class Crew:
     founded: how many it had when it began, the same on all peers.
     role: this peer's own.
     rtt_s: measured round trips, by peer.
+    plans: who owns which share of a channel, where that was planned.
     """
 
     def __init__(
@@ -207,6 +209,7 @@ class Crew:
         has."""
         self.presence = Presence(me, n)
         self.rtt_s: dict[PeerId, float] = {}
+        self.plans = Plans()
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
         self._departed: set[PeerId] = set()  # such places whose peer is gone
 

@@ -8,6 +8,8 @@ all-reduce does. Their deadline only bounds how long a dead member holds them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ragtag.codecs.base import finite_rows
@@ -69,12 +71,16 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         guard=setting.guard,
         live=setting.n_giving,
         auxiliary=setting.auxiliary & members,
+        planned=setting.planned,
     )
 
 
 def _direct(setting: Setting) -> Round:
+    spec = _spec(setting, setting.n, (), frozenset(range(setting.n)))
+    if setting.shares:
+        return scatter_gather(setting.shared(spec, tuple(range(len(setting.shares)))))
     owners = fixed_owners(setting.n, setting.live, setting.present, setting.auxiliary)
-    return scatter_gather(_spec(setting, setting.n, owners, frozenset(range(setting.n))))
+    return scatter_gather(replace(spec, owners=owners))
 
 
 def _ring(setting: Setting) -> Round:
@@ -145,6 +151,10 @@ class Ring:
     def goes_elsewhere(self, question: Run) -> bool:
         """No block does: peers agree on the ring, or it does not turn."""
         return False
+
+    def apart(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """No peer is: a ring has no shares."""
+        return []
 
     def lesson(self) -> Lesson:
         """All that comes is from the peer before this one."""

@@ -13,7 +13,7 @@ peer is waited for exactly while it owes one. There are eight ways (``Why``) in 
 | ENOUGH | a quorum is there, and another share would not pay for the wait | yes | as LATE | as LATE |
 | OUTVOTED | the averages of most owners, and of two at least, are without it | yes | as LATE | as LATE |
 | SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
-| NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
+| NEVER | it says that the share comes no more, asks twice in the next round, or cuts the vector by other shares | yes | no | yes, but for the last |
 
 Where only a few shares are missing their peers are asked (``asking``), again and again. A peer that does not
 answer in the time that the second stage may take is frozen, dead or cut off. One that answers may compute,
@@ -86,6 +86,7 @@ class Waiting:
     vain: those that it went on without, and for which more time would not have helped (see ``Why``).
     never: the owed shares that will not come, as their peers say. It is as if a peer had not said so once
         something comes from it after all.
+    apart: those that cut the vector by other shares: they owe nothing that could be taken.
     expired: a stage ended without a share.
     last: the peer whose share ended the first stage, or the lowest of those without which it ended.
     came_at_s: when, in each stage, the last share came that was waited for.
@@ -104,6 +105,7 @@ class Waiting:
         self.answered: set[PeerId] = set()
         self.vain: set[PeerId] = set()
         self.never: set[Share] = set()
+        self.apart: set[PeerId] = set()
         self.expired = False
         self.last = -1
         self.came_at_s = [-math.inf, -math.inf]
@@ -144,6 +146,10 @@ class Waiting:
     def owe(self, share: Share) -> None:
         """Wait for a share from now on, unless it goes to another owner, or its peer is past the round."""
         peer, stage, block = share
+        if peer in self.apart:
+            self._missed.add(peer)
+            self.vain.add(peer)
+            return
         if stage == SCATTER:
             if (peer, block) in self._elsewhere:
                 return
@@ -176,6 +182,13 @@ class Waiting:
         """``PASSED``: nothing of this round comes from a peer any more, and what has not come was lost."""
         self._awaited.discard(peer)
         self._release(self._owed_by(peer), Why.PASSED)
+
+    def cuts_apart(self, peer: PeerId) -> None:
+        """``NEVER``: a peer cuts the vector by other shares."""
+        self.apart.add(peer)
+        owed = self._owed_by(peer)
+        if owed:
+            self._miss(owed, Why.NEVER)
 
     def overdue(self) -> None:
         """``LATE``: the stage's deadline has passed."""

@@ -16,33 +16,35 @@ from ragtag.protocols.channel.at_once import at_once
 from ragtag.protocols.channel.averager import Averager, Setting
 from ragtag.protocols.rounds.base import Round, Spec
 from ragtag.protocols.rounds.hadamard import SIZE_MAX, Hadamard
-from ragtag.protocols.rounds.layout import layout_of, rotating_owners
+from ragtag.protocols.rounds.layout import layout_of, order_of, rotating_owners
 from ragtag.protocols.rounds.reduce import scatter_gather
 
 
 def _make(setting: Setting, repair: bool) -> Round:
-    return scatter_gather(
-        Spec(
-            me=setting.me,
-            channel=setting.channel,
-            round=setting.round,
-            layout=layout_of(setting.n_chunks, setting.n),
-            owners=rotating_owners(
-                setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
-            ),
-            members=frozenset(range(setting.n)),
-            codec=setting.codec,
-            repair_s=setting.repair_s if repair else None,
-            growth=setting.growth,
-            scratch=setting.scratch,
-            patience=setting.patience,
-            guard=setting.guard,
-            live=setting.n_giving,
-            quorum=setting.quorum,
-            spread=_spread(setting),
-            auxiliary=setting.auxiliary,
-        )
+    spec = Spec(
+        me=setting.me,
+        channel=setting.channel,
+        round=setting.round,
+        layout=layout_of(setting.n_chunks, setting.n),
+        owners=rotating_owners(
+            setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
+        ),
+        members=frozenset(range(setting.n)),
+        codec=setting.codec,
+        repair_s=setting.repair_s if repair else None,
+        growth=setting.growth,
+        scratch=setting.scratch,
+        patience=setting.patience,
+        guard=setting.guard,
+        live=setting.n_giving,
+        quorum=setting.quorum,
+        spread=_spread(setting),
+        auxiliary=setting.auxiliary,
+        planned=setting.planned,
     )
+    if setting.shares:
+        spec = setting.shared(spec, order_of(setting.seed, setting.round, len(setting.shares)))
+    return scatter_gather(spec)
 
 
 rps = at_once("rps", lambda setting: _make(setting, repair=False), guards=True, written="RPS()")

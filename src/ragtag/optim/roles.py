@@ -289,6 +289,50 @@ def best_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
     return assess(mix, computes, w / w.sum())
 
 
+def even_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
+    """Of the fastest shares for given roles those of which the longest block is over soonest.
+
+    Mostly many shares are as fast as ``best_shares``: where the slowest line bounds the crew, others have
+    room. For steady streams it makes no difference which of them are taken. In a round (``protocols.rounds``)
+    an owner sends its average once its block is whole, so the last block's way comes on top of the streams'
+    time. ``w_i / min(up_i, down_i)``, times how often it is sent, is least for the longest.
+
+    Raises ValueError: these cannot be; ImportError.
+    """
+    n, c = mix.n, np.asarray(computes, np.float64)
+    best = best_shares(mix, computes)
+    if n == 1:
+        return best
+    rate = 0.999 * best.averaging_per_s * mix.vector_bytes
+    scale = float(np.median(mix.up))
+    each, m = np.eye(n), c.sum()
+    times = (m - c) * rate / scale  # what a share of 1 sends and takes each second
+    room = np.minimum(mix.up, mix.down) / scale
+    nothing = np.zeros(n)
+    rows = [
+        np.column_stack([np.diag((n - 1 - c) * rate / scale), nothing]),
+        np.column_stack([np.diag((m - c - 1) * rate / scale), nothing]),
+        np.column_stack([np.diag(times), -room]),
+    ]
+    limits = [mix.up / scale - c * rate / scale, mix.down / scale - rate / scale, nothing]
+    i, j = np.nonzero(np.isfinite(mix.pairs))
+    if len(i):
+        rows.append(
+            np.column_stack([(each[i] + c[i, None] * each[j]) * rate / scale, np.zeros(len(i))])
+        )
+        limits.append(mix.pairs[i, j] / scale)
+    found = _solve(
+        np.append(nothing, 1.0),
+        A_ub=np.vstack(rows),
+        b_ub=np.concatenate(limits),
+        A_eq=np.append(np.ones(n), 0.0)[None, :],
+        b_eq=[1.0],
+        bounds=[(0, None if owner else 0) for owner in _owners(mix)] + [(0, None)],
+    )
+    w = np.maximum(0.0, found[:n]) + 0.0
+    return assess(mix, computes, w / w.sum())
+
+
 def upper_bound(mix: Mix, computes: Sequence[bool]) -> float:
     """Steps a second by the paper's own program, in which receivers need not take an averager's parts alike.
 

@@ -261,6 +261,8 @@ class Rounds:
         grace_s = min(scatter_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
+        if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
+            answer_s = max(answer_s, self.budgets.scatter.budget_s())
         begin = Begin(
             values,
             weight,

@@ -215,6 +215,15 @@ class Averager:
         return self.written or f"Averager({self.name!r})"
 
 
+def is_planned(shares: str) -> bool:
+    """Whether shares are measured, and not equal. Raises ValueError: they are neither."""
+    if shares not in ("equal", "measured"):
+        raise ValueError(
+            f'shares={shares!r}: "equal", or "measured": each peer owns as much as its line is good for'
+        )
+    return shares == "measured"
+
+
 def guarded(averager: Averager, guard: RobustMean) -> Averager:
     """The same averager, its owners' shares guarded. Raises ValueError: its owners do not see them apart."""
     if not averager.guards:

@@ -152,8 +152,8 @@ class OwnLine:
     """A peer's own uplink, in place of the common one, and a one-way delay beside the common one, in both
     directions.
 
-    down_bytes_per_s: what it can receive; what comes faster waits, and is not lost. Simulated lines alone have
-        this limit (live injection shapes what is sent).
+    down_bytes_per_s: what it can receive; what comes faster waits, and is not lost. Simulated lines alone
+        have this limit: a live peer shapes what it sends.
     """
 
     peer: PeerId

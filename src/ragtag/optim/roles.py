@@ -50,10 +50,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.core.types import Bools
+from ragtag.core.types import RATE_MAX, RATE_MIN, Bools
 
-RATE_MIN, RATE_MAX = 1.0, 1e15
-"""Bytes a second that a line may have: what lies outside was not measured, or in another unit."""
 Vector = NDArray[np.float64]
 
 
@@ -317,9 +315,7 @@ def even_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
     limits = [mix.up / scale - c * rate / scale, mix.down / scale - rate / scale, nothing]
     i, j = np.nonzero(np.isfinite(mix.pairs))
     if len(i):
-        rows.append(
-            np.column_stack([(each[i] + c[i, None] * each[j]) * rate / scale, np.zeros(len(i))])
-        )
+        rows.append(np.column_stack([(each[i] + c[i, None] * each[j]) * rate / scale, np.zeros(len(i))]))
         limits.append(mix.pairs[i, j] / scale)
     found = _solve(
         np.append(nothing, 1.0),

@@ -1,9 +1,9 @@
 """The line between simulated peers: what of a run arrives, and when.
 
 A run goes onto its sender's uplink chunk by chunk (bandwidth, queue, deadline), then over a line that delays,
-loses, duplicates and reorders, and waits for its receiver's downlink where that has a rate. A message's end marker is a datagram of its own, repeated a round trip apart
-until a copy gets through. Where all chunks came it says nothing new, and its loss is not drawn. Rates and
-queues count bytes on the wire, headers included.
+loses, duplicates and reorders, and waits for its receiver's downlink where that has a rate. A message's end
+marker is a datagram of its own, repeated a round trip apart until a copy gets through. Where all chunks came
+it says nothing new, and its loss is not drawn. Rates and queues count bytes on the wire, headers included.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIECES_MAX = 16
 PIECE_S_MIN = 1e-3
 """A run that takes longer to send than a round trip, and than this, comes in pieces."""
 
-Post = Callable[[float, PeerId, Event | Callable[[], None]], None]
+Post = Callable[[float, PeerId, Event | Callable[[], object]], None]
 _BATCH = 8  # it is faster to draw the losses of so many small messages at once
 _NOTHING = np.zeros(1, np.bool_)
 _NOTHING.flags.writeable = False
@@ -209,8 +209,8 @@ class Link:
 
     # -- The downlink
 
-    def _through_downlink(self, at_s: float, dest: PeerId, event: Event | Callable[[], None]) -> None:
-        """Rows come to a peer's downlink at ``at_s``, and wait until it has received what came before them."""
+    def _through_downlink(self, at_s: float, dest: PeerId, event: Event | Callable[[], object]) -> None:
+        """Rows come to a peer's downlink at ``at_s``, and wait until it has received what came before."""
         rate = self._down.get(dest, math.inf)
         if rate == math.inf or not isinstance(event, Arrived):
             self._land(at_s, dest, event)

@@ -21,12 +21,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.core.types import PEERS_MAX, RATE_MAX, RATE_MIN, PeerId
 
 SHARE_MAX = (1 << 16) - 1
 PLANS_MAX = 4
 """So many plans fit a post, of a channel each; and so many of one channel are kept."""
 _U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
+NEWS = 1.25
+"""A rate is told anew once it is so many times what was told, or less than one such part: rate control probes
+by a quarter beyond what it knows (``network.control.bbr``)."""
+_Peer = Annotated[int, Meta(ge=0, lt=PEERS_MAX)]
+_Rate = Annotated[float, Meta(ge=RATE_MIN, le=RATE_MAX)]
 _Share = Annotated[int, Meta(ge=0, le=SHARE_MAX)]
 
 
@@ -46,7 +51,31 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
             raise ValueError("shares that are all 0: nobody would own anything")
 
 
+class Line(msgspec.Struct, array_like=True, frozen=True):
+    """What a peer tells of its line.
+
+    rates: bytes a second that its way to each other peer delivers, as it has measured.
+    solves: whether it can solve a plan.
+    auxiliary: it computes nothing.
+    """
+
+    rates: Annotated[dict[_Peer, _Rate], Meta(max_length=PEERS_MAX)]
+    solves: bool = False
+    auxiliary: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(RATE_MIN <= rate <= RATE_MAX for rate in self.rates.values()):  # so is NaN
+            raise ValueError(f"rates are {RATE_MIN:g} to {RATE_MAX:g} bytes a second")
+
+    def differs(self, told: Line | None) -> bool:
+        """Whether it is to be told anew: another peer, or a rate that is other by more than ``NEWS``."""
+        if told is None or (told.rates.keys(), told.solves) != (self.rates.keys(), self.solves):
+            return True
+        return any(not 1 / NEWS < self.rates[peer] / rate < NEWS for peer, rate in told.rates.items())
+
+
 _decoder = msgspec.msgpack.Decoder(list[Plan])
+_lines = msgspec.msgpack.Decoder(Line)
 
 
 def write_plans(plans: Iterable[Plan]) -> bytes:
@@ -63,6 +92,19 @@ def read_plans(blob: bytes) -> list[Plan]:
         return _decoder.decode(blob)[:PLANS_MAX]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"no plans of shares: {error}") from None
+
+
+def write_line(line: Line) -> bytes:
+    """A line as it is posted."""
+    return msgspec.msgpack.encode(line)
+
+
+def read_line(blob: bytes) -> Line:
+    """The line in a post. Raises ValueError: it has none, or an absurd one."""
+    try:
+        return _lines.decode(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"no rates of a line: {error}") from None
 
 
 def whole_shares(shares: Iterable[float]) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ have higher numbers (Lamport, "Time, clocks, and the ordering of events in a dis
 
 In a crew of more than 64 seats each district (``district``) has a board of its own.
 
-Auxiliaries listen, on topics that are for them alone (``PAGES``) and on ``SHARES``, and post on ``RATES`` alone.
+Auxiliaries listen, on topics that are for them alone (``PAGES``) and on ``SHARES``. They post on ``RATES``
+alone.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ BOARD = 253
 PAGES = tuple(topic_of(f"channels/{page}") for page in range(8))
 """The topics for auxiliaries alone: which channels there are (``serving``)."""
 SHARES, RATES = topic_of("shares"), topic_of("rates")
-"""Who owns which share (``channel.shares``), told to auxiliaries, too; and the rates that each peer has measured
-of its own line, which they tell, too."""
+"""Who owns which share (``channel.shares``), which is told to auxiliaries, too; and the rates that each peer
+has measured of its own line, which they tell, too."""
 TOPICS_MAX = 128
 """How many topics a board keeps. Others' posts on further topics are not taken."""
 _TOPICS = 1 << 32

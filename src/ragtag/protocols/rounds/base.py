@@ -33,7 +33,7 @@ SCATTER, GATHER, NACK = 0, 1, 0x80
 BLOCK_BITS = 6
 """A block's number has so many bits of a key; above them stands the layout's ``growth`` (``Spec``)."""
 BY_SHARES = 64
-"""The growth of a cut by shares. No crew grows so far; names of blocks go on from there, to 16 bits in all."""
+"""The growth of a cut by shares. No crew grows so far; names of blocks go on from there, up to 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ peer is waited for exactly while it owes one. There are eight ways (``Why``) in 
 | ENOUGH | a quorum is there, and another share would not pay for the wait | yes | as LATE | as LATE |
 | OUTVOTED | the averages of most owners, and of two at least, are without it | yes | as LATE | as LATE |
 | SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
-| NEVER | it says that the share comes no more, asks twice in the next round, or cuts the vector by other shares | yes | no | yes, but for the last |
+| NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
 
 Where only a few shares are missing their peers are asked (``asking``), again and again. A peer that does not
 answer in the time that the second stage may take is frozen, dead or cut off. One that answers may compute,
@@ -24,6 +24,9 @@ by that.
 A quorum (``Spec.quorum``) ends SCATTER before its deadline. With k peers there, of which this owner is one,
 one more in the average makes up for the wait of all k if it comes within 1/k of the time since the round
 before began: (k + 1) / (T + w) > k / T. So long is the grace, counted anew from each share that comes.
+
+A peer that cuts the vector by other shares (``Waiting.apart``) owes nothing that could be taken. That is
+``NEVER``, for the whole round.
 
 The reason for each rule is in docs/protocols.md. ``benchmarks/waiting_rules.py`` leaves each out in turn.
 """

@@ -41,7 +41,6 @@ from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson
 from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, QUORUM, SCATTERING, Share, Waiting
 from ragtag.protocols.rounds.repair import Repairer
 
-
 APART = "apart"
 """The note on a peer that cuts the vector by other shares."""
 

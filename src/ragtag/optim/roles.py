@@ -287,6 +287,9 @@ def best_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
     return assess(mix, computes, w / w.sum())
 
 
+_SLACK = 1e-3
+
+
 def even_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
     """Of the fastest shares for given roles those of which the longest block is over soonest.
 
@@ -301,7 +304,7 @@ def even_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
     best = best_shares(mix, computes)
     if n == 1:
         return best
-    rate = 0.999 * best.averaging_per_s * mix.vector_bytes
+    rate = (1 - _SLACK) * best.averaging_per_s * mix.vector_bytes
     scale = float(np.median(mix.up))
     each, m = np.eye(n), c.sum()
     times = (m - c) * rate / scale  # what a share of 1 sends and takes each second
@@ -326,6 +329,7 @@ def even_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
         bounds=[(0, None if owner else 0) for owner in _owners(mix)] + [(0, None)],
     )
     w = np.maximum(0.0, found[:n]) + 0.0
+    w[w < _SLACK] = 0.0  # it is no more than what the speed was given away for
     return assess(mix, computes, w / w.sum())
 
 

@@ -1,9 +1,10 @@
 """Who averages which share, planned from the rates that peers measure, while they train.
 
 Each peer tells its line on the notice board: what rate control has found of its way to each other peer. Of
-the living peers that can solve a plan (scipy is there) the lowest does, after an average of its own. It takes
-the best of a peer's ways out for what that peer can send, and the better of that and of the best way to it
-for what it can receive. ``optim.roles.even_shares`` makes shares of that, and a post tells them to all,
+the living peers that can solve a plan (scipy is there) the one with the fastest line does, after an average
+of its own: where lines are slow, posts wait behind shares. Rates within a factor of two are as good, and the
+lowest peer goes first. It takes the best of a peer's ways out for what that peer can send, and the better of
+that and of the best way to it for what it can receive. ``optim.roles.even_shares`` makes shares of that, and a post tells them to all,
 auxiliaries too.
 
 It changes shares only where that pays. A change costs about a round, since a peer that hears of it too late
@@ -12,7 +13,7 @@ was as it is for k rounds is taken to stay so for k more. After ``WINDOW`` round
 what was measured before it: where rounds are no shorter, all own as much again, until the crew or its rates
 change.
 
-The first round of a plan is named: the next but one, and later by as many rounds as two of the board's
+The first round of a plan is named: the next but two, and later by as many rounds as two of the board's
 timeouts take. What happens to a peer that the post does not reach by then, ``protocols.channel.shares`` says.
 """
 
@@ -78,7 +79,8 @@ class Planner:
             self._told = line
             transport.post_soon(RATES, write_line(line))
         lines = self._lines()
-        leads = min((p for p in transport.live if p in lines and lines[p].solves), default=None)
+        able = [p for p in transport.live if p in lines and lines[p].solves]
+        leads = min(able, key=lambda peer: (-_octave(lines[peer]), peer), default=None)
         if leads is None and all(peer in lines for peer in transport.live):
             self._say("no peer has scipy, so all own as much; pip install 'ragtag[roles]' on one")
         if leads != transport.me:
@@ -173,7 +175,7 @@ class Planner:
     def _change(self, outcome: Outcome, shares: tuple[int, ...], why: str) -> None:
         rto_s = self._transport.notices(SHARES).rto_s
         ahead = math.ceil(2 * rto_s / self._cycle_s) if 0 < self._cycle_s < math.inf else 1
-        first = outcome.round + 2 + min(ahead, _AHEAD_MAX)
+        first = outcome.round + 3 + min(ahead, _AHEAD_MAX)
         self._post(Plan(self._channel, first, shares))
         if self._note is not None:
             self._note(Noted("shares", self._transport.me, f"from round {first} on: {why}"))
@@ -192,6 +194,11 @@ class Planner:
 
 _AHEAD_MAX = 1000
 """Where rounds take no time a plan is not put off for ever."""
+
+
+def _octave(line: Line) -> int:
+    """How fast a line is, so coarsely that peers do not change places whenever one measures anew."""
+    return math.frexp(max(line.rates.values(), default=0.0))[1]
 
 
 def _by_seat(seats: list[PeerId], shares: tuple[float, ...]) -> list[float]:

@@ -32,8 +32,11 @@ of them is. ``assign`` also searches for ``c``, of which there are 2^n: fewer co
 the lines to averages. It tries the first k peers by several orders, for each k, and passes over those that
 compute too slowly to be better. For crews of up to eight tests hold it against all 2^n.
 
-Rates are those of steady streams that share nothing but the ends of their lines. No round is run by these
-shares yet: the blocks of a crew are of one size (``protocols.rounds.layout``).
+Rates are those of steady streams that share nothing but the ends of their lines. A round is no such stream:
+an owner sends its average when its block is whole, so what is predicted is a bound, and the longest block
+comes on top of it. ``even_shares`` are those by which that is short. Crews go by them with
+``RPS(shares="measured")`` or ``AllReduce(shares="measured")`` (``training.planning``), where all that can
+compute do: ``assign`` is computed only, and nobody is asked to stop computing.
 
 scipy is needed (``pip install 'ragtag[roles]'``), and imported when something is solved.
 """

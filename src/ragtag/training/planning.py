@@ -4,8 +4,8 @@ Each peer tells its line on the notice board: what rate control has found of its
 the living peers that can solve a plan (scipy is there) the one with the fastest line does, after an average
 of its own: where lines are slow, posts wait behind shares. Rates within a factor of two are as good, and the
 lowest peer goes first. It takes the best of a peer's ways out for what that peer can send, and the better of
-that and of the best way to it for what it can receive. ``optim.roles.even_shares`` makes shares of that, and a post tells them to all,
-auxiliaries too.
+that and of the best way to it for what it can receive. ``optim.roles.even_shares`` makes shares of that, and
+a post tells them to all, auxiliaries too.
 
 It changes shares only where that pays. A change costs about a round, since a peer that hears of it too late
 is apart in one, and the time of solving. It brings the predicted part of each round from then on. A crew that

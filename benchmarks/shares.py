@@ -59,7 +59,7 @@ HOMES = tuple(
 CREWS = {**MIXES, "12 homes, 10 times as fast down": HOMES}
 RULES = {
     "equal": equal_shares,
-    "hivemind's rule": simple_rule,
+    "rule": simple_rule,
     "plan": lambda mix: even_shares(mix, mix.able),
 }
 CHANNEL = channel_of("shares")
@@ -176,7 +176,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--quick", action="store_true", help="smaller vectors, nothing stored")
     quick = arguments.parse_args().quick
-    stamp, values = how(), 100_000 if quick else 400_000
+    stamp, values = how(), 100_000 if quick else 200_000
     rows = []
     for name, peers in CREWS.items():
         rows.append(row(name, peers, values))

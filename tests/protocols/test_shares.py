@@ -151,7 +151,7 @@ def test_owners_average_as_much_as_their_shares_say() -> None:
 
 
 @pytest.mark.parametrize("averager", [ALL, LOSSY])
-@pytest.mark.parametrize("other", [(), (7, 5, 3, 1)])
+@pytest.mark.parametrize("other", [(), (7, 5, 3, 1), (70, 20, 10, 0)])
 def test_a_peer_with_other_shares_is_noticed_and_nothing_of_it_is_mixed(
     averager: Averager, other: tuple[int, ...]
 ) -> None:

@@ -150,8 +150,9 @@ class _ServingNode:
         for effect in list(effects):
             if isinstance(effect, Assisted):
                 self._done(effect.outcome)
+                planned = any(form.planned for form in self._serving.known.values())
                 line = Line(self._rates(self._node.me), auxiliary=True)
-                if line.differs(self._told):
+                if planned and line.differs(self._told):
                     self._told = line
                     effects = effects + self._node.step(now_s, Post(RATES, write_line(line)))
             elif isinstance(effect, Posted) and effect.topic in PAGES:

@@ -106,8 +106,9 @@ class _Serving:
             self.short += bool(outcome.missed)
             self.peers.update(set(outcome.waited_for) - set(outcome.missed))
             driver.tell_measurements(now_s)
+            planned = any(form.planned for form in self.open.values())
             line = Line(rates_of(driver), auxiliary=True)
-            if line.differs(self.line):
+            if planned and line.differs(self.line):
                 self.line = line
                 driver.post(RATES, write_line(line))
         elif what.topic in PAGES:

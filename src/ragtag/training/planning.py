@@ -54,6 +54,7 @@ class Planner:
 
     def __init__(self, transport: Transport, channel: int, note: Callable[[Noted], None] | None) -> None:
         self._transport, self._channel, self._note = transport, channel, note
+        self._able = _solves()
         self._told: Line | None = None
         self._noted: set[str] = set()
         self._rounds_s: deque[float] = deque(maxlen=WINDOW)
@@ -74,7 +75,7 @@ class Planner:
         """A round is over: tell what is measured, and plan where this peer is the one that does."""
         now_s, transport = self._transport.now_s(), self._transport
         self._cycle_s, self._ended_s = now_s - self._ended_s, now_s
-        line = Line(transport.rates(), solves=_solves())
+        line = Line(transport.rates(), solves=self._able)
         if line.differs(self._told):
             self._told = line
             transport.post_soon(RATES, write_line(line))
@@ -209,5 +210,8 @@ def _by_seat(seats: list[PeerId], shares: tuple[float, ...]) -> list[float]:
 
 
 def _solves() -> bool:
-    """Whether this peer can solve a plan."""
-    return importlib.util.find_spec("scipy") is not None
+    """Whether this peer can solve a plan. scipy takes a second to import, so it is before rounds begin."""
+    if importlib.util.find_spec("scipy") is None:
+        return False
+    importlib.import_module("scipy.optimize")
+    return True

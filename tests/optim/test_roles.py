@@ -23,6 +23,7 @@ from ragtag.optim.roles import (
     assign,
     best_shares,
     equal_shares,
+    even_shares,
     parameter_server,
     simple_rule,
     upper_bound,
@@ -273,3 +274,24 @@ def test_without_scipy_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ImportError, match=r"pip install 'ragtag\[roles\]'"):
         assign(Mix((GOOD,) * 3, 1, 1e9))
     assert simple_rule(Mix((GOOD,) * 3, 1, 1)).shares == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_even_shares_are_as_fast_as_the_best_and_their_longest_block_is_the_shortest(seed: int) -> None:
+    mix = drawn(seed)
+    if mix.n < 2:
+        return
+    best, even = best_shares(mix, mix.able), even_shares(mix, mix.able)
+    assert even.averaging_per_s >= 0.998 * best.averaging_per_s
+
+    def longest(found: Roles) -> float:
+        room = np.minimum(mix.up, mix.down)
+        return float((np.array(found.shares) * (sum(mix.able) - np.array(mix.able)) / room).max())
+
+    assert longest(even) <= longest(best) * (1 + 1e-6)
+
+
+def test_even_shares_spread_what_one_fast_peer_could_own_alone() -> None:
+    """The slowest bounds the crew however the others share: each of four alike owns a quarter."""
+    mix = Mix((Capacity(10 * MBIT, 10 * MBIT, 1.0),) + (Capacity(1000 * MBIT, 1000 * MBIT, 1.0),) * 4, 1, 1e6)
+    assert even_shares(mix, mix.able).shares == pytest.approx((0, 0.25, 0.25, 0.25, 0.25), abs=1e-3)

@@ -169,6 +169,11 @@ class FakeTransport:
     def live(self) -> frozenset[int]:
         return self.crew.nodes[self.me].live
 
+    auxiliary: frozenset[int] = frozenset()
+
+    def rates(self) -> dict[int, float]:
+        return {}
+
     def post(self, topic: int, blob: bytes) -> int:
         return self.crew.post(self.me, topic, blob)
 

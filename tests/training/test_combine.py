@@ -27,6 +27,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
         "RPS with repair": {"method": ragtag.RPS(repair=True)},
         "a quorum": {"method": ragtag.RPS(quorum=3)},
         "mixed chunks": {"method": ragtag.RPS(hadamard=4)},
+        "measured shares": {"method": ragtag.RPS(shares="measured")},
         "all-reduce": {"method": ragtag.AllReduce()},
         "ring": {"method": ragtag.AllReduce(ring=True)},
         "Moshpit": {"method": ragtag.Moshpit(group=2)},

@@ -132,6 +132,9 @@ WORDS = {
     "no state": "found no state of its crew to take over",
     "flooding": "sends too much",
     "refused": "is refused",
+    "apart": "averages by other shares",
+    "shares": "plans who averages which share",
+    "equal shares": "goes by equal shares",
 }
 """What is said of the peer that a note is about."""
 UNTOLD = frozenset({"refuted"})

@@ -151,13 +151,21 @@ class Slow:
 class OwnLine:
     """A peer's own uplink, in place of the common one, and a one-way delay beside the common one, in both
     directions.
+
+    down_bytes_per_s: what it can receive; what comes faster waits, and is not lost. Simulated lines alone
+        have this limit: a live peer shapes what it sends.
     """
 
     peer: PeerId
     rate_bytes_per_s: float
     latency_s: float = 0.0
+    down_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
+        if not self.down_bytes_per_s > 0:
+            raise ValueError(
+                f"line of peer {self.peer}: {self.down_bytes_per_s} bytes/s to receive; it must be above 0"
+            )
         if not self.rate_bytes_per_s > 0 or not self.latency_s >= 0:
             raise ValueError(
                 f"line of peer {self.peer}: {self.rate_bytes_per_s} bytes/s, {self.latency_s} s; the rate "

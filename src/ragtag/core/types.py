@@ -25,6 +25,8 @@ PeerSet = NDArray[np.uint64]
 PeerId = int
 WEIGHT_MAX = 2.0**46
 """What a chunk may weigh at most: more is not believed. 2^40 of each of 64 peers."""
+RATE_MIN, RATE_MAX = 1.0, 1e15
+"""Bytes a second that a line may have: what lies outside was not measured, or in another unit."""
 PEERS_MAX = 64
 """A chunk names its contributors in 64 bits; larger crews average in groups."""
 SEATS_MAX = 1024

@@ -32,8 +32,11 @@ of them is. ``assign`` also searches for ``c``, of which there are 2^n: fewer co
 the lines to averages. It tries the first k peers by several orders, for each k, and passes over those that
 compute too slowly to be better. For crews of up to eight tests hold it against all 2^n.
 
-Rates are those of steady streams that share nothing but the ends of their lines. No round is run by these
-shares yet: the blocks of a crew are of one size (``protocols.rounds.layout``).
+Rates are those of steady streams that share nothing but the ends of their lines. A round is no such stream:
+an owner sends its average when its block is whole, so what is predicted is a bound, and the longest block
+comes on top of it. ``even_shares`` are those by which that is short. Crews go by them with
+``RPS(shares="measured")`` or ``AllReduce(shares="measured")`` (``training.planning``), where all that can
+compute do: ``assign`` is computed only, and nobody is asked to stop computing.
 
 scipy is needed (``pip install 'ragtag[roles]'``), and imported when something is solved.
 """
@@ -50,10 +53,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.core.types import Bools
+from ragtag.core.types import RATE_MAX, RATE_MIN, Bools
 
-RATE_MIN, RATE_MAX = 1.0, 1e15
-"""Bytes a second that a line may have: what lies outside was not measured, or in another unit."""
 Vector = NDArray[np.float64]
 
 
@@ -286,6 +287,52 @@ def best_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
     w = np.maximum(0.0, found[:n]) + 0.0  # no share is -0.0
     if not w.sum() > 0:  # lines so unlike that the solver takes the slow ones for none
         w = _owners(mix) * mix.up
+    return assess(mix, computes, w / w.sum())
+
+
+_SLACK = 1e-3
+
+
+def even_shares(mix: Mix, computes: Sequence[bool]) -> Roles:
+    """Of the fastest shares for given roles those of which the longest block is over soonest.
+
+    Mostly many shares are as fast as ``best_shares``: where the slowest line bounds the crew, others have
+    room. For steady streams it makes no difference which of them are taken. In a round (``protocols.rounds``)
+    an owner sends its average once its block is whole, so the last block's way comes on top of the streams'
+    time. ``w_i / min(up_i, down_i)``, times how often it is sent, is least for the longest.
+
+    Raises ValueError: these cannot be; ImportError.
+    """
+    n, c = mix.n, np.asarray(computes, np.float64)
+    best = best_shares(mix, computes)
+    if n == 1:
+        return best
+    rate = (1 - _SLACK) * best.averaging_per_s * mix.vector_bytes
+    scale = float(np.median(mix.up))
+    each, m = np.eye(n), c.sum()
+    times = (m - c) * rate / scale  # what a share of 1 sends and takes each second
+    room = np.minimum(mix.up, mix.down) / scale
+    nothing = np.zeros(n)
+    rows = [
+        np.column_stack([np.diag((n - 1 - c) * rate / scale), nothing]),
+        np.column_stack([np.diag((m - c - 1) * rate / scale), nothing]),
+        np.column_stack([np.diag(times), -room]),
+    ]
+    limits = [mix.up / scale - c * rate / scale, mix.down / scale - rate / scale, nothing]
+    i, j = np.nonzero(np.isfinite(mix.pairs))
+    if len(i):
+        rows.append(np.column_stack([(each[i] + c[i, None] * each[j]) * rate / scale, np.zeros(len(i))]))
+        limits.append(mix.pairs[i, j] / scale)
+    found = _solve(
+        np.append(nothing, 1.0),
+        A_ub=np.vstack(rows),
+        b_ub=np.concatenate(limits),
+        A_eq=np.append(np.ones(n), 0.0)[None, :],
+        b_eq=[1.0],
+        bounds=[(0, None if owner else 0) for owner in _owners(mix)] + [(0, None)],
+    )
+    w = np.maximum(0.0, found[:n]) + 0.0
+    w[w < _SLACK] = 0.0  # it is no more than what the speed was given away for
     return assess(mix, computes, w / w.sum())
 
 

@@ -23,6 +23,7 @@ from ragtag.core.types import (
     Offer,
     PeerId,
     Post,
+    Posted,
     Publish,
     Role,
     Tell,
@@ -32,7 +33,7 @@ from ragtag.protocols.channel.at_once import CATCH_UP
 from ragtag.protocols.channel.averager import Channel, Machine, Opening
 from ragtag.protocols.channel.budgets import HEADROOM
 from ragtag.protocols.channel.presence import GONE_AFTER, Crew
-from ragtag.protocols.crew.board import BOARD, Board
+from ragtag.protocols.crew.board import BOARD, SHARES, Board
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import MEET, Meeting, Meetings
 from ragtag.protocols.rounds.asking import QUESTION
@@ -181,7 +182,7 @@ class Node:
             meeting.without(self.gone if event.silent else self._presence.absent)
             return meeting.step(now_s, event)
         if isinstance(event, Post):
-            return self.board.step(now_s, event)
+            return self._planned(self.board.step(now_s, event))
         if isinstance(event, Measured):
             self.crew.rtt_s[event.peer] = event.rtt_s
             return self.board.step(now_s, event)
@@ -261,7 +262,18 @@ class Node:
             return machine.step(now_s, event)
         if channel == MEET:
             return self._meeting(number).step(now_s, event)
-        return self.board.step(now_s, event) if channel == BOARD else []
+        return self._planned(self.board.step(now_s, event)) if channel == BOARD else []
+
+    def _planned(self, effects: list[Effect]) -> list[Effect]:
+        """After a step of the board: plans of shares that came are those of this node's channels."""
+        noted: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Posted) and effect.topic == SHARES:
+                try:
+                    self.crew.plans.take(effect.number, effect.peer, effect.blob)
+                except ValueError as error:
+                    noted.append(Noted("refused", effect.peer, str(error)))
+        return effects + noted
 
     # -- Who is there
 

@@ -1,9 +1,9 @@
 """The line between simulated peers: what of a run arrives, and when.
 
 A run goes onto its sender's uplink chunk by chunk (bandwidth, queue, deadline), then over a line that delays,
-loses, duplicates and reorders. A message's end marker is a datagram of its own, repeated a round trip apart
-until a copy gets through. Where all chunks came it says nothing new, and its loss is not drawn. Rates and
-queues count bytes on the wire, headers included.
+loses, duplicates and reorders, and waits for its receiver's downlink where that has a rate. A message's end
+marker is a datagram of its own, repeated a round trip apart until a copy gets through. Where all chunks came
+it says nothing new, and its loss is not drawn. Rates and queues count bytes on the wire, headers included.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIECES_MAX = 16
 PIECE_S_MIN = 1e-3
 """A run that takes longer to send than a round trip, and than this, comes in pieces."""
 
-Post = Callable[[float, PeerId, Event], None]
+Post = Callable[[float, PeerId, Event | Callable[[], object]], None]
 _BATCH = 8  # it is faster to draw the losses of so many small messages at once
 _NOTHING = np.zeros(1, np.bool_)
 _NOTHING.flags.writeable = False
@@ -58,8 +58,9 @@ class Link:
     def __init__(self, faults: Faults, seed: int, ports: Sequence[Port], post: Post) -> None:
         n = len(ports)
         self.traffic = [Traffic() for _ in range(n)]
-        self._ports, self._post = ports, post
+        self._ports, self._post, self._land = ports, post, post
         self._free_s = [0.0] * n  # when each uplink will have sent what it has queued
+        self._down_free_s = [0.0] * n  # when each downlink will have received what waits for it
         self._drawn = [0] * n
         self._streams = {
             name: [random.stream_key(seed, f"line/{name}", peer) for peer in range(n)] for name in _STREAMS
@@ -80,10 +81,13 @@ class Link:
         self._rtt_s = 2 * (faults.latency_s + faults.jitter_s + 2 * max(self._beside_s, default=0.0))
         self._paced = faults.rate_bytes_per_s < math.inf or bool(own)
         self._plain = not (self._paced or self._cuts or self._delays)
+        self._down = {line.peer: line.down_bytes_per_s for line in faults.lines}
+        narrow = any(rate < math.inf for rate in self._down.values())
+        self._post = self._through_downlink if narrow else self._land
 
     def through_s(self, now_s: float, source: PeerId) -> float:
         """When all that a peer has sent so far will have arrived, where nothing is reordered."""
-        return max(now_s, self._free_s[source]) + self._rtt_s
+        return max(now_s, self._free_s[source], *self._down_free_s) + self._rtt_s
 
     def send(self, now_s: float, source: PeerId, sends: Sequence[Send]) -> None:
         """Put runs on the line, in this order."""
@@ -202,6 +206,26 @@ class Link:
             if not self._losses.marker_lost(source, run.peer, run.key, repeat):
                 return at_s
         return None
+
+    # -- The downlink
+
+    def _through_downlink(self, at_s: float, dest: PeerId, event: Event | Callable[[], object]) -> None:
+        """Rows come to a peer's downlink at ``at_s``, and wait until it has received what came before."""
+        rate = self._down.get(dest, math.inf)
+        if rate == math.inf or not isinstance(event, Arrived):
+            self._land(at_s, dest, event)
+            return
+        size = sum(
+            (len(run.payload) if run.mask is None else int(np.count_nonzero(run.mask)))
+            * (run.payload.shape[1] + OVERHEAD_BYTES)
+            for run in event.runs
+        )
+
+        def comes() -> None:
+            lands_s = self._down_free_s[dest] = max(at_s, self._down_free_s[dest]) + size / rate
+            self._land(lands_s, dest, event)
+
+        self._land(at_s, dest, comes)
 
     # -- The line
 

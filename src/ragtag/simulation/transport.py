@@ -30,6 +30,7 @@ from ragtag.core.faults import Faults
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
     PEERS_MAX,
+    RATE_MAX,
     Arm,
     Assisted,
     Average,
@@ -45,6 +46,7 @@ from ragtag.core.types import (
     Offer,
     Outcome,
     PeerId,
+    Post,
     Posted,
     Publish,
     Role,
@@ -53,7 +55,8 @@ from ragtag.core.types import (
     Visits,
 )
 from ragtag.protocols.channel.averager import Averager
-from ragtag.protocols.crew.board import PAGES
+from ragtag.protocols.channel.shares import Line, write_line
+from ragtag.protocols.crew.board import PAGES, RATES
 from ragtag.protocols.crew.joining import (
     ChannelEvent,
     ChannelWay,
@@ -125,18 +128,33 @@ class _MeetingNode:
 
 
 class _ServingNode:
-    """An auxiliary's node, which opens the channels that it hears of. done: told of each round."""
+    """An auxiliary's node, which opens the channels that it hears of.
 
-    def __init__(self, node: Node, rtt_s: float, done: Callable[[Outcome], None]) -> None:
-        self._node, self._rtt_s, self._done = node, rtt_s, done
+    done: told of each round. rates: what a peer has measured of its ways to others.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        rtt_s: float,
+        done: Callable[[Outcome], None],
+        rates: Callable[[PeerId], dict[PeerId, float]],
+    ) -> None:
+        self._node, self._rtt_s, self._done, self._rates = node, rtt_s, done, rates
         self._serving = Serving()
+        self._told: Line | None = None
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """The node's step."""
         effects = self._node.step(now_s, event)
-        for effect in effects:
+        for effect in list(effects):
             if isinstance(effect, Assisted):
                 self._done(effect.outcome)
+                planned = any(form.planned for form in self._serving.known.values())
+                line = Line(self._rates(self._node.me), auxiliary=True)
+                if planned and line.differs(self._told):
+                    self._told = line
+                    effects = effects + self._node.step(now_s, Post(RATES, write_line(line)))
             elif isinstance(effect, Posted) and effect.topic in PAGES:
                 for form in self._serving.look(self._node):
                     if form.assisted:
@@ -239,7 +257,7 @@ class SimulatedCrew:
         self.assisted: dict[PeerId, list[Outcome]] = {peer: [] for peer in helpers}
         rtt_s = max(1e-4, timeout_s(faults))
         meeting = [_MeetingNode(node, self._over, self._look) for node in trainers]
-        serving = [_ServingNode(node, rtt_s, self.assisted[node.me].append) for node in others]
+        serving = [_ServingNode(node, rtt_s, self.assisted[node.me].append, self.rates) for node in others]
         machines: list[_MeetingNode | _ServingNode] = [*meeting, *serving]
         self.world = World(machines, faults, seed, check=check, on_done=self._done, on_note=on_note)
         if self.world.checker is not None:
@@ -254,6 +272,17 @@ class SimulatedCrew:
         self._until: dict[PeerId, Callable[[], bool]] = {}
         """What trainers wait for to be so."""
         self.giving = [Giving(self.world, peer) for peer in range(n)]
+
+    def rates(self, peer: PeerId) -> dict[PeerId, float]:
+        """Bytes a second to each other peer that the lines of both allow; empty: no limit."""
+        lines = {line.peer: line for line in self.world.faults.lines}
+        up = lines[peer].rate_bytes_per_s if peer in lines else self.world.faults.rate_bytes_per_s
+        rates = {
+            other: min(up, lines[other].down_bytes_per_s if other in lines else math.inf)
+            for other in range(self.n)
+            if other != peer
+        }
+        return {other: rate for other, rate in rates.items() if rate <= RATE_MAX}
 
     def transport(self, peer: PeerId) -> SimulatedTransport:
         """One peer's transport."""
@@ -497,6 +526,15 @@ class SimulatedTransport(Posting):
     def live(self) -> frozenset[PeerId]:
         """The peers that are believed to take part now."""
         return self._node.live
+
+    @property
+    def auxiliary(self) -> frozenset[PeerId]:
+        """The peers that average and compute nothing."""
+        return self._node.auxiliary
+
+    def rates(self) -> dict[PeerId, float]:
+        """Bytes a second to each peer, as rate control would find them: no slower than either end's line."""
+        return self.crew.rates(self.me)
 
     # -- Time
 

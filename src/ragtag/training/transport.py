@@ -51,6 +51,15 @@ class Peers(Protocol):
         """The peers believed to take part now; always with this one."""
         ...
 
+    @property
+    def auxiliary(self) -> frozenset[int]:
+        """The peers that average and compute nothing."""
+        ...
+
+    def rates(self) -> dict[int, float]:
+        """Bytes a second that the way to each peer delivers, as measured; those not measured are left out."""
+        ...
+
     def post(self, topic: int, blob: bytes) -> int:
         """Put this peer's newest value of a topic on the notice board; at most 1,076 bytes.
 

@@ -19,6 +19,7 @@ import msgspec
 
 from ragtag import __version__
 from ragtag.app.crew.membership import Entrance, admitted, asked
+from ragtag.app.crew.transport import rates_of
 from ragtag.app.crew.way import Way, resolved_token, until_seated
 from ragtag.app.environment import Place, place_from_environment
 from ragtag.app.launch.signals import Signals
@@ -26,7 +27,8 @@ from ragtag.app.words import bytes_text, clock, counted, these_peers
 from ragtag.codecs.dense import DENSE, fp32
 from ragtag.core.types import Assisted, PeerId, Posted, Role
 from ragtag.network.driver.driver import Driver
-from ragtag.protocols.crew.board import PAGES
+from ragtag.protocols.channel.shares import Line, write_line
+from ragtag.protocols.crew.board import PAGES, RATES
 from ragtag.protocols.crew.joining import Joining
 from ragtag.protocols.crew.serving import ChannelForm, Serving
 
@@ -91,6 +93,7 @@ class _Serving:
         self.short = 0
         self.peers: set[PeerId] = set()
         self.told: list[str] = []
+        self.line: Line | None = None
 
     def watch(self, now_s: float, what: Posted | Assisted) -> None:
         """A post came, or the blocks of a round are averaged. In the driver's thread."""
@@ -103,6 +106,11 @@ class _Serving:
             self.short += bool(outcome.missed)
             self.peers.update(set(outcome.waited_for) - set(outcome.missed))
             driver.tell_measurements(now_s)
+            planned = any(form.planned for form in self.open.values())
+            line = Line(rates_of(driver), auxiliary=True)
+            if planned and line.differs(self.line):
+                self.line = line
+                driver.post(RATES, write_line(line))
         elif what.topic in PAGES:
             self.look(now_s)
 

@@ -20,6 +20,8 @@ from ragtag.core.errors import Error
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
     PEERS_MAX,
+    RATE_MAX,
+    RATE_MIN,
     Arm,
     Average,
     Bytes,
@@ -144,6 +146,15 @@ def known_to(driver: Driver, met: Met, channel: int | None = None) -> Heard:
     return Heard(met, node.n, node.gone, driver.rto_s(), heard_of, driver.other_versions)
 
 
+def rates_of(driver: Driver) -> dict[PeerId, float]:
+    """Bytes a second that the way to each peer delivers, by rate control; those not known are left out."""
+    return {
+        way.peer: way.rate_bytes_per_s
+        for way in driver.directions()
+        if RATE_MIN <= way.rate_bytes_per_s <= RATE_MAX and way.peer < PEERS_MAX
+    }
+
+
 class SoloTransport(Posting):
     """A crew of one: every average is one's own."""
 
@@ -159,6 +170,15 @@ class SoloTransport(Posting):
     def live(self) -> frozenset[PeerId]:
         """This peer."""
         return self._node.live
+
+    @property
+    def auxiliary(self) -> frozenset[PeerId]:
+        """Nobody."""
+        return frozenset()
+
+    def rates(self) -> dict[PeerId, float]:
+        """Nothing: there is no line."""
+        return {}
 
     def configure(
         self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
@@ -285,6 +305,15 @@ class DriverTransport:
     def n(self) -> int:
         """How many places the crew has, taken or not; it may grow."""
         return self._driver.node.n
+
+    @property
+    def auxiliary(self) -> frozenset[PeerId]:
+        """The peers that average and compute nothing."""
+        return self._driver.node.auxiliary
+
+    def rates(self) -> dict[PeerId, float]:
+        """Bytes a second that the way to each peer delivers, by rate control."""
+        return rates_of(self._driver)
 
     @property
     def live(self) -> frozenset[PeerId]:

@@ -43,6 +43,7 @@ from ragtag.protocols.channel.budgets import Budgets
 from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here, question
 from ragtag.protocols.rounds.base import (
     BLOCK_BITS,
+    BY_SHARES,
     GATHER,
     NO_VALUES,
     Lesson,
@@ -104,6 +105,8 @@ class Rounds:
         """Peers that the trainer has set aside: the newest round does not wait for them."""
         self._newcomer = False
         self._serves = opening.crew.role is Role.AUXILIARY
+        self._planned: tuple[int, ...] = ()
+        """The shares of the newest round that was begun."""
         self._rare: dict[PeerId, int] = {}
         """At an auxiliary: in how many more rounds than not a peer was missing lately, up to ``RARE_MAX``."""
         self._taking = 0
@@ -164,8 +167,11 @@ class Rounds:
         if machine is None and self._crew.n > PEERS_MAX:
             return []  # a probe from before the crew grew so large
         growth = self._crew.growth if machine is None else machine.spec.growth
+        if self._channel.averager.planned and growth == BY_SHARES:
+            return self._deliver_alike(now_s, first.round, event)
         for run in event.runs:
-            if run.key.block >> BLOCK_BITS != growth:
+            cut = run.key.block >> BLOCK_BITS
+            if cut != growth and not (self._channel.averager.planned and cut >= BY_SHARES):
                 return self._deliver_apart(now_s, first.round, event)
         return self._deliver_alike(now_s, first.round, event)
 
@@ -200,7 +206,7 @@ class Rounds:
     def _recut(self, growth: int) -> None:
         """Rounds to come whose vector was cut for more peers than there are now begin anew."""
         for number in self._to_come():
-            if self.rounds[number].spec.growth > growth:
+            if growth < self.rounds[number].spec.growth < BY_SHARES:
                 del self.rounds[number]
 
     def _end(self, outcome: Outcome, lesson: Lesson) -> None:
@@ -229,6 +235,7 @@ class Rounds:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
         new, skipped = self.done < 0, number - self.done - 1
         self._aside = ask.aside
+        recut = self._replan(number)
         machine = self._machine(number)
         rtts_s = self._crew.rtt_s.values()
         if self._serves and new:
@@ -256,6 +263,8 @@ class Rounds:
         grace_s = min(scatter_s + self._crew.step_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
+        if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
+            answer_s = max(answer_s, self.budgets.scatter.budget_s())
         begin = Begin(
             values,
             weight,
@@ -269,11 +278,33 @@ class Rounds:
             answer_s=answer_s,
             cycle_s=self.budgets.cycle_s,
         )
+        for peer in sorted(recut):
+            effects += machine.apart(now_s, peer)
         effects += machine.step(now_s, begin)
         until_s = now_s + scatter_s + gather_s
         for peer in sorted(self._unheard()):
             effects.append(Send(question(peer, machine.spec.key(GATHER, 0)), until_s))
         return self._settle(effects)
+
+    def _shares(self, number: int) -> tuple[int, ...]:
+        """A round's shares, by peer; empty: all own as much."""
+        if not self._channel.averager.planned:
+            return ()
+        return self._crew.plans.shares(self._number, number)
+
+    def _replan(self, number: int) -> frozenset[PeerId]:
+        """A round begins. Where a plan came since something of the round did, that is lost: which peers sent
+        it. Deadlines that were learned with other shares grow by a step.
+        """
+        shares = self._shares(number)
+        if shares != self._planned:
+            self._planned = shares
+            self.budgets.recut()
+        early = self.rounds.get(number)
+        if early is None or early.spec.shares == shares:
+            return NOBODY
+        del self.rounds[number]
+        return frozenset(peer for peer, came in early.lesson().owed.items() if came)
 
     def _unheard(self) -> frozenset[PeerId]:
         """Auxiliaries that were silent for long. They send nothing where nothing comes, and nothing is sent
@@ -372,6 +403,8 @@ class Rounds:
                 hadamard=self._channel.averager.hadamard,
                 edges=self._channel.edges,
                 auxiliary=auxiliary,
+                planned=self._channel.averager.planned,
+                shares=self._shares(number),
             )
             machine = self.rounds[number] = self._make(setting)
         return machine

@@ -14,7 +14,8 @@ from typing import Literal, Protocol
 from ragtag.codecs.base import Codec
 from ragtag.core.types import PEERS_MAX, Effect, Event, Floats, PeerId
 from ragtag.protocols.channel.presence import Crew
-from ragtag.protocols.rounds.base import Patience, Round
+from ragtag.protocols.rounds.base import BY_SHARES, Patience, Round, Spec
+from ragtag.protocols.rounds.layout import layout_of, shared_owners
 from ragtag.protocols.rounds.robust import RobustMean
 
 Kind = Literal["at once", "in groups", "central", "published"]
@@ -139,6 +140,8 @@ class Setting:
     patience, guard, quorum: see ``base.Spec``.
     hadamard: how many chunks are mixed (``rounds.hadamard``); 0: none.
     edges: chunks at which tensors begin.
+    planned: the averager goes by shares where there are any (``channel.shares``).
+    shares: by peer, in whole numbers; empty: all own as much.
     """
 
     me: PeerId
@@ -160,11 +163,20 @@ class Setting:
     hadamard: int = 0
     edges: tuple[int, ...] = ()
     auxiliary: frozenset[PeerId] = frozenset()
+    planned: bool = False
+    shares: tuple[int, ...] = ()
 
     @property
     def n_giving(self) -> int:
         """How many living peers give to the round, as far as this one knows."""
         return len(self.live - self.auxiliary)
+
+    def shared(self, spec: Spec, order: tuple[PeerId, ...]) -> Spec:
+        """A round whose blocks are as large as their owners' shares. order: the peers, as blocks follow."""
+        sizes = tuple(self.shares[peer] for peer in order)
+        owners = shared_owners(order, self.shares, self.live, self.present, self.auxiliary)
+        layout = layout_of(self.n_chunks, len(order), sizes)
+        return replace(spec, layout=layout, owners=owners, growth=BY_SHARES, shares=self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +195,7 @@ class Averager:
     guard: how they reduce these; ``None``: by their weighted mean.
     quorum: how many peers' values make an average, at least; 0: any.
     hadamard: how many chunks are mixed before they are sent (``rounds.hadamard``); 0: none.
+    planned: peers own blocks by the shares that the crew has agreed on (``channel.shares``), where it has.
     """
 
     name: str
@@ -196,9 +209,19 @@ class Averager:
     guard: RobustMean | None = None
     quorum: int = 0
     hadamard: int = 0
+    planned: bool = False
 
     def __repr__(self) -> str:
         return self.written or f"Averager({self.name!r})"
+
+
+def is_planned(shares: str) -> bool:
+    """Whether shares are measured, and not equal. Raises ValueError: they are neither."""
+    if shares not in ("equal", "measured"):
+        raise ValueError(
+            f'shares={shares!r}: "equal", or "measured": each peer owns as much as its line is good for'
+        )
+    return shares == "measured"
 
 
 def guarded(averager: Averager, guard: RobustMean) -> Averager:

@@ -113,6 +113,11 @@ class Budgets:
                 most_s = min(most_s, self._most_s(stage), max(self._apart_s(), LEAP * stage.typical_s()))
                 stage.completed(min(took_s, most_s))
 
+    def recut(self) -> None:
+        """Blocks are of other sizes from now on: what was learned may be a little too short once."""
+        self.scatter.missed()
+        self.gather.missed()
+
     def _most_s(self, stage: Deadline) -> float:
         """What a round teaches at most, so that deadlines do not grow by peers that wait for each other.
 

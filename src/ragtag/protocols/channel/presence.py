@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ragtag.core.types import Effect, Noted, PeerId, Role
+from ragtag.protocols.channel.shares import Plans
 
 GONE_AFTER = 2
 """After so many silent rounds a peer owns no blocks."""
@@ -196,6 +197,7 @@ class Crew:
     role: this peer's own.
     rtt_s: measured round trips, by peer.
     computed_s: how long this peer usually computes between two rounds, by the number of their channel.
+    plans: who owns which share of a channel, where that was planned.
     """
 
     def __init__(
@@ -209,6 +211,7 @@ class Crew:
         self.presence = Presence(me, n)
         self.rtt_s: dict[PeerId, float] = {}
         self.computed_s: dict[int, float] = {}
+        self.plans = Plans()
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
         self._departed: set[PeerId] = set()  # such places whose peer is gone
 

@@ -13,7 +13,8 @@ have higher numbers (Lamport, "Time, clocks, and the ordering of events in a dis
 
 In a crew of more than 64 seats each district (``district``) has a board of its own.
 
-Auxiliaries only listen, on topics that are for them alone (``PAGES``).
+Auxiliaries listen, on topics that are for them alone (``PAGES``) and on ``SHARES``. They post on ``RATES``
+alone.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ BOARD = 253
 """The channel of posts."""
 PAGES = tuple(topic_of(f"channels/{page}") for page in range(8))
 """The topics for auxiliaries alone: which channels there are (``serving``)."""
+SHARES, RATES = topic_of("shares"), topic_of("rates")
+"""Who owns which share (``channel.shares``), which is told to auxiliaries, too; and the rates that each peer
+has measured of its own line, which they tell, too."""
 TOPICS_MAX = 128
 """How many topics a board keeps. Others' posts on further topics are not taken."""
 _TOPICS = 1 << 32
@@ -118,7 +122,8 @@ class _Path:
     """The path to one peer.
 
     gone: the peer has left.
-    listens: it is an auxiliary. It alone is told ``PAGES``, and nothing else, and it posts nothing.
+    listens: it is an auxiliary. It alone is told ``PAGES``; of the rest it is told ``SHARES``, and posts
+        ``RATES``.
     srtt_s, var_s: the smoothed round trip and its variation; 0: not measured.
     told_s: a timeout that the driver has measured.
     lost: the share of sends without an answer, smoothed.
@@ -133,6 +138,10 @@ class _Path:
     lost: float = 0.1
     armed_s: float = float("inf")
     slots: dict[int, _Slot] = field(default_factory=dict)
+
+    def is_told(self, topic: int) -> bool:
+        """Whether posts on a topic go to the peer."""
+        return topic in PAGES or topic == SHARES if self.listens else topic not in PAGES
 
     @property
     def silent(self) -> bool:
@@ -281,7 +290,7 @@ class Board:
         due_s = float("inf")
         for topic, posts in self._posts.items():
             newest = posts.get(self._me)
-            if newest is None or path.listens != (topic in PAGES):
+            if newest is None or not path.is_told(topic):
                 continue
             slot = path.slots.setdefault(topic, _Slot())
             if slot.acked >= newest.number:
@@ -318,7 +327,7 @@ class Board:
         if path is None or path.gone or blob is None or number < 1:
             return []
         check, other, topic, told = blob
-        if path.listens and (run.key.stage != TAKEN or other):
+        if path.listens and topic != RATES and (run.key.stage != TAKEN or other):
             return []
         if topic not in self._posts and len(self._posts) >= TOPICS_MAX:
             return []

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -43,11 +43,12 @@ FORMS_MAX = 8
 _U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _WORD_MAX = 24
 _Word = Annotated[str, Meta(max_length=_WORD_MAX)]
-_AVERAGERS: Mapping[str, Callable[[int], Averager]] = {
-    "rps": lambda quorum: RPS(quorum=quorum),
-    "rps+repair": lambda quorum: RPS(repair=True, quorum=quorum),
-    "allreduce": lambda quorum: AllReduce(),
-    "gather": lambda quorum: gather,
+_Shares = Literal["equal", "measured"]
+_AVERAGERS: Mapping[str, Callable[[int, _Shares], Averager]] = {
+    "rps": lambda quorum, shares: RPS(quorum=quorum, shares=shares),
+    "rps+repair": lambda quorum, shares: RPS(repair=True, quorum=quorum, shares=shares),
+    "allreduce": lambda quorum, shares: AllReduce(shares=shares),
+    "gather": lambda quorum, shares: gather,
 }
 _GUARDS: Mapping[str, Callable[[float, float], RobustMean]] = {
     "trimmed mean": TrimmedMean,
@@ -60,7 +61,7 @@ class ChannelForm(msgspec.Struct, array_like=True, frozen=True):
 
     channel: its number.
     hash32: what its datagrams carry of its schema.
-    by: its averager's name; quorum, guard, liars, heaviest: the averager's.
+    by: its averager's name; quorum, guard, liars, heaviest, planned: the averager's.
     assisted: whether auxiliaries own blocks of it; else they have no part in it.
     codec: its dense codec's name; empty: rows are gathered, which no owner decodes, or it is not assisted.
     chunks, fragments: as ``averager.Channel`` has them.
@@ -77,12 +78,13 @@ class ChannelForm(msgspec.Struct, array_like=True, frozen=True):
     guard: _Word = ""
     liars: float = 0.0
     heaviest: float = 0.0
+    planned: bool = False
 
     def averager(self) -> Averager:
         """The averager. Raises ValueError: there is none of this form here."""
         if self.by not in _AVERAGERS or (self.guard and self.guard not in _GUARDS):
             raise ValueError(f"an auxiliary knows no averager {self.by!r} with guard {self.guard!r}")
-        averager = _AVERAGERS[self.by](self.quorum)
+        averager = _AVERAGERS[self.by](self.quorum, "measured" if self.planned else "equal")
         return guarded(averager, _GUARDS[self.guard](self.liars, self.heaviest)) if self.guard else averager
 
     def opened(self, codec: Codec, rtt_s: float) -> Channel:
@@ -114,8 +116,12 @@ def form_of(
     """
     by, guard = averager.name.partition(",")[0][:_WORD_MAX], averager.guard
     codec = "" if averager.gathers else codec
-    robust = () if guard is None else (guard.name.partition(" (")[0][:_WORD_MAX], guard.liars, guard.heaviest)
-    form = ChannelForm(channel, hash32, by, True, codec, chunks, fragments, averager.quorum, *robust)
+    robust = ("", 0.0, 0.0)
+    if guard is not None:
+        robust = guard.name.partition(" (")[0][:_WORD_MAX], guard.liars, guard.heaviest
+    form = ChannelForm(
+        channel, hash32, by, True, codec, chunks, fragments, averager.quorum, *robust, averager.planned
+    )
     try:
         known = bool(codec or averager.gathers) and form.averager() == averager
     except ValueError:

@@ -8,6 +8,9 @@ all-reduce does. Their deadline only bounds how long a dead member holds them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import numpy as np
 
 from ragtag.codecs.base import finite_rows
@@ -28,7 +31,7 @@ from ragtag.core.types import (
     Send,
 )
 from ragtag.protocols.channel.at_once import at_once
-from ragtag.protocols.channel.averager import Averager, Setting
+from ragtag.protocols.channel.averager import Averager, Setting, is_planned
 from ragtag.protocols.rounds.base import (
     GATHER,
     NACK,
@@ -69,12 +72,16 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         guard=setting.guard,
         live=setting.n_giving,
         auxiliary=setting.auxiliary & members,
+        planned=setting.planned,
     )
 
 
 def _direct(setting: Setting) -> Round:
+    spec = _spec(setting, setting.n, (), frozenset(range(setting.n)))
+    if setting.shares:
+        return scatter_gather(setting.shared(spec, tuple(range(len(setting.shares)))))
     owners = fixed_owners(setting.n, setting.live, setting.present, setting.auxiliary)
-    return scatter_gather(_spec(setting, setting.n, owners, frozenset(range(setting.n))))
+    return scatter_gather(replace(spec, owners=owners))
 
 
 def _ring(setting: Setting) -> Round:
@@ -145,6 +152,10 @@ class Ring:
     def goes_elsewhere(self, question: Run) -> bool:
         """No block does: peers agree on the ring, or it does not turn."""
         return False
+
+    def apart(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """No peer is: a ring has no shares."""
+        return []
 
     def lesson(self) -> Lesson:
         """All that comes is from the peer before this one."""
@@ -314,9 +325,20 @@ ring = _ring_averager = at_once("ring", _ring, patience=_PATIENCE, written="AllR
 """Ring reduce-scatter, then ring all-gather."""
 
 
-def AllReduce(ring: bool = False) -> Averager:
+def AllReduce(ring: bool = False, shares: Literal["equal", "measured"] = "equal") -> Averager:
     """Average over everybody, with retransmission: the loss-free baseline, which waits for the slowest.
 
     ring: pass partial sums around a ring rather than straight to each block's owner.
+    shares: "measured": each peer owns as much as its measured line is good for (``channel.shares``).
+    Raises ValueError: there are no such ``shares``, or a ring is to have unlike ones.
     """
-    return _ring_averager if ring else direct
+    if not is_planned(shares):
+        return _ring_averager if ring else direct
+    if ring:
+        raise ValueError('AllReduce(ring=True) has no owners; leave out shares="measured", or the ring')
+    return replace(
+        direct,
+        name=f"{direct.name}, measured shares",
+        planned=True,
+        written='AllReduce(shares="measured")',
+    )

@@ -32,6 +32,8 @@ SCATTER, GATHER, NACK = 0, 1, 0x80
 """Stages of a message key. A request for repair has its stage's number plus NACK."""
 BLOCK_BITS = 6
 """A block's number has so many bits of a key; above them stands the layout's ``growth`` (``Spec``)."""
+BY_SHARES = 64
+"""The growth of a cut by shares. No crew grows so far; names of blocks go on from there, up to 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,10 @@ class Spec:
     repair_s: how long to wait before lost chunks are asked for again; ``None``: they are not.
     scratch: memory for the mean (``scratch_of``).
     growth: how many more blocks the vector is cut into than when the crew was founded. It travels in every
-        key, so that no peer takes a block of one cut for a block of another.
+        key, so that no peer takes a block of one cut for a block of another. ``BY_SHARES``: it is cut by
+        shares.
+    planned: the cut may follow shares (``channel.shares``), so peers may differ in it for a round.
+    shares: which it follows, by peer; empty: blocks are of one size.
     patience: learns from peers that answer a question too late.
     guard: how owners reduce shares of which some may be lies; ``None``: by their weighted mean.
     live: how many peers this one knows to live, which a guard must know.
@@ -68,6 +73,8 @@ class Spec:
     quorum: int = 0
     spread: Hadamard | None = None
     auxiliary: frozenset[PeerId] = frozenset()
+    planned: bool = False
+    shares: tuple[int, ...] = ()
 
     @property
     def gives(self) -> bool:
@@ -76,11 +83,12 @@ class Spec:
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""
-        return MessageKey(self.channel, self.round, stage, self.growth << BLOCK_BITS | block)
+        name = (self.growth << BLOCK_BITS) + self.layout.names[block]
+        return MessageKey(self.channel, self.round, stage, name)
 
     def block(self, key: MessageKey) -> int:
         """The block that a key names. Below 0 or too high: the key is of another layout."""
-        return key.block - (self.growth << BLOCK_BITS)
+        return self.layout.number(key.block - (self.growth << BLOCK_BITS))
 
     def timer(self, name: str) -> Timer:
         """A timer of this round."""
@@ -174,6 +182,10 @@ class Round(Protocol):
 
     def goes_elsewhere(self, question: Run) -> bool:
         """Whether what a peer asks for goes to another, since this peer assigns the blocks otherwise."""
+        ...
+
+    def apart(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """A peer cuts the vector by other shares: nothing of it can be taken in this round."""
         ...
 
     def lesson(self) -> Lesson:

@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from ragtag.core import seed as random
 from ragtag.core.types import PeerId
 
 NOBODY: frozenset[PeerId] = frozenset()
+UNITS_MAX = 61_440
+"""A vector is cut by shares at so many places at most: as many names of blocks are free (``rounds.base``)."""
 
 
 class Layout:
-    """``n_chunks`` chunks in ``n_blocks`` consecutive blocks whose sizes differ by at most one chunk.
+    """``n_chunks`` chunks in ``n_blocks`` consecutive blocks.
 
-    The cut depends only on the size of the crew, never on which peers live. So peers that disagree about a
-    death still mean the same values by a block's number.
+    Without shares their sizes differ by at most one chunk. The cut depends only on the size of the crew,
+    never on which peers live. So peers that disagree about a death still mean the same values by a block's
+    number.
 
+    With shares they differ as these do, and a block is named by where it begins. Its messages say how many
+    chunks it has. So peers that cut by other shares take no block for another one: a name and a size mean
+    the same values to all of them.
+
+    shares: of each block, in whole numbers that are above 0 together; empty: all are alike.
     starts: the first chunk of each block.
-    sizes: how many chunks each block has.
+    sizes: how many chunks each block has; of a share of 0 none.
     spans: the chunks of each block, as a slice.
+    names: what a block is called in keys.
     """
 
-    __slots__ = ("n_blocks", "n_chunks", "sizes", "spans", "starts")
+    __slots__ = ("_numbers", "n_blocks", "n_chunks", "names", "sizes", "spans", "starts")
 
-    def __init__(self, n_chunks: int, n_blocks: int) -> None:
-        size, rest = divmod(n_chunks, n_blocks)
+    def __init__(self, n_chunks: int, n_blocks: int, shares: tuple[int, ...] = ()) -> None:
         self.n_chunks, self.n_blocks = n_chunks, n_blocks
-        self.starts = tuple(block * size + min(block, rest) for block in range(n_blocks))
-        self.sizes = tuple(size + (block < rest) for block in range(n_blocks))
+        self.names: tuple[int, ...] = tuple(range(n_blocks))
+        self._numbers: dict[int, int] | None = None
+        if shares:
+            units, total = min(n_chunks, UNITS_MAX), sum(shares)
+            edges = [part * units // total for part in accumulate(shares, initial=0)]
+            cuts = [unit * n_chunks // units for unit in edges]
+            self.names, self.starts = tuple(edges[:-1]), tuple(cuts[:-1])
+            self.sizes = tuple(b - a for a, b in pairwise(cuts))
+            self._numbers = {name: j for j, name in enumerate(self.names) if self.sizes[j]}
+        else:
+            size, rest = divmod(n_chunks, n_blocks)
+            self.starts = tuple(block * size + min(block, rest) for block in range(n_blocks))
+            self.sizes = tuple(size + (block < rest) for block in range(n_blocks))
         self.spans = tuple(slice(a, a + k) for a, k in zip(self.starts, self.sizes, strict=True))
+
+    def number(self, name: int) -> int:
+        """The block of a name. Below 0 or too high: there is none of this name."""
+        return name if self._numbers is None else self._numbers.get(name, -1)
 
 
 @lru_cache(maxsize=256)
-def layout_of(n_chunks: int, n_blocks: int) -> Layout:
+def layout_of(n_chunks: int, n_blocks: int, shares: tuple[int, ...] = ()) -> Layout:
     """The layout of a vector, made once."""
-    return Layout(n_chunks, n_blocks)
+    return Layout(n_chunks, n_blocks, shares)
 
 
 @lru_cache(maxsize=256)
@@ -61,8 +85,7 @@ def rotating_owners(
     auxiliary: those that only own blocks. What is owned by a peer that is present and not live goes to none
         of them.
     """
-    order = random.permutation(random.stream_key(seed, "owners", round_), n)
-    return _alive(order, live, present, auxiliary)
+    return _alive(order_of(seed, round_, n), live, present, auxiliary)
 
 
 def fixed_owners(
@@ -73,6 +96,32 @@ def fixed_owners(
 ) -> tuple[PeerId, ...]:
     """Block ``j`` is peer ``j``'s, as in a direct all-reduce; else as in ``rotating_owners``."""
     return _alive(tuple(range(n)), live, present, auxiliary)
+
+
+def order_of(seed: int, round_: int, n: int) -> tuple[PeerId, ...]:
+    """The permutation of ``rotating_owners``."""
+    return random.permutation(random.stream_key(seed, "owners", round_), n)
+
+
+@lru_cache(maxsize=256)
+def shared_owners(
+    order: tuple[PeerId, ...],
+    shares: tuple[int, ...],
+    live: frozenset[PeerId],
+    present: frozenset[PeerId],
+    auxiliary: frozenset[PeerId] = NOBODY,
+) -> tuple[PeerId, ...]:
+    """Each block's owner where shares are unlike: ``order``, as in ``rotating_owners``.
+
+    A block goes to no peer whose share is 0 (it may be one to which nobody can connect) while another is
+    there. shares: by peer, as many as ``order`` has places.
+    """
+    able = frozenset(peer for peer, share in enumerate(shares) if share)
+    places = frozenset(order)
+    # a peer beyond the shares' places came after they were solved
+    order += tuple(sorted((live | present) - places))
+    owners = _alive(order, live & able or live, present & able or present, auxiliary)
+    return owners[: len(shares)]
 
 
 def _alive(

@@ -25,6 +25,9 @@ A quorum (``Spec.quorum``) ends SCATTER before its deadline. With k peers there,
 one more in the average makes up for the wait of all k if it comes within 1/k of the time since the round
 before began: (k + 1) / (T + w) > k / T. So long is the grace, counted anew from each share that comes.
 
+A peer that cuts the vector by other shares (``Waiting.apart``) owes nothing that could be taken. That is
+``NEVER``, for the whole round.
+
 The reason for each rule is in docs/protocols.md. ``benchmarks/waiting_rules.py`` leaves each out in turn.
 """
 
@@ -86,6 +89,7 @@ class Waiting:
     vain: those that it went on without, and for which more time would not have helped (see ``Why``).
     never: the owed shares that will not come, as their peers say. It is as if a peer had not said so once
         something comes from it after all.
+    apart: those that cut the vector by other shares: they owe nothing that could be taken.
     expired: a stage ended without a share.
     last: the peer whose share ended the first stage, or the lowest of those without which it ended.
     came_at_s: when, in each stage, the last share came that was waited for.
@@ -104,6 +108,7 @@ class Waiting:
         self.answered: set[PeerId] = set()
         self.vain: set[PeerId] = set()
         self.never: set[Share] = set()
+        self.apart: set[PeerId] = set()
         self.expired = False
         self.last = -1
         self.came_at_s = [-math.inf, -math.inf]
@@ -144,6 +149,10 @@ class Waiting:
     def owe(self, share: Share) -> None:
         """Wait for a share from now on, unless it goes to another owner, or its peer is past the round."""
         peer, stage, block = share
+        if peer in self.apart:
+            self._missed.add(peer)
+            self.vain.add(peer)
+            return
         if stage == SCATTER:
             if (peer, block) in self._elsewhere:
                 return
@@ -176,6 +185,13 @@ class Waiting:
         """``PASSED``: nothing of this round comes from a peer any more, and what has not come was lost."""
         self._awaited.discard(peer)
         self._release(self._owed_by(peer), Why.PASSED)
+
+    def cuts_apart(self, peer: PeerId) -> None:
+        """``NEVER``: a peer cuts the vector by other shares."""
+        self.apart.add(peer)
+        owed = self._owed_by(peer)
+        if owed:
+            self._miss(owed, Why.NEVER)
 
     def overdue(self) -> None:
         """``LATE``: the stage's deadline has passed."""

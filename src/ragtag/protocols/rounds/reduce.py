@@ -254,7 +254,7 @@ class Values:
             few = np.bitwise_count(self._heard[span]) < self.spec.quorum
             weight[few] = 0.0
             some &= ~few
-        if not some.all():
+        if not some.all() and self.spec.gives:  # an auxiliary has no values of its own
             mean[~some] = self._own[span][~some]
         self._averaged[span] = some
         payload = self.spec.codec.encode(mean)

@@ -9,40 +9,43 @@ lost. Here the unit of loss is the datagram, not the block, and owners rotate (s
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from ragtag.core import seed as random
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.channel.at_once import at_once
-from ragtag.protocols.channel.averager import Averager, Setting
+from ragtag.protocols.channel.averager import Averager, Setting, is_planned
 from ragtag.protocols.rounds.base import Round, Spec
 from ragtag.protocols.rounds.hadamard import SIZE_MAX, Hadamard
-from ragtag.protocols.rounds.layout import layout_of, rotating_owners
+from ragtag.protocols.rounds.layout import layout_of, order_of, rotating_owners
 from ragtag.protocols.rounds.reduce import scatter_gather
 
 
 def _make(setting: Setting, repair: bool) -> Round:
-    return scatter_gather(
-        Spec(
-            me=setting.me,
-            channel=setting.channel,
-            round=setting.round,
-            layout=layout_of(setting.n_chunks, setting.n),
-            owners=rotating_owners(
-                setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
-            ),
-            members=frozenset(range(setting.n)),
-            codec=setting.codec,
-            repair_s=setting.repair_s if repair else None,
-            growth=setting.growth,
-            scratch=setting.scratch,
-            patience=setting.patience,
-            guard=setting.guard,
-            live=setting.n_giving,
-            quorum=setting.quorum,
-            spread=_spread(setting),
-            auxiliary=setting.auxiliary,
-        )
+    spec = Spec(
+        me=setting.me,
+        channel=setting.channel,
+        round=setting.round,
+        layout=layout_of(setting.n_chunks, setting.n),
+        owners=rotating_owners(
+            setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
+        ),
+        members=frozenset(range(setting.n)),
+        codec=setting.codec,
+        repair_s=setting.repair_s if repair else None,
+        growth=setting.growth,
+        scratch=setting.scratch,
+        patience=setting.patience,
+        guard=setting.guard,
+        live=setting.n_giving,
+        quorum=setting.quorum,
+        spread=_spread(setting),
+        auxiliary=setting.auxiliary,
+        planned=setting.planned,
     )
+    if setting.shares:
+        spec = setting.shared(spec, order_of(setting.seed, setting.round, len(setting.shares)))
+    return scatter_gather(spec)
 
 
 rps = at_once("rps", lambda setting: _make(setting, repair=False), guards=True, written="RPS()")
@@ -54,7 +57,9 @@ rps_repair = at_once(
 """Beyond the paper: holes are asked for again while the deadline allows."""
 
 
-def RPS(repair: bool = False, quorum: int = 0, hadamard: int = 0) -> Averager:
+def RPS(
+    repair: bool = False, quorum: int = 0, hadamard: int = 0, shares: Literal["equal", "measured"] = "equal"
+) -> Averager:
     """Average what arrives: what is lost or late is left out, and nobody waits for it (ICML 2019).
 
     repair: ask again for what is missing while the deadline allows.
@@ -66,8 +71,10 @@ def RPS(repair: bool = False, quorum: int = 0, hadamard: int = 0) -> Averager:
     hadamard: mix so many chunks, a power of two (64 serves well), by a randomised Hadamard transform, so that
         a burst of loss harms all of a model a little, and no part of it much (``rounds.hadamard``). The
         squared error stays the same; where it falls changes. 0: chunks are sent as they are.
+    shares: "measured": each peer owns as much as its measured line is good for (``channel.shares``). Of what
+        is lost an owner's own copy never is, so a peer with a larger share counts for a little more.
     Raises ValueError: a quorum of 1, or of more peers than average at once; ``hadamard`` is no power of two
-        from 2 to 1,024.
+        from 2 to 1,024; there are no such ``shares``.
     """
     averager = rps_repair if repair else rps
     asked, said = ["repair=True"] if repair else [], [averager.name]
@@ -91,10 +98,15 @@ def RPS(repair: bool = False, quorum: int = 0, hadamard: int = 0) -> Averager:
     if hadamard:
         asked.append(f"hadamard={hadamard}")
         said.append(f"Hadamard {hadamard}")
+    if is_planned(shares):
+        asked.append('shares="measured"')
+        said.append("measured shares")
     if len(said) == 1:
         return averager
-    written = f"RPS({', '.join(asked)})"
-    return replace(averager, name=", ".join(said), quorum=quorum, hadamard=hadamard, written=written)
+    written, planned = f"RPS({', '.join(asked)})", is_planned(shares)
+    return replace(
+        averager, name=", ".join(said), quorum=quorum, hadamard=hadamard, planned=planned, written=written
+    )
 
 
 def _spread(setting: Setting) -> Hadamard | None:

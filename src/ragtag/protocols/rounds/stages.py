@@ -29,6 +29,7 @@ from ragtag.core.types import (
     Floats,
     Gathered,
     Left,
+    Noted,
     Outcome,
     PeerId,
     PeerSet,
@@ -39,6 +40,9 @@ from ragtag.protocols.rounds.asking import ANSWERS, QUESTION
 from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson, Spec
 from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, QUORUM, SCATTERING, Share, Waiting
 from ragtag.protocols.rounds.repair import Repairer
+
+APART = "apart"
+"""The note on a peer that cuts the vector by other shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class Stages:
         owing = self.others() if owns else []
         if self.spec.gives:
             owing += sorted(self.content.owners() - set(owing))
-        here = waiting.came.intersection(waiting.waited_for) - waiting.gave
+        here = waiting.came.intersection(waiting.waited_for) - waiting.gave - waiting.apart
         return Lesson(
             owed={peer: peer in waiting.came for peer in owing},
             in_vain=frozenset(waiting.vain),
@@ -132,7 +136,7 @@ class Stages:
         """Whether what a peer asks for goes to another, since this peer assigns the blocks otherwise."""
         stage, block = question.key.stage ^ QUESTION, self.spec.block(question.key)
         if self.waiting.stage == BEFORE or not 0 <= block < len(self.spec.owners):
-            return False
+            return self.waiting.stage != BEFORE and self.spec.planned
         return self.spec.owners[block] != (question.peer if stage == SCATTER else self.spec.me)
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
@@ -143,6 +147,16 @@ class Stages:
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
         """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
         return self._advance(now_s) if self.waiting.asked_from_next(peer) else []
+
+    def apart(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """A peer cuts the vector by other shares: nothing of it can be taken in this round."""
+        waiting = self.waiting
+        if peer in waiting.apart:
+            return []
+        waiting.came.add(peer)
+        waiting.cuts_apart(peer)
+        effects: list[Effect] = [Noted(APART, peer, f"in round {self.spec.round}: it goes by other shares")]
+        return effects + (waiting.look_around(now_s) if waiting.owed else self._advance(now_s))
 
     # -- Events
 
@@ -204,8 +218,12 @@ class Stages:
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         spec, waiting, stage, block = self.spec, self.waiting, run.key.stage, self.spec.block(run.key)
-        if not 0 <= block < len(spec.owners) or run.peer not in spec.members or run.peer == spec.me:
+        if run.peer not in spec.members or run.peer == spec.me:
             return []
+        if not 0 <= block < len(spec.owners):
+            return self.apart(now_s, run.peer) if spec.planned and not stage & NACK else []
+        if spec.planned and not stage & NACK and run.total != spec.layout.sizes[block]:
+            return self.apart(now_s, run.peer)
         if stage & NACK:
             if self._repair is None or waiting.stage == BEFORE:
                 return []

@@ -1,7 +1,7 @@
 """Crews' lines, and how fast each rule of roles makes them: the paper's mixes, and random ones.
 
-Rates are those of ``ragtag.optim.roles``: of steady streams, computed and not run, since the blocks of a crew
-are of one size as yet.
+Rates are those of ``ragtag.optim.roles``: of steady streams, computed and not run. How long rounds take by
+shares, ``benchmarks/shares.py`` measures.
 """
 
 from __future__ import annotations

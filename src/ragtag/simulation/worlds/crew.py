@@ -305,11 +305,14 @@ class CrewWorld:
 
     # -- Rounds
 
-    def _post(self, at_s: float, dest: int, event: Event) -> None:
+    def _post(self, at_s: float, dest: int, event: Event | Callable[[], object]) -> None:
         """A run comes from a process. It is taken if membership has told of that process in its seat."""
 
         def arrive() -> None:
             member = self.members[dest]
+            if callable(event):
+                event()
+                return
             assert isinstance(event, Arrived)
             (run,) = event.runs
             source = self.members[run.peer]

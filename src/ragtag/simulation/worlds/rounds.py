@@ -248,9 +248,9 @@ class World:
                 if self.on_note is not None:
                     self.on_note(peer, now_s, effect)
 
-    def _post(self, at_s: float, peer: PeerId, event: Event) -> None:
+    def _post(self, at_s: float, peer: PeerId, event: Event | Callable[[], object]) -> None:
         order = self._loop.post(at_s, self._ports[peer], event)
-        if self._checker is not None:
+        if self._checker is not None and not callable(event):
             self._checker.posts(order, event)
 
     def _done(self, at_s: float, peer: PeerId, outcome: Outcome) -> None:

@@ -134,6 +134,7 @@ ALIGN = Feature("align=Align(...)", lambda a: isinstance(a.align, Align))
 TARGET = Feature("target_batch=...", lambda a: a.target is not None)
 QUORUM = Feature("averager=RPS(quorum=...)", lambda a: a.averager.quorum > 0)
 HADAMARD = Feature("averager=RPS(hadamard=...)", lambda a: a.averager.hadamard > 0)
+SHARES = Feature('averager=RPS(shares="measured")', lambda a: a.averager.planned)
 GUARD = Feature("guard=...", lambda a: a.guard is not None)
 OVERLAP = Feature("overlap=True", lambda a: a.overlap)
 NO_MODEL = Feature("no model=", lambda a: not a.has_model)
@@ -335,6 +336,11 @@ CLASHES = (
         GRADIENTS,
         "peers that are fewer than the quorum go on by gradients of their own, and their models part; use "
         'average="models"',
+    ),
+    Clash(
+        SHARES,
+        COMPRESS,
+        "rows of selections are few, and all peers own as many of them: leave out shares or compress",
     ),
     Clash(
         HADAMARD,

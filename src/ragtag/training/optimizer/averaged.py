@@ -23,6 +23,7 @@ from ragtag.training.optimizer.gathering import RESTORED, Gathering
 from ragtag.training.optimizer.modes import Closure, Gradients, Models
 from ragtag.training.optimizer.scheduling import Scheduling
 from ragtag.training.optimizer.weight import Weight
+from ragtag.training.planning import Planner
 from ragtag.training.state.follower import Follower
 from ragtag.training.state.whole import Stand, Whole, kept_up
 from ragtag.training.tensors.modules import Watch, buffer_parts, name_parameters, parameters_of
@@ -96,6 +97,7 @@ class AveragedModel:
         """Floating-point buffers that are not averaged (known once averaging has begun)."""
         self.left = False
         """Whether this peer has left its crew: it averages no more."""
+        self._planner = Planner(transport, self.channel, on_note) if asked.averager.planned else None
         if model is not None:
             self._configure([model])
         else:
@@ -244,6 +246,8 @@ class AveragedModel:
         if self.gathering is not None:
             self.gathering.averaged(outcome, gave=not taken)
         self.scheduling.averaged(outcome, kept)
+        if self._planner is not None:
+            self._planner.averaged(outcome)
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         return outcome

@@ -1,0 +1,150 @@
+"""Which part of the vector each peer owns, as the crew agrees on it.
+
+A *plan* names shares by peer, and the first round of a channel that goes by them. One peer posts it on the
+notice board (``training.planning`` says which, and when). For a round all peers take, of the plans that name
+it or an earlier one as their first, the one with the highest number of its post; of two, the higher peer's.
+So peers that have the same posts agree. Numbers only grow: a post has a higher one than any that its peer had
+taken (``crew.board``).
+
+A peer that has another plan for a round is noticed by its first message (``rounds.stages``): a block is named
+by where it begins, and has as many chunks as its message says. It counts as missed in that round, and nothing
+of it is mixed with other values. No agreement is needed for an average to be right, only for it to be whole.
+
+A peer that was told to go by shares and knows of no plan owns as much as all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ragtag.core.types import PEERS_MAX, RATE_MAX, RATE_MIN, PeerId
+
+SHARE_MAX = (1 << 16) - 1
+PLANS_MAX = 4
+"""So many plans fit a post, of a channel each; and so many of one channel are kept."""
+_U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
+NEWS = 1.25
+"""A rate is told anew once it is so many times what was told, or less than one such part: rate control probes
+by a quarter beyond what it knows (``network.control.bbr``)."""
+_Peer = Annotated[int, Meta(ge=0, lt=PEERS_MAX)]
+_Rate = Annotated[float, Meta(ge=RATE_MIN, le=RATE_MAX)]
+_Share = Annotated[int, Meta(ge=0, le=SHARE_MAX)]
+
+
+class Plan(msgspec.Struct, array_like=True, frozen=True):
+    """Who owns which share of a channel.
+
+    first_round: of the channel, that goes by these shares.
+    shares: by peer, in whole numbers; empty: all own as much from then on.
+    """
+
+    channel: _U32
+    first_round: _U32
+    shares: Annotated[tuple[_Share, ...], Meta(max_length=PEERS_MAX)]
+
+    def __post_init__(self) -> None:
+        if self.shares and not any(self.shares):
+            raise ValueError("shares that are all 0: nobody would own anything")
+
+
+class Line(msgspec.Struct, array_like=True, frozen=True):
+    """What a peer tells of its line.
+
+    rates: bytes a second that its way to each other peer delivers, as it has measured.
+    solves: whether it can solve a plan.
+    auxiliary: it computes nothing.
+    """
+
+    rates: Annotated[dict[_Peer, _Rate], Meta(max_length=PEERS_MAX)]
+    solves: bool = False
+    auxiliary: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(RATE_MIN <= rate <= RATE_MAX for rate in self.rates.values()):  # so is NaN
+            raise ValueError(f"rates are {RATE_MIN:g} to {RATE_MAX:g} bytes a second")
+
+    def differs(self, told: Line | None) -> bool:
+        """Whether it is to be told anew: another peer, or a rate that is other by more than ``NEWS``."""
+        if told is None or (told.rates.keys(), told.solves) != (self.rates.keys(), self.solves):
+            return True
+        return any(not 1 / NEWS < self.rates[peer] / rate < NEWS for peer, rate in told.rates.items())
+
+
+_decoder = msgspec.msgpack.Decoder(list[Plan])
+_lines = msgspec.msgpack.Decoder(Line)
+
+
+def write_plans(plans: Iterable[Plan]) -> bytes:
+    """Plans as they are posted. Raises ValueError: there are more than a post has room for."""
+    plans = list(plans)
+    if len(plans) > PLANS_MAX:
+        raise ValueError(f"plans of {len(plans)} channels; {PLANS_MAX} fit a post")
+    return msgspec.msgpack.encode(plans)
+
+
+def read_plans(blob: bytes) -> list[Plan]:
+    """The plans in a post. Raises ValueError: it has none, or they cannot be."""
+    try:
+        return _decoder.decode(blob)[:PLANS_MAX]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"no plans of shares: {error}") from None
+
+
+def write_line(line: Line) -> bytes:
+    """A line as it is posted."""
+    return msgspec.msgpack.encode(line)
+
+
+def read_line(blob: bytes) -> Line:
+    """The line in a post. Raises ValueError: it has none, or an absurd one."""
+    try:
+        return _lines.decode(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"no rates of a line: {error}") from None
+
+
+def whole_shares(shares: Iterable[float]) -> tuple[int, ...]:
+    """Shares in whole numbers, the largest of which is ``SHARE_MAX``. One above 0 stays above 0.
+
+    Raises ValueError: one is below 0 or not finite, or all are 0.
+    """
+    parts = list(shares)
+    most = max(parts, default=0.0)
+    if not (0 < most < float("inf") and all(0 <= part <= most for part in parts)):
+        raise ValueError(f"shares are finite, 0 or more and not all 0; these are {parts}")
+    return tuple(max(round(part / most * SHARE_MAX), int(part > 0)) for part in parts)
+
+
+class Plans:
+    """The plans that a peer knows of: of each channel the newest."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[tuple[int, PeerId, Plan]]] = {}
+
+    def take(self, number: int, peer: PeerId, blob: bytes) -> None:
+        """A post came. Raises ValueError: it holds no plans."""
+        for plan in read_plans(blob):
+            entry = number, peer, plan
+            known = self._known.setdefault(plan.channel, [])
+            if len(self._known) > PLANS_MAX and not known:
+                del self._known[plan.channel]
+            elif all(entry[:2] != other[:2] for other in known):
+                known.append(entry)
+                known.sort(key=lambda entry: entry[:2])
+                del known[:-PLANS_MAX]
+
+    def shares(self, channel: int, round_: int) -> tuple[int, ...]:
+        """The shares of a round, by peer; empty: all own as much."""
+        for _, _, plan in reversed(self._known.get(channel, [])):
+            if plan.first_round <= round_:
+                return plan.shares
+        return ()
+
+    def newest(self, channel: int) -> tuple[int, PeerId, Plan] | None:
+        """The number of the newest plan's post, its peer, and the plan; ``None``: there is none."""
+        known = self._known.get(channel)
+        return known[-1] if known else None

@@ -2,12 +2,12 @@
 
     python benchmarks/behind_nat.py                       # as root, on Linux; six peers, four minutes
 
-Six peers join by a token and average 66 KB in steps of 50 ms over links of 10 Mbit/s, in the lab. Four are in
-public. Two are in public, too; or behind a router each that keeps their ports, so that they reach each other by
-hole punching; or behind a router each that draws a port for each destination and lets nothing in unasked, so
-that what they send each other goes through one of the four; or not there. Runs of the four kinds are
-interleaved. Of the four the median and the longest round are compared, and how many peers' values each round's
-average has.
+Six peers join by a token and average 66 KB in steps of 50 ms over links of 10 Mbit/s, in the lab. Four are
+in public. Two are in public, too; or behind a router each that keeps their ports, so that they reach each
+other by hole punching; or behind a router each that draws a port for each destination and lets nothing in
+unasked, so that what they send each other goes through one of the four; or not there. Runs of the four kinds
+are interleaved. Of the four the median and the longest round are compared, and how many peers' values each
+round's average has.
 
 Goal: the others' rounds are at most 1.2 times as long, whatever the routers do.
 """

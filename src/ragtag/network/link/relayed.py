@@ -107,7 +107,7 @@ class RelayedLink:
     def _wrapped(self, rows: Bytes, per: int, head: bytes) -> memoryview:
         """Datagrams of ``per`` rows each, with heads; the last may have fewer rows."""
         whole, size = len(rows) // per, per * DATAGRAM_BYTES + FORWARD_BYTES
-        first, mark = rows[: whole * per].reshape(whole, -1), np.frombuffer(head, np.uint8)
+        first, mark = rows[: whole * per].reshape(whole, per * DATAGRAM_BYTES), np.frombuffer(head, np.uint8)
         table = self._out[: whole * size].reshape(whole, size)
         table[:, :FORWARD_BYTES], table[:, FORWARD_BYTES:] = mark, first
         until, rest = whole * size, rows[whole * per :].reshape(-1)

@@ -26,8 +26,8 @@ An end that doubts says hello on its present way and directly, in growing pauses
 taken. A direct way is always better, and is tried every ``AGAIN_S`` while another one is in use.
 
 **Through whom.** Of the members to which this peer has a direct way, sorted by seat, it begins with number
-2 a + b (a: its own seat, b: the other's), modulo how many there are. So pairs, and both directions of a
-pair, spread over all of them. Each end chooses for what it sends. What goes through a member that is dead, or
+a + b (the two seats), modulo how many there are; the end with the higher seat with the next one. So pairs, and
+both directions of a pair, spread over all of them. Each end chooses for what it sends. What goes through a member that is dead, or
 has no direct way itself any more, is led through another one.
 
 **What is passed on.** Only what came from the very address for which its sender holds a ticket, for a member
@@ -338,7 +338,7 @@ class Routes:
             else:
                 self._greet(now_s, peer)
         found.sort()
-        first = (2 * self._me + way.peer) % len(found) if found else 0
+        first = (self._me + way.peer + (self._me > way.peer)) % len(found) if found else 0
         return found[first:] + found[:first]
 
     def _greet(self, now_s: float, peer: PeerId) -> None:

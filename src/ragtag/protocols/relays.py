@@ -26,9 +26,9 @@ An end that doubts says hello on its present way and directly, in growing pauses
 taken. A direct way is always better, and is tried every ``AGAIN_S`` while another one is in use.
 
 **Through whom.** Of the members to which this peer has a direct way, sorted by seat, it begins with number
-a + b (the two seats), modulo how many there are; the end with the higher seat with the next one. So pairs, and
-both directions of a pair, spread over all of them. Each end chooses for what it sends. What goes through a member that is dead, or
-has no direct way itself any more, is led through another one.
+a + b (the two seats), modulo how many there are; the end with the higher seat begins with the next one. So
+pairs, and both directions of a pair, spread over all of them. Each end chooses for what it sends. What goes
+through a member that is dead, or has no direct way itself any more, is led through another one.
 
 **What is passed on.** Only what came from the very address for which its sender holds a ticket, for a member
 to which this peer has a direct way: each datagram takes one hop at most, and none goes round. It leaves as

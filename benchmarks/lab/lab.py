@@ -53,7 +53,7 @@ ROUTER = """
 table ip router {
   chain outgoing {
     type nat hook postrouting priority 100;
-    oifname "eth0" masquerade
+    oifname "eth0" masquerade@HOW@
   }
   chain incoming {
     type filter hook forward priority 0;
@@ -112,6 +112,9 @@ class Lab:
         the router's address, which is ``hosts[peer]`` of the group's first peer, and nothing comes in but
         from where something was sent. Such a peer's own address is ``inner_host_of(first, peer)``. Rate, loss
         and delay are those of the first peer's link.
+    symmetric: whether these routers draw another port for each destination (RFC 4787's address and
+        port-dependent mapping), so that what one member is told of a peer behind one helps no other. Else a
+        peer keeps its port, where it can.
     offloads: whether network cards segment, checksum and join, as good ones do; rate and loss then hit
         whole trains.
     limit_s: what still runs in the lab after that is killed.
@@ -134,6 +137,7 @@ class Lab:
         delay_ms: float = 0.0,
         jitter_ms: float = 0.0,
         behind: Sequence[Sequence[int]] = (),
+        symmetric: bool = False,
         offloads: bool = False,
         limit_s: float = 3600.0,
     ) -> None:
@@ -153,6 +157,7 @@ class Lab:
         second = {peer for group in behind for peer in group[1:]}
         self._linked = [peer for peer in range(peers) if peer not in second]  # with links of their own
         self._routers = {peer: self._router(group[0]) for group in behind for peer in group}
+        self._symmetric = symmetric
         self.rate_mbit, self.offloads, self.limit_s = rate_mbit, offloads, limit_s
         self.delay_ms, self.jitter_ms = delay_ms, jitter_ms
         self._loss = (loss, burst)
@@ -354,7 +359,8 @@ class Lab:
             self._no_offloads(router, port)
             self._no_offloads(name, "eth0")
         self._no_offloads(router, "eth0")
-        _run("ip", "netns", "exec", router, "nft", "-f", "-", stdin=ROUTER)
+        how = " random,fully-random" if self._symmetric else ""
+        _run("ip", "netns", "exec", router, "nft", "-f", "-", stdin=ROUTER.replace("@HOW@", how))
 
     def _build_uplinks(self) -> None:
         """What comes from a peer goes through late*, where it waits for its rate, and then to the bridge: by

@@ -117,6 +117,7 @@ class Masked:
     """
 
     sealed = True
+    routes = None
 
     def __init__(self, address: Address | None = None, *, fd: int | None = None) -> None:
         self._under = UdpLink(address, fd=fd)

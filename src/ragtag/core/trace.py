@@ -474,6 +474,7 @@ class Link(Base, frozen=True, kw_only=True, tag="link"):
     rtt_s, min_rtt_s: round trips, smoothed with what busy ends keep, and the path's shortest; 0: none known.
     datagram_bytes: how large datagrams were at the end, without headers of UDP and IP; 0: not known. What
         ``sent`` and ``lost`` count are packets of 1,152 bytes, of which a large datagram holds several.
+    through: the peer that relayed what was sent, at the end; -1: none, it went there directly.
     held_s: what kept messages from leaving, and for how long in all: keys, socket, receiver, window, rate,
         driver.
     """
@@ -486,6 +487,7 @@ class Link(Base, frozen=True, kw_only=True, tag="link"):
     rtt_s: Seconds = 0.0
     min_rtt_s: Seconds = 0.0
     datagram_bytes: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    through: Annotated[int, Meta(ge=-1, lt=1 << 20)] = -1
     held_s: Annotated[dict[str, Seconds], Meta(max_length=32)] = {}
 
 
@@ -497,6 +499,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     round: the last one that it averaged; -1: none.
     rounds_alone: so many of its rounds had nobody else's values, though its crew had others.
     refused: datagrams that came and were not accepted, by reason.
+    relayed: packets of other peers that it passed on.
 
     Of peer -1 (with no counts): the launcher or the world has seen the run to its end.
     """
@@ -511,6 +514,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     round: LastRound = -1
     rounds_alone: Count = 0
     refused: Annotated[dict[str, Count], Meta(max_length=32)] = {}
+    relayed: Count = 0
 
 
 class Unknown(Base, frozen=True, kw_only=True, tag="unknown"):

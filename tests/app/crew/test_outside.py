@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from ragtag.app.crew import membership
-from ragtag.app.crew.membership import NotLetIn, Outside, outside
+from ragtag.app.crew.membership import Outside, outside
 from ragtag.app.invitation.token import Token
 from ragtag.core.address import Address
 
@@ -47,10 +47,8 @@ def test_a_peer_that_is_seen_where_it_is_or_that_nobody_answers_is_there(
     assert found(monkeypatch, entries=((OWN[0], 4747),)) is None
 
 
-def test_a_router_with_another_port_for_each_peer_is_named_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(NotLetIn, match=r"203\.0\.113\.9:5000 to 198\.51\.100\.1:4747.*forward a UDP port"):
-        found(monkeypatch, {A: SEEN, B: SEEN_DATA}, {A: SEEN_DATA, B: SEEN_DATA})
-    with pytest.raises(NotLetIn, match="forward a UDP port"):
-        found(monkeypatch, {A: SEEN, B: SEEN}, {A: SEEN_DATA, B: SEEN})
+def test_a_router_with_another_port_for_each_peer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = found(monkeypatch, {A: SEEN, B: SEEN_DATA}, {A: SEEN_DATA, B: SEEN_DATA})
+    assert seen == Outside(SEEN, SEEN_DATA, each=True)
+    seen = found(monkeypatch, {A: SEEN, B: SEEN}, {A: SEEN_DATA, B: SEEN})
+    assert seen == Outside(SEEN, SEEN_DATA, each=True)

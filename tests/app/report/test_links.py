@@ -22,12 +22,12 @@ def written(folder: Path, n: int = 2, sealed: tuple[bool, ...] = (True, True), r
                     trace.Link(
                         t=9.0, peer=peer, other=other, sent=2000, lost=40 * peer, late=3 * peer,
                         rate_bytes_per_s=12.5e6, rtt_s=0.0125, min_rtt_s=0.002,
-                        datagram_bytes=8064,
+                        datagram_bytes=8064, through=3 if peer else -1,
                         held_s={"rate": 1.5 + peer, "window": 0.25},
                     )
                 )  # fmt: skip
             counts = {"replayed": refused, "clear": 1} if refused else {}
-            writer.write(trace.Leave(t=9.5, peer=peer, refused=counts))
+            writer.write(trace.Leave(t=9.5, peer=peer, refused=counts, relayed=1234 * peer))
     page = build_report(folder).read_text(encoding="utf-8")
     Page(page)
     return page
@@ -40,6 +40,9 @@ def test_each_way_has_its_figures(tmp_path: Path) -> None:
     cells = [cell.partition("<")[0] for cell in row.split('<td class="n">')[1:]]
     assert cells == ["12.5 MB/s", "2 ms", "12.5 ms", "2,000", "8.06 kB", "2 %", "3"]
     assert "the path&#x27;s rate, 2.5 s" in row
+    assert "1 \N{RIGHTWARDS ARROW} 0, through peer 3" in row and section.count("through") == 1
+    assert [peer["relayed"] for peer in report_json(tmp_path)["per_peer"]] == [0, 1234]
+    assert [link["through"] for link in report_json(tmp_path)["links"]] == [None, 3]
     ((one, two), per_peer) = report_json(tmp_path)["links"], report_json(tmp_path)["per_peer"]
     assert (two["from"], two["to"], two["lost"], two["held_s"]) == (1, 0, 0.02, {"rate": 2.5, "window": 0.25})
     assert (

@@ -43,7 +43,7 @@ from ragtag.app.tracefile import TraceWriter, peer_file
 from ragtag.core import trace
 from ragtag.core.types import Left, PeerId
 from ragtag.network.driver.driver import Driver
-from ragtag.network.link import Link, open_link
+from ragtag.network.link import Carrier, open_link
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.protocols.crew.joining import (
     Joining,
@@ -248,7 +248,7 @@ def _crew(way: Way, driver: Driver, entrance: Entrance | None, met: int) -> Crew
     return Crew(peer)
 
 
-def _endpoint(place: Place) -> Link:
+def _endpoint(place: Place) -> Carrier:
     if place.socket_fd is not None:
         return open_link(fd=place.socket_fd)
     if place.peers is not None:

@@ -444,6 +444,7 @@ class Logbook:
                     round=max((stand.round for stand in stands), default=-1),
                     rounds_alone=alone,
                     refused={} if self._driver is None else self._driver.refusals(),
+                    relayed=0 if self._driver is None else self._driver.relayed(),
                 )
             )
             self._writer.close()
@@ -464,6 +465,7 @@ class Logbook:
                     rtt_s=way.rtt_s,
                     min_rtt_s=way.min_rtt_s,
                     datagram_bytes=way.datagram_bytes,
+                    through=way.through,
                     held_s=dict(way.held_s),
                 )
             )

@@ -253,20 +253,21 @@ def reachable(token: Token) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Where others see a peer behind a router that translates addresses (NAT)."""
+    """Where others see a peer behind a router that translates addresses (NAT).
+
+    each: whether each of them sees it elsewhere: the router draws a port for each destination. Then these
+        addresses are those that one member sees; the others find out where it is when it says hello.
+    """
 
     member: Address
     data: Address
+    each: bool = False
 
 
 def outside(token: Token, ways: Ways, data: socket.socket, for_s: float) -> Outside | None:
     """Where others see this peer's sockets; ``None``: where it sees itself, or nobody answers.
 
     data: the socket for data, bound. for_s: how long to wait for a first answer.
-
-    Raises:
-        NotLetIn: the router gives each destination another port, so that members could not tell each other
-            where this peer is.
     """
     sock, own, entries = ways
     if not entries or here_only(token):
@@ -277,17 +278,10 @@ def outside(token: Token, ways: Ways, data: socket.socket, for_s: float) -> Outs
     if not seen or own in seen.values():
         return None
     there = ask_where(data, list(seen), token.key, for_s)
-    for found in (seen, there):
-        if len(set(found.values())) > 1:
-            told = ", ".join(f"{format_address(at)} to {format_address(to)}" for to, at in found.items())
-            raise NotLetIn(
-                f"the router in front of this machine gives it another address for each peer ({told}), so "
-                "that others cannot tell each other where it is: have the router forward a UDP port, or join "
-                "from another network"
-            )
     if not there:
         return None
-    return Outside(next(iter(seen.values())), next(iter(there.values())))
+    each = any(len(set(found.values())) > 1 for found in (seen, there))
+    return Outside(next(iter(seen.values())), next(iter(there.values())), each)
 
 
 def enter(

@@ -38,7 +38,8 @@ from ragtag.core.types import PEERS_MAX, Arm, Expired, Left, Noted, PeerId, Tell
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
 from ragtag.network.driver.engine import Watch
-from ragtag.network.link import Link, open_link
+from ragtag.network.link import Carrier, Link, open_link
+from ragtag.network.link.relayed import RelayedLink
 from ragtag.network.link.sealed import SealedLink, fast_suite
 from ragtag.network.link.udp import bound
 from ragtag.network.transfer.donor import DonorServer
@@ -54,6 +55,7 @@ from ragtag.protocols.crew.joining import (
 )
 from ragtag.protocols.membership.passes import Passes
 from ragtag.protocols.node import Node
+from ragtag.protocols.relays import Routes
 from ragtag.protocols.sealing.noise import KEY_BYTES, KeyPair
 from ragtag.protocols.sealing.sessions import Sessions, card_of
 from ragtag.protocols.transfer.snapshots import Shelf
@@ -115,14 +117,18 @@ class Way:
         seals = not is_loopback(host) if self.place.seal is None else self.place.seal
         return card_of(fast_suite(), self.keys) if seals else b""
 
-    def link(self, under: Link, identity: Identity, entrance: Entrance | None) -> Link:
-        """``under``, or one on it that seals, if the crew is told so."""
+    def link(self, under: Carrier, identity: Identity, entrance: Entrance | None) -> Link:
+        """``under``, or one on it that seals and goes through others where it must, if the crew is told so.
+
+        Nothing is relayed in clear: who relays could read it, and change it.
+        """
         if entrance is None or not entrance.card.key:
             return under
         assert self.place.key is not None
         suite, roster = entrance.card.key[0], entrance.agent.roster
         sessions = Sessions(self.place.key, self.keys, roster.at, secrets.token_bytes, suite)
-        return SealedLink(under, identity, sessions)
+        routes = Routes(identity.peer, self.place.key, self.keys, roster, sessions.heard, secrets.token_bytes)
+        return SealedLink(RelayedLink(under, routes), identity, sessions)
 
     def begin_giving(self, key: bytes, host: str, undo: ExitStack) -> None:
         """Be ready to give this peer's state to those who come later."""
@@ -159,7 +165,7 @@ def start(
     joining: Joining,
     greets: list[JoiningEffect],
     node: Node,
-    endpoint: Link,
+    endpoint: Carrier,
     peers: Mapping[PeerId, Address],
     entrance: Entrance | None,
 ) -> tuple[Driver, int] | None:
@@ -267,7 +273,10 @@ def _through(
     if seen is not None:
         where = format_address(seen.data)
         _log.info("this peer is behind a router that translates addresses; others see it at %s", where)
-        way.note(Noted("translated", -1, f"its addresses: others see it at {where}"))
+        each = (
+            "; it has another address for each peer, so others may relay what it sends" if seen.each else ""
+        )
+        way.note(Noted("translated", -1, f"its addresses: others see it at {where}{each}"))
     endpoint = open_link(fd=os.dup(data.fileno()))
     undo.callback(endpoint.close)
     data.close()

@@ -211,6 +211,7 @@ class Collector:
         peer.bytes_received = max(peer.bytes_received, record.bytes_received)
         peer.datagrams_lost = record.datagrams_lost
         peer.digest, peer.last_round, peer.refused = record.digest, record.round, record.refused
+        peer.relayed = record.relayed
 
     def _fault(self, record: trace.Fault) -> None:
         if len(self._to.faults) < ITEMS_MAX:

@@ -35,6 +35,7 @@ class PeerFigures:
     misses: how often it waited in vain.
     sealed: whether what it sent was encrypted (``None``: it has not said so).
     refused: datagrams that it did not accept, by reason.
+    relayed: packets of others that it passed on.
     told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
     auxiliary: whether it averages for the crew, and trains nothing.
     digest: of the model that it ended with.
@@ -67,6 +68,7 @@ class PeerFigures:
     last_round: int = -1
     sealed: bool | None = None
     refused: dict[str, int] = field(default_factory=dict)
+    relayed: int = 0
     round_s: Sample = field(default_factory=lambda: Sample(values_max=1 << 14))
 
 

@@ -215,6 +215,7 @@ def peers(summary: Summary) -> str:
         ("Samples", [f"{p.samples:,}" if p.samples else None for p in every]),
         ("Sent", [bytes_text(p.bytes_sent) for p in every]),
         ("Received", [bytes_text(p.bytes_received) for p in every]),
+        ("Relayed", [f"{p.relayed:,}" if p.relayed else None for p in every]),
         ("Test loss", [None if p.loss is None else f"{p.loss:.3g}" for p in every]),
         ("Accuracy", [None if p.accuracy is None else percent(p.accuracy) for p in every]),
     ]
@@ -263,7 +264,8 @@ def _burden(link: trace.Link) -> tuple[float, int]:
 def _way(link: trace.Link) -> str:
     held = max(link.held_s.items(), key=lambda item: item[1], default=None)
     cells = (
-        f"{link.peer} \N{RIGHTWARDS ARROW} {link.other}",
+        f"{link.peer} \N{RIGHTWARDS ARROW} {link.other}"
+        + (f", through peer {link.through}" if link.through >= 0 else ""),
         bytes_text(link.rate_bytes_per_s) + "/s" if link.rate_bytes_per_s else None,
         seconds(link.min_rtt_s) if link.min_rtt_s else None,
         seconds(link.rtt_s) if link.rtt_s else None,

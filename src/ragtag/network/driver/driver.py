@@ -37,6 +37,7 @@ from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import Card, Holder
 from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.relays import DIRECT
 
 __all__ = ["Driver", "DriverFailed", "Traffic"]
 
@@ -66,6 +67,7 @@ class Direction:
     """What is known of the way from this peer to another one.
 
     sent, came, lost: packets that left, and that are known to have come, and not to.
+    through: the peer that relays what is sent; -1: none.
     datagram_bytes: how large datagrams are at most: what the path is known to take.
     late: messages whose deadline passed before they left.
     rate_bytes_per_s: what the path delivers, by rate control; 0: not known.
@@ -83,6 +85,7 @@ class Direction:
     min_rtt_s: float
     held_s: Mapping[str, float]
     datagram_bytes: int
+    through: PeerId = DIRECT
 
 
 class Driver:
@@ -368,7 +371,7 @@ class Driver:
 
     def directions(self) -> list[Direction]:
         """The ways to other peers to which something has left (a snapshot)."""
-        found = []
+        found, routes = [], self.link.routes
         for peer, flow in sorted(self.engine.flows.items()):
             path = flow.path
             if path.sent:
@@ -379,6 +382,7 @@ class Driver:
                     Direction(
                         peer, path.sent, path.received, lost, flow.dropped_late, rate, path.srtt_s,
                         shortest_s, held_s, path.mtu.packets * DATAGRAM_BYTES,
+                        DIRECT if routes is None else routes.via(peer),
                     )
                 )  # fmt: skip
         return found
@@ -391,7 +395,14 @@ class Driver:
         if isinstance(self.link, SealedLink):
             for reason, count in self.link.sessions.refused.copy().items():
                 counts[reason] = counts.get(reason, 0) + count
+        if self.link.routes is not None:
+            for reason, count in self.link.routes.refused.copy().items():
+                counts[reason] = counts.get(reason, 0) + count
         return {reason: count for reason, count in counts.items() if count}
+
+    def relayed(self) -> int:
+        """How many packets of other peers this one has passed on (``protocols.relays``)."""
+        return 0 if self.link.routes is None else self.link.routes.forwarded
 
     @property
     def refused(self) -> dict[PeerId, int]:

@@ -54,6 +54,7 @@ from ragtag.network.membership.agent import Agent, Told
 from ragtag.protocols.membership.roster import NO_SEAT, Reach, RosterEffect, Unseated
 from ragtag.protocols.membership.types import Changed, Failed, PutOut
 from ragtag.protocols.node import Node
+from ragtag.protocols.relays import Routes
 
 _LOOK_S = 1e-3  # how often a closing driver looks whether its queue is empty
 _BYES = 3
@@ -203,6 +204,8 @@ class Engine:
         self.link.turn(now_s)  # after what waits for keys has asked for them
         if self.link.failures.news:
             self._tell_failures(now_s)
+        if self.link.routes is not None and self.link.routes.news:
+            self._tell_ways(now_s, self.link.routes)
         if self._close_by_s is not None:
             self._take_leave(self.now_s(), self._close_by_s)
 
@@ -261,6 +264,16 @@ class Engine:
         for address, why in self.link.failures.news:
             self._apply(now_s, Noted("not sent", at.get(address, -1), why))
         self.link.failures.news.clear()
+
+    def _tell_ways(self, now_s: float, routes: Routes) -> None:
+        """Note which peers are reached in another way; what it takes is to be found out anew."""
+        for turned in routes.news:
+            flow = self.flows.get(turned.peer)
+            if flow is not None:
+                flow.path.moved()
+            if turned.what:
+                self._apply(now_s, Noted(turned.what, turned.peer, turned.detail))
+        routes.news.clear()
 
     def _take_leave(self, now_s: float, until_s: float) -> None:
         """Once all is sent or time is up, say good-bye, wait until it has left, and end the thread."""

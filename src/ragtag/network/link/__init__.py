@@ -4,6 +4,7 @@ link: the interface of what moves trains of datagrams (several in one system cal
 udp: a link over a UDP socket, with segmentation and coalescing.
 memory: a link between drivers of one process. ``LINKS`` has both by name.
 sealed: a link on another one, which encrypts.
+relayed: a link on another one, whose datagrams may go through other members.
 frame: writes and reads headers.
 kernels: the same loops compiled.
 flow: what is kept for each peer.
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ragtag.core.address import Address
+from ragtag.network.link.link import Carrier as Carrier
 from ragtag.network.link.link import Link as Link
 from ragtag.network.link.memory import MemoryLink
 from ragtag.network.link.udp import UdpLink
@@ -27,7 +29,7 @@ from ragtag.network.link.udp import UdpLink
 class Opener(Protocol):
     """A class of links, as ``LINKS`` holds it."""
 
-    def __call__(self, address: Address | None = None, *, fd: int | None = None) -> Link:
+    def __call__(self, address: Address | None = None, *, fd: int | None = None) -> Carrier:
         """A link at an address (``None``: any), or on a bound socket that a launcher hands over.
 
         fd: the socket's file descriptor.
@@ -39,6 +41,6 @@ class Opener(Protocol):
 LINKS: Mapping[str, Opener] = {"udp": UdpLink, "memory": MemoryLink}
 
 
-def open_link(address: Address | None = None, *, fd: int | None = None, name: str = "udp") -> Link:
+def open_link(address: Address | None = None, *, fd: int | None = None, name: str = "udp") -> Carrier:
     """A link by name; ``address``, ``fd`` and errors are as in ``Opener``."""
     return LINKS[name](address, fd=fd)

@@ -15,7 +15,9 @@ from typing import Protocol
 
 from ragtag.core.address import Address
 from ragtag.core.types import Bytes
+from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
 from ragtag.network.control.mtu import PACKETS_MAX
+from ragtag.protocols.relays import FORWARD_BYTES, Routes
 
 TRAIN = PACKETS_MAX
 """Packets in one system call, in one datagram or in several: 56 of 1,152 bytes stay below the 65,507 of one
@@ -25,8 +27,25 @@ SLAB_TRAINS = 16
 SLAB_ROWS = TRAIN * SLAB_TRAINS
 BROKEN = {errno.EBADF, errno.ENOTSOCK, errno.EFAULT}
 """Errors that no path and no other machine can cause: the file descriptor is no socket any more."""
+CARRIED_BYTES_MAX = DATAGRAM_BYTES + FORWARD_BYTES
+"""A relayed datagram of one packet. Larger ones hold several, and are never cut."""
 FAILING_MAX = 4096
 """Pairs of address and error that are remembered; beyond, all are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A train of datagrams that a member has relayed, or is to relay (``protocols.relays``).
+
+    data: the datagrams, one after the other, each with its ``FORWARD_BYTES``.
+    size: of each, in bytes; the last may be smaller.
+    came_ns: as ``Received.came_ns``; 0: not known.
+    """
+
+    data: bytes
+    size: int
+    source: Address
+    came_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -43,6 +62,7 @@ class Received:
     short_sources: for each of ``short``, the address that it came from.
     came_ns, short_came_ns: when each of ``sources`` and ``short`` reached this machine, by ``time.time_ns``.
         The driver may have been busy since. Empty: not known.
+    wrapped: trains with another member's datagrams.
     """
 
     table: Bytes
@@ -54,6 +74,12 @@ class Received:
     came_ns: list[int] = field(default_factory=list)
     short_came_ns: list[int] = field(default_factory=list)
     per: list[int] = field(default_factory=list)
+    wrapped: list[Wrapped] = field(default_factory=list)
+
+
+def is_wrapped(size: int) -> bool:
+    """Whether a datagram of so many bytes is relayed: only these have such a size."""
+    return size % DATAGRAM_BYTES == FORWARD_BYTES < size or size == HEADER_BYTES + FORWARD_BYTES
 
 
 class TooLarge(Exception):
@@ -122,6 +148,10 @@ class Link(Protocol):
         """
 
     @property
+    def routes(self) -> Routes | None:
+        """Who relays what is sent to whom; ``None``: nobody does."""
+
+    @property
     def failures(self) -> Failures:
         """What could not be sent; the driver notes it."""
 
@@ -169,3 +199,15 @@ class Link(Protocol):
 
     def close(self) -> None:
         """End the link: nothing is sent or received any more."""
+
+
+class Carrier(Link, Protocol):
+    """A link that moves datagrams of other sizes, too: those that are relayed."""
+
+    def carry(self, data: memoryview | bytes, size: int, address: Address) -> int:
+        """Send datagrams of ``size`` bytes each, the last perhaps smaller; how many of all bytes left.
+
+        Those of more than one packet are never cut on the way, as in ``send``.
+
+        Raises TooLarge: the first hop does not take them.
+        """

@@ -15,7 +15,7 @@ from ragtag.core.address import Address
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES
-from ragtag.network.link.link import SLAB_ROWS, Failures, Received, TooLarge
+from ragtag.network.link.link import SLAB_ROWS, Failures, Received, TooLarge, Wrapped
 
 HOST = "memory"
 CAPACITY = 4096
@@ -73,6 +73,7 @@ class MemoryLink:
     """
 
     due_s = math.inf
+    routes = None
     sealed = True  # in one process nothing is damaged, and there are no strangers
 
     def __init__(
@@ -150,10 +151,22 @@ class MemoryLink:
         if other is not None:
             other.put(self.address, datagram)
 
+    def carry(self, data: memoryview | bytes, size: int, address: Address) -> int:
+        """Send datagrams of ``size`` bytes each; all leave. As ``Carrier``."""
+        packets = size // DATAGRAM_BYTES
+        if packets > self._hub.first_hop:
+            raise TooLarge
+        other = self._hub.at(address)
+        for at in range(0, len(data), size):
+            lost = self._hub.loss and self._draws.random() < self._hub.loss
+            if other is not None and not lost and packets <= self._hub.mtu:
+                other.put(self.address, bytes(data[at : at + size]), 0)
+        return len(data)
+
     def put(self, source: Address, data: Bytes | bytes, per: int = 1) -> None:
         """Queue datagrams from another link's thread. It must not change them any more.
 
-        per: packets in each of them, but for the last.
+        per: packets in each of them, but for the last; 0: it is one that is relayed.
         """
         with self._lock:
             if self.fileno() < 0:
@@ -177,11 +190,15 @@ class MemoryLink:
         rows, short, each = 0, list[bytes](), list[int]()
         sources, short_sources = list[tuple[int, Address]](), list[Address]()
         came_ns, short_came_ns = list[int](), list[int]()
+        wrapped = list[Wrapped]()
         with self._lock:
             woken = bool(self._queue)
             while self._queue:
                 source, data, came, per = self._queue[0]
-                if isinstance(data, bytes):
+                if isinstance(data, bytes) and per == 0:
+                    wrapped.append(Wrapped(data, len(data), source, came))
+                    self._waiting -= 1
+                elif isinstance(data, bytes):
                     short.append(data)
                     short_sources.append(source)
                     short_came_ns.append(came)
@@ -200,5 +217,14 @@ class MemoryLink:
             if woken and drained:
                 self._wake_in.recv(1)
         return Received(
-            self._slab[:rows], short, 0, drained, sources, short_sources, came_ns, short_came_ns, each
+            self._slab[:rows],
+            short,
+            0,
+            drained,
+            sources,
+            short_sources,
+            came_ns,
+            short_came_ns,
+            each,
+            wrapped,
         )

@@ -34,6 +34,7 @@ from ragtag.core.address import Address
 from ragtag.core.types import Bools, Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, VERSION, Identity
 from ragtag.network.link.link import SLAB_ROWS, TRAIN, Failures, Link, Received, TooLarge
+from ragtag.protocols.relays import Routes
 from ragtag.protocols.sealing.noise import KEY_BYTES, Cipher, cipher_of
 from ragtag.protocols.sealing.sessions import (
     AES,
@@ -160,14 +161,19 @@ class SealedLink:
         self._word = VERSION | identity.crew_id << 16 | identity.peer << 48
 
     @property
+    def routes(self) -> Routes | None:
+        """Who relays what is sent to whom."""
+        return self._link.routes
+
+    @property
     def failures(self) -> Failures:
         """What could not be sent."""
         return self._link.failures
 
     @property
     def due_s(self) -> float:
-        """When a handshake is to be sent."""
-        return self.sessions.due_s
+        """When a handshake is to be sent, or something below."""
+        return min(self.sessions.due_s, self._link.due_s)
 
     @property
     def address(self) -> Address:
@@ -196,6 +202,7 @@ class SealedLink:
     def turn(self, now_s: float) -> None:
         """Send handshakes that are due."""
         self._now_s = now_s
+        self._link.turn(now_s)
         for address, row in self.sessions.turn(now_s):
             self._link.send(np.frombuffer(row, np.uint8).reshape(1, -1), address)
 

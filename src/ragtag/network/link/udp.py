@@ -24,7 +24,17 @@ from ragtag.core.address import Address, family_of, unusable
 from ragtag.core.errors import Error
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.link.link import BROKEN, SLAB_ROWS, TRAIN, Failures, Received, TooLarge
+from ragtag.network.link.link import (
+    BROKEN,
+    CARRIED_BYTES_MAX,
+    SLAB_ROWS,
+    TRAIN,
+    Failures,
+    Received,
+    TooLarge,
+    Wrapped,
+    is_wrapped,
+)
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104  # linux/udp.h; not all in Python's socket module
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h
@@ -56,6 +66,7 @@ class UdpLink:
     """
 
     sealed = False
+    routes = None
     due_s = math.inf
 
     def __init__(self, address: Address | None = None, *, fd: int | None = None, plain: bool = False) -> None:
@@ -131,10 +142,26 @@ class UdpLink:
             self._cut(DATAGRAM_BYTES)
         self._send(memoryview(datagram), address)
 
-    def _send(self, data: memoryview, address: Address, per: int = 1, left: int = 0) -> bool:
+    def carry(self, data: memoryview | bytes, size: int, address: Address) -> int:
+        """Send datagrams of ``size`` bytes each; how many bytes left. As ``Carrier``."""
+        view, sent = memoryview(data), 0
+        per = 1 if size <= CARRIED_BYTES_MAX else 2  # or more
+        self._whole(per > 1)
+        while sent < len(view):
+            train = size * max(1, min(TRAIN, _RECV_BYTES // size)) if self.segmentation else size
+            part = view[sent : sent + train]
+            self._cut(size if len(part) > size else 0)
+            if not self._send(part, address, per, sent, size):
+                break
+            sent += len(part)
+        return sent
+
+    def _send(
+        self, data: memoryview, address: Address, per: int = 1, left: int = 0, size: int = DATAGRAM_BYTES
+    ) -> bool:
         """Send one train. ``False``: the socket has no room. What has no route is lost, but counts sent.
 
-        left: how many rows have left before, for TooLarge.
+        left: how many rows have left before, for TooLarge. size: of each datagram.
         """
         try:
             self.sock.sendto(data, address)
@@ -144,14 +171,14 @@ class UdpLink:
             if per > 1 and error.errno in _UNFIT:
                 raise TooLarge(left) from None
             if self.segmentation and error.errno in _UNFIT:
-                return self._one_by_one(data, address)
+                return self._one_by_one(data, address, size)
             self.failures.failed(address, error)
         else:
             if self.failures.lasting:
                 self.failures.went(address)
         return True
 
-    def _one_by_one(self, data: memoryview, address: Address) -> bool:
+    def _one_by_one(self, data: memoryview, address: Address, size: int) -> bool:
         """A train was refused: try its datagrams one by one, to find out whether segmentation was why.
 
         If the first goes through, it was. The device behind this route has no checksum offload, or takes only
@@ -160,15 +187,15 @@ class UdpLink:
         """
         self._segment(False)
         before = self.failures.count
-        if not self._send(data[:DATAGRAM_BYTES], address):
+        if not self._send(data[:size], address):
             self._segment(True)  # the buffer is full: nothing is known yet
             return False
         if self.failures.count > before:  # the others would be refused as well
-            self.failures.count += (len(data) - 1) // DATAGRAM_BYTES
+            self.failures.count += (len(data) - 1) // size
             self._segment(True)
             return True
-        for at in range(DATAGRAM_BYTES, len(data), DATAGRAM_BYTES):
-            self._send(data[at : at + DATAGRAM_BYTES], address)
+        for at in range(size, len(data), size):
+            self._send(data[at : at + size], address)
         return True
 
     def _segment(self, on: bool) -> None:
@@ -209,9 +236,10 @@ class UdpLink:
         rows, malformed, short = 0, 0, list[bytes]()
         sources, short_sources = list[tuple[int, Address]](), list[Address]()
         stamps, short_stamps, per = list[bytes](), list[bytes](), list[int]()
+        wrapped = list[Wrapped]()
         drained = False
-        calls = 0
-        while rows < SLAB_ROWS and calls < 512:
+        calls = aside = 0
+        while rows + aside < SLAB_ROWS and calls < 512:
             calls += 1
             at = rows * DATAGRAM_BYTES
             room = self._view[at : at + _RECV_BYTES]
@@ -231,6 +259,12 @@ class UdpLink:
                     size = int.from_bytes(data[:4], sys.byteorder)
                 elif kind == SO_TIMESTAMPNS and level == socket.SOL_SOCKET:
                     stamp = data
+            if is_wrapped(size) or (size and is_wrapped(n % size)):
+                aside += n // DATAGRAM_BYTES
+                n = _set_aside(room, n, size, source[:2], _times_ns([stamp])[0], wrapped)
+                size = min(size, n)
+                if n == 0:
+                    continue
             if size and size % DATAGRAM_BYTES == 0:
                 last = n % size  # all are of one size but the last one
                 if last == HEADER_BYTES:
@@ -254,7 +288,9 @@ class UdpLink:
                 short_stamps += [stamp] * more
         table = self._slab[: rows * DATAGRAM_BYTES].reshape(rows, DATAGRAM_BYTES)
         came_ns, short_came_ns = _times_ns(stamps), _times_ns(short_stamps)
-        return Received(table, short, malformed, drained, sources, short_sources, came_ns, short_came_ns, per)
+        return Received(
+            table, short, malformed, drained, sources, short_sources, came_ns, short_came_ns, per, wrapped
+        )
 
     def _grow_buffers(self) -> None:
         """Ask for large buffers. The kernel's limit (net.core.rmem_max) decides, but root may pass it."""
@@ -274,6 +310,22 @@ class UdpLink:
                     break
                 except OSError:
                     continue
+
+
+def _set_aside(
+    room: memoryview, n: int, size: int, source: Address, came_ns: int, wrapped: list[Wrapped]
+) -> int:
+    """Put relayed datagrams of a train of ``n`` bytes aside; how many bytes of others are left in front."""
+    last = n % size
+    if not is_wrapped(size):  # only the last one is
+        wrapped.append(Wrapped(bytes(room[n - last : n]), last, source, came_ns))
+        return n - last
+    if last and not is_wrapped(last):
+        wrapped.append(Wrapped(bytes(room[: n - last]), size, source, came_ns))
+        room[:last] = bytes(room[n - last : n])
+        return last
+    wrapped.append(Wrapped(bytes(room[:n]), size, source, came_ns))
+    return 0
 
 
 def _times_ns(stamps: list[bytes]) -> list[int]:

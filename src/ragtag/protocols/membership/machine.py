@@ -256,6 +256,7 @@ class Membership:
         elif not entry.window.fresh(opened.number):
             self._core.counts["replayed"] += 1
         else:
+            entry.source = event.source
             self._take(event, entry, opened)
 
     def _known(self, event: Received, opened: Opened) -> Entry | None:

@@ -57,17 +57,17 @@ class Allowance:
     level: float = -1.0
     at_s: float = 0.0
 
-    def take(self, now_s: float) -> bool:
-        """Whether one more is allowed now."""
+    def take(self, now_s: float, count: int = 1) -> bool:
+        """Whether one more is allowed now, or so many."""
         full = max(self.burst, self.rate_per_s)
         if self.level < 0:
             self.level = full
         else:
             self.level = min(full, self.level + (now_s - self.at_s) * self.rate_per_s)
         self.at_s = now_s
-        if self.level < 1.0:
+        if self.level < count:
             return False
-        self.level -= 1.0
+        self.level -= count
         return True
 
 

@@ -288,8 +288,8 @@ class Prober:
     # -- Out
 
     def tell(self, entry: Entry, message: Message) -> None:
-        """Send a message to a member."""
-        self.core.send(entry.member.address, self.core.seal.seal(message, entry.member.epoch))
+        """Send a message to a member: to where it was heard last, or where it says that it is."""
+        self.core.send(entry.source or entry.member.address, self.core.seal.seal(message, entry.member.epoch))
 
     def spread(self, k: int) -> None:
         """Tell the news to ``k`` members now."""

@@ -176,6 +176,15 @@ class Roster:
                 return peer, holder.card.key
         return None
 
+    def there(self, peer: PeerId) -> tuple[Address, bytes] | None:
+        """Where the living member that has a seat takes data, and its card's key; ``None``: there is none."""
+        holder = self._seats.get(peer)
+        return (self.way_to(holder.card), holder.card.key) if holder is not None and holder.live else None
+
+    def living(self) -> list[PeerId]:
+        """The seats of the others that live."""
+        return [peer for peer, holder in self._seats.items() if holder.live]
+
     def way_to(self, card: Card) -> Address:
         """Where this peer sends a member's data.
 

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from ragtag.protocols.membership.pace import Allowance, ReplayWindow, RoundTrip
 from ragtag.protocols.membership.suspicion import Suspicion
-from ragtag.protocols.membership.types import NAME_BYTES_MAX, Limits, Member, Status
+from ragtag.protocols.membership.types import NAME_BYTES_MAX, Address, Limits, Member, Status
 from ragtag.protocols.membership.wire import Record, packed
 
 
@@ -21,6 +21,8 @@ class Entry:
     allowance: datagrams that are taken from it.
     updates: news of it that are taken.
     newcomers: unknown names that are taken from it.
+    source: where its last datagram came from; ``None``: none came. A router in front of it may show each
+        member another address than the one that it tells all (NAT).
     """
 
     member: Member
@@ -32,6 +34,7 @@ class Entry:
     rtt: RoundTrip
     window: ReplayWindow
     suspicion: Suspicion | None = None
+    source: Address | None = None
 
 
 def fresh_entry(record: Record, limits: Limits, now_s: float) -> Entry:

@@ -164,7 +164,7 @@ class View:
         if not entry.updates.take(self.core.now_s):
             self.core.remark("flooding", record.name, "restarts too often")
             return
-        entry.rtt, entry.window = RoundTrip(), ReplayWindow()
+        entry.rtt, entry.window, entry.source = RoundTrip(), ReplayWindow(), None
         self._become(entry, member_of(record))
 
     def _alive(self, entry: Entry, record: Record) -> None:

@@ -171,6 +171,7 @@ class _Other:
         ``coming``: one that the other end has begun, and under which nothing has come yet.
     asked: a handshake that waits for its answer, until ``again_s``; the wait after that one is ``pause_s``.
     wanted: whether anything was to be sent since the last attempt.
+    heard: how often something authentic has come from it.
     """
 
     peer: PeerId
@@ -184,6 +185,7 @@ class _Other:
     again_s: float = math.inf
     pause_s: float = _PAUSE_S
     wanted: bool = False
+    heard: int = 0
     answer: bytes = b""
 
 
@@ -349,9 +351,16 @@ class Sessions:
     def opened(self, session: Session) -> None:
         """Something authentic has come under a session: its other end has the keys, too."""
         found = self._by_index.get(session.ours)
+        if found is not None:
+            found[1].heard += 1
         if found is not None and found[1].coming is session:
             found[1].coming = None
             self._begin(found[1], session)
+
+    def heard(self, address: Address) -> int:
+        """How often something authentic has come from the process at an address, under any session."""
+        other = self._others.get(address)
+        return 0 if other is None else other.heard
 
     def unknown(self, now_s: float, address: Address, count: int = 1) -> None:
         """Datagrams of no session came from an address: their sender has one that this end has lost."""

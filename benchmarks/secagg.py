@@ -35,16 +35,20 @@ from ragtag.core.channels import channel_of
 from ragtag.core.faults import Faults
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.seed import generator
-from ragtag.core.types import Arm, Expired, Floats, Start
+from ragtag.core.types import Arm, Floats, Left, Start
 from ragtag.core.wire import n_chunks
 from ragtag.privacy.secagg import SecureAverage
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.protocols.secagg import (
     Download,
+    Fetch,
+    Opened,
+    Part,
     SecureAggregator,
     SecureClient,
     SecureSetting,
     SecureStage,
+    SecureWaits,
     Summed,
     Unsummed,
     Upload,
@@ -63,57 +67,89 @@ RATES = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
 
 @dataclass
 class Round:
-    """A round in one process. Times are of the processor. masked: what the aggregator got of each client."""
+    """A round in one process. Times are of the processor. masked: what owners got of each client."""
 
     end: Summed | Unsummed
     client_s: list[float]
     aggregator_s: float
     up_bytes: int
     down_bytes: int
-    masked: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    masked: dict[int, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
+
+
+class _Round:
+    """Clients 0..n - 1 and the aggregator, n, in one process; messages come at once.
+
+    gone: clients that send nothing from ``stage`` on, of which the others know at once.
+    """
+
+    def __init__(
+        self, setting: SecureSetting, vectors: list[Floats], number: int, gone: tuple[int, ...], stage: int
+    ) -> None:
+        self.setting, self.gone, self.stage = setting, gone, stage
+        self.spent = [0.0] * (setting.n + 1)
+        self.machines: list[Any] = []
+        for peer, vector in enumerate(vectors):
+            begin_s = time.process_time()
+            random = generator(0, "secure aggregation, keys", number, peer).bytes
+            self.machines.append(SecureClient(setting, peer, vector, random, SecureWaits(DEADLINE_S)))
+            self.spent[peer] += time.process_time() - begin_s
+        self.machines.append(SecureAggregator(setting, SecureWaits(DEADLINE_S)))
+        self.queue: deque[tuple[int, Any]] = deque((who, Start()) for who in range(setting.n + 1))
+        self.parts: dict[int, list[Part]] = {block: [] for block in range(setting.blocks)}
+        self.taken: dict[int, set[int]] = {block: set() for block in range(setting.blocks)}
+        self.found = Round(Unsummed(None), [], 0.0, 0, 0)  # type: ignore[arg-type]
+        self.told = False
+        self.over = False
+
+    def run(self) -> Round:
+        while self.queue or not self.over:
+            if not self.queue:
+                assert not self.told, "nothing happens any more"
+                self.told = True
+                events = [(who, Left(peer)) for peer in self.gone for who in range(self.setting.n + 1)]
+                self.queue += [event for event in events if event[0] not in self.gone]
+            who, event = self.queue.popleft()
+            stage = SecureStage.OVER if who == self.setting.n else self.machines[who].stage
+            begin_s = time.process_time()
+            effects = self.machines[who].step(0.0, event)
+            self.spent[who] += time.process_time() - begin_s
+            if who < self.setting.n:
+                stage = max(stage, self.machines[who].stage)
+            if who not in self.gone or stage < self.stage:
+                for effect in effects:
+                    self.carry(who, effect)
+        self.found.client_s, self.found.aggregator_s = self.spent[:-1], self.spent[-1]
+        return self.found
+
+    def carry(self, who: int, effect: Any) -> None:
+        found, n = self.found, self.setting.n
+        if isinstance(effect, Upload):
+            found.up_bytes += len(effect.body)
+            self.queue.append((n, effect))
+        elif isinstance(effect, Part):
+            found.up_bytes += len(effect.body)
+            found.masked.setdefault(effect.client, []).append(np.frombuffer(effect.body, np.uint32).copy())
+            self.parts[effect.block].append(effect)
+            self.queue += [(peer, effect) for peer in self.taken[effect.block]]
+        elif isinstance(effect, Fetch):
+            self.taken[effect.block].add(who)
+            self.queue += [(who, part) for part in self.parts[effect.block]]
+        elif isinstance(effect, Download):
+            found.down_bytes += len(effect.body)
+            self.queue.append((effect.client, effect))
+        elif isinstance(effect, Opened):
+            found.down_bytes += n * len(effect.body)
+            self.queue += [(peer, effect) for peer in range(n + 1)]
+        elif not isinstance(effect, Arm) and who == n:
+            found.end, self.over = effect, True
 
 
 def secure_round(
     setting: SecureSetting, vectors: list[Floats], number: int, gone: tuple[int, ...] = (), stage: int = 9
 ) -> Round:
-    """``gone``'s uploads from ``stage`` on do not come. Keys are drawn from the round's own stream."""
-    spent = [0.0] * (setting.n + 1)
-    clients: list[Any] = []
-    for peer, vector in enumerate(vectors):
-        begin_s = time.process_time()
-        random = generator(0, "secure aggregation, keys", number, peer).bytes
-        clients.append(SecureClient(setting, peer, vector, random, DEADLINE_S))
-        spent[peer] += time.process_time() - begin_s
-    machines = [*clients, SecureAggregator(setting, DEADLINE_S)]
-    queue: deque[tuple[int, Any]] = deque((who, Start()) for who in range(setting.n + 1))
-    found = Round(Unsummed(None), [], 0.0, 0, 0)  # type: ignore[arg-type]
-    armed: Arm | None = None
-    over = False
-    while not over or queue:
-        if not queue:
-            assert armed is not None
-            queue.append((setting.n, Expired(armed.timer)))
-        who, event = queue.popleft()
-        begin_s = time.process_time()
-        effects = machines[who].step(0.0, event)
-        spent[who] += time.process_time() - begin_s
-        for effect in effects:
-            if isinstance(effect, Upload):
-                if effect.client in gone and effect.stage >= stage:
-                    continue
-                found.up_bytes += len(effect.body)
-                if effect.stage == SecureStage.MASKED:
-                    found.masked[effect.client] = np.frombuffer(effect.body, np.uint32).copy()
-                queue.append((setting.n, effect))
-            elif isinstance(effect, Download):
-                found.down_bytes += len(effect.body)
-                queue.append((effect.client, effect))
-            elif isinstance(effect, Arm):
-                armed = effect if who == setting.n else armed
-            elif who == setting.n:
-                found.end, over = effect, True
-    found.client_s, found.aggregator_s = spent[:-1], spent[-1]
-    return found
+    """``gone`` send nothing from ``stage`` on. Keys are drawn from the round's own stream."""
+    return _Round(setting, vectors, number, gone, stage).run()
 
 
 def plain_round(vectors: list[Floats]) -> float:
@@ -131,7 +167,7 @@ def exact(setting: SecureSetting, vectors: list[Floats], end: Summed | Unsummed)
         return False
     total = np.zeros(setting.length, np.int64)
     for peer in end.clients:
-        total += setting.quantised(vectors[peer])[0].view(np.int32)[: setting.length]
+        total += setting.joined(setting.quantised(vectors[peer])[0]).view(np.int32)
     return bool(np.array_equal(end.total.view(np.int32), total))
 
 
@@ -221,7 +257,7 @@ def main() -> int:
     arguments = parser.parse_args()
     made = how()
     degree, threshold = ring_for(N, DROPS)
-    setting = SecureSetting(N, VALUES, CLIP, degree, threshold, N - DROPS)
+    setting = SecureSetting(N, VALUES, CLIP, degree, threshold, N - DROPS, blocks=N)
     vectors = [
         generator(0, "vector", peer).uniform(-CLIP, CLIP, VALUES).astype(np.float32) for peer in range(N)
     ]
@@ -258,13 +294,13 @@ def main() -> int:
     seen = secure_round(setting, zeros, 77).masked
     chi2 = {
         f"{bits} bits": {
-            "masked": [deviations(seen[peer], bits) for peer in range(N)],
+            "masked": [deviations(np.concatenate(seen[peer]), bits) for peer in range(N)],
             "unmasked": deviations(setting.quantised(zeros[0])[0], bits),
         }
         for bits in (8, 16)
     }
     worst = max(abs(z) for one in chi2.values() for z in one["masked"])  # type: ignore[attr-defined]
-    formula = {"up": N * setting.upload_bytes(), "down": N * setting.download_bytes()}
+    formula = {"up": setting.upload_bytes(), "down": setting.download_bytes()}
     lines: dict[str, Any] = {}
     cpu_s = rows["none"]["client_s"] + rows["none"]["aggregator_s"]
     for name, rate in RATES.items():

@@ -32,7 +32,7 @@ import torch
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
-from ragtag.core.faults import Faults
+from ragtag.core.faults import Crash, Faults
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.seed import generator
 from ragtag.core.types import Arm, Floats, Left, Start
@@ -62,6 +62,9 @@ RESULTS = Path(__file__).parent / "results" / "secagg.json"
 N, VALUES, DROPS, CLIP, DEADLINE_S = 16, 1_000_000, 4, 1.0, 60.0
 TIME_GOAL, DEVIATIONS_GOAL = 3.0, 4.0
 LATENCY_S = 0.005
+GONE = (3, 7, 8, 12)
+SENT = {"KEYS": 0, "SHARES": 1, "MASKED": 2, "UNMASK": 4}
+"""Which message of an owner's is each stage's: the third are its parts, the fourth is its block's masked sum."""
 RATES = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
 
 
@@ -183,9 +186,25 @@ def deviations(words: np.ndarray[Any, Any], bits: int) -> float:
 # -- Over lines
 
 
-def over_lines(rate: float, kind: str, vectors: list[Floats]) -> dict[str, float]:
-    """Virtual seconds from the first peer's begin until the last has the mean, and what lines carried."""
-    crew = SimulatedCrew(N, Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate), seed=0)
+@dataclass
+class Lined:
+    """A round over lines, in virtual time.
+
+    virtual_s: from the first peer's begin until the last that lives has the mean.
+    lines_bytes: what lines carried. sent_s: when ``GONE[0]`` sent each of its messages.
+    """
+
+    virtual_s: float
+    lines_bytes: float
+    sent_s: list[float]
+
+
+def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | None = None) -> Lined:
+    """crash_s: when four peers die; they are not in the sum, unless they had sent what is theirs of it."""
+    crashes = () if crash_s is None else tuple(Crash(peer, crash_s) for peer in GONE)
+    faults = Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate, crashes=crashes)
+    crew = SimulatedCrew(N, faults, seed=0)
+    sent_s: list[float] = []
     begins: list[float] = []
     ends: list[float] = []
     carried: list[int] = []
@@ -202,10 +221,20 @@ def over_lines(rate: float, kind: str, vectors: list[Floats]) -> dict[str, float
         made = SecureAverage(
             peer, {"x": (VALUES,)}, clip=CLIP, dropouts=DROPS, deadline_s=DEADLINE_S,
             random=generator(0, "secure aggregation, keys", 99, peer.me).bytes,
+            on_publish=lambda: sent_s.append(peer.now_s()) if peer.me == GONE[0] else None,
         )  # fmt: skip
         begin(peer)
         mean = made.average({"x": torch.from_numpy(vectors[peer.me])})
-        assert mean.clients == tuple(range(N))
+        if crash_s is None:
+            assert mean.clients == tuple(range(N))
+        total = np.zeros(VALUES, np.int64)
+        if peer.me == 1:
+            for client in mean.clients:
+                words = made.setting.quantised(vectors[client])[0]
+                total += made.setting.joined(words).view(np.int32)
+            exact_mean = made.setting.values(total.astype(np.int32).view(np.uint32))
+            exact_mean /= np.float32(len(mean.clients))
+            assert np.array_equal(mean["x"].numpy(), exact_mean), "the sum is not exact"
         ends.append(peer.now_s())
 
     def plain(peer: SimulatedTransport) -> None:
@@ -245,7 +274,8 @@ def over_lines(rate: float, kind: str, vectors: list[Floats]) -> dict[str, float
             peer.pause(LATENCY_S)
 
     crew.run({"secure": secure, "plain": plain, "rps": rps}[kind])
-    return {"virtual_s": max(ends) - min(begins), "lines_bytes": float(lines() - max(carried))}
+    assert len(ends) == N - len(crashes)
+    return Lined(max(ends) - min(begins), float(lines() - max(carried)), sent_s)
 
 
 def main() -> int:
@@ -262,7 +292,7 @@ def main() -> int:
         generator(0, "vector", peer).uniform(-CLIP, CLIP, VALUES).astype(np.float32) for peer in range(N)
     ]
     cases: dict[str, tuple[tuple[int, ...], int]] = {"none": ((), 9)}
-    cases |= {stage.name: ((3, 7, 8, 12), int(stage)) for stage in list(SecureStage)[:4]}
+    cases |= {stage.name: (GONE, int(stage)) for stage in list(SecureStage)[:4]}
     plain: list[float] = []
     rows: dict[str, dict[str, Any]] = {}
     bytes_counted: dict[str, int] = {}
@@ -288,7 +318,7 @@ def main() -> int:
             "aggregator_over_plain": aggregator_s / plain_s,
             "all_over_plain": (clients_s + aggregator_s) / plain_s,
         }
-    short = secure_round(setting, vectors, 99, (3, 7, 8, 12, 15), SecureStage.MASKED)
+    short = secure_round(setting, vectors, 99, (*GONE, 15), SecureStage.MASKED)
     below = str(short.end.error) if isinstance(short.end, Unsummed) else "a sum"
     zeros = [np.zeros(VALUES, np.float32)] * N
     seen = secure_round(setting, zeros, 77).masked

@@ -1,16 +1,17 @@
-"""Secure aggregation beside plain averages: processor time, time over lines, bytes, what the aggregator sees.
+"""Secure aggregation beside plain averages: processor time, time over lines, bytes, what owners see.
 
     OMP_NUM_THREADS=1 python benchmarks/secagg.py
 
 16 peers, 1M values, of which any 4 may drop out, and do, at each stage in turn; each sum must be exact.
 
 Processor time is of one thread: a plain aggregator adds 16 arrived float32 vectors up and divides, and its
-clients do nothing; runs take turns, and the table has medians. Time over lines is virtual, of a round in
-which nobody drops out (a peer that is silent adds a deadline, which the caller gives). It is taken through
-one peer that adds up, with named tensors for both kinds, and by RPS, which is what a crew does otherwise and
-has no such peer. The processor time of a client and of the aggregator is added. Chi-square is Pearson's, of
-the bytes and of the 16-bit halves of what the aggregator gets, as deviations from its mean; of vectors of
-zeros, whose own statistic is beside it.
+clients do nothing; runs take turns, and the table has medians. A client's time is with the block that it
+adds up and unmasks. Time over lines is virtual. A round with four before it is measured, calm and with four
+peers that die without a word just before they would send a stage's message, so the others wait as long as
+their own deadlines say. Beside it stand a calm average through one peer that adds up, with named tensors as
+here, and one by RPS, which is what a crew does otherwise and has no such peer. The processor time of a
+client and of the aggregator is added. Chi-square is Pearson's, of the bytes and of the 16-bit halves of what
+owners get of each client, as deviations from its mean; of vectors of zeros, whose own statistic is beside it.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ RESULTS = Path(__file__).parent / "results" / "secagg.json"
 N, VALUES, DROPS, CLIP, DEADLINE_S = 16, 1_000_000, 4, 1.0, 60.0
 TIME_GOAL, DEVIATIONS_GOAL = 3.0, 4.0
 LATENCY_S = 0.005
+ROUNDS, MESSAGES = 5, 7
 GONE = (3, 7, 8, 12)
 SENT = {"KEYS": 0, "SHARES": 1, "MASKED": 2, "UNMASK": 4}
-"""Which message of an owner's is each stage's: the third are its parts, the fourth is its block's masked sum."""
+"""Which message of an owner is each stage's: the third are its parts, the fourth is the sum of its block."""
 RATES = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
 
 
@@ -191,7 +193,7 @@ class Lined:
     """A round over lines, in virtual time.
 
     virtual_s: from the first peer's begin until the last that lives has the mean.
-    lines_bytes: what lines carried. sent_s: when ``GONE[0]`` sent each of its messages.
+    lines_bytes: what lines carried. sent_s: when ``GONE[0]`` sent each of its messages in it.
     """
 
     virtual_s: float
@@ -200,7 +202,7 @@ class Lined:
 
 
 def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | None = None) -> Lined:
-    """crash_s: when four peers die; they are not in the sum, unless they had sent what is theirs of it."""
+    """Of secure averages the last of ``ROUNDS``. crash_s: when four peers die."""
     crashes = () if crash_s is None else tuple(Crash(peer, crash_s) for peer in GONE)
     faults = Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate, crashes=crashes)
     crew = SimulatedCrew(N, faults, seed=0)
@@ -212,8 +214,8 @@ def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | N
     def lines() -> int:
         return sum(crew.world.traffic(peer).bytes_sent for peer in range(N))
 
-    def begin(peer: SimulatedTransport) -> None:
-        peer.pause(1.0)  # all have opened the channel
+    def begin(peer: SimulatedTransport, pause_s: float = 1.0) -> None:
+        peer.pause(pause_s)  # all have opened the channel
         begins.append(peer.now_s())
         carried.append(lines())
 
@@ -223,7 +225,10 @@ def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | N
             random=generator(0, "secure aggregation, keys", 99, peer.me).bytes,
             on_publish=lambda: sent_s.append(peer.now_s()) if peer.me == GONE[0] else None,
         )  # fmt: skip
-        begin(peer)
+        peer.pause(1.0)
+        for _ in range(ROUNDS - 1):
+            made.average({"x": torch.from_numpy(vectors[peer.me])})
+        begin(peer, 0.0)
         mean = made.average({"x": torch.from_numpy(vectors[peer.me])})
         if crash_s is None:
             assert mean.clients == tuple(range(N))
@@ -275,7 +280,7 @@ def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | N
 
     crew.run({"secure": secure, "plain": plain, "rps": rps}[kind])
     assert len(ends) == N - len(crashes)
-    return Lined(max(ends) - min(begins), float(lines() - max(carried)), sent_s)
+    return Lined(max(ends) - min(begins), float(lines() - max(carried)), sent_s[-MESSAGES:])
 
 
 def main() -> int:
@@ -332,14 +337,25 @@ def main() -> int:
     worst = max(abs(z) for one in chi2.values() for z in one["masked"])  # type: ignore[attr-defined]
     formula = {"up": setting.upload_bytes(), "down": setting.download_bytes()}
     lines: dict[str, Any] = {}
-    cpu_s = rows["none"]["client_s"] + rows["none"]["aggregator_s"]
     for name, rate in RATES.items():
-        ran = {kind: over_lines(rate, kind, vectors) for kind in ("plain", "secure", "rps")}
-        secure_s = ran["secure"]["virtual_s"] + cpu_s
-        lines[name] = ran | {
-            "with_processor_over_plain": secure_s / (ran["plain"]["virtual_s"] + plain_s),
-            "with_processor_over_rps": secure_s / (ran["rps"]["virtual_s"] + plain_s / N),
+        plain_line, rps = (over_lines(rate, kind, vectors) for kind in ("plain", "rps"))
+        calm = over_lines(rate, "secure", vectors)
+
+        lines[name] = {
+            "plain": {"virtual_s": plain_line.virtual_s, "lines_bytes": plain_line.lines_bytes},
+            "rps": {"virtual_s": rps.virtual_s, "lines_bytes": rps.lines_bytes},
+            "secure": {},
         }
+        times_of = {"none": None} | {drop: calm.sent_s[message] - 1e-4 for drop, message in SENT.items()}
+        for drop, crash_s in times_of.items():
+            ran = calm if crash_s is None else over_lines(rate, "secure", vectors, crash_s)
+            took_s = ran.virtual_s + rows[drop]["client_s"] + rows[drop]["aggregator_s"]
+            lines[name]["secure"][drop] = {
+                "virtual_s": ran.virtual_s,
+                "lines_bytes": ran.lines_bytes,
+                "with_processor_over_plain": took_s / (plain_line.virtual_s + plain_s),
+                "with_processor_over_rps": took_s / (rps.virtual_s + plain_s / N),
+            }
     record = {
         **made,
         "cryptography": cryptography.__version__,
@@ -374,13 +390,14 @@ def main() -> int:
         )
     print(f"  5 drop: {below}")
     for name, ran in lines.items():
-        over = ran["with_processor_over_plain"]
-        print(
-            f"  lines of {name}: secure {ran['secure']['virtual_s']:.2f} s, plain through one peer "
-            f"{ran['plain']['virtual_s']:.2f} s, RPS {ran['rps']['virtual_s']:.2f} s; with processor time "
-            f"{over:.2f} times plain {goal(over, TIME_GOAL)}, {ran['with_processor_over_rps']:.1f} times RPS "
-            f"{goal(ran['with_processor_over_rps'], TIME_GOAL)}"
-        )
+        for drop, row in ran["secure"].items():
+            over, rps_over = row["with_processor_over_plain"], row["with_processor_over_rps"]
+            print(
+                f"  lines of {name}, 4 drop at {drop:7s}{row['virtual_s']:6.2f} s; plain through one peer "
+                f"{ran['plain']['virtual_s']:.2f} s, RPS {ran['rps']['virtual_s']:.2f} s; with processor "
+                f"time {over:.2f} times plain {goal(over, TIME_GOAL)}, {rps_over:.1f} times RPS "
+                f"{goal(rps_over, TIME_GOAL)}"
+            )
     print(f"  bytes counted {bytes_counted}, by formula {formula}")
     print(f"  chi-square: at most {worst:.2f} deviations {goal(worst, DEVIATIONS_GOAL)}")
     arguments.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

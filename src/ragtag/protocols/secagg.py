@@ -49,8 +49,8 @@ a step for each client. ``CHECKS`` zeros follow each block; a sum in which they 
 With ``deviation`` each client adds integer noise of its own before the masks (``ragtag.privacy.secagg``).
 
 ``SecureClient`` and ``SecureAggregator`` are machines: ``step(now_s, event) -> effects``. Their random bytes
-come from the caller, and what comes from others is checked before it is used. They wait as long as such
-stages took before, with head-room (``SecureWaits``). What would leave too few clients is waited for longer.
+come from the caller, and what comes from others is checked before it is used. The aggregator and owners wait
+as long as such stages took before, with head-room (``SecureWaits``); longer where too few would be left.
 """
 
 from __future__ import annotations
@@ -698,7 +698,8 @@ class SecureClient:
 
     values: float32 ``[length]``, copied.
     random: random bytes that nobody else can guess.
-    waits: this peer's; for an answer it waits as long as answers took beyond what the aggregator says.
+    waits: this peer's; for an answer it waits ``most_s`` beyond what the aggregator says, since it has no sum
+        without one.
     noise: what is added to the quantised values, int64 ``[length]``, exactly where the setting has noise.
 
     clipped: how many values were beyond the clip.
@@ -731,7 +732,7 @@ class SecureClient:
         self._held: dict[PeerId, bytes] = {}
         self.stage = SecureStage.KEYS
         self._started = False
-        self._within_s, self._sent_s = waits.most_s, 0.0
+        self._within_s = waits.most_s
         self._gone: set[PeerId] = set()
         self._expected: frozenset[PeerId] = frozenset()
         self._asked = 0
@@ -763,7 +764,6 @@ class SecureClient:
                 return self._tell(now_s, late=True)
             if event.timer != self._timer():
                 return []
-            self._waits.missed(f"answer {self.stage.name}")
             return self._fail("the aggregator has not answered in time")
         if isinstance(event, Left):
             self._gone.add(event.peer)
@@ -772,7 +772,7 @@ class SecureClient:
             return self._keep(now_s, event)
         if isinstance(event, Opened):
             if self._clients is not None:
-                return self._join(now_s, [event])
+                return self._join([event])
             if event.block < self._setting.blocks:
                 self._opened[event.block, event.client] = event
             return []
@@ -780,8 +780,6 @@ class SecureClient:
         if event.client != self.me or not self._started or not (ends or event.stage == self.stage):
             return []
         self._within_s = event.within_s
-        if event.stage == self.stage:
-            self._answered(now_s)
         try:
             return self._answer(now_s, event)
         except (ValueError, InvalidTag) as error:
@@ -805,11 +803,7 @@ class SecureClient:
         return [Upload(self.me, self.stage, body), self._arm(now_s)]
 
     def _arm(self, now_s: float) -> Arm:
-        self._sent_s = now_s
-        return Arm(self._timer(), now_s + self._within_s + self._waits.budget_s(f"answer {self.stage.name}"))
-
-    def _answered(self, now_s: float) -> None:
-        self._waits.whole(f"answer {self.stage.name}", now_s - self._sent_s)
+        return Arm(self._timer(), now_s + self._within_s + self._waits.most_s)
 
     def _timer(self) -> Timer:
         return Timer(0, self._setting.round, f"client {self.stage.name} {self._asked}")
@@ -1001,9 +995,9 @@ class SecureClient:
                 add_masks(total, masks, block * setting.stride)
                 effects.append(Opened(self.me, block, total.data.cast("B")))
         self._owned = {}
-        return effects + self._join(now_s, self._opened.values())
+        return effects + self._join(self._opened.values())
 
-    def _join(self, now_s: float, opened: Iterable[Opened]) -> list[SecureEffect]:
+    def _join(self, opened: Iterable[Opened]) -> list[SecureEffect]:
         """Take blocks from those that may send them, and end once all are there."""
         assert self._clients is not None
         for one in opened:
@@ -1013,7 +1007,6 @@ class SecureClient:
                 return self._fail(_UNCANCELLED)
         if self._blocks.lacking:
             return []
-        self._answered(now_s)
         self._forget()
         return [Summed(self._blocks.total, self._clients)]
 

@@ -6,17 +6,19 @@
 
 Processor time is of one thread: a plain aggregator adds 16 arrived float32 vectors up and divides, and its
 clients do nothing; runs take turns, and the table has medians. A client's time is with the block that it
-adds up and unmasks. Time over lines is virtual. A round with four before it is measured, calm and with four
-peers that die without a word just before they would send a stage's message, so the others wait as long as
-their own deadlines say. Beside it stand a calm average through one peer that adds up, with named tensors as
-here, and one by RPS, which is what a crew does otherwise and has no such peer. The processor time of a
-client and of the aggregator is added. Chi-square is Pearson's, of the bytes and of the 16-bit halves of what
-owners get of each client, as deviations from its mean; of vectors of zeros, whose own statistic is beside it.
+adds up and unmasks. Time over lines is virtual: of a calm round, and of rounds in which four peers die
+without a word just before they would send a stage's message. The others wait for these as long as their own
+deadlines say, which have seen four rounds that took as long as the calm one. Beside it stand a calm average
+through one peer that adds up, with named tensors as here, and one by RPS, which is what a crew does otherwise
+and has no such peer. The processor time of a client and of the aggregator is added. Chi-square is Pearson's,
+of the bytes and of the 16-bit halves of what owners get of each client, as deviations from its mean; of
+vectors of zeros, whose own statistic is beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import statistics
@@ -63,7 +65,8 @@ RESULTS = Path(__file__).parent / "results" / "secagg.json"
 N, VALUES, DROPS, CLIP, DEADLINE_S = 16, 1_000_000, 4, 1.0, 60.0
 TIME_GOAL, DEVIATIONS_GOAL = 3.0, 4.0
 LATENCY_S = 0.005
-ROUNDS, MESSAGES = 5, 7
+ROUNDS = 4
+"""From which a peer has learned how long to wait."""
 GONE = (3, 7, 8, 12)
 SENT = {"KEYS": 0, "SHARES": 1, "MASKED": 2, "UNMASK": 4}
 """Which message of an owner is each stage's: the third are its parts, the fourth is the sum of its block."""
@@ -194,19 +197,24 @@ class Lined:
 
     virtual_s: from the first peer's begin until the last that lives has the mean.
     lines_bytes: what lines carried. sent_s: when ``GONE[0]`` sent each of its messages in it.
+    waits: of each peer, after it.
     """
 
     virtual_s: float
     lines_bytes: float
     sent_s: list[float]
+    waits: dict[int, SecureWaits] = field(default_factory=dict)
 
 
-def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | None = None) -> Lined:
-    """Of secure averages the last of ``ROUNDS``. crash_s: when four peers die."""
+def over_lines(
+    rate: float, kind: str, vectors: list[Floats], crash_s: float | None = None, calm: Lined | None = None
+) -> Lined:
+    """crash_s: when four peers die. calm: a round that taught peers how long they wait."""
     crashes = () if crash_s is None else tuple(Crash(peer, crash_s) for peer in GONE)
     faults = Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate, crashes=crashes)
     crew = SimulatedCrew(N, faults, seed=0)
     sent_s: list[float] = []
+    waits: dict[int, SecureWaits] = {}
     begins: list[float] = []
     ends: list[float] = []
     carried: list[int] = []
@@ -214,8 +222,8 @@ def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | N
     def lines() -> int:
         return sum(crew.world.traffic(peer).bytes_sent for peer in range(N))
 
-    def begin(peer: SimulatedTransport, pause_s: float = 1.0) -> None:
-        peer.pause(pause_s)  # all have opened the channel
+    def begin(peer: SimulatedTransport) -> None:
+        peer.pause(1.0)  # all have opened the channel
         begins.append(peer.now_s())
         carried.append(lines())
 
@@ -225,10 +233,10 @@ def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | N
             random=generator(0, "secure aggregation, keys", 99, peer.me).bytes,
             on_publish=lambda: sent_s.append(peer.now_s()) if peer.me == GONE[0] else None,
         )  # fmt: skip
-        peer.pause(1.0)
-        for _ in range(ROUNDS - 1):
-            made.average({"x": torch.from_numpy(vectors[peer.me])})
-        begin(peer, 0.0)
+        if calm is not None:
+            made._waits = copy.deepcopy(calm.waits[peer.me])
+        waits[peer.me] = made._waits
+        begin(peer)
         mean = made.average({"x": torch.from_numpy(vectors[peer.me])})
         if crash_s is None:
             assert mean.clients == tuple(range(N))
@@ -280,7 +288,12 @@ def over_lines(rate: float, kind: str, vectors: list[Floats], crash_s: float | N
 
     crew.run({"secure": secure, "plain": plain, "rps": rps}[kind])
     assert len(ends) == N - len(crashes)
-    return Lined(max(ends) - min(begins), float(lines() - max(carried)), sent_s[-MESSAGES:])
+    for one in waits.values() if calm is None else ():
+        for name, deadline in one._deadlines.items():
+            took_s = deadline.typical_s()
+            for _ in range(ROUNDS - 1):
+                one.whole(name, took_s)
+    return Lined(max(ends) - min(begins), float(lines() - max(carried)), sent_s, waits)
 
 
 def main() -> int:
@@ -348,7 +361,7 @@ def main() -> int:
         }
         times_of = {"none": None} | {drop: calm.sent_s[message] - 1e-4 for drop, message in SENT.items()}
         for drop, crash_s in times_of.items():
-            ran = calm if crash_s is None else over_lines(rate, "secure", vectors, crash_s)
+            ran = calm if crash_s is None else over_lines(rate, "secure", vectors, crash_s, calm)
             took_s = ran.virtual_s + rows[drop]["client_s"] + rows[drop]["aggregator_s"]
             lines[name]["secure"][drop] = {
                 "virtual_s": ran.virtual_s,

@@ -49,8 +49,10 @@ class Rounds:
         *,
         aggregator: int = 0,
         deadline_s: float = DEADLINE_S,
+        watched: int | None = None,
         **faults: Any,
     ) -> None:
+        self.watched = n - 1 if watched is None else watched
         self.got: dict[int, list[SecureMean | str]] = {peer: [] for peer in range(n)}
         self.settings: list[SecureSetting] = []
         self.sent_s: list[float] = []
@@ -82,8 +84,8 @@ class Rounds:
         self.crew.run(train)
 
     def _sent(self, peer: SimulatedTransport) -> None:
-        """When the last peer has sent its messages: the first four are its stages'."""
-        if peer.me == peer.n - 1:
+        """When one peer has sent its messages: the first four are its stages', if it owns no block."""
+        if peer.me == self.watched:
             self.sent_s.append(peer.now_s())
 
     def judge(self, peers: Any, clients: Any, turn: int = 0) -> None:
@@ -128,6 +130,28 @@ def die_at(stage: int, calm: Rounds, n: int, gone: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("stage", range(4))
 def test_a_quarter_may_die_at_each_stage(calm: Rounds, stage: int) -> None:
     die_at(stage, calm, N, (3, 7))
+
+
+@pytest.fixture
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These short vectors go in three blocks, of peers 0 to 2."""
+    monkeypatch.setattr("ragtag.privacy.secagg.WINDOW", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 4], ids=["before their parts", "before their shares"])
+def test_owners_of_blocks_may_die(in_blocks: None, stage: int) -> None:
+    """In a second round: whoever takes over a block speaks after its owner of the first round."""
+    calm = Rounds(N, DROPOUTS, 2, watched=2)
+    assert calm.settings[0].blocks == 3
+    for turn in range(2):
+        calm.judge(range(N), range(N), turn)
+    at_s = calm.sent_s[len(calm.sent_s) // 2 + stage] - 1e-4
+    found = Rounds(N, DROPOUTS, 2, crashes=(Crash(1, at_s), Crash(2, at_s)))
+    alive = [0, *range(3, N)]
+    found.judge(alive, range(N), 0)
+    found.judge(alive, range(N) if stage == 4 else alive, 1)
+    assert found.end_s - at_s < 5 * DEADLINE_S, "the new owners' sums were taken at once"
 
 
 @pytest.mark.slow

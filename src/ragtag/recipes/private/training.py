@@ -213,6 +213,11 @@ def direct_bytes(clients: int, parameters: int) -> int:
     return federated_bytes(clients - 1, parameters)
 
 
+def secure_bytes(clients: int, parameters: int) -> int:
+    """Of one secure average, a client to itself included: (2 K + 1) N values; one peer keeps masked sums."""
+    return federated_bytes(clients, parameters) + 4 * parameters
+
+
 def train_by(setup: PrivateSetup) -> PrivateResult:
     """Train in a crew of ``CLIENTS``, and measure."""
     torch.set_num_threads(1)
@@ -275,7 +280,7 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
     rounds = epochs * steps if gradients else epochs
     counted, formula = crew.sent.total() / epochs, direct_bytes(CLIENTS, size) * rounds / epochs
     if secure:
-        counted, formula = sum(secured) / epochs, federated_bytes(CLIENTS, size)
+        counted, formula = sum(secured) / epochs, secure_bytes(CLIENTS, size)
     survey = large_batch_bytes(steps, size) * CLIENTS if gradients else federated_bytes(CLIENTS, size)
     told = _inverted(setup, digits)
     return PrivateResult(

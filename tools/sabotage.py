@@ -516,8 +516,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "secure aggregation: a client helps with a sum of few",
         SECAGG,
-        "if len(inside) < setting.survivors_min:",
-        "if False:",
+        "if len(inside) < setting.survivors_min:\n            return f",
+        "if False:\n            return f",
         ("tests/protocols/test_secagg.py", "-k", "judges"),
     ),
     Sabotage(

@@ -533,22 +533,17 @@ class _Turn:
             over._send(what, self._to, number, body, download.within_s)
 
     def _linger(self) -> None:
-        """Stay until those that were with it to the end have heard of it, or as long as that took, and more.
+        """Stay until those that were with it to the end have heard of it, are known to be gone, or for long.
 
-        This peer may leave after that.
+        This peer may leave after that, and who still lacks a block has no sum.
         """
         last = max(self._newest.values(), default=SecureStage.KEYS)
         present = {peer for peer, stage in self._newest.items() if stage == last}
         transport, over = self._over._transport, self._over
-        begin_s = transport.now_s()
-        until_s = begin_s + over._waits.budget_s("over")
-        while not present & transport.live <= self._heard:
-            if transport.now_s() >= until_s:
-                over._waits.missed("over")
-                return
+        until_s = transport.now_s() + over._waits.most_s
+        while transport.now_s() < until_s and not present & transport.live <= self._heard:
             transport.pause(over._look_s)
             self._take()
-        over._waits.whole("over", transport.now_s() - begin_s)
 
 
 def _within(flat: Floats, norm: float) -> Floats:

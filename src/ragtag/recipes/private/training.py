@@ -274,6 +274,8 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
             epsilons.append((noised.epsilon, epsilon_of(planned, DELTA)))
         if averages is not None:
             secured.append(averages.traffic.up_bytes + averages.traffic.down_bytes)
+            while len(secured) < CLIENTS:  # the others still fetch its block of the last sum
+                peer.pause(1e-3)
 
     crew.run(train)
     size = sum(p.numel() for p in models[0].parameters())

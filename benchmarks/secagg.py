@@ -44,8 +44,7 @@ from ragtag.privacy.secagg import SecureAverage
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.protocols.secagg import (
     Download,
-    Fetch,
-    Opened,
+    Owns,
     Part,
     SecureAggregator,
     SecureClient,
@@ -53,6 +52,7 @@ from ragtag.protocols.secagg import (
     SecureStage,
     SecureWaits,
     Summed,
+    Unmasked,
     Unsummed,
     Upload,
     ring_for,
@@ -140,13 +140,13 @@ class _Round:
             found.masked.setdefault(effect.client, []).append(np.frombuffer(effect.body, np.uint32).copy())
             self.parts[effect.block].append(effect)
             self.queue += [(peer, effect) for peer in self.taken[effect.block]]
-        elif isinstance(effect, Fetch):
+        elif isinstance(effect, Owns):
             self.taken[effect.block].add(who)
             self.queue += [(who, part) for part in self.parts[effect.block]]
         elif isinstance(effect, Download):
             found.down_bytes += len(effect.body)
             self.queue.append((effect.client, effect))
-        elif isinstance(effect, Opened):
+        elif isinstance(effect, Unmasked):
             found.down_bytes += n * len(effect.body)
             self.queue += [(peer, effect) for peer in range(n + 1)]
         elif not isinstance(effect, Arm) and who == n:

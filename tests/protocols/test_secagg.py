@@ -22,9 +22,8 @@ from ragtag.protocols.secagg import (
     CHECKS,
     PRIME,
     Download,
-    Fetch,
     NoSecureSum,
-    Opened,
+    Owns,
     Part,
     Random,
     SecureAggregator,
@@ -33,6 +32,7 @@ from ragtag.protocols.secagg import (
     SecureStage,
     SecureWaits,
     Summed,
+    Unmasked,
     Unsummed,
     Upload,
     add_masks,
@@ -45,7 +45,7 @@ from ragtag.protocols.secagg import (
 N, LENGTH, DROPS, DEADLINE_S = 16, 40, 4, 5.0
 BLOCKS = 5
 UPLOADED = [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
-Message = Upload | Download | Part | Opened
+Message = Upload | Download | Part | Unmasked
 
 
 def stream(name: str, peer: int = 0) -> Random:
@@ -127,7 +127,7 @@ class Crew:
                 self.end_s[who] = self.now_s
             elif who >= 0 and self._gone(who, max(stage, machine.stage)):
                 continue
-            elif isinstance(effect, Fetch):
+            elif isinstance(effect, Owns):
                 self.taken[who].add(effect.block)
                 held = [part for (_, block), part in self.parts.items() if block == effect.block]
                 self._queue += [
@@ -520,9 +520,9 @@ def test_a_block_is_taken_of_its_owner_alone() -> None:
     sent: set[int] = set()
 
     def change(message: Message) -> list[Message]:
-        if isinstance(message, Opened) and not sent:
+        if isinstance(message, Unmasked) and not sent:
             sent.add(1)
-            return [Opened(11, message.block, forged.data.cast("B")), message]
+            return [Unmasked(11, message.block, forged.data.cast("B")), message]
         return [message]
 
     crew = Crew(setting, change=change)

@@ -64,9 +64,8 @@ from ragtag.protocols.secagg import (
     REVEALED_BYTES,
     SEALED_BYTES,
     Download,
-    Fetch,
     NoSecureSum,
-    Opened,
+    Owns,
     Part,
     Random,
     SecureAggregator,
@@ -76,6 +75,7 @@ from ragtag.protocols.secagg import (
     SecureStage,
     SecureWaits,
     Summed,
+    Unmasked,
     Unsummed,
     Upload,
     ring_for,
@@ -454,7 +454,7 @@ class _Turn:
             if kind == "part":
                 self._queue.append((False, Part(message.peer, int(name), message.body)))
             elif kind == "block":
-                self._opened(Opened(message.maker, int(name), message.body))
+                self._opened(Unmasked(message.maker, int(name), message.body))
             elif kind == "sum":
                 self._queue.append((True, Upload(message.maker, SecureStage.MASKED, message.body)))
             elif kind == "down":
@@ -466,7 +466,7 @@ class _Turn:
                 self._newest[message.peer] = SecureStage[name]
                 self._queue.append((True, Upload(message.peer, SecureStage[name], message.body)))
 
-    def _opened(self, opened: Opened) -> None:
+    def _opened(self, opened: Unmasked) -> None:
         self._queue.append((False, opened))
         if self._aggregator is not None:
             self._queue.append((True, opened))
@@ -480,7 +480,7 @@ class _Turn:
             effects = machine.step(self._over._transport.now_s(), event)
             if parts := {effect.block: effect for effect in effects if isinstance(effect, Part)}:
                 self._give(parts)
-            fetches = {effect.block for effect in effects if isinstance(effect, Fetch)}
+            fetches = {effect.block for effect in effects if isinstance(effect, Owns)}
             if parts or fetches:
                 self._fetch(fetches)
             for effect in effects:
@@ -511,13 +511,13 @@ class _Turn:
                 over._send(f"sum {sum_block(effect.body)}", self._to, number, effect.body)
             else:
                 over._send(f"up {effect.stage.name}", self._me, number, effect.body)
-        elif isinstance(effect, Opened):
+        elif isinstance(effect, Unmasked):
             traffic.down_bytes += self._setting.n * len(effect.body)
             over._send(f"block {effect.block}", self._to, number, effect.body)
             self._opened(effect)
         elif isinstance(effect, Download):
             self._answer(effect)
-        elif not isinstance(effect, Part | Fetch) and (not here or self._end is None):
+        elif not isinstance(effect, Part | Owns) and (not here or self._end is None):
             self._end = effect
 
     def _answer(self, download: Download) -> None:

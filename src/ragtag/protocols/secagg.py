@@ -526,14 +526,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fetch:
+class Owns:
     """An owner takes the parts of a block from now on, also those that were sent before."""
 
     block: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opened:
+class Unmasked:
     """A block of the sum: an effect of its owner or of the aggregator, an event of all.
 
     client: that sends it.
@@ -559,7 +559,7 @@ class Unsummed:
     error: NoSecureSum
 
 
-SecureEffect = Upload | Download | Part | Fetch | Opened | Summed | Unsummed | Arm
+SecureEffect = Upload | Download | Part | Owns | Unmasked | Summed | Unsummed | Arm
 
 
 def _bits(peers: Collection[PeerId], n: int) -> bytes:
@@ -675,7 +675,7 @@ class _Blocks:
         self._words = np.zeros((setting.blocks, setting.stride), np.uint32)
         self.lacking = set(range(setting.blocks))
 
-    def take(self, opened: Opened) -> bool:
+    def take(self, opened: Unmasked) -> bool:
         """Take the first of each. Returns False: masks are left."""
         if opened.block not in self.lacking or len(opened.body) != 4 * self._setting.stride:
             return True
@@ -740,12 +740,12 @@ class SecureClient:
         self._early: list[Part] = []
         self._masked_s = self._owned_s = 0.0
         self._blocks = _Blocks(setting)
-        self._opened: dict[tuple[int, PeerId], Opened] = {}
+        self._opened: dict[tuple[int, PeerId], Unmasked] = {}
         self._openers: list[PeerId] = []
         self._clients: tuple[PeerId, ...] | None = None
 
     def step(
-        self, now_s: float, event: Start | Download | Part | Opened | Left | Expired
+        self, now_s: float, event: Start | Download | Part | Unmasked | Left | Expired
     ) -> list[SecureEffect]:
         """The machine's step; what comes out of turn, or once more, has no effect.
 
@@ -770,7 +770,7 @@ class SecureClient:
             return self._tell(now_s)
         if isinstance(event, Part):
             return self._keep(now_s, event)
-        if isinstance(event, Opened):
+        if isinstance(event, Unmasked):
             if self._clients is not None:
                 return self._join([event])
             if event.block < self._setting.blocks:
@@ -888,7 +888,7 @@ class SecureClient:
                 self._owned.pop(block, None)
             elif block not in self._owned:
                 self._owned[block] = _Owned(self._setting.stride)
-                effects.append(Fetch(block))
+                effects.append(Owns(block))
         for part in self._early:
             if part.block in self._owned:
                 self._owned[part.block].take(part)
@@ -993,11 +993,11 @@ class SecureClient:
             if clients <= owned.parts.keys():
                 total = owned.sum(clients).copy()
                 add_masks(total, masks, block * setting.stride)
-                effects.append(Opened(self.me, block, total.data.cast("B")))
+                effects.append(Unmasked(self.me, block, total.data.cast("B")))
         self._owned = {}
         return effects + self._join(self._opened.values())
 
-    def _join(self, opened: Iterable[Opened]) -> list[SecureEffect]:
+    def _join(self, opened: Iterable[Unmasked]) -> list[SecureEffect]:
         """Take blocks from those that may send them, and end once all are there."""
         assert self._clients is not None
         for one in opened:
@@ -1042,7 +1042,7 @@ class SecureAggregator:
         self._masks: list[tuple[bytes, int]] = []
         self._blocks = _Blocks(setting)
 
-    def step(self, now_s: float, event: Start | Upload | Opened | Left | Expired) -> list[SecureEffect]:
+    def step(self, now_s: float, event: Start | Upload | Unmasked | Left | Expired) -> list[SecureEffect]:
         """The machine's step. ``Left``: a client will not answer any more."""
         if self.stage == SecureStage.OVER:
             return []
@@ -1053,7 +1053,7 @@ class SecureAggregator:
         if isinstance(event, Left):
             self._gone.add(event.peer)
             self._awaited.discard(event.peer)
-        elif isinstance(event, Opened):
+        elif isinstance(event, Unmasked):
             owned = self.stage == SecureStage.BLOCKS and event.block in self._blocks.lacking
             if not owned or self._owners[event.block] != event.client:
                 return []
@@ -1253,7 +1253,7 @@ class SecureAggregator:
         for block in sorted(blocks):
             total = self._sums[block][1].copy()
             add_masks(total, self._masks, block * self._setting.stride)
-            opened = Opened(self._setting.aggregator, block, total.data.cast("B"))
+            opened = Unmasked(self._setting.aggregator, block, total.data.cast("B"))
             if not self._blocks.take(opened):
                 return self._fail(_UNCANCELLED)
             effects.append(opened)

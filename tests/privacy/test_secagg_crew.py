@@ -141,16 +141,16 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 4], ids=["before their parts", "before their shares"])
 def test_owners_of_blocks_may_die(in_blocks: None, stage: int) -> None:
-    """In a second round: whoever takes over a block speaks after its owner of the first round."""
-    calm = Rounds(N, DROPOUTS, 2, watched=2)
+    """In a third round: whoever takes over a block speaks after its owner of the earlier ones."""
+    calm = Rounds(N, DROPOUTS, 3, watched=2)
     assert calm.settings[0].blocks == 3
-    for turn in range(2):
+    for turn in range(3):
         calm.judge(range(N), range(N), turn)
-    at_s = calm.sent_s[len(calm.sent_s) // 2 + stage] - 1e-4
-    found = Rounds(N, DROPOUTS, 2, crashes=(Crash(1, at_s), Crash(2, at_s)))
+    at_s = calm.sent_s[len(calm.sent_s) * 2 // 3 + stage] - 1e-4
+    found = Rounds(N, DROPOUTS, 3, crashes=(Crash(1, at_s), Crash(2, at_s)))
     alive = [0, *range(3, N)]
-    found.judge(alive, range(N), 0)
-    found.judge(alive, range(N) if stage == 4 else alive, 1)
+    found.judge(alive, range(N), 1)
+    found.judge(alive, range(N) if stage == 4 else alive, 2)
     assert found.end_s - at_s < 5 * DEADLINE_S, "the new owners' sums were taken at once"
 
 

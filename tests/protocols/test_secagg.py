@@ -468,10 +468,10 @@ def test_owners_that_drop_out_cost_no_block(stage: SecureStage, blocks: int) -> 
 
 
 def test_a_client_that_dies_while_it_sends_parts_is_in_no_block() -> None:
-    """Its parts came to owners 0 to 8 only; then it is silent."""
+    """Its parts came to owners 0 to 8 only. Owner 2 is silent later, so the aggregator's sum is used."""
     setting = setting_of(blocks=N)
     change = lost(lambda m: isinstance(m, Part) and m.client == 13 and m.block > 8)
-    crew = Crew(setting, {5: SecureStage.MASKED}, change)
+    crew = Crew(setting, {5: SecureStage.MASKED, 2: SecureStage.UNMASK}, change)
     inside = [peer for peer in range(N) if peer not in (5, 13)]
     assert crew.sum.clients == tuple(inside)
     np.testing.assert_array_equal(crew.sum.total, crew.expected(inside))

@@ -1,21 +1,24 @@
-"""Secure aggregation beside plain averages: processor time, time over lines, bytes, what the aggregator sees.
+"""Secure aggregation beside plain averages: processor time, time over lines, bytes, what owners see.
 
     OMP_NUM_THREADS=1 python benchmarks/secagg.py
 
 16 peers, 1M values, of which any 4 may drop out, and do, at each stage in turn; each sum must be exact.
 
 Processor time is of one thread: a plain aggregator adds 16 arrived float32 vectors up and divides, and its
-clients do nothing; runs take turns, and the table has medians. Time over lines is virtual, of a round in
-which nobody drops out (a peer that is silent adds a deadline, which the caller gives). It is taken through
-one peer that adds up, with named tensors for both kinds, and by RPS, which is what a crew does otherwise and
-has no such peer. The processor time of a client and of the aggregator is added. Chi-square is Pearson's, of
-the bytes and of the 16-bit halves of what the aggregator gets, as deviations from its mean; of vectors of
-zeros, whose own statistic is beside it.
+clients do nothing; runs take turns, and the table has medians. A client's time is with the block that it
+adds up and unmasks. Time over lines is virtual: of a calm round, and of rounds in which four peers die
+without a word just before they would send a stage's message. The others wait for these as long as their own
+deadlines say, which have seen four rounds that took as long as the calm one. Beside it stand a calm average
+through one peer that adds up, with named tensors as here, and one by RPS, which is what a crew does otherwise
+and has no such peer. The processor time of a client and of the aggregator is added. Chi-square is Pearson's,
+of the bytes and of the 16-bit halves of what owners get of each client, as deviations from its mean; of
+vectors of zeros, whose own statistic is beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import statistics
@@ -32,20 +35,24 @@ import torch
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
-from ragtag.core.faults import Faults
+from ragtag.core.faults import Crash, Faults
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.seed import generator
-from ragtag.core.types import Arm, Expired, Floats, Start
+from ragtag.core.types import Arm, Floats, Left, Start
 from ragtag.core.wire import n_chunks
 from ragtag.privacy.secagg import SecureAverage
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.protocols.secagg import (
     Download,
+    Owns,
+    Part,
     SecureAggregator,
     SecureClient,
     SecureSetting,
     SecureStage,
+    SecureWaits,
     Summed,
+    Unmasked,
     Unsummed,
     Upload,
     ring_for,
@@ -58,62 +65,99 @@ RESULTS = Path(__file__).parent / "results" / "secagg.json"
 N, VALUES, DROPS, CLIP, DEADLINE_S = 16, 1_000_000, 4, 1.0, 60.0
 TIME_GOAL, DEVIATIONS_GOAL = 3.0, 4.0
 LATENCY_S = 0.005
+ROUNDS = 4
+"""From which a peer has learned how long to wait."""
+GONE = (3, 7, 8, 12)
+SENT = {"KEYS": 0, "SHARES": 1, "MASKED": 2, "UNMASK": 4}
+"""Which message of an owner is each stage's: the third are its parts, the fourth is the sum of its block."""
 RATES = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
 
 
 @dataclass
 class Round:
-    """A round in one process. Times are of the processor. masked: what the aggregator got of each client."""
+    """A round in one process. Times are of the processor. masked: what owners got of each client."""
 
     end: Summed | Unsummed
     client_s: list[float]
     aggregator_s: float
     up_bytes: int
     down_bytes: int
-    masked: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    masked: dict[int, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
+
+
+class _Round:
+    """Clients 0..n - 1 and the aggregator, n, in one process; messages come at once.
+
+    gone: clients that send nothing from ``stage`` on, of which the others know at once.
+    """
+
+    def __init__(
+        self, setting: SecureSetting, vectors: list[Floats], number: int, gone: tuple[int, ...], stage: int
+    ) -> None:
+        self.setting, self.gone, self.stage = setting, gone, stage
+        self.spent = [0.0] * (setting.n + 1)
+        self.machines: list[Any] = []
+        for peer, vector in enumerate(vectors):
+            begin_s = time.process_time()
+            random = generator(0, "secure aggregation, keys", number, peer).bytes
+            self.machines.append(SecureClient(setting, peer, vector, random, SecureWaits(DEADLINE_S)))
+            self.spent[peer] += time.process_time() - begin_s
+        self.machines.append(SecureAggregator(setting, SecureWaits(DEADLINE_S)))
+        self.queue: deque[tuple[int, Any]] = deque((who, Start()) for who in range(setting.n + 1))
+        self.parts: dict[int, list[Part]] = {block: [] for block in range(setting.blocks)}
+        self.taken: dict[int, set[int]] = {block: set() for block in range(setting.blocks)}
+        self.found = Round(Unsummed(None), [], 0.0, 0, 0)  # type: ignore[arg-type]
+        self.told = False
+        self.over = False
+
+    def run(self) -> Round:
+        while self.queue or not self.over:
+            if not self.queue:
+                assert not self.told, "nothing happens any more"
+                self.told = True
+                events = [(who, Left(peer)) for peer in self.gone for who in range(self.setting.n + 1)]
+                self.queue += [event for event in events if event[0] not in self.gone]
+            who, event = self.queue.popleft()
+            stage = SecureStage.OVER if who == self.setting.n else self.machines[who].stage
+            begin_s = time.process_time()
+            effects = self.machines[who].step(0.0, event)
+            self.spent[who] += time.process_time() - begin_s
+            if who < self.setting.n:
+                stage = max(stage, self.machines[who].stage)
+            if who not in self.gone or stage < self.stage:
+                for effect in effects:
+                    self.carry(who, effect)
+        self.found.client_s, self.found.aggregator_s = self.spent[:-1], self.spent[-1]
+        return self.found
+
+    def carry(self, who: int, effect: Any) -> None:
+        found, n = self.found, self.setting.n
+        if isinstance(effect, Upload):
+            found.up_bytes += len(effect.body)
+            self.queue.append((n, effect))
+        elif isinstance(effect, Part):
+            found.up_bytes += len(effect.body)
+            found.masked.setdefault(effect.client, []).append(np.frombuffer(effect.body, np.uint32).copy())
+            self.parts[effect.block].append(effect)
+            self.queue += [(peer, effect) for peer in self.taken[effect.block]]
+        elif isinstance(effect, Owns):
+            self.taken[effect.block].add(who)
+            self.queue += [(who, part) for part in self.parts[effect.block]]
+        elif isinstance(effect, Download):
+            found.down_bytes += len(effect.body)
+            self.queue.append((effect.client, effect))
+        elif isinstance(effect, Unmasked):
+            found.down_bytes += n * len(effect.body)
+            self.queue += [(peer, effect) for peer in range(n + 1)]
+        elif not isinstance(effect, Arm) and who == n:
+            found.end, self.over = effect, True
 
 
 def secure_round(
     setting: SecureSetting, vectors: list[Floats], number: int, gone: tuple[int, ...] = (), stage: int = 9
 ) -> Round:
-    """``gone``'s uploads from ``stage`` on do not come. Keys are drawn from the round's own stream."""
-    spent = [0.0] * (setting.n + 1)
-    clients: list[Any] = []
-    for peer, vector in enumerate(vectors):
-        begin_s = time.process_time()
-        random = generator(0, "secure aggregation, keys", number, peer).bytes
-        clients.append(SecureClient(setting, peer, vector, random, DEADLINE_S))
-        spent[peer] += time.process_time() - begin_s
-    machines = [*clients, SecureAggregator(setting, DEADLINE_S)]
-    queue: deque[tuple[int, Any]] = deque((who, Start()) for who in range(setting.n + 1))
-    found = Round(Unsummed(None), [], 0.0, 0, 0)  # type: ignore[arg-type]
-    armed: Arm | None = None
-    over = False
-    while not over or queue:
-        if not queue:
-            assert armed is not None
-            queue.append((setting.n, Expired(armed.timer)))
-        who, event = queue.popleft()
-        begin_s = time.process_time()
-        effects = machines[who].step(0.0, event)
-        spent[who] += time.process_time() - begin_s
-        for effect in effects:
-            if isinstance(effect, Upload):
-                if effect.client in gone and effect.stage >= stage:
-                    continue
-                found.up_bytes += len(effect.body)
-                if effect.stage == SecureStage.MASKED:
-                    found.masked[effect.client] = np.frombuffer(effect.body, np.uint32).copy()
-                queue.append((setting.n, effect))
-            elif isinstance(effect, Download):
-                found.down_bytes += len(effect.body)
-                queue.append((effect.client, effect))
-            elif isinstance(effect, Arm):
-                armed = effect if who == setting.n else armed
-            elif who == setting.n:
-                found.end, over = effect, True
-    found.client_s, found.aggregator_s = spent[:-1], spent[-1]
-    return found
+    """``gone`` send nothing from ``stage`` on. Keys are drawn from the round's own stream."""
+    return _Round(setting, vectors, number, gone, stage).run()
 
 
 def plain_round(vectors: list[Floats]) -> float:
@@ -131,7 +175,7 @@ def exact(setting: SecureSetting, vectors: list[Floats], end: Summed | Unsummed)
         return False
     total = np.zeros(setting.length, np.int64)
     for peer in end.clients:
-        total += setting.quantised(vectors[peer])[0].view(np.int32)[: setting.length]
+        total += setting.joined(setting.quantised(vectors[peer])[0]).view(np.int32)
     return bool(np.array_equal(end.total.view(np.int32), total))
 
 
@@ -147,9 +191,30 @@ def deviations(words: np.ndarray[Any, Any], bits: int) -> float:
 # -- Over lines
 
 
-def over_lines(rate: float, kind: str, vectors: list[Floats]) -> dict[str, float]:
-    """Virtual seconds from the first peer's begin until the last has the mean, and what lines carried."""
-    crew = SimulatedCrew(N, Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate), seed=0)
+@dataclass
+class Lined:
+    """A round over lines, in virtual time.
+
+    virtual_s: from the first peer's begin until the last that lives has the mean.
+    lines_bytes: what lines carried. sent_s: when ``GONE[0]`` sent each of its messages in it.
+    waits: of each peer, after it.
+    """
+
+    virtual_s: float
+    lines_bytes: float
+    sent_s: list[float]
+    waits: dict[int, SecureWaits] = field(default_factory=dict)
+
+
+def over_lines(
+    rate: float, kind: str, vectors: list[Floats], crash_s: float | None = None, calm: Lined | None = None
+) -> Lined:
+    """crash_s: when four peers die. calm: a round that taught peers how long they wait."""
+    crashes = () if crash_s is None else tuple(Crash(peer, crash_s) for peer in GONE)
+    faults = Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate, crashes=crashes)
+    crew = SimulatedCrew(N, faults, seed=0)
+    sent_s: list[float] = []
+    waits: dict[int, SecureWaits] = {}
     begins: list[float] = []
     ends: list[float] = []
     carried: list[int] = []
@@ -166,10 +231,23 @@ def over_lines(rate: float, kind: str, vectors: list[Floats]) -> dict[str, float
         made = SecureAverage(
             peer, {"x": (VALUES,)}, clip=CLIP, dropouts=DROPS, deadline_s=DEADLINE_S,
             random=generator(0, "secure aggregation, keys", 99, peer.me).bytes,
+            on_publish=lambda: sent_s.append(peer.now_s()) if peer.me == GONE[0] else None,
         )  # fmt: skip
+        if calm is not None:
+            made._waits = copy.deepcopy(calm.waits[peer.me])
+        waits[peer.me] = made._waits
         begin(peer)
         mean = made.average({"x": torch.from_numpy(vectors[peer.me])})
-        assert mean.clients == tuple(range(N))
+        if crash_s is None:
+            assert mean.clients == tuple(range(N))
+        total = np.zeros(VALUES, np.int64)
+        if peer.me == 1:
+            for client in mean.clients:
+                words = made.setting.quantised(vectors[client])[0]
+                total += made.setting.joined(words).view(np.int32)
+            exact_mean = made.setting.values(total.astype(np.int32).view(np.uint32))
+            exact_mean /= np.float32(len(mean.clients))
+            assert np.array_equal(mean["x"].numpy(), exact_mean), "the sum is not exact"
         ends.append(peer.now_s())
 
     def plain(peer: SimulatedTransport) -> None:
@@ -209,7 +287,13 @@ def over_lines(rate: float, kind: str, vectors: list[Floats]) -> dict[str, float
             peer.pause(LATENCY_S)
 
     crew.run({"secure": secure, "plain": plain, "rps": rps}[kind])
-    return {"virtual_s": max(ends) - min(begins), "lines_bytes": float(lines() - max(carried))}
+    assert len(ends) == N - len(crashes)
+    for one in waits.values() if calm is None else ():
+        for name, deadline in one._deadlines.items():
+            took_s = deadline.typical_s()
+            for _ in range(ROUNDS - 1):
+                one.whole(name, took_s)
+    return Lined(max(ends) - min(begins), float(lines() - max(carried)), sent_s, waits)
 
 
 def main() -> int:
@@ -221,12 +305,12 @@ def main() -> int:
     arguments = parser.parse_args()
     made = how()
     degree, threshold = ring_for(N, DROPS)
-    setting = SecureSetting(N, VALUES, CLIP, degree, threshold, N - DROPS)
+    setting = SecureSetting(N, VALUES, CLIP, degree, threshold, N - DROPS, blocks=N)
     vectors = [
         generator(0, "vector", peer).uniform(-CLIP, CLIP, VALUES).astype(np.float32) for peer in range(N)
     ]
     cases: dict[str, tuple[tuple[int, ...], int]] = {"none": ((), 9)}
-    cases |= {stage.name: ((3, 7, 8, 12), int(stage)) for stage in list(SecureStage)[:4]}
+    cases |= {stage.name: (GONE, int(stage)) for stage in list(SecureStage)[:4]}
     plain: list[float] = []
     rows: dict[str, dict[str, Any]] = {}
     bytes_counted: dict[str, int] = {}
@@ -252,28 +336,39 @@ def main() -> int:
             "aggregator_over_plain": aggregator_s / plain_s,
             "all_over_plain": (clients_s + aggregator_s) / plain_s,
         }
-    short = secure_round(setting, vectors, 99, (3, 7, 8, 12, 15), SecureStage.MASKED)
+    short = secure_round(setting, vectors, 99, (*GONE, 15), SecureStage.MASKED)
     below = str(short.end.error) if isinstance(short.end, Unsummed) else "a sum"
     zeros = [np.zeros(VALUES, np.float32)] * N
     seen = secure_round(setting, zeros, 77).masked
     chi2 = {
         f"{bits} bits": {
-            "masked": [deviations(seen[peer], bits) for peer in range(N)],
+            "masked": [deviations(np.concatenate(seen[peer]), bits) for peer in range(N)],
             "unmasked": deviations(setting.quantised(zeros[0])[0], bits),
         }
         for bits in (8, 16)
     }
     worst = max(abs(z) for one in chi2.values() for z in one["masked"])  # type: ignore[attr-defined]
-    formula = {"up": N * setting.upload_bytes(), "down": N * setting.download_bytes()}
+    formula = {"up": setting.upload_bytes(), "down": setting.download_bytes()}
     lines: dict[str, Any] = {}
-    cpu_s = rows["none"]["client_s"] + rows["none"]["aggregator_s"]
     for name, rate in RATES.items():
-        ran = {kind: over_lines(rate, kind, vectors) for kind in ("plain", "secure", "rps")}
-        secure_s = ran["secure"]["virtual_s"] + cpu_s
-        lines[name] = ran | {
-            "with_processor_over_plain": secure_s / (ran["plain"]["virtual_s"] + plain_s),
-            "with_processor_over_rps": secure_s / (ran["rps"]["virtual_s"] + plain_s / N),
+        plain_line, rps = (over_lines(rate, kind, vectors) for kind in ("plain", "rps"))
+        calm = over_lines(rate, "secure", vectors)
+
+        lines[name] = {
+            "plain": {"virtual_s": plain_line.virtual_s, "lines_bytes": plain_line.lines_bytes},
+            "rps": {"virtual_s": rps.virtual_s, "lines_bytes": rps.lines_bytes},
+            "secure": {},
         }
+        times_of = {"none": None} | {drop: calm.sent_s[message] - 1e-4 for drop, message in SENT.items()}
+        for drop, crash_s in times_of.items():
+            ran = calm if crash_s is None else over_lines(rate, "secure", vectors, crash_s, calm)
+            took_s = ran.virtual_s + rows[drop]["client_s"] + rows[drop]["aggregator_s"]
+            lines[name]["secure"][drop] = {
+                "virtual_s": ran.virtual_s,
+                "lines_bytes": ran.lines_bytes,
+                "with_processor_over_plain": took_s / (plain_line.virtual_s + plain_s),
+                "with_processor_over_rps": took_s / (rps.virtual_s + plain_s / N),
+            }
     record = {
         **made,
         "cryptography": cryptography.__version__,
@@ -308,13 +403,14 @@ def main() -> int:
         )
     print(f"  5 drop: {below}")
     for name, ran in lines.items():
-        over = ran["with_processor_over_plain"]
-        print(
-            f"  lines of {name}: secure {ran['secure']['virtual_s']:.2f} s, plain through one peer "
-            f"{ran['plain']['virtual_s']:.2f} s, RPS {ran['rps']['virtual_s']:.2f} s; with processor time "
-            f"{over:.2f} times plain {goal(over, TIME_GOAL)}, {ran['with_processor_over_rps']:.1f} times RPS "
-            f"{goal(ran['with_processor_over_rps'], TIME_GOAL)}"
-        )
+        for drop, row in ran["secure"].items():
+            over, rps_over = row["with_processor_over_plain"], row["with_processor_over_rps"]
+            print(
+                f"  lines of {name}, 4 drop at {drop:7s}{row['virtual_s']:6.2f} s; plain through one peer "
+                f"{ran['plain']['virtual_s']:.2f} s, RPS {ran['rps']['virtual_s']:.2f} s; with processor "
+                f"time {over:.2f} times plain {goal(over, TIME_GOAL)}, {rps_over:.1f} times RPS "
+                f"{goal(rps_over, TIME_GOAL)}"
+            )
     print(f"  bytes counted {bytes_counted}, by formula {formula}")
     print(f"  chi-square: at most {worst:.2f} deviations {goal(worst, DEVIATIONS_GOAL)}")
     arguments.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -639,8 +639,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "secure aggregation: masks that are left go unseen",
         SECAGG,
-        "if self._total[setting.length :].any():",
-        "if False:",
+        "return bool(block[self._span :].any())",
+        "return False",
         ("tests/protocols/test_secagg.py", "-k", "not_cancel"),
     ),
     Sabotage(
@@ -660,8 +660,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "secure aggregation: a client helps with a sum of few",
         SECAGG,
-        "if len(inside) < setting.survivors_min:",
-        "if False:",
+        "if len(inside) < setting.survivors_min:\n            return f",
+        "if False:\n            return f",
         ("tests/protocols/test_secagg.py", "-k", "judges"),
     ),
     Sabotage(
@@ -674,8 +674,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "secure aggregation: the rounding overflows",
         SECAGG,
-        "((1 << 31) - 1) / (self.n * self.clip)",
-        "((1 << 33) - 1) / (self.n * self.clip)",
+        "((1 << 31) - 1) / room",
+        "((1 << 33) - 1) / room",
         ("tests/protocols/test_secagg.py", "-k", "quantised_values"),
     ),
     Sabotage(
@@ -691,6 +691,41 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "lacking = n * _tail(n - 1, dropouts, degree, degree - threshold)",
         "lacking = n * _tail(n - 1, dropouts, degree, degree - threshold + 2)",
         ("tests/protocols/test_secagg.py", "-k", "chances"),
+    ),
+    Sabotage(
+        "secure aggregation: each block has the words of the first",
+        SECAGG,
+        'begin = (first // _CIPHER_WORDS).to_bytes(16, "big")',
+        "begin = bytes(16)",
+        ("tests/protocols/test_secagg.py", "-k", "part_of_a_mask"),
+    ),
+    Sabotage(
+        "secure aggregation: blocks are added up over different clients",
+        SECAGG,
+        "if found[0] == inside}",
+        "if True}",
+        ("tests/protocols/test_secagg.py", "-k", "sends_parts"),
+    ),
+    Sabotage(
+        "secure aggregation: the aggregator takes other words of masks off than an owner",
+        SECAGG,
+        "add_masks(total, self._masks, block * self._setting.stride)",
+        "add_masks(total, self._masks)",
+        ("tests/protocols/test_secagg.py", "-k", "cost_no_block"),
+    ),
+    Sabotage(
+        "secure aggregation: anybody opens a block",
+        SECAGG,
+        "may = known and one.client in (self._openers[one.block], self._setting.aggregator)",
+        "may = known",
+        ("tests/protocols/test_secagg.py", "-k", "owner_alone"),
+    ),
+    Sabotage(
+        "secure aggregation: nothing is learned of how long stages take",
+        SECAGG,
+        "if self._seen.get(what, 0) < _FEW:",
+        "if True:",
+        ("tests/protocols/test_secagg.py", "-k", "later_round_waits"),
     ),
     Sabotage(
         "secure averages: a message of the next round is lost",

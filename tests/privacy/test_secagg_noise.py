@@ -21,7 +21,7 @@ from ragtag.privacy import (
     epsilon_of,
 )
 from ragtag.privacy.noise import KEY_BYTES, NoiseStream
-from ragtag.protocols.secagg import NOISE_STEPS, SecureClient, SecureSetting, ring_for
+from ragtag.protocols.secagg import NOISE_STEPS, SecureClient, SecureSetting, SecureWaits, ring_for
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 
 pytest.importorskip("opacus")  # its accountant
@@ -170,7 +170,7 @@ def test_the_adding_peer_sees_noise_under_the_masks() -> None:
     setting = SecureSetting(5, 50, 1.0, 4, 3, 4, deviation=0.1)
     assert NOISE_STEPS / 2 < setting.deviation_steps <= NOISE_STEPS
     zeros, noise = np.zeros(50, np.float32), np.arange(-25, 25)
-    client = SecureClient(setting, 0, zeros, generator(1, "keys").bytes, 1.0, noise)
+    client = SecureClient(setting, 0, zeros, generator(1, "keys").bytes, SecureWaits(1.0), noise)
     assert np.array_equal(client._words[:50].view(np.int32), noise)
     assert not client._words[50:].any(), "the check words have none"
 
@@ -179,7 +179,9 @@ def test_noise_that_the_setting_does_not_have_is_refused_and_so_is_none_where_it
     for deviation, noise in ((0.0, np.ones(4, np.int64)), (0.1, None)):
         setting = SecureSetting(5, 4, 1.0, 4, 3, 4, deviation=deviation)
         with pytest.raises(ValueError, match="the setting says otherwise"):
-            SecureClient(setting, 0, np.zeros(4, np.float32), generator(1, "keys").bytes, 1.0, noise)
+            SecureClient(
+                setting, 0, np.zeros(4, np.float32), generator(1, "keys").bytes, SecureWaits(1.0), noise
+            )
 
 
 def test_too_little_noise_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,16 @@ from ragtag.protocols.secagg import (
     PRIME,
     Download,
     NoSecureSum,
+    Owns,
+    Part,
     Random,
     SecureAggregator,
     SecureClient,
     SecureSetting,
     SecureStage,
+    SecureWaits,
     Summed,
+    Unmasked,
     Unsummed,
     Upload,
     add_masks,
@@ -39,6 +43,9 @@ from ragtag.protocols.secagg import (
 )
 
 N, LENGTH, DROPS, DEADLINE_S = 16, 40, 4, 5.0
+BLOCKS = 5
+UPLOADED = [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
+Message = Upload | Download | Part | Unmasked
 
 
 def stream(name: str, peer: int = 0) -> Random:
@@ -47,7 +54,7 @@ def stream(name: str, peer: int = 0) -> Random:
 
 def setting_of(n: int = N, length: int = LENGTH, drops: int = DROPS, **others: Any) -> SecureSetting:
     degree, threshold = ring_for(n, drops)
-    return SecureSetting(n, length, 2.0, degree, threshold, n - drops, seed=5, **others)
+    return SecureSetting(n, length, 2.0, degree, threshold, n - drops, seed=5, **{"blocks": BLOCKS} | others)
 
 
 def vectors_of(setting: SecureSetting) -> list[Floats]:
@@ -57,31 +64,49 @@ def vectors_of(setting: SecureSetting) -> list[Floats]:
     ]
 
 
+def survivors(setting: SecureSetting, client: int, inside: Any, asked: int = 0) -> Download:
+    """What the aggregator says of who is in the sum; ``asked``: and asks owners again."""
+    owners = [*setting.owners_among(range(setting.n))]
+    body = asked.to_bytes(2, "little") + secagg._who_owns(list(inside), owners, setting.n)
+    return Download(client, SecureStage.MASKED, body, DEADLINE_S)
+
+
 class Crew:
     """Clients and an aggregator whose messages come at once; a timer runs out where nothing else happens.
 
-    drops: the stage from which on a client's uploads do not come. change: what becomes of a message.
+    drops: the stage from which on a client sends nothing, to nobody. change: what becomes of a message.
+    told: a client that drops out is known to be gone. deaf: parts of the first never come to the second.
+    waits: of the aggregator and of each client.
     """
 
     def __init__(
         self,
         setting: SecureSetting,
         drops: Mapping[int, SecureStage] | None = None,
-        change: Callable[[Upload | Download], list[Upload | Download]] = lambda message: [message],
+        change: Callable[[Message], list[Message]] = lambda message: [message],
         told: bool = False,
+        waits: list[SecureWaits] | None = None,
+        deaf: Container[tuple[int, int]] = (),
     ) -> None:
         self.setting, self.drops, self.change, self.told = setting, drops or {}, change, told
+        self.deaf = deaf
         self.vectors = vectors_of(setting)
+        waits = waits or [SecureWaits(DEADLINE_S) for _ in range(setting.n + 1)]
         self.clients = [
-            SecureClient(setting, peer, vector, stream("keys", peer), DEADLINE_S)
+            SecureClient(setting, peer, vector, stream("keys", peer), waits[peer])
             for peer, vector in enumerate(self.vectors)
         ]
-        self.aggregator = SecureAggregator(setting, DEADLINE_S)
+        self.aggregator = SecureAggregator(setting, waits[-1])
         self.now_s = 0.0
         self.ends: dict[int, Summed | Unsummed] = {}
+        self.end_s: dict[int, float] = {}
         self.seen: list[Upload] = []
+        self.parts: dict[tuple[int, int], Part] = {}
+        self.taken: dict[int, set[int]] = {peer: set() for peer in range(setting.n)}
+        self.openers: list[tuple[int, int]] = []
         self.sent: Counter[str] = Counter()
         self.told_to: dict[int, list[Download]] = {peer: [] for peer in range(setting.n)}
+        self._out: set[int] = set()
         self._timers: list[tuple[float, int, int, Arm]] = []
         self._queue: list[tuple[int, Any]] = [(-1, Start()), *((peer, Start()) for peer in range(setting.n))]
         while self._queue or self._timers:
@@ -93,25 +118,58 @@ class Crew:
 
     def _step(self, who: int, event: Any) -> None:
         machine = self.aggregator if who < 0 else self.clients[who]
+        stage = SecureStage.OVER if who < 0 else machine.stage
         for effect in machine.step(self.now_s, event):
             if isinstance(effect, Arm):
                 self._timers.append((effect.at_s, len(self._timers), who, effect))
             elif isinstance(effect, Summed | Unsummed):
                 self.ends[who] = effect
-            elif isinstance(effect, Upload) and effect.stage >= self.drops.get(
-                effect.client, SecureStage.OVER
-            ):
-                if self.told:
-                    self._queue.append((-1, Left(effect.client)))
+                self.end_s[who] = self.now_s
+            elif who >= 0 and self._gone(who, max(stage, machine.stage)):
+                continue
+            elif isinstance(effect, Owns):
+                self.taken[who].add(effect.block)
+                held = [part for (_, block), part in self.parts.items() if block == effect.block]
+                self._queue += [
+                    (who, part)
+                    for part in held
+                    if part.client not in self._out and (part.client, who) not in self.deaf
+                ]
             else:
-                assert isinstance(effect, Upload | Download)
+                assert isinstance(effect, Message)
                 for message in self.change(effect):
-                    self.sent[type(message).__name__] += len(message.body)
-                    if isinstance(message, Upload):
-                        self.seen.append(message)
-                    else:
-                        self.told_to[message.client].append(message)
-                    self._queue.append((-1 if isinstance(message, Upload) else message.client, message))
+                    self._carry(message)
+
+    def _gone(self, who: int, stage: SecureStage) -> bool:
+        """Whether it has dropped out; where that is told, all hear it once."""
+        gone = stage != SecureStage.OVER and stage >= self.drops.get(who, SecureStage.OVER)
+        if gone and who not in self._out:
+            self._out.add(who)
+            if self.told:
+                self._queue += [(other, Left(who)) for other in range(-1, self.setting.n) if other != who]
+        return gone
+
+    def _carry(self, message: Message) -> None:
+        kind = "down" if isinstance(message, Download) else "up"
+        self.sent[kind] += len(message.body)
+        if isinstance(message, Upload):
+            self.seen.append(message)
+            self._queue.append((-1, message))
+        elif isinstance(message, Download):
+            self.told_to[message.client].append(message)
+            self._queue.append((message.client, message))
+        elif isinstance(message, Part):
+            self.parts[message.client, message.block] = message
+            self._queue += [
+                (peer, message)
+                for peer, blocks in self.taken.items()
+                if message.block in blocks and (message.client, peer) not in self.deaf
+            ]
+        else:
+            self.sent["up"] -= len(message.body)
+            self.sent["down"] += self.setting.n * len(message.body)
+            self.openers.append((message.client, message.block))
+            self._queue += [(peer, message) for peer in range(-1, self.setting.n)]
 
     @property
     def sum(self) -> Summed:
@@ -127,7 +185,7 @@ class Crew:
 
     def expected(self, clients: Any) -> Any:
         words = [self.setting.quantised(self.vectors[peer])[0].astype(object) for peer in clients]
-        return (sum(words)[: self.setting.length] % 2**32).astype(np.uint32)
+        return self.setting.joined((sum(words) % 2**32).astype(np.uint32))
 
 
 # -- Shares
@@ -196,7 +254,7 @@ def test_quantised_values_are_as_near_as_is_said(n: int, clip: float, drawn: lis
     back = words[:3].view(np.int32) / setting.scale
     assert np.abs(back - clipped).max() <= setting.error / n
     assert n * np.abs(words.view(np.int32).astype(np.int64)).max() < 2**31, "n of them do not overflow"
-    assert not words[3:].any() and len(words) == 3 + CHECKS
+    assert not words[3:].any() and len(words) == 4 + CHECKS
 
 
 def test_values_that_are_not_finite_are_not_sent() -> None:
@@ -217,6 +275,30 @@ def test_masks_cancel_and_differ_by_key() -> None:
     assert len(np.unique(blocks)) > 60_000, "each block has its own part of the stream"
     add_masks(total, [(keys[1], 1), (keys[0], -1)])
     np.testing.assert_array_equal(total, np.arange(200_000))
+
+
+@pytest.mark.parametrize("first", [0, 4, 1000, (1 << 16) + 8])
+def test_a_part_of_a_mask_is_that_of_the_whole(first: int) -> None:
+    """So no word of a mask is used twice, however a vector is cut."""
+    masks = [(stream("a")(32), 1), (stream("b")(32), -1)]
+    whole, part = np.zeros(200_000, np.uint32), np.zeros(1000, np.uint32)
+    add_masks(whole, masks)
+    add_masks(part, masks, first)
+    np.testing.assert_array_equal(part, whole[first : first + 1000])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 16))
+def test_a_vector_is_cut_into_blocks_with_zeros_behind_each(length: int, blocks: int) -> None:
+    setting = setting_of(length=length, blocks=blocks)
+    steps = np.arange(1, length + 1, dtype=np.int32)
+    words = setting.blocked(steps)
+    np.testing.assert_array_equal(setting.joined(words), steps.astype(np.uint32))
+    rows = words.reshape(blocks, setting.stride)
+    assert setting.stride % 4 == 0 and words.sum() == steps.sum()
+    assert not rows[:, -CHECKS:].any() and not any(map(setting.masks_left, rows))
+    rows[-1, -1] = 1
+    assert setting.masks_left(rows[-1])
 
 
 # -- Neighbours
@@ -306,19 +388,17 @@ def test_a_whole_crew_s_sum_is_exact_and_all_have_it() -> None:
         np.testing.assert_array_equal(end.total, crew.sum.total)
     exact = np.sum(np.array(crew.vectors, np.float64), 0)
     assert np.abs(crew.setting.values(crew.sum.total) - exact).max() < crew.setting.error + 1e-5
-    assert crew.now_s < 3 * DEADLINE_S and crew.aggregator.refused == 0
+    assert set(crew.end_s.values()) == {0.0} and crew.aggregator.refused == 0
 
 
 def test_bytes_are_those_of_the_formula() -> None:
     crew = Crew(setting_of())
-    assert crew.sent["Upload"] == N * crew.setting.upload_bytes()
-    assert crew.sent["Download"] == N * crew.setting.download_bytes()
+    assert crew.sent["up"] == crew.setting.upload_bytes()
+    assert crew.sent["down"] == crew.setting.download_bytes()
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["silent", "known to be gone"])
-@pytest.mark.parametrize(
-    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
-)
+@pytest.mark.parametrize("stage", UPLOADED)
 def test_four_of_sixteen_may_drop_at_any_stage(stage: SecureStage, told: bool) -> None:
     for gone in ((0, 1, 2, 3), (3, 7, 11, 15)):
         crew = Crew(setting_of(), dict.fromkeys(gone, stage), told=told)
@@ -336,9 +416,7 @@ def test_one_may_drop_at_each_stage() -> None:
     np.testing.assert_array_equal(crew.sum.total, crew.expected(inside))
 
 
-@pytest.mark.parametrize(
-    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
-)
+@pytest.mark.parametrize("stage", UPLOADED)
 def test_below_the_threshold_there_is_an_error_and_no_sum(stage: SecureStage) -> None:
     crew = Crew(setting_of(), dict.fromkeys(range(12) if stage == SecureStage.UNMASK else range(5), stage))
     assert crew.error.stage == stage
@@ -350,7 +428,8 @@ def test_below_the_threshold_there_is_an_error_and_no_sum(stage: SecureStage) ->
 
 def test_too_few_shares_leave_the_sum_masked() -> None:
     crew = Crew(setting_of(), dict.fromkeys(range(12), SecureStage.UNMASK))
-    shown = crew.aggregator._total[:LENGTH]
+    sums = [crew.aggregator._sums[block][1] for block in range(BLOCKS)]
+    shown = crew.setting.joined(np.concatenate(sums))
     for size in range(1, N + 1):
         assert not np.array_equal(shown, crew.expected(range(size)))
 
@@ -365,17 +444,198 @@ def test_an_aggregator_that_ends_leaves_nobody_waiting() -> None:
         assert isinstance(end, Unsummed)
 
 
+# -- Blocks
+
+
+def lost(drop: Callable[[Message], bool]) -> Callable[[Message], list[Message]]:
+    return lambda message: [] if drop(message) else [message]
+
+
+@pytest.mark.parametrize("blocks", [1, 3, N])
+@pytest.mark.parametrize("stage", [*UPLOADED, SecureStage.BLOCKS])
+def test_owners_that_drop_out_cost_no_block(stage: SecureStage, blocks: int) -> None:
+    gone = (1, 2, 9, 15)
+    crew = Crew(setting_of(blocks=blocks), dict.fromkeys(gone, stage))
+    inside = [peer for peer in range(N) if peer not in gone or stage >= SecureStage.UNMASK]
+    assert crew.sum.clients == tuple(inside)
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(inside))
+    alive = crew.ends[3]
+    assert isinstance(alive, Summed)
+    np.testing.assert_array_equal(alive.total, crew.sum.total)
+    for owner, block in crew.openers:
+        late = stage >= SecureStage.UNMASK and block in gone
+        assert owner == (0 if late else crew.aggregator._owners[block])
+
+
+def test_a_client_that_dies_while_it_sends_parts_is_in_no_block() -> None:
+    """Its parts came to owners 0 to 8 only. Owner 2 is silent later, so the aggregator's sum is used."""
+    setting = setting_of(blocks=N)
+    change = lost(lambda m: isinstance(m, Part) and m.client == 13 and m.block > 8)
+    crew = Crew(setting, {5: SecureStage.MASKED, 2: SecureStage.UNMASK}, change)
+    inside = [peer for peer in range(N) if peer not in (5, 13)]
+    assert crew.sum.clients == tuple(inside)
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(inside))
+
+
+def test_an_owner_with_a_bad_line_loses_its_block_and_no_client_its_place() -> None:
+    """Owner 6 gets nothing of clients 1 and 2; another one that fetches their parts does."""
+    crew = Crew(setting_of(blocks=N), deaf=[(1, 6), (2, 6)])
+    assert crew.sum.clients == tuple(range(N))
+    np.testing.assert_array_equal(crew.sum.total, crew.expected(range(N)))
+    assert crew.aggregator._owners[6] != 6
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_whoever_drops_out_and_whichever_parts_are_lost_a_sum_is_exact(data: Any) -> None:
+    """Up to two drop out, each at some stage, and some parts of two others reach no owner."""
+    n, blocks = 9, data.draw(st.sampled_from([1, 2, 9]))
+    setting = setting_of(n, 9, 3, blocks=blocks)
+    stages = st.sampled_from([*UPLOADED, SecureStage.BLOCKS])
+    drops = {peer: data.draw(stages) for peer in data.draw(st.sets(st.integers(1, n - 1), max_size=2))}
+    missing = data.draw(
+        st.sets(st.tuples(st.sampled_from([2, 5]), st.integers(0, blocks - 1)), max_size=blocks)
+    )
+    crew = Crew(
+        setting,
+        drops,
+        lost(lambda m: isinstance(m, Part) and (m.client, m.block) in missing),
+        told=data.draw(st.booleans()),
+    )
+    end = crew.ends[-1]
+    if isinstance(end, Unsummed):
+        assert len(drops.keys() | {client for client, _ in missing}) > 3, end
+        return
+    assert set(range(n)) - set(end.clients) <= drops.keys() | {client for client, _ in missing}
+    np.testing.assert_array_equal(end.total, crew.expected(end.clients))
+    for peer in range(n):
+        one = crew.ends[peer]
+        if isinstance(one, Summed):
+            np.testing.assert_array_equal(one.total, end.total)
+
+
+def test_a_block_is_taken_of_its_owner_alone() -> None:
+    setting = setting_of()
+    forged = np.zeros(setting.stride, np.uint32)
+    sent: set[int] = set()
+
+    def change(message: Message) -> list[Message]:
+        if isinstance(message, Unmasked) and not sent:
+            sent.add(1)
+            return [Unmasked(11, message.block, forged.data.cast("B")), message]
+        return [message]
+
+    crew = Crew(setting, change=change)
+    for end in crew.ends.values():
+        assert isinstance(end, Summed)
+        np.testing.assert_array_equal(end.total, crew.expected(range(N)))
+
+
+def test_an_owner_that_sums_other_clients_than_it_says_is_seen() -> None:
+    """It leaves a client out, so the masks of that one's neighbours are left in its block."""
+    setting = setting_of()
+
+    def change(message: Message) -> list[Message]:
+        if isinstance(message, Part) and (message.client, message.block) == (7, 2):
+            return [Part(7, 2, bytes(4 * setting.stride))]
+        return [message]
+
+    crew = Crew(setting, change=change)
+    assert "masks do not cancel" in str(crew.error)
+    assert all(isinstance(end, Unsummed) for end in crew.ends.values())
+
+
+# -- How long it waits
+
+
+def taught(waits: SecureWaits, what: str, took_s: float = 0.02) -> None:
+    for _ in range(secagg._FEW):
+        waits.whole(what, took_s)
+
+
+def test_a_later_round_waits_as_long_as_stages_took() -> None:
+    """A round in which messages take .01 s each way teaches that; then 4 drop out, and cost little."""
+    waits = [SecureWaits(DEADLINE_S) for _ in range(N + 1)]
+    for one in waits:
+        for stage in SecureStage:
+            taught(one, stage.name)
+        taught(one, "parts")
+    for stage in UPLOADED:
+        crew = Crew(setting_of(), dict.fromkeys((3, 7, 8, 12), stage), waits=waits)
+        assert isinstance(crew.ends[-1], Summed)
+        assert 0 < crew.end_s[-1] < 0.5, "far below the deadline of the first round"
+    first = Crew(setting_of(), dict.fromkeys((3, 7, 8, 12), SecureStage.KEYS))
+    assert first.end_s[-1] == DEADLINE_S
+
+
+@pytest.mark.parametrize("stage", UPLOADED)
+def test_where_too_few_are_left_it_waits_longer(stage: SecureStage) -> None:
+    waits = [SecureWaits(DEADLINE_S) for _ in range(N + 1)]
+    for one in waits:
+        for name in (*(each.name for each in SecureStage), "parts"):
+            taught(one, name)
+    crew = Crew(setting_of(), dict.fromkeys(range(1, 6), stage), waits=waits)
+    assert crew.end_s[-1] >= DEADLINE_S
+    if stage != SecureStage.UNMASK:
+        assert "11 of 16 clients are left" in str(crew.error)
+
+
+def test_waits_follow_what_was_seen() -> None:
+    waits = SecureWaits(10.0)
+    assert waits.budget_s("KEYS") == 10.0
+    waits.missed("KEYS")
+    waits.late("KEYS", 3.0)
+    assert waits.budget_s("KEYS") == 10.0, "there is no history"
+    waits.whole("KEYS", 1.0)
+    assert waits.budget_s("KEYS") == 10.0, "once says little"
+    taught(waits, "KEYS", 1.0)
+    once = waits.budget_s("KEYS")
+    assert 1.0 < once < 3.0 and waits.budget_s("SHARES") == 10.0
+    waits.missed("KEYS")
+    assert waits.budget_s("KEYS") > once
+    waits.whole("KEYS", 100.0)
+    assert waits.budget_s("KEYS") == 10.0, "never more than the most"
+    waits = SecureWaits(10.0)
+    taught(waits, "KEYS", 0.0)
+    waits.floor_s = 0.25
+    assert waits.budget_s("KEYS") >= 0.25
+
+
+def test_an_upload_that_comes_late_lengthens_the_next_rounds_stage() -> None:
+    setting, waits = setting_of(), SecureWaits(DEADLINE_S)
+    taught(waits, "KEYS", 1.0)
+    before = waits.budget_s("KEYS")
+    aggregator = SecureAggregator(setting, waits)
+    aggregator.step(0.0, Start())
+    body = bytes(range(96))
+    for peer in range(N - 1):
+        aggregator.step(0.5, Upload(peer, SecureStage.KEYS, body))
+    assert aggregator.step(before, Expired(aggregator._timer()))
+    assert aggregator.stage == SecureStage.SHARES
+    aggregator.step(2 * before, Upload(N - 1, SecureStage.KEYS, body))
+    aggregator.step(2 * before, Upload(N - 1, SecureStage.KEYS, body))
+    assert aggregator.refused == 2
+    late = waits.budget_s("KEYS")
+    again = SecureWaits(DEADLINE_S)
+    taught(again, "KEYS", 1.0)
+    again.missed("KEYS")
+    assert late > again.budget_s("KEYS")
+
+
 # -- What the aggregator sees
 
 
 def test_what_the_aggregator_sees_of_a_vector_is_uniform() -> None:
-    """Pearson's chi-square of its bytes, for vectors of zeros; 256 classes: 255 with a deviation of 22.6."""
+    """Pearson's chi-square of bytes: what owners get of each client, and sums that the aggregator gets.
+
+    256 classes: 255 with a deviation of 22.6.
+    """
     setting = setting_of(length=20_000)
     crew = Crew(setting)
-    for message in crew.seen:
-        if message.stage != SecureStage.MASKED:
-            continue
-        counts = np.bincount(np.frombuffer(message.body, np.uint8), minlength=256)
+    sums = [m.body[-4 * setting.stride :] for m in crew.seen if m.stage == SecureStage.MASKED]
+    assert len(sums) == BLOCKS and len(crew.parts) == N * BLOCKS
+    for body in [*sums, *(part.body for part in crew.parts.values())]:
+        counts = np.bincount(np.frombuffer(body, np.uint8), minlength=256)
         chi2 = float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
         assert abs(chi2 - 255) < 6 * math.sqrt(2 * 255)
     plain = setting.quantised(crew.vectors[0])[0]
@@ -391,11 +651,11 @@ def test_a_client_never_gives_both_secrets_of_a_neighbour() -> None:
     setting = setting_of()
     asked: list[Download] = []
 
-    def change(message: Upload | Download) -> list[Upload | Download]:
+    def change(message: Message) -> list[Message]:
         if isinstance(message, Download) and message.stage == SecureStage.MASKED:
             asked.append(message)
-            others = sum(1 << peer for peer in range(N) if peer == message.client or peer % 5)
-            return [message, Download(message.client, SecureStage.MASKED, others.to_bytes(2, "little"))]
+            others = [peer for peer in range(N) if peer == message.client or peer % 5]
+            return [message, survivors(setting, message.client, others)]
         return [message]
 
     crew = Crew(setting, change=change)
@@ -416,18 +676,22 @@ def test_whatever_the_aggregator_says_a_client_reveals_once(data: Any) -> None:
     """True answers, and questions about other survivors, in any order and number."""
     setting = setting_of(8, 5, 2)
     crew = Crew(setting)
-    client = SecureClient(setting, 0, crew.vectors[0], stream("keys"), DEADLINE_S)
+    client = SecureClient(setting, 0, crew.vectors[0], stream("keys"), SecureWaits(DEADLINE_S))
     told = [message for message in crew.told_to[0] if message.stage != SecureStage.UNMASK]
     bits = data.draw(st.lists(st.integers(0, 255), max_size=6))
-    asked = [Download(0, SecureStage.MASKED, (some | 1).to_bytes(1, "little")) for some in bits]
+    inside = [[peer for peer in range(8) if some >> peer & 1 or not peer] for some in bits]
+    asked = [survivors(setting, 0, some, again % 3) for again, some in enumerate(inside)]
     events: list[Any] = [
         Start(),
         *told[:2],
         *data.draw(st.lists(st.sampled_from([Start(), *told, *asked]), max_size=24)),
     ]
     effects = [effect for event in events for effect in client.step(0.0, event)]
-    sent = [effect.stage for effect in effects if isinstance(effect, Upload)]
-    assert sent == list(SecureStage)[: len(sent)]
+    sent = [effect for effect in effects if isinstance(effect, Upload)]
+    stages = [upload.stage for upload in sent if upload.stage != SecureStage.MASKED]
+    assert stages == [stage for stage in UPLOADED if stage != SecureStage.MASKED][: len(stages)]
+    parts = [effect.block for effect in effects if isinstance(effect, Part)]
+    assert parts in ([], list(range(BLOCKS))), "a word is masked once"
 
 
 def test_two_answers_are_too_few_for_both_secrets() -> None:
@@ -435,14 +699,13 @@ def test_two_answers_are_too_few_for_both_secrets() -> None:
     setting, victim = setting_of(), 3
     near = setting.neighbours(victim)
 
-    def change(message: Upload | Download) -> list[Upload | Download]:
+    def change(message: Message) -> list[Message]:
         if (
             isinstance(message, Download)
             and message.stage == SecureStage.MASKED
             and message.client in near[::2]
         ):
-            rest = sum(1 << peer for peer in range(N) if peer != victim)
-            return [Download(message.client, SecureStage.MASKED, rest.to_bytes(2, "little"))]
+            return [survivors(setting, message.client, set(range(N)) - {victim})]
         return [message]
 
     crew = Crew(setting, change=change)
@@ -464,9 +727,9 @@ def test_two_answers_are_too_few_for_both_secrets() -> None:
     ],
 )
 def test_a_client_judges_who_is_in_the_sum(inside: list[int], why: str | None) -> None:
-    def change(message: Upload | Download) -> list[Upload | Download]:
+    def change(message: Message) -> list[Message]:
         if isinstance(message, Download) and (message.client, message.stage) == (0, SecureStage.MASKED):
-            return [Download(0, SecureStage.MASKED, sum(1 << peer for peer in inside).to_bytes(2, "little"))]
+            return [survivors(setting_of(), 0, inside)]
         return [message]
 
     crew = Crew(setting_of(), change=change)
@@ -492,7 +755,7 @@ def test_parts_that_have_no_neighbour_between_them_get_no_shares() -> None:
 
 
 def changed(client: int, stage: SecureStage, make: Callable[[bytes], list[bytes]]) -> Callable[..., Any]:
-    def change(message: Upload | Download) -> list[Upload | Download]:
+    def change(message: Message) -> list[Message]:
         if isinstance(message, Upload) and (message.client, message.stage) == (client, stage):
             return [Upload(client, stage, body) for body in make(bytes(message.body))]
         return [message]
@@ -500,18 +763,14 @@ def changed(client: int, stage: SecureStage, make: Callable[[bytes], list[bytes]
     return change
 
 
-@pytest.mark.parametrize(
-    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
-)
+@pytest.mark.parametrize("stage", UPLOADED)
 def test_an_upload_counts_once(stage: SecureStage) -> None:
     crew = Crew(setting_of(), change=changed(3, stage, lambda body: [body, body, body[::-1]]))
     np.testing.assert_array_equal(crew.sum.total, crew.expected(range(N)))
     assert crew.aggregator.refused == 2
 
 
-@pytest.mark.parametrize(
-    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
-)
+@pytest.mark.parametrize("stage", UPLOADED)
 def test_an_upload_of_another_length_is_a_dropout(stage: SecureStage) -> None:
     crew = Crew(setting_of(), change=changed(3, stage, lambda body: [body[:-1]]))
     inside = [peer for peer in range(N) if peer != 3 or stage == SecureStage.UNMASK]
@@ -542,7 +801,7 @@ def test_a_share_of_the_wrong_secret_is_no_share() -> None:
 
 
 def test_too_many_forged_shares_end_the_round() -> None:
-    def forge(message: Upload | Download) -> list[Upload | Download]:
+    def forge(message: Message) -> list[Message]:
         if isinstance(message, Upload) and message.stage == SecureStage.UNMASK and message.client < 12:
             raw = bytearray(message.body)
             raw[1 :: secagg.REVEALED_BYTES] = b"\1" * (len(raw) // secagg.REVEALED_BYTES)
@@ -592,19 +851,14 @@ def test_shares_that_were_forged_on_their_way_are_not_used() -> None:
     np.testing.assert_array_equal(crew.sum.total, crew.expected(peer for peer in range(N) if peer != to))
 
 
-@pytest.mark.parametrize(
-    "stage", [SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, SecureStage.UNMASK]
-)
+@pytest.mark.parametrize("stage", UPLOADED)
 @pytest.mark.parametrize("body", [b"", b"\0", b"\xff" * 2, b"\xff" * 960, b"\xff" * 820])
 def test_nonsense_from_the_aggregator_ends_a_client(stage: SecureStage, body: bytes) -> None:
-    def change(message: Upload | Download) -> list[Upload | Download]:
+    def change(message: Message) -> list[Message]:
         if isinstance(message, Download) and (message.client, message.stage) == (2, stage):
-            return [Download(2, stage, body)]
+            return [Download(2, stage, body, DEADLINE_S)]
         return [message]
 
     crew = Crew(setting_of(), change=change)
     end = crew.ends[2]
-    if stage == SecureStage.MASKED and body == b"\xff" * 2:
-        assert isinstance(end, Summed), "this says what was said"
-    else:
-        assert isinstance(end, Unsummed)
+    assert isinstance(end, Unsummed)

@@ -7,7 +7,9 @@ mean["w"], mean.clients
 ``ragtag.protocols.secagg`` has the machines, and says what is protected from whom, and what is not. Here they
 stand on published values (``protocols.publish``): each message is one that its receivers take, so it travels
 sealed as all else does, and rows that are lost are asked for again. One peer is the aggregator, and a client
-as the others are. Since it knows its own vector, it counts as one that colludes.
+as the others are. Since it knows its own vector, it counts as one that colludes. Vectors are cut into blocks,
+which peers own as in a reduce-scatter, so no line carries much more than others. The parts of a block are
+taken by its owner alone. A peer that takes over a block asks their makers for them.
 
 **With noise** (``noise=DistributedNoise(multiplier, max_norm)``) the sum is differentially private, and no
 peer is trusted with what it was before. Each vector is clipped to ``max_norm`` and rounded, and each client
@@ -26,8 +28,10 @@ arXiv 2102.06387, theorem 1 and proposition 14). What of it is used, and what no
   take part, and how many values were beyond ``clip``, is not hidden. A round counts once it is begun,
   whether or not it comes to a sum.
 
-A stage ends when all clients have answered, when those that have not are known to be gone, or after
-``deadline_s``. A round that ends without a sum raises ``NoSecureSum`` on all peers that hear of it; calling
+A stage ends when all clients have answered, when those that have not are known to be gone, or when it takes
+far longer than such stages took before (``protocols.secagg.SecureWaits``). A first stage, and one that would
+leave too few for a sum, lasts up to ``deadline_s``, and so does the wait for peers that have not called yet.
+A round that ends without a sum raises ``NoSecureSum`` on all peers that hear of it; calling
 ``average`` again is a new round. Rounds are counted by calls, which must be alike on all peers: a peer that
 was too late for one raises, and is back in step with its next call.
 """
@@ -38,7 +42,7 @@ import math
 import secrets
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,32 +56,39 @@ from ragtag.core.types import PEERS_MAX, Arm, Expired, Floats, Left, PeerId, Pub
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.privacy.dp import PrivacyLedger
 from ragtag.privacy.noise import KEY_BYTES, NoiseStream
-from ragtag.protocols.publish.channel import Held, published
+from ragtag.protocols.publish.channel import TENSORS_MAX, WINDOW, Held, published
 from ragtag.protocols.secagg import (
     ADVERT_BYTES,
-    CHECKS,
+    OPENING_BYTES,
     REASON_BYTES,
     REVEALED_BYTES,
     SEALED_BYTES,
     Download,
     NoSecureSum,
+    Owns,
+    Part,
     Random,
     SecureAggregator,
     SecureClient,
     SecureEffect,
     SecureSetting,
     SecureStage,
+    SecureWaits,
     Summed,
+    Unmasked,
     Unsummed,
     Upload,
     ring_for,
+    sum_block,
 )
 from ragtag.training.named import Shape
 from ragtag.training.transport import PublishingTransport
 
-_HEAD = struct.Struct("<QQ")
-"""Before each message: the round, and how many bytes follow."""
+_HEAD = struct.Struct("<QQd")
+"""Before each message: the round, how many bytes follow, and for how long (s) no more of the kind may."""
 _FOR_ALL = ("down MASKED", "down UNMASK")
+_EACH = 7
+"""Messages of each peer beside parts and blocks."""
 _LOOKS = 16
 """How often messages are looked for while the channel opened, or the shortest stage since went by."""
 _LOOK_MIN_S = 1e-3
@@ -123,8 +134,8 @@ class SecureMean:
 class SecureTraffic:
     """Payload of this peer's messages, headers and padding left out: ``SecureSetting`` has the formulas.
 
-    up_bytes: as a client, to the aggregator, itself included.
-    down_bytes: as the aggregator, to the clients, itself included; of what all get, each one's.
+    up_bytes: as a client, to the aggregator and to owners of blocks, itself included.
+    down_bytes: as the aggregator and as an owner of blocks, to all clients, itself included.
     """
 
     up_bytes: int = 0
@@ -139,8 +150,8 @@ class SecureAverage:
     clip: values beyond it, or below -clip, count as it.
     dropouts: how many of the peers may drop out in a round; with more there is no sum.
     colluders: how many peers may tell each other all they know without seeing another's vector.
-    aggregator: the peer that adds up.
-    name: of these averages. deadline_s: for each of a round's four stages.
+    aggregator: the peer that decides who is in a sum, and unmasks it.
+    name: of these averages. deadline_s: for a stage, at most.
     noise: makes each sum differentially private; ``None``: sums are exact.
     ledger: what was spent of this peer's vectors; ``None``: since it was made.
     random: random bytes that nobody else can guess. on_publish: called after each message.
@@ -184,15 +195,24 @@ class SecureAverage:
         self._counted_on = n - dropouts - colluders  # one at least: else no ring would do
         deviation = 0.0 if noise is None else noise.multiplier * noise.max_norm / math.sqrt(self._counted_on)
         self._setting = SecureSetting(
-            n, length, clip, degree, threshold, n - dropouts, seed, deviation=deviation
+            n,
+            length,
+            clip,
+            degree,
+            threshold,
+            n - dropouts,
+            seed,
+            deviation=deviation,
+            blocks=_blocks(n, length),
+            aggregator=aggregator,
         )
         self._noise, self._stream = noise, NoiseStream(random(KEY_BYTES))
         self.ledger = PrivacyLedger(f"peer {transport.me}'s vectors") if ledger is None else ledger
-        self._transport, self._random, self._deadline_s = transport, random, deadline_s
+        self._transport, self._random, self._waits = transport, random, SecureWaits(deadline_s)
         self._aggregator, self._on_publish = aggregator, on_publish
         self._round = 0
         self.traffic = SecureTraffic()
-        self._slots = _slots(self._setting, aggregator)
+        self._slots = _slots(self._setting)
         self._numbers = {slot: number for number, slot in enumerate(self._slots)}
         self._channel = channel_of(f"{name}/secure")
         by = published(self._slots.values())
@@ -210,8 +230,9 @@ class SecureAverage:
         self._look_s = max(_LOOK_MIN_S, (transport.now_s() - begin_s) / _LOOKS)
         self._taken: dict[tuple[str, PeerId], Version] = {}
         self._wanted = [slot for slot in self._slots if self._takes(slot)]
-        wanted = frozenset(self._numbers[slot] for slot in self._wanted)
-        transport.publish(Publish(self._channel, {}, wanted=wanted))
+        self._fetched: set[int] = set()
+        owners = self._setting.owners_among(range(n))
+        self._fetch({block for block, owner in enumerate(owners) if owner == transport.me})
 
     @property
     def setting(self) -> SecureSetting:
@@ -240,12 +261,27 @@ class SecureAverage:
     def _takes(self, slot: tuple[str, PeerId]) -> bool:
         what, peer = slot
         me = self._transport.me
+        if what.startswith("part"):
+            return False
+        if what.startswith("block"):
+            return True
+        if what.startswith("sum"):
+            return me == self._aggregator
         if what.startswith("up"):
             return me == self._aggregator and peer != me
         return me != self._aggregator and peer == (self._aggregator if what in _FOR_ALL else me)
 
+    def _fetch(self, blocks: Collection[int]) -> None:
+        """Take all peers' parts of these blocks, and of no others."""
+        self._fetched = set(blocks)
+        self._wanted = [slot for slot in self._wanted if not slot[0].startswith("part")]
+        peers = set(range(self._transport.n)) - {self._transport.me}
+        self._wanted += [(f"part {block}", peer) for block in sorted(blocks) for peer in sorted(peers)]
+        wanted = frozenset(self._numbers[slot] for slot in self._wanted)
+        self._transport.publish(Publish(self._channel, {}, wanted=wanted))
+
     def average(self, values: Mapping[str, torch.Tensor]) -> SecureMean:
-        """A round; it ends within ten times ``deadline_s``.
+        """A round; each of its stages takes as long as such ones took, with head-room, or ``deadline_s``.
 
         values: of each name, of its shape; floats.
 
@@ -260,7 +296,8 @@ class SecureAverage:
         if self._noise is not None:
             flat = _within(flat, self._noise.max_norm)
             noise = self._stream.discrete_gaussians(setting.length, setting.deviation_steps)
-        client = SecureClient(setting, self._transport.me, flat, self._random, self._deadline_s, noise)
+        self._waits.floor_s = 2 * self._look_s
+        client = SecureClient(setting, self._transport.me, flat, self._random, self._waits, noise)
         if self._noise is not None:
             self.ledger.spend(self.noise_multiplier, 1.0)
         self._round += 1
@@ -294,32 +331,67 @@ class SecureAverage:
 
     # -- Messages
 
-    def _send(self, what: str, peer: PeerId, number: int, body: bytes | memoryview) -> None:
-        rows = np.zeros((self._slots[what, peer], CHUNK_BYTES), np.uint8)
-        flat = rows.reshape(-1)
-        flat[: _HEAD.size] = np.frombuffer(_HEAD.pack(number, len(body)), np.uint8)
-        flat[_HEAD.size : _HEAD.size + len(body)] = np.frombuffer(body, np.uint8)
-        self._transport.publish(Publish(self._channel, {self._numbers[what, peer]: rows}))
+    def _send(
+        self, what: str, peer: PeerId, number: int, body: bytes | memoryview, within_s: float = 0.0
+    ) -> None:
+        self._send_all({(what, peer): body}, number, within_s)
+
+    def _send_all(
+        self,
+        bodies: Mapping[tuple[str, PeerId], bytes | memoryview],
+        number: int,
+        within_s: float = 0.0,
+    ) -> None:
+        """Messages that are announced together."""
+        found = {}
+        for slot, body in bodies.items():
+            rows = np.empty((self._slots[slot], CHUNK_BYTES), np.uint8)
+            flat = rows.reshape(-1)
+            flat[: _HEAD.size] = np.frombuffer(_HEAD.pack(number, len(body), within_s), np.uint8)
+            flat[_HEAD.size : _HEAD.size + len(body)] = np.frombuffer(body, np.uint8)
+            flat[_HEAD.size + len(body) :] = 0
+            found[self._numbers[slot]] = rows
+        clock = self._transport.published(self._channel)[0].latest + 1
+        self._transport.publish(Publish(self._channel, found, clock=clock))  # above another owner's before
         self._on_publish()
 
-    def _news(self, current: int) -> list[tuple[str, PeerId, int, memoryview]]:
-        """Messages that have come since: what, of or for which peer, of which round.
+    def _news(self, current: int) -> list[_Message]:
+        """Messages that have come since.
 
         Those of rounds after the current one will be news then, too.
         """
         held, news = self._transport.published(self._channel)[0].held, []
         for what, peer in self._wanted:
             found = held[self._numbers[what, peer]]
-            maker = peer if what.startswith("up") else self._aggregator
-            if found is None or found.version.maker != maker:
+            if found is None or self._taken.get((what, peer)) == found.version:
                 continue
-            if self._taken.get((what, peer)) != found.version:
-                number, body = _read(found)
-                if number <= current:
-                    self._taken[what, peer] = found.version
-                if body is not None:
-                    news.append((what, peer, number, body))
+            maker = found.version.maker
+            if maker == self._transport.me or not self._speaks(what, peer, maker):
+                continue
+            number, body, within_s = _read(found)
+            if number <= current:
+                self._taken[what, peer] = found.version
+            if body is not None:
+                news.append(_Message(what, peer, maker, number, body, within_s))
         return news
+
+    def _speaks(self, what: str, peer: PeerId, maker: PeerId) -> bool:
+        """Whether a message may be of that maker. Which owner may tell of a block the machines know."""
+        if what.startswith(("block", "sum")):
+            return True
+        return maker == (self._aggregator if what.startswith("down") else peer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What has come. peer: of or for which it is; maker: the peer that sent it."""
+
+    what: str
+    peer: PeerId
+    maker: PeerId
+    number: int
+    body: memoryview
+    within_s: float
 
 
 class _Turn:
@@ -329,12 +401,14 @@ class _Turn:
         self._over, self._setting, self._client = over, setting, client
         self._me, self._to = over._transport.me, over._aggregator
         here = self._me == self._to
-        self._aggregator = SecureAggregator(setting, over._deadline_s) if here else None
+        self._aggregator = SecureAggregator(setting, over._waits) if here else None
         self._end: Summed | Unsummed | None = None
-        self._newest = dict[PeerId, SecureStage]()
         self._heard: set[PeerId] = set()
-        self._arms: dict[bool, Arm] = {}
-        self._told: set[SecureStage] = set()
+        self._newest = dict[PeerId, SecureStage]()
+        self._arms: dict[tuple[bool, str], Arm] = {}
+        self._told: set[tuple[SecureStage, bytes]] = set()
+        self._fetching: set[int] = set()
+        self._parts: Mapping[int, Part] = {}
         self._queue: deque[tuple[bool, Any]] = deque()
 
     def run(self) -> Summed | Unsummed:
@@ -352,12 +426,13 @@ class _Turn:
                 self._linger()
                 return self._end
             now_s, live = transport.now_s(), transport.live
-            due = [(here, arm) for here, arm in self._arms.items() if arm.at_s <= now_s]
-            for here, arm in due:
-                del self._arms[here]
-                self._queue.append((here, Expired(arm.timer)))
+            for key, arm in list(self._arms.items()):
+                if arm.at_s <= now_s:
+                    del self._arms[key]
+                    self._queue.append((key[0], Expired(arm.timer)))
             left = {peer for peer in range(self._setting.n) if peer not in live} - gone
             gone |= left
+            self._queue += [(False, Left(peer)) for peer in sorted(left)]
             if self._aggregator is not None:
                 self._queue += [(True, Left(peer)) for peer in sorted(left)]
             elif self._to in gone:
@@ -369,20 +444,32 @@ class _Turn:
                 transport.pause(min(over._look_s, max(_LOOK_MIN_S, next_s - now_s)))
 
     def _take(self) -> None:
-        for what, peer, number, body in self._over._news(self._setting.round):
-            stage, up = SecureStage[what.split()[1]], what.startswith("up")
-            if number != self._setting.round:
-                if not up and number > self._setting.round and self._end is None:
-                    why = f"peer {self._me} was too late: the others have gone on to round {number}"
+        for message in self._over._news(self._setting.round):
+            kind, _, name = message.what.partition(" ")
+            if message.number != self._setting.round:
+                if kind == "down" and message.number > self._setting.round and self._end is None:
+                    why = f"peer {self._me} was too late: the others have gone on to round {message.number}"
                     self._end = Unsummed(NoSecureSum(self._client.stage, why))
                 continue
-            if not up:
-                self._queue.append((False, Download(self._me, stage, body)))
-            elif stage == SecureStage.OVER:
-                self._heard.add(peer)
+            if kind == "part":
+                self._queue.append((False, Part(message.peer, int(name), message.body)))
+            elif kind == "block":
+                self._opened(Unmasked(message.maker, int(name), message.body))
+            elif kind == "sum":
+                self._queue.append((True, Upload(message.maker, SecureStage.MASKED, message.body)))
+            elif kind == "down":
+                stage = SecureStage[name]
+                self._queue.append((False, Download(self._me, stage, message.body, message.within_s)))
+            elif SecureStage[name] == SecureStage.OVER:
+                self._heard.add(message.peer)
             else:
-                self._newest[peer] = stage
-                self._queue.append((True, Upload(peer, stage, body)))
+                self._newest[message.peer] = SecureStage[name]
+                self._queue.append((True, Upload(message.peer, SecureStage[name], message.body)))
+
+    def _opened(self, opened: Unmasked) -> None:
+        self._queue.append((False, opened))
+        if self._aggregator is not None:
+            self._queue.append((True, opened))
 
     def _drain(self) -> None:
         """Give the machines what there is for them, and carry out what they want."""
@@ -390,41 +477,72 @@ class _Turn:
             here, event = self._queue.popleft()
             machine = self._aggregator if here else self._client
             assert machine is not None
-            for effect in machine.step(self._over._transport.now_s(), event):
+            effects = machine.step(self._over._transport.now_s(), event)
+            if parts := {effect.block: effect for effect in effects if isinstance(effect, Part)}:
+                self._give(parts)
+            fetches = {effect.block for effect in effects if isinstance(effect, Owns)}
+            if parts or fetches:
+                self._fetch(fetches)
+            for effect in effects:
                 self._carry(here, effect)
+
+    def _fetch(self, blocks: set[int]) -> None:
+        self._fetching |= blocks
+        if self._fetching != self._over._fetched:
+            self._over._fetch(self._fetching)
+        self._queue += [(False, self._parts[block]) for block in sorted(blocks)]
+
+    def _give(self, parts: Mapping[int, Part]) -> None:
+        """Parts are there for whoever owns their blocks."""
+        self._parts = parts
+        self._over.traffic.up_bytes += sum(len(part.body) for part in parts.values())
+        bodies = {(f"part {block}", self._me): part.body for block, part in parts.items()}
+        self._over._send_all(bodies, self._setting.round)
 
     def _carry(self, here: bool, effect: SecureEffect) -> None:
         over, number, traffic = self._over, self._setting.round, self._over.traffic
         if isinstance(effect, Arm):
-            self._arms[here] = effect
+            self._arms[here, effect.timer.name.split()[0]] = effect
         elif isinstance(effect, Upload):
             traffic.up_bytes += len(effect.body)
             if self._aggregator is not None:
                 self._queue.append((True, effect))
+            elif effect.stage == SecureStage.MASKED:
+                over._send(f"sum {sum_block(effect.body)}", self._to, number, effect.body)
             else:
                 over._send(f"up {effect.stage.name}", self._me, number, effect.body)
+        elif isinstance(effect, Unmasked):
+            traffic.down_bytes += self._setting.n * len(effect.body)
+            over._send(f"block {effect.block}", self._to, number, effect.body)
+            self._opened(effect)
         elif isinstance(effect, Download):
-            traffic.down_bytes += len(effect.body)
-            if effect.client == self._me:
-                self._queue.append((False, effect))
-            elif effect.stage < SecureStage.MASKED:
-                over._send(f"down {effect.stage.name}", effect.client, number, effect.body)
-            elif effect.stage not in self._told:  # for all alike
-                self._told.add(effect.stage)
-                over._send(f"down {effect.stage.name}", self._to, number, effect.body)
-        elif not here or self._end is None:
+            self._answer(effect)
+        elif not isinstance(effect, Part | Owns) and (not here or self._end is None):
             self._end = effect
 
-    def _linger(self) -> None:
-        """Stay until those that were with it to the end have heard of it, or for a stage's time.
+    def _answer(self, download: Download) -> None:
+        over, number, stage = self._over, self._setting.round, download.stage
+        over.traffic.down_bytes += len(download.body)
+        what, body = f"down {stage.name}", bytes(download.body)
+        if download.client == self._me:
+            self._queue.append((False, download))
+        elif stage < SecureStage.MASKED:
+            over._send(what, download.client, number, body, download.within_s)
+        elif (stage, body) not in self._told:  # for all alike
+            self._told.add((stage, body))
+            over._send(what, self._to, number, body, download.within_s)
 
-        This peer may leave after that.
+    def _linger(self) -> None:
+        """Stay until those that were with it to the end have heard of it, are known to be gone, or for long.
+
+        This peer may leave after that, and who still lacks a block has no sum.
         """
         last = max(self._newest.values(), default=SecureStage.KEYS)
         present = {peer for peer, stage in self._newest.items() if stage == last}
-        transport, until_s = self._over._transport, self._over._transport.now_s() + self._over._deadline_s
+        transport, over = self._over._transport, self._over
+        until_s = transport.now_s() + over._waits.most_s
         while transport.now_s() < until_s and not present & transport.live <= self._heard:
-            transport.pause(self._over._look_s)
+            transport.pause(over._look_s)
             self._take()
 
 
@@ -436,28 +554,41 @@ def _within(flat: Floats, norm: float) -> Floats:
     return np.asarray(flat * np.float64(norm / length * (1 - 2.0**-20)), np.float32)
 
 
-def _read(held: Held) -> tuple[int, memoryview | None]:
-    """A message's round and body; ``None``: it says that it is longer than it can be."""
+def _read(held: Held) -> tuple[int, memoryview | None, float]:
+    """A message's round, body and time; no body: it says that it is longer than it can be."""
     flat = np.ascontiguousarray(held.rows).reshape(-1)
-    number, size = _HEAD.unpack_from(flat.data)
-    if size > len(flat) - _HEAD.size:
-        return number, None
-    return number, flat[_HEAD.size : _HEAD.size + size].data
+    number, size, within_s = _HEAD.unpack_from(flat.data)
+    if size > len(flat) - _HEAD.size or not 0 <= within_s < math.inf:
+        return number, None, 0.0
+    return number, flat[_HEAD.size : _HEAD.size + size].data, within_s
 
 
-def _slots(setting: SecureSetting, aggregator: PeerId) -> dict[tuple[str, PeerId], int]:
+def _blocks(n: int, length: int) -> int:
+    """How many blocks: one for each peer, as far as so many messages have names and blocks fill a window."""
+    named = (TENSORS_MAX - _EACH * n) // (n + 2)
+    full = -(-4 * length // (WINDOW * CHUNK_BYTES))
+    return max(1, min(n, named, full))
+
+
+def _slots(setting: SecureSetting) -> dict[tuple[str, PeerId], int]:
     """All messages of a round, by what they are and whose, with their rows; what goes to all is one."""
-    who = -(-setting.n // 8)
+    to = setting.aggregator
+    owners = setting.who_bytes + 2 * setting.blocks
     each = {
         "up KEYS": ADVERT_BYTES,
         "up SHARES": setting.degree * SEALED_BYTES,
-        "up MASKED": 4 * (setting.length + CHECKS),
         "up UNMASK": setting.degree * REVEALED_BYTES,
         "up OVER": 0,
         "down KEYS": setting.degree * ADVERT_BYTES,
-        "down SHARES": setting.degree * SEALED_BYTES,
+        "down SHARES": setting.degree * SEALED_BYTES + owners,
     }
     sizes = {(what, peer): size for what, size in each.items() for peer in range(setting.n)}
-    sizes["down MASKED", aggregator] = who
-    sizes["down UNMASK", aggregator] = max(REASON_BYTES, 1 + who + 4 * setting.length)
+    sizes["down MASKED", to] = 2 + owners
+    sizes["down UNMASK", to] = max(REASON_BYTES, 1 + owners + setting.openings_max * OPENING_BYTES)
+    for block in range(setting.blocks):
+        sizes[f"sum {block}", to] = setting.sum_bytes
+        sizes[f"block {block}", to] = 4 * setting.stride
+    for peer in range(setting.n):  # one peer's together: they are announced by few messages
+        for block in range(setting.blocks):
+            sizes[f"part {block}", peer] = 4 * setting.stride
     return {slot: -(-(_HEAD.size + size) // CHUNK_BYTES) for slot, size in sizes.items()}

@@ -52,14 +52,15 @@ DOUBLED = 2.0
 SURVEY = "Vepakomma et al., arXiv 1812.03288"
 FORMULAS = "Singh et al., arXiv 1909.09145"
 DIRECT = "2 (K - 1) N: each client owns a part, and sends the others theirs"
+SECURED = "(2 K + 1) N: masked blocks to owners, their masked sums to one peer, their sums to all"
 GEIPING = "Geiping et al., NeurIPS 2020: plain updates give their samples away"
 NOTES = (
     f"One net (two convolutions, group normalisation, two linear layers) on digits, {CLIENTS} clients "
     f"with equal parts, {EPOCHS} epochs, batches of {BATCH} ({PRIVATE_BATCH} expected with differential "
     "privacy), SGD. Each client is a user's loop in virtual time over lines that lose nothing.",
     "Counted: payload as machines send it (chunks padded to whole ones), of all clients in an epoch; of "
-    "split learning with what the server sends them, of secure averages with what the adding peer sends "
-    "each, itself included. Labels are not in the formulas, and left out. Survey: its formula, by which "
+    "split learning with what the server sends them, of secure averages with what each peer sends itself. "
+    "Labels are not in the formulas, and left out. Survey: its formula, by which "
     "all goes through a server. In a crew without one a client's own part need not travel: 2 (K - 1) N "
     "in place of 2 K N.",
     "Computed: of a client for a sample, forward and backward, by torch's count of multiplications and "
@@ -68,7 +69,7 @@ NOTES = (
     "Leakage of a cut: the better of ridge regression and a net with two hidden layers, on samples held "
     "out. Leakage of updates: gradient inversion (cosine, total variation, known labels) of the first "
     "update of one sample, for federated averaging, large batches and differential privacy; with more "
-    "samples behind an update it gets less. With secure averages the adding peer sees a sum over the "
+    "samples behind an update it gets less. With secure averages all peers see a sum over the "
     "clients, each with one sample, of other classes. Both are judged by the squared error over that of "
     "the mean sample.",
     f"Differential privacy: noise {NOISE:g}, norm {NORM:g}, epsilon at delta {DELTA:g} for a sample of a "
@@ -161,7 +162,7 @@ def payload(results: Sequence[PrivateResult], averaged: dict[int, int]) -> list[
     averaged: by clients, what one average among so many was counted to send.
     """
     group = "Payload of an epoch, counted over its formula"
-    source = {"federated, secure": f"{FORMULAS}: 2 K N", "split": f"{FORMULAS}: 2 p q"}
+    source = {"federated, secure": SECURED, "split": f"{FORMULAS}: 2 p q"}
     found = []
     for method in METHODS:
         ratios = [result.counted_bytes / result.formula_bytes for result in of_method(results, method)]

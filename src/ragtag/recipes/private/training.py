@@ -213,6 +213,11 @@ def direct_bytes(clients: int, parameters: int) -> int:
     return federated_bytes(clients - 1, parameters)
 
 
+def secure_bytes(clients: int, parameters: int) -> int:
+    """Of one secure average, a client to itself included: (2 K + 1) N values; one peer keeps masked sums."""
+    return federated_bytes(clients, parameters) + 4 * parameters
+
+
 def train_by(setup: PrivateSetup) -> PrivateResult:
     """Train in a crew of ``CLIENTS``, and measure."""
     torch.set_num_threads(1)
@@ -269,13 +274,15 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
             epsilons.append((noised.epsilon, epsilon_of(planned, DELTA)))
         if averages is not None:
             secured.append(averages.traffic.up_bytes + averages.traffic.down_bytes)
+            while len(secured) < CLIENTS:  # the others still fetch its block of the last sum
+                peer.pause(1e-3)
 
     crew.run(train)
     size = sum(p.numel() for p in models[0].parameters())
     rounds = epochs * steps if gradients else epochs
     counted, formula = crew.sent.total() / epochs, direct_bytes(CLIENTS, size) * rounds / epochs
     if secure:
-        counted, formula = sum(secured) / epochs, federated_bytes(CLIENTS, size)
+        counted, formula = sum(secured) / epochs, secure_bytes(CLIENTS, size)
     survey = large_batch_bytes(steps, size) * CLIENTS if gradients else federated_bytes(CLIENTS, size)
     told = _inverted(setup, digits)
     return PrivateResult(

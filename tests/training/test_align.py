@@ -194,7 +194,10 @@ def test_a_large_model_is_looked_at_in_turns(method: Averager, monkeypatch: pyte
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 @pytest.mark.parametrize("dies", [{}, {4: 100}], ids=["loss", "loss and a death"])
-def test_under_loss_they_stay_near_and_are_one_again_when_it_is_over(name: str, dies: dict[int, int]) -> None:
+def test_under_loss_they_stay_near_and_are_one_again_when_it_is_over(
+    name: str, dies: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(align_module, "_ROWS_LEAST", 1)
     ill, rounds, every = 400, 640, 8
     without, training = (
         Training(

@@ -183,8 +183,9 @@ class Training:
 
     def give(self) -> None:
         """A round of a member is over (with the lock held)."""
-        if self.asked is not None and self.asked[0] + self.lag in self.snapshots:
-            (round_, future), self.asked = self.asked, None
+        since = [] if self.asked is None else [one for one in self.snapshots if one >= self.asked[0]]
+        if self.asked is not None and since and max(since) >= min(since) + self.lag:  # members may skip one
+            (_, future), self.asked, round_ = self.asked, None, min(since)
             future.set_result(Given(Snapshot.from_bytes(self.snapshots[round_].to_bytes())))
 
     def put(self, state: Given, optimizer: CrewOptimizer) -> bool:

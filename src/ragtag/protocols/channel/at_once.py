@@ -98,6 +98,8 @@ class Rounds:
         """Whether a peer that was asked for a message of the round under way said that it comes no more."""
         self._behind = False
         """Whether others were ahead when this peer's last round ended."""
+        self._alone = False
+        """Whether nothing came from anybody that was waited for in this peer's last round."""
         self._tardy = 0
         """How many rounds in a row others had ended when this peer began them."""
         self._withheld: frozenset[PeerId] = frozenset()
@@ -213,6 +215,7 @@ class Rounds:
         """The round under way is over."""
         self.done, self.active = outcome.round, None
         self._withheld = lesson.withheld
+        self._alone = not any(lesson.owed.values())
         self._behind = bool(self._ahead) or self._outrun
         self._outrun = False
         self._ahead.clear()
@@ -260,7 +263,8 @@ class Rounds:
         left_s = math.inf if ask.deadline_s is None else ask.deadline_s - scatter_s - gather_s
         if self.budgets.computed_s > 0:
             self._crew.computed_s[self._number] = self.budgets.computed_s
-        grace_s = min(scatter_s + self._crew.step_s, max(0.0, left_s))
+        step_s = 0.0 if self._alone else self._crew.step_s  # those that did not come in one may be dead
+        grace_s = min(scatter_s + step_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
         if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages

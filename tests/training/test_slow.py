@@ -70,7 +70,7 @@ def slow(means: list[float | None], late: tuple[int, ...] = ()) -> tuple[Scripte
     """Peer 2 of 3, which knows itself to be slow; the function takes a step and returns the weight."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    transport = Scripted(FakeCrew(3), 2, means, late=late)
+    transport = Scripted(FakeCrew(3), 2, means=means, late=late)
     optimizer = CrewOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), transport, schedule=Partial(), model=model
     )

@@ -68,7 +68,7 @@ class Inbox:
         """Take what has come, and answer it. The runs' payloads are valid until the next call."""
         behind_ns = self._clocks(now_s)
         got = self._link.receive()
-        self._framer.refused.malformed += got.malformed
+        self._framer.refused.malformed += got.refused
         taken = Taken([], [], [], got.drained)
         if got.sources:
             self._take_data(now_s, got, taken)

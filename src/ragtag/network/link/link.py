@@ -76,6 +76,11 @@ class Received:
     per: list[int] = field(default_factory=list)
     wrapped: list[Wrapped] = field(default_factory=list)
 
+    @property
+    def refused(self) -> int:
+        """How many datagrams are malformed, and relayed ones that no link below has taken."""
+        return self.malformed + sum(-(-len(train.data) // train.size) for train in self.wrapped)
+
 
 def is_wrapped(size: int) -> bool:
     """Whether a datagram of so many bytes is relayed: only these have such a size."""

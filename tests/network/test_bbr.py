@@ -272,7 +272,7 @@ def test_a_crew_averages_at_the_rate_of_its_lines_and_fills_no_queue(loss: float
     assert median < before and dropped < lost, "a window alone"
 
 
-@pytest.mark.parametrize("queue_ms", [2.0, 5.0])
+@pytest.mark.parametrize("queue_ms", [pytest.param(2.0, marks=pytest.mark.slow), 5.0])
 def test_a_crew_learns_that_queues_are_short(queue_ms: float) -> None:
     median, _, dropped = rounds(Bbr, queue_ms=queue_ms)
     before, _, lost = rounds(LossWindow, queue_ms=queue_ms)

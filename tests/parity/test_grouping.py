@@ -153,7 +153,8 @@ def test_groups_staleness_and_model_are_the_same_in_both_worlds(lived: tuple[Cre
         assert all((SLOW,) in outcome.groups for outcome in ran.outcomes[0][2 * SLOWER :])
     assert live.together() == pytest.approx(virtual.together(), abs=0.25)
     assert live.stale == pytest.approx(virtual.stale, abs=1.0)
-    assert virtual.stale > SLOWER / 2
+    turns, slow_turns = len(live.outcomes[0]), len(live.outcomes[SLOW])  # a machine's own lag is in both
+    assert virtual.stale > 0.7 * turns / slow_turns > 2
     assert live.path()[-STEPS // 2 :].mean() == pytest.approx(virtual.path()[-STEPS // 2 :].mean(), abs=0.15)
     assert live.path()[8] == pytest.approx(virtual.path()[8], abs=0.3)  # on its way: 0.2 of it in a step
 

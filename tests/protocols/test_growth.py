@@ -112,6 +112,7 @@ def test_the_first_average_of_a_newcomer_takes_and_does_not_give() -> None:
     assert float(crew.outcomes[3][-1][1].mean[0, 0]) == pytest.approx(1.5)
 
 
+@pytest.mark.slow
 def test_one_round_is_spoilt_where_views_differ() -> None:
     """Peer 0 learns of the newcomer long before the others: its next message tells them.
 

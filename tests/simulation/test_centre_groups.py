@@ -122,6 +122,7 @@ def test_as_many_groups_as_speeds_ask_for() -> None:
     assert run.turns(6) > 0.9 * 20
 
 
+@pytest.mark.slow
 def test_of_sixteen_one_six_times_slower_costs_a_tenth_at_most() -> None:
     """Issue and paper: with 500 % of delay the work takes at most 1.1 times as long; 5.5 % is the limit."""
     calm = Run(16, until_s=60.0)

@@ -122,7 +122,13 @@ def test_who_is_not_in_step_has_no_vote_until_it_has_what_the_others_have() -> N
 # -- Where rounds are spoilt
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] if name in ("adagrad", "groups") else [])
+        for name, make in OPTIMIZERS.items()
+    ],
+)
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda m: str(m.name))
 def test_after_a_death_within_a_round_the_survivors_are_one_again(
     method: Averager, make: Callable[[nn.Module], torch.optim.Optimizer]

@@ -475,6 +475,7 @@ for step in itertools.count(int(sys.argv[2])):
 """
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_leaves_the_last_that_was_acknowledged(tmp_path: Path) -> None:
     last = -1
     for after_s in (0.0, 0.003, 0.011):

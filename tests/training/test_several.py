@@ -57,7 +57,7 @@ def contributors(outcome: Outcome) -> int:
     ],
     ids=["rps", "repair", "all-reduce", "gradients", "sparse"],
 )
-@pytest.mark.parametrize("loss", [0.0, 0.1])
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_models_never_mix_though_a_peer_skips_steps_of_one(options: dict[str, object], loss: float) -> None:
     """Equal in shapes and so in schemas, of two optimizers that peers make in different orders."""
     crew = FakeCrew(N, loss=loss)

@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CACHES := .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
+# Tests start hundreds of processes: without its cache each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all check lint format clean house sabotage mutants figures figures-age measure
 
 help: ## say what there is

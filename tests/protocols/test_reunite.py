@@ -6,12 +6,13 @@ Small models are the hard case: a peer that owns the only block sends nothing be
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from ragtag.core.seed import generator
-from ragtag.core.types import Outcome, Run
+from ragtag.core.types import Measured, Outcome, Run
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.rps import rps, rps_repair
@@ -127,3 +128,80 @@ def test_who_came_apart_by_parts_of_a_long_step_are_in_one_round_again_at_once(n
         world.run()
         whole.append(np.mean([rounds[10:] for rounds in heard]))
     assert np.mean(whole) > 0.85, whole
+
+
+def cut_and_healed(world: World, cut: Callable[[int, int], bool], far: Callable[[int, int], float]) -> float:
+    """The share of averages with everybody's values, 2 s after lines between some peers carry again.
+
+    They carry nothing for a second. Steps take 10 ms. far: the delay of a line, beyond that of all of them.
+    """
+    values, last = vectors(world.n, world.n_chunks), list[bool]()
+
+    def carry(source: int, run: Run) -> list[tuple[float, Run]]:
+        away = 0.5 <= world.now_s < 1.5 and cut(source, run.peer)
+        return [] if away else [(far(source, run.peer), run)]
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if 3.5 <= world.now_s < 4.0:
+            last.append(bool((outcome.heard == (1 << world.n) - 1).all()))
+        if world.now_s < 4.1:
+            world.average(peer, values[peer], after_s=0.01)
+
+    world.carry, world.on_done = carry, again
+    for peer in range(world.n):
+        world.average(peer, values[peer])
+    world.run()
+    return float(np.mean(last))
+
+
+@pytest.mark.parametrize("method", [direct, rps, rps_repair], ids=lambda m: m.name)
+def test_who_was_alone_waits_for_those_that_come_after_it_in_vain(method: Averager) -> None:
+    """A peer that is alone has a round in each short step: what others send is of rounds long done to it.
+
+    They begin the newest round that they hear of, and are never in time. It went on alone for half a minute.
+    """
+    world = World(3, method, 3, latency_s=0.015, probe_s=0.01, floor_s=0.002)
+    assert cut_and_healed(world, lambda a, b: 0 in (a, b), lambda a, b: 0.0) > 0.95
+
+
+@pytest.mark.parametrize("method", [direct, rps], ids=lambda m: m.name)
+@pytest.mark.parametrize("sites", [(0, 0, 1, 1), (0, 0, 0, 1)])
+def test_sites_meet_again_though_each_is_faster_than_the_line_between_them(
+    method: Averager, sites: tuple[int, ...]
+) -> None:
+    """Local networks 40 ms apart: alone, each has several rounds in the time of a message to the other.
+
+    Their deadlines have learned nothing of that line. Drivers have: nothing comes sooner than a round trip.
+    """
+    n, near_s, far_s = len(sites), 0.0004, 0.04
+    world = World(n, method, n, latency_s=near_s, probe_s=0.1, floor_s=0.002)
+    for a, b in itertools.permutations(range(n), 2):
+        trip_s = 2 * (near_s + far_s * (sites[a] != sites[b]))
+        world.nodes[a].step(0.0, Measured(b, 1.1 * trip_s, trip_s))
+    apart = lambda a, b: sites[a] != sites[b]  # noqa: E731
+    assert cut_and_healed(world, apart, lambda a, b: far_s * apart(a, b)) > 0.95
+
+
+@pytest.mark.parametrize("method", [direct, rps], ids=lambda m: m.name)
+def test_who_is_later_than_its_line_is_long_owns_nothing_and_holds_nobody_up(method: Averager) -> None:
+    """All that peer 3 sends from second 1 on lies in its queue for .3 s, steps take .05 s."""
+    n, values = 4, vectors(4, 4)
+    world = World(n, method, n, probe_s=0.05, floor_s=0.002)
+    for a, b in itertools.permutations(range(n), 2):
+        world.nodes[a].step(0.0, Measured(b, 0.01, 0.004))
+    outcomes = list[Outcome]()
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if peer == 0 and world.now_s > 2:
+            outcomes.append(outcome)
+        if world.now_s < 5:
+            world.average(peer, values[peer], after_s=0.05)
+
+    world.carry = lambda source, run: [(0.3 * (source == 3 and world.now_s > 1), run)]
+    world.on_done = again
+    for peer in range(n):
+        world.average(peer, values[peer])
+    world.run()
+    assert len(outcomes) > 50
+    assert all(outcome.averaged.all() for outcome in outcomes)
+    assert max(outcome.scatter_s + outcome.gather_s for outcome in outcomes) < 0.006  # as without it

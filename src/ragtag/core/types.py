@@ -251,10 +251,14 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The round-trip time to a peer, with its margin (RFC 6298's retransmission timeout), as measured."""
+    """The round-trip time to a peer, with its margin (RFC 6298's retransmission timeout), as measured.
+
+    shortest_s: the shortest one that was seen: no answer comes sooner. 0: not known.
+    """
 
     peer: PeerId
     rtt_s: float
+    shortest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ class Node:
             return self._planned(self.board.step(now_s, event))
         if isinstance(event, Measured):
             self.crew.rtt_s[event.peer] = event.rtt_s
+            self.crew.shortest_s[event.peer] = event.shortest_s
             return self.board.step(now_s, event)
         if isinstance(event, Joined):
             if event.peer >= self.room:
@@ -222,7 +223,7 @@ class Node:
             if peer not in presence.heard:
                 if peer not in presence:
                     return []  # no other peer of this crew
-                effects = self._hear_of(peer, key.channel, key.round)
+                effects = self._hear_of(now_s, peer, key.channel, key.round)
             more = self._deliver(now_s, key.channel, key.round, event)
             return effects + more if effects else more
         questions = [run for run in runs if run.key.stage & QUESTION and run.key.channel in self.channels]
@@ -243,7 +244,7 @@ class Node:
             part = event if until - at == len(runs) else Arrived(runs[at:until])
             for run in part.runs:
                 if run.peer not in presence.heard:
-                    effects += self._hear_of(run.peer, channel, number)
+                    effects += self._hear_of(now_s, run.peer, channel, number)
             effects += self._deliver(now_s, channel, number, part)
             at = until
         return effects
@@ -277,12 +278,12 @@ class Node:
 
     # -- Who is there
 
-    def _hear_of(self, peer: PeerId, channel: int, number: int) -> list[Effect]:
+    def _hear_of(self, now_s: float, peer: PeerId, channel: int, number: int) -> list[Effect]:
         """Something came from a peer."""
         if channel == BOARD:
             return []  # its driver answers there though its trainer may hang
         machine = self.channels.get(channel)
-        here = peer not in self.gone if machine is None else machine.shows(peer, number)
+        here = peer not in self.gone if machine is None else machine.shows(now_s, peer, number)
         return self._presence.hear(peer) if here else []
 
     def _miss(self, effects: list[Effect]) -> list[Effect]:
@@ -295,5 +296,6 @@ class Node:
             return self._tell_channels(now_s, event) + self.board.step(now_s, event)
         self._presence.leave(event.peer)
         self.crew.rtt_s.pop(event.peer, None)
+        self.crew.shortest_s.pop(event.peer, None)
         effects: list[Effect] = [Noted("left", event.peer), *self.board.step(now_s, event)]
         return effects + self._tell_channels(now_s, event) + self._meetings.tell(now_s, event)

@@ -216,7 +216,7 @@ class Slots:
         """Whether others are past this peer's last slot."""
         return self.highest > self.done
 
-    def shows(self, peer: PeerId, number: int) -> bool:
+    def shows(self, now_s: float, peer: PeerId, number: int) -> bool:
         """Whether a sender takes part."""
         return number >= self.done
 

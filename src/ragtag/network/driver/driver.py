@@ -222,7 +222,8 @@ class Driver:
         """Tell the node how far away the peers are, in the driver's own thread: before rounds begin."""
         for peer, flow in self.engine.flows.items():
             if flow.path.srtt_s > 0 and peer not in self.node.gone:
-                self.engine.step(now_s, Measured(peer, flow.path.rto_s))
+                shortest_s = flow.path.min_rtt_s if flow.path.min_rtt_s < math.inf else 0.0
+                self.engine.step(now_s, Measured(peer, flow.path.rto_s, shortest_s))
 
     def configure(self, number: int, channel: Channel, schema: int) -> Future[None]:
         """Open a channel whose datagrams carry the hash ``schema``. The future fails where it cannot open."""

@@ -125,7 +125,7 @@ class CentreNode:
         """Yes: whether the state has gone on shows in a turn."""
         return True
 
-    def shows(self, peer: PeerId, number: int) -> bool:
+    def shows(self, now_s: float, peer: PeerId, number: int) -> bool:
         """Whether the sender takes part: a peer that has left, or is on its way in, does not."""
         return peer in self.owners
 

@@ -39,7 +39,7 @@ from ragtag.core.types import (
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Averager, Opening, Setting
-from ragtag.protocols.channel.budgets import Budgets
+from ragtag.protocols.channel.budgets import HEADROOM, Budgets
 from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here, question
 from ragtag.protocols.rounds.base import (
     BLOCK_BITS,
@@ -128,13 +128,21 @@ class Rounds:
         """Whether others are past this peer's last round."""
         return self.highest > self.done
 
-    def shows(self, peer: PeerId, number: int) -> bool:
-        """Whether a sender takes part: a message of a round long done shows that it lives, but is behind."""
-        return number >= self.done
+    def shows(self, now_s: float, peer: PeerId, number: int) -> bool:
+        """Whether a sender takes part: a message of a round long done shows that it lives, but is behind.
+
+        Two are behind whom waiting brings into the round. Alone, a peer has rounds faster than others can
+        come after it: to one that waits for nobody all take part. And where a line is longer than rounds are
+        without the peer at its end, that one is as late as the line is, and a step.
+        """
+        if number >= self.done or not self._crew.presence.waiting:
+            return True
+        line_s = HEADROOM * self._crew.shortest_s.get(peer, 0.0)
+        return self.budgets.age_s(number, now_s) <= line_s + self._crew.step_s
 
     def budgets_s(self) -> tuple[float, float]:
         """How long the next round may scatter, and gather."""
-        return self.budgets.next_s(self._crew.rtt_s.values())
+        return self.budgets.next_s(self._crew.rtt_s.values(), self._crew.trip_s)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event. Runs that arrive belong to one round, or all ask whether this peer is there."""
@@ -244,7 +252,9 @@ class Rounds:
         if self._serves and new:
             self.budgets.others_computed(now_s)
         first = new and ask.due <= 0
-        scatter_s, gather_s = self.budgets.begin(number, now_s, first, ask.deadline_s, rtts_s)
+        scatter_s, gather_s = self.budgets.begin(
+            number, now_s, first, ask.deadline_s, rtts_s, self._crew.trip_s
+        )
         if self._serves:  # no average comes to it, so it cannot measure how long that takes
             gather_s = max(gather_s, scatter_s)
         self.active = number

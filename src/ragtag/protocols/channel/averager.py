@@ -62,7 +62,7 @@ class Machine(Protocol):
         """
         ...
 
-    def shows(self, peer: PeerId, number: int) -> bool:
+    def shows(self, now_s: float, peer: PeerId, number: int) -> bool:
         """Whether a message of round ``number`` shows that its sender takes part now."""
         ...
 

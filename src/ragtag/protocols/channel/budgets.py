@@ -24,6 +24,7 @@ apart, on lines of a tenth of a millisecond: twice what is typical comes to that
 deadline that was learned so holds nobody for longer than ``HEADROOM`` times this share."""
 APART_WINDOW = 8
 """The shortest of so many recent times between rounds counts: one in which a model was saved does not."""
+_BEGINS_KEPT = 32
 
 
 class Budgets:
@@ -35,25 +36,37 @@ class Budgets:
         self.gather = Deadline(channel.probe_s, headroom=HEADROOM)
         self._now_s = (0.0, 0.0)
         self._begun_s: dict[int, float] = {}  # of the round under way, and of the one before
+        self._begins: deque[tuple[int, float]] = deque(maxlen=_BEGINS_KEPT)
         self._late_s: dict[int, float] = {}
         self._ended_s: float | None = None
         self.cycle_s = math.inf
         """How long before the newest round the one before it began."""
         self._computed_s: deque[float] = deque(maxlen=APART_WINDOW)
 
-    def next_s(self, rtts_s: Iterable[float]) -> tuple[float, float]:
+    def next_s(self, rtts_s: Iterable[float], trip_s: float = 0.0) -> tuple[float, float]:
         """How long the next round may scatter, and gather.
 
-        Neither is shorter than a round trip as measured now: that would cut off what has been sent.
+        Neither is shorter than a round trip as measured now: that would cut off what has been sent. Of the
+        usual ones the middle one counts, as a single one may be of a busy peer. But to wait for a peer, and
+        not for as long as its answer takes on an idle line, is to wait in vain: one that begins a round as it
+        hears of it would never be in time again, once the others have learned to do without it.
+
+        trip_s: the shortest round trip to the farthest of the peers that are waited for.
         """
         ranked = sorted(rtts_s)
-        floor_s = max(self._channel.floor_s, ranked[len(ranked) // 2] if ranked else 0.0)
+        floor_s = max(self._channel.floor_s, ranked[len(ranked) // 2] if ranked else 0.0, HEADROOM * trip_s)
         self.scatter.floor_s = self.gather.floor_s = floor_s
         patience = self._channel.averager.patience
         return self.scatter.budget_s(patience), self.gather.budget_s(patience)
 
     def begin(
-        self, number: int, now_s: float, first: bool, deadline_s: float | None, rtts_s: Iterable[float]
+        self,
+        number: int,
+        now_s: float,
+        first: bool,
+        deadline_s: float | None,
+        rtts_s: Iterable[float],
+        trip_s: float = 0.0,
     ) -> tuple[float, float]:
         """A round begins: how long it may scatter, and gather.
 
@@ -66,7 +79,7 @@ class Budgets:
         for late_s in self._late_s.values():
             self.scatter.late(min(late_s, self._most_s(self.scatter)), self._apart_s())
         self._late_s.clear()
-        scatter_s, gather_s = self.next_s(rtts_s)
+        scatter_s, gather_s = self.next_s(rtts_s, trip_s)
         if first:
             scatter_s += self._channel.averager.patience * (now_s - self._ready_s)
         if deadline_s is not None:
@@ -76,6 +89,7 @@ class Budgets:
         for old in list(self._begun_s)[:-1]:
             del self._begun_s[old]
         self._begun_s[number] = now_s
+        self._begins.append((number, now_s))
         self._now_s = scatter_s, gather_s
         return self._now_s
 
@@ -133,6 +147,12 @@ class Budgets:
 
     def _apart_s(self) -> float:
         return APART * min(self._computed_s, default=0.0)
+
+    def age_s(self, number: int, now_s: float) -> float:
+        """How long ago this peer began a round, or the first one after it; inf: longer than is kept."""
+        if self._begins and number < self._begins[0][0]:
+            return math.inf
+        return next((now_s - begun_s for begun, begun_s in self._begins if begun >= number), math.inf)
 
     def late(self, now_s: float, number: int) -> None:
         """A message came after its round was done: remember the latest time at which one did."""

@@ -195,7 +195,7 @@ class Crew:
     n: how many places the crew has, taken or not.
     founded: how many it had when it began, the same on all peers.
     role: this peer's own.
-    rtt_s: measured round trips, by peer.
+    rtt_s, shortest_s: measured round trips, by peer: usual ones with a margin, and the shortest.
     computed_s: how long this peer usually computes between two rounds, by the number of their channel.
     plans: who owns which share of a channel, where that was planned.
     """
@@ -210,6 +210,7 @@ class Crew:
         has."""
         self.presence = Presence(me, n)
         self.rtt_s: dict[PeerId, float] = {}
+        self.shortest_s: dict[PeerId, float] = {}
         self.computed_s: dict[int, float] = {}
         self.plans = Plans()
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
@@ -242,6 +243,11 @@ class Crew:
         average at each tenth step have rounds ten steps apart. 0: not known.
         """
         return min(self.computed_s.values(), default=0.0)
+
+    @property
+    def trip_s(self) -> float:
+        """The shortest round trip to the farthest of the peers that a round waits for; 0: none is known."""
+        return max((self.shortest_s.get(peer, 0.0) for peer in self.presence.waiting), default=0.0)
 
     @property
     def growth(self) -> int:

@@ -118,7 +118,7 @@ class PartialMachine(ABC):
         """Yes: whether others are past this peer's last round shows when it looks for them."""
         return True
 
-    def shows(self, peer: PeerId, number: int) -> bool:
+    def shows(self, now_s: float, peer: PeerId, number: int) -> bool:
         """Whether the sender takes part: a peer that has left, or is on its way in, does not."""
         return peer in self.view
 

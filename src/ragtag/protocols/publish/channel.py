@@ -213,7 +213,7 @@ class Publisher:
         """Yes: nothing is waited for."""
         return True
 
-    def shows(self, peer: PeerId, number: int) -> bool:
+    def shows(self, now_s: float, peer: PeerId, number: int) -> bool:
         """No: a peer's driver answers here though its trainer may hang."""
         return False
 

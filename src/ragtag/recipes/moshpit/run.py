@@ -163,8 +163,8 @@ class _Trial:
         drift = float(np.mean((np.mean(self._values, axis=0, dtype=np.float64) - self._truth) ** 2))
         total = max(1, self._outcomes)
         return Found(
-            rounds=crossing(table, TOLERANCE, self._case.rounds),
-            coarse=crossing(table, COARSE, self._case.rounds),
+            rounds=first_below(table, TOLERANCE, self._case.rounds),
+            coarse=first_below(table, COARSE, self._case.rounds),
             variance=tuple(table.mean(axis=1).tolist()),
             drift=drift,
             events=self._world.events,
@@ -239,7 +239,7 @@ class _Trial:
             self._begin(now_s)
 
 
-def crossing(table: Doubles, below: float, cap: int) -> float:
+def first_below(table: Doubles, below: float, cap: int) -> float:
     """The first round after which a scalar's variance is below, mean over scalars; never: ``cap``."""
     under = table < below
     first = np.where(under.any(axis=0), under.argmax(axis=0), cap)

@@ -191,10 +191,10 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_grid.py",),
     ),
     Sabotage(
-        "Moshpit's recipe: a peer that is away takes part",
+        "Moshpit's recipe: nobody is ever away",
         "src/ragtag/recipes/moshpit/run.py",
-        "return [] if self.away else self.inner.step(now_s, event)",
-        "return self.inner.step(now_s, event)",
+        "gone = (drawn < case.p).tolist()",
+        "gone = (drawn < 0.0).tolist()",
         MOSHPIT,
     ),
     Sabotage(
@@ -207,8 +207,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "groups: the sum in place of the mean",
         REDUCE,
-        "np.divide(mean, weight[:, None], out=mean, where=some[:, None])",
-        "pass",
+        "                mean *= np.float32(1.0) / first\n",
+        "                pass\n",
         MOSHPIT,
     ),
     Sabotage(

@@ -95,3 +95,11 @@ def test_each_claim_is_judged_by_rows_that_there_are_or_says_why_not(recipe: str
                 assert f"\ndef {test}(" in (ROOT / path).read_text("utf-8"), name
             else:
                 assert any(fnmatchcase(row, name) for row in judged), name
+
+
+def test_three_seeds_of_diloco_hardly_tell_one_percent_apart() -> None:
+    """What the page says of differences of less than 1 %: Student's t of two degrees of freedom is 4.30."""
+    stored = json.loads((ROOT / "benchmarks" / "results" / "reproduce_diloco.json").read_text("utf-8"))
+    assert stored["settings"]["seeds"] == 3 and "of three seeds is mostly wider" in PAGE
+    wide = [4.30 * row["error"] > 0.01 for row in stored["rows"] if row["group"].startswith("Final loss")]
+    assert len(wide) == 5 and sum(wide) > 2.5

@@ -38,9 +38,10 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
         monkeypatch.setattr(module, "HALF_EMPTY", half)
         monkeypatch.setattr(module, "MIXING", mixing)
         monkeypatch.setattr(module, "WITHIN", within)
+    monkeypatch.setattr(moshpit_plan, "_DRAWS", 100)
     monkeypatch.setattr(moshpit_compare, "OWN", {16: (4, 4), 8: (3, 3)})
     whole = Plan.of(quick=False, seeds=2)
-    few = {case: min(count, 4) for case, count in whole.seeds.items() if case.n <= 16}
+    few = {case: min(count, 3) for case, count in whole.seeds.items() if case.n <= 16}
     monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: Plan(few)))
     monkeypatch.setattr(moshpit.moshpit_figure, "ERRORS_AT", errors_at)
     told, found = [], []

@@ -63,6 +63,11 @@ TARGET = "tests/training/test_target.py"
 PROGRESS = "src/ragtag/protocols/rounds/progress.py"
 QUORUM = ("tests/protocols/test_quorum.py",)
 WAYS, INTERNET = "src/ragtag/recipes/internet/training.py", "tests/recipes/test_internet.py"
+MOSHPIT, LAWS = (
+    ("tests/recipes/test_moshpit.py", "-k", "miniature"),
+    ("tests/recipes/test_moshpit.py", "-k", "laws"),
+)
+TRACKS = ("tests/recipes/test_rps.py", "-k", "tracks or both_sides")
 REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
 CORRELATION = "src/ragtag/privacy/correlation.py"
@@ -184,6 +189,55 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "return d > 1 and 1.0 - full > full**d",
         "return False",
         ("tests/protocols/test_grid.py",),
+    ),
+    Sabotage(
+        "Moshpit's recipe: nobody is ever away",
+        "src/ragtag/recipes/moshpit/run.py",
+        "gone = (drawn < case.p).tolist()",
+        "gone = (drawn < 0.0).tolist()",
+        MOSHPIT,
+    ),
+    Sabotage(
+        "random groups: the same ones each round",
+        "src/ragtag/protocols/groups/keys.py",
+        'at = random_ranks(random.stream_key(self._seed, "random groups", round_), view.peers)[',
+        'at = random_ranks(random.stream_key(self._seed, "random groups", 0), view.peers)[',
+        MOSHPIT,
+    ),
+    Sabotage(
+        "groups: the sum in place of the mean",
+        REDUCE,
+        "                mean *= np.float32(1.0) / first\n",
+        "                pass\n",
+        MOSHPIT,
+    ),
+    Sabotage(
+        "gossip: a peer takes its partner's values",
+        "src/ragtag/protocols/groups/gossip.py",
+        "mean = values + share.astype(np.float32)[:, None] * (theirs.values - values)",
+        "mean = theirs.values",
+        LAWS,
+    ),
+    Sabotage(
+        "push-sum: a third is sent in place of half",
+        "src/ragtag/protocols/groups/pushsum.py",
+        "send = self._vector(target, _MASS, ask.values, ask.weight / 2, until_s)",
+        "send = self._vector(target, _MASS, ask.values, ask.weight / 3, until_s)",
+        LAWS,
+    ),
+    Sabotage(
+        "rps's recipe: what is better than the baseline passes for the same",
+        "src/ragtag/recipes/rps/compare.py",
+        "rows.append(self._row(accuracy, below, 0.0, self._bounds.accuracy, claim))",
+        'rows.append(self._row(accuracy, below, 0.0, self._bounds.accuracy, claim, "<="))',
+        TRACKS,
+    ),
+    Sabotage(
+        "rps's recipe: gradients divided by n are divided by what arrived",
+        "src/ragtag/recipes/rps/training.py",
+        'if self.setup.divide == "n":',
+        "if False:",
+        ("tests/recipes/test_rps_training.py",),
     ),
     Sabotage(
         "transfer: a damaged chunk is taken",

@@ -103,6 +103,8 @@ def judged(change: dict[tuple[bool, str, float], tuple[float, float, float]]) ->
         known = rps_compare.EXPECTED[by_label]
         end = change.get(key, known.get((what, arrival), known["gradients", 1.0]))
         results.curves[key].append(ended(what, arrival, setup.seed, by_label, end))
+    end = change.get((True, "divided by n", 0.99), rps_compare.EXPECTED[True]["gradients", 0.99])
+    results.extras[rps_measure.DIVIDED] = ended("gradients", 0.99, 0, True, end)
     return {row.quantity for row in rps_compare.training_rows(plan, results) if not row.ok}
 
 
@@ -113,6 +115,31 @@ def test_training_is_judged_on_both_sides_and_by_the_lowest_peer_too() -> None:
     assert slower == {"RPS, 80% arrive: training loss above the baseline's"}
     assert judged({(True, "gradients", 0.99): (1.5, 0.185, 0.096)}) == {
         "gradients, 99% arrive: log2 of the training loss over the earlier run's"
+    }
+    assert judged({(True, "divided by n", 0.99): (0.5, 0.96, 0.96)}) == {
+        "gradients, 99% arrive, divided by n: training loss above the baseline's",
+        "gradients, 99% arrive, divided by n: accuracy below the baseline's",
+    }
+    faster = judged({(False, "models", 1.0): (0.05, 0.99, 0.99)})
+    assert "no loss: accuracy" in faster
+
+
+@pytest.mark.parametrize(("loss", "accuracy"), [(-0.2, 0.0), (0.2, 0.0), (0.0, -0.1), (0.0, 0.1)])
+def test_what_tracks_the_baseline_lies_neither_above_it_nor_below(loss: float, accuracy: float) -> None:
+    plan, results = Plan.of(quick=True, digits=True, seeds=1), Results()
+    for key, setup in plan._setups():
+        by_label, what, arrival = key
+        end = (0.5, 0.8, 0.7)
+        if arrival == 0.6 and by_label:
+            end = (0.9, 0.7, 0.6)
+        if what == "gradients" and by_label:
+            end = (6.0, 0.2, 0.1)
+        if key == (False, "models", 0.9):
+            end = (0.5 + loss, 0.8 + accuracy, 0.7)
+        results.curves[key].append(ended(what, arrival, setup.seed, by_label, end))
+    failed = {row.quantity for row in rps_compare.training_rows(plan, results) if not row.ok}
+    assert failed == {
+        f"RPS, 90% arrive: {'training loss above' if loss else 'accuracy below'} the baseline's"
     }
 
 

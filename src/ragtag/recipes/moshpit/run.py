@@ -79,6 +79,7 @@ class Found:
     rounds: until the variance over peers was below ``TOLERANCE``, capped.
     coarse: until it was below ``COARSE``, capped.
     variance: by round, from before the first one on.
+    potential: of push-sum, by round: how far sums lie from their weights' share of the mean, mean square.
     drift: squared distance of the peers' mean from the true one, at the end.
     mosaic: share of outcomes whose chunks have different contributors.
     failed: share of outcomes of which no chunk was averaged.
@@ -92,6 +93,7 @@ class Found:
     virtual_s: float
     mosaic: float
     failed: float
+    potential: tuple[float, ...] = ()
 
 
 class Away:
@@ -151,6 +153,7 @@ class _Trial:
         self._round, self._left = 0, 0
         self._span_s = span_s(case)
         self._history: list[Doubles] = [self._variance()]
+        self._potential = [self._beyond()] if case.method.startswith("push-sum") else []
         self._outcomes = self._mosaics = self._failures = 0
 
     def run(self) -> Found:
@@ -160,15 +163,22 @@ class _Trial:
         drift = float(np.mean((np.mean(self._values, axis=0, dtype=np.float64) - self._truth) ** 2))
         total = max(1, self._outcomes)
         return Found(
-            rounds=_crossing(table, TOLERANCE, self._case.rounds),
-            coarse=_crossing(table, COARSE, self._case.rounds),
+            rounds=first_below(table, TOLERANCE, self._case.rounds),
+            coarse=first_below(table, COARSE, self._case.rounds),
             variance=tuple(table.mean(axis=1).tolist()),
             drift=drift,
             events=self._world.events,
             virtual_s=self._world.now_s,
             mosaic=self._mosaics / total,
             failed=self._failures / total,
+            potential=tuple(self._potential),
         )
+
+    def _beyond(self) -> float:
+        """Push-sum's potential, mean over scalars: weights are 1 at first, so it begins as the variance."""
+        weights = np.array(self._weights)[:, None]
+        values = np.stack(self._values).reshape(self._case.n, -1).astype(np.float64)
+        return float(np.square(weights * (values - (weights * values).sum(0) / weights.sum())).mean())
 
     def _variance(self) -> Doubles:
         return np.asarray(np.var(np.stack(self._values), axis=0, dtype=np.float64), np.float64).ravel()
@@ -223,11 +233,13 @@ class _Trial:
     def _end(self, now_s: float) -> None:
         self._round += 1
         self._history.append(self._variance())
+        if self._potential:
+            self._potential.append(self._beyond())
         if self._round < self._case.rounds and self._history[-1].max() >= self._case.until:
             self._begin(now_s)
 
 
-def _crossing(table: Doubles, below: float, cap: int) -> float:
+def first_below(table: Doubles, below: float, cap: int) -> float:
     """The first round after which a scalar's variance is below, mean over scalars; never: ``cap``."""
     under = table < below
     first = np.where(under.any(axis=0), under.argmax(axis=0), cap)

@@ -33,6 +33,7 @@ STEADY = ((8, 0.1), (16, 0.1), (16, 0.4))
 FIXED_P = 0.4
 BURST_P, BURST = 0.1, 8.0
 """Loss in bursts: the share that is lost, and the mean length of a burst in datagrams."""
+DIVIDED = "gradients, 99 %, divided by n"
 _SEED = 1
 
 Key = tuple[bool, str, float]
@@ -211,6 +212,6 @@ class Plan:
             ),
             "models, 90 %, momentum .9, kept local": replace(models, momentum=0.9),
             "models, 90 %, momentum .9, averaged": replace(models, momentum=0.9, momentum_is="averaged"),
-            "gradients, 99 %, divided by n": replace(gradients, divide="n"),
+            DIVIDED: replace(gradients, divide="n"),
             "gradients, 99 %, datagrams lost": replace(gradients, unit="datagram"),
         }

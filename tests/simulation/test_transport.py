@@ -10,15 +10,20 @@ import torch
 from torch import nn
 
 import ragtag
-from ragtag.core.faults import Crash, Faults, Freeze, Loss, Slow
+from ragtag.codecs.dense import fp32
+from ragtag.core.faults import Crash, Faults, Freeze, Loss, OwnLine, Partition, Slow, Window
 from ragtag.core.schema import SchemaMismatch
 from ragtag.core.types import Outcome
-from ragtag.protocols.channel.averager import Channel
+from ragtag.protocols.channel.averager import Averager, Channel
+from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.rps import rps
 from ragtag.schedules import SSP, Partial
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import timeout_s
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport, Stuck
+from ragtag.training.exchange.dense import Replica
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.tensors.layout import Part
 
 STEP_S = 0.05
 
@@ -203,3 +208,27 @@ def test_peers_alike_soon_average_whole() -> None:
     share = missed / (n * (n - 1) * seeds)
     assert share[2:4].mean() < 0.1
     assert share[4:].mean() < 0.01
+
+
+@pytest.mark.parametrize("method", [direct, rps], ids=lambda method: method.name)
+def test_a_peer_across_a_long_line_is_in_rounds_again_after_a_cut(method: Averager) -> None:
+    """Nodes are told how far it is, as drivers tell them: rounds of the others are shorter than its line."""
+    n, far = 4, 3
+    cut = Partition(frozenset({far}), Window(1.0, 2.0))
+    lines = Faults(
+        latency_s=0.0004, partitions=(cut,), rate_bytes_per_s=1e8, lines=(OwnLine(far, 1e8, 0.04),)
+    )
+    rounds = SimulatedCrew(n, lines, seed=3, cost=ComputeCost(0.01), check=True)
+
+    def train(peer: SimulatedTransport) -> list[tuple[float, bool]]:
+        values, whole = torch.full((8,), float(peer.me)), list[tuple[float, bool]]()
+        part = Replica([Part("values", "parameter", lambda: values)], peer, method, fp32)
+        while peer.now_s() < 4.0:
+            peer.compute()
+            whole.append((peer.now_s(), bool((part.average().heard == (1 << n) - 1).all())))
+        return whole
+
+    for seen in rounds.run(train):
+        assert seen is not None
+        assert not any(whole for at_s, whole in seen if 1.3 < at_s < 1.9)
+        assert np.mean([whole for at_s, whole in seen if at_s > 3.0]) > 0.95

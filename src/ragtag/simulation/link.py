@@ -294,13 +294,22 @@ class Link:
         return -mean_s * math.log1p(-self._uniform(name, source)) if mean_s > 0 else 0.0
 
 
-def timeout_s(faults: Faults) -> float:
-    """The timeout that a driver would measure on such a line: a round trip and its margin (RFC 6298).
+def timeout_s(faults: Faults, *ends: PeerId) -> float:
+    """The timeout that a driver would measure on such a line, seconds: a round trip and its margin (RFC 6298).
 
-    A round trip is twice the latency and the mean jitter. The margin is four mean deviations of the sum of
-    two exponential delays, 32/e^2 = 4.33 times their mean.
+    A round trip is the shortest one and twice the mean jitter. The margin is four mean deviations of the sum
+    of two exponential delays, 32/e^2 = 4.33 times their mean. ends: as in ``shortest_s``.
     """
-    return 2 * (faults.latency_s + faults.jitter_s) + 4.33 * faults.jitter_s
+    return shortest_s(faults, *ends) + 2 * faults.jitter_s + 4.33 * faults.jitter_s
+
+
+def shortest_s(faults: Faults, *ends: PeerId) -> float:
+    """The shortest round trip on the common line, seconds.
+
+    ends: two peers; the delays of their own lines come on top.
+    """
+    beside_s = sum(line.latency_s for line in faults.lines if line.peer in ends)
+    return 2 * (faults.latency_s + beside_s)
 
 
 def _rows(source: PeerId, run: Run, a: int, b: int, mask: Bools | None, ended: bool) -> Run:

@@ -41,6 +41,7 @@ from ragtag.core.types import (
     Floats,
     Joined,
     Left,
+    Measured,
     Met,
     Noted,
     Offer,
@@ -79,7 +80,7 @@ from ragtag.protocols.rounds.rps import rps
 from ragtag.protocols.transfer.snapshots import Shelf
 from ragtag.protocols.transfer.types import Fetched, Finished, GaveUp, Need, TransferError
 from ragtag.simulation.cost import ComputeCost
-from ragtag.simulation.link import timeout_s
+from ragtag.simulation.link import shortest_s, timeout_s
 from ragtag.simulation.worlds.rounds import World
 from ragtag.simulation.worlds.transfer import Giving, StateFetch
 
@@ -633,7 +634,12 @@ class SimulatedTransport(Posting):
         return self._begin(Offer(channel, rows, weight, deadline_s, aside, due))
 
     def _begin(self, ask: Average | Offer) -> SimulatedPending:
-        self.crew.world.at(self.now_s(), self.me, ask)
+        now_s, world = self.now_s(), self.crew.world
+        if any(line.latency_s for line in world.faults.lines):  # else the channel's ``rtt_s`` is everybody's
+            for peer in sorted(self._node.live - {self.me}):  # as live drivers do before each round
+                far = (world.faults, self.me, peer)
+                world.at(now_s, self.me, Measured(peer, timeout_s(*far), shortest_s(*far)))
+        world.at(now_s, self.me, ask)
         return SimulatedPending(self.crew, self.me, ask.channel)
 
     # -- Others' state

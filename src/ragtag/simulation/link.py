@@ -295,7 +295,7 @@ class Link:
 
 
 def timeout_s(faults: Faults, *ends: PeerId) -> float:
-    """The timeout that a driver would measure on such a line, seconds: a round trip and its margin (RFC 6298).
+    """The timeout that a driver would measure on such a line, seconds: a round trip and a margin (RFC 6298).
 
     A round trip is the shortest one and twice the mean jitter. The margin is four mean deviations of the sum
     of two exponential delays, 32/e^2 = 4.33 times their mean. ends: as in ``shortest_s``.

@@ -943,6 +943,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "return 1.0",
         (TARGET, "-k", "given_to_none"),
     ),
+    Sabotage(
+        "links: what a train holds is believed to be of the peer that it names",
+        "src/ragtag/network/link/kernels.py",
+        "fine &= headers[i, 0] >> _HALF & _U16 == sender",
+        "fine |= headers[i, 0] >> _HALF & _U16 == sender",
+        ("tests/network/test_frame.py", "-k", "trains_are_whole"),
+    ),
+    Sabotage(
+        "links: compiled headers carry the weight of the next chunk",
+        "src/ragtag/network/link/kernels.py",
+        "np.uint64(bits[i]) << _HALF | total, heard[i]",
+        "np.uint64(bits[i - 1]) << _HALF | total, heard[i]",
+        ("tests/network/test_frame.py", "-k", "chunks_anywhere or what_arrives"),
+    ),
 )
 
 

@@ -24,6 +24,7 @@ from ragtag.core.wire import (
     HEADER_BYTES,
     LONG_KINDS,
     NAMED_BYTE,
+    Headers,
     Identity,
     Kind,
     headers_of,
@@ -545,6 +546,12 @@ def _pair() -> tuple[Framer, Framer]:
     return one, two
 
 
+def taken(framer: Framer, table: Bytes) -> tuple[Bytes, Headers]:
+    """What a peer takes of a train that came from the other's address."""
+    headers = framer.whole(table, [len(table)], [OTHER])
+    return framer.parse(table) if headers is None else (table, headers)
+
+
 @given(
     length=st.integers(1, 40),
     harm=st.lists(
@@ -553,7 +560,7 @@ def _pair() -> tuple[Framer, Framer]:
     fields=st.lists(
         st.tuples(
             st.integers(0, 39),
-            st.sampled_from(["version", "kind", "crew", "dest", "schema", "epoch"]),
+            st.sampled_from(["version", "kind", "crew", "sender", "dest", "schema", "epoch"]),
             st.integers(0, U8),
         ),
         max_size=3,
@@ -569,9 +576,25 @@ def test_whatever_comes_is_taken_or_refused_alike(length, harm, fields) -> None:
     signed(source, table)
     for row, at, flip in harm:
         table[row % length, at] ^= flip
-    (a, a_headers), (b, b_headers) = one.parse(table.copy()), two.parse(table.copy())
+    (a, a_headers), (b, b_headers) = taken(one, table.copy()), taken(two, table.copy())
     assert np.array_equal(a, b) and a_headers.tobytes() == b_headers.tobytes()
     assert refusals(one) == refusals(two)
+
+
+def test_trains_are_whole_only_where_all_rows_are_of_the_peer_that_sent_them() -> None:
+    source, dest = framers()
+    table = rows_of(source, a_run(5))
+    if dest._kernels is None:
+        assert dest.whole(table, [5], [OTHER]) is None  # numpy looks row by row
+        return
+    for ends, senders in (([5], [OTHER]), ([2, 2, 5], [OTHER, ME, OTHER])):  # a train of no rows is nobody's
+        headers = dest.whole(table, ends, senders)
+        assert headers is not None and headers.tobytes() == dest.parse(table)[1].tobytes()
+    for ends, senders in (([5], [ME]), ([1, 5], [ME, OTHER]), ([4, 5], [OTHER, 1 << 16])):
+        assert dest.whole(table, ends, senders) is None
+    table[3, -1] ^= 1
+    assert dest.whole(table, [5], [OTHER]) is None
+    assert not any(refusals(dest))
 
 
 @pytest.mark.parametrize("weight", [0.0, -0.0, 1e-45, WEIGHT_MAX, 2 * WEIGHT_MAX, np.inf, np.nan, -1.0])
@@ -579,7 +602,7 @@ def test_weights_are_judged_alike(weight: float) -> None:
     source, _ = framers()
     one, two = _pair()
     table = rows_of(source, replace(a_run(3), weight=np.array([1.0, weight, 2.0], np.float32)))
-    assert len(one.parse(table.copy())[0]) == len(two.parse(table.copy())[0])
+    assert len(taken(one, table.copy())[0]) == len(taken(two, table.copy())[0])
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4])

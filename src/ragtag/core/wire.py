@@ -44,6 +44,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +114,8 @@ _U64 = (1 << 64) - 1
 ODD_INTS = [mix(i + 1) | 1 for i in range(8)]
 TAG_WORD = 2
 _SUM_ODD = ODD_INTS[TAG_WORD]  # the tag's own word is left out; its multiplier is the chunk's
-_ODD = np.array([0 if i == TAG_WORD else odd for i, odd in enumerate(ODD_INTS)], dtype="<u8")
+_ODD_INTS = [0 if i == TAG_WORD else odd for i, odd in enumerate(ODD_INTS)]
+_ODD = np.array(_ODD_INTS, dtype="<u8")
 FINAL = 0xD6E8FEB86659FD93
 _SUM_ODD_U64, _FINAL_U64, _HALF = np.uint64(_SUM_ODD), np.uint64(FINAL), np.uint64(32)
 
@@ -173,10 +175,7 @@ def chunk_sums(datagrams: Bytes) -> Words:
 
 def tag_of(header: bytes | bytearray, key: int) -> int:
     """The tag of one header-only datagram: the same as ``tags`` of one row."""
-    total = key
-    for word, odd in zip(struct.unpack("<8Q", header), ODD_INTS, strict=True):
-        if odd != _SUM_ODD:
-            total += word * odd
+    total: int = key + sum(map(mul, struct.unpack("<8Q", header), _ODD_INTS))
     total &= _U64
     total ^= total >> 32
     total = total * FINAL & _U64

@@ -180,7 +180,7 @@ class Framer:
         """Datagrams with chunks of a run, uint8 ``[k, 1152]``. The table is valid until the next call.
 
         chunks: their indices in the message, ascending, ``[k]``.
-        seqs: the datagrams' numbers, ``[k]``.
+        seqs: the datagrams' numbers, ``[k]``; 32 bits of each travel.
         last: whether the last datagram ends the message.
         ask: whether the last datagram asks for an answer.
         schema: the hash that they carry; ``None``: the channel's.
@@ -196,20 +196,25 @@ class Framer:
         at = slice(low, high) if high - low == k else chunks - run.first
         headers = self._headers[:k]
         first = self._first | self.identity.peer << 32 | run.peer << 48
-        headers[:, 0] = first | _DATA << 8
-        headers[:, 1] = seqs | np.uint64(self.epoch << 32)
-        headers[:, 4] = self._schema(run.key, schema) | run.key.round << 32
-        what = _byte(run.key) | run.key.stage << 8 | run.key.block << 16
-        headers[:, 5] = chunks.astype(np.uint64) << _HALF | np.uint64(what)
-        weight = np.ascontiguousarray(run.weight[at]).view("<u4").astype(np.uint64)
-        headers[:, 6] = weight << _HALF | np.uint64(run.total)
-        headers[:, 7] = run.heard[at]
+        schema_round = self._schema(run.key, schema) | run.key.round << 32
+        which = _byte(run.key) | run.key.stage << 8 | run.key.block << 16
+        weight, heard = np.ascontiguousarray(run.weight[at]), np.ascontiguousarray(run.heard[at])
+        if self._kernels is not None and all(a.flags.carray for a in (seqs, chunks, weight, heard)):
+            common = (first | _DATA << 8, self.epoch << 32, schema_round, which, run.total)
+            self._kernels.head(headers, seqs, chunks, weight, heard, *map(np.uint64, common))
+        else:
+            headers[:, 0] = first | _DATA << 8
+            headers[:, 1] = seqs & np.uint64(_U32) | np.uint64(self.epoch << 32)
+            headers[:, 4] = schema_round
+            headers[:, 5] = chunks.astype(np.uint64) << _HALF | np.uint64(which)
+            headers[:, 6] = weight.view("<u4").astype(np.uint64) << _HALF | np.uint64(run.total)
+            headers[:, 7] = heard
         if last or ask:
             headers[-1, 0] = first | (_LAST if last else _ASK) << 8
-        which = (int(chunks[0]), int(chunks[-1]), k)
-        if run.payload is not self._payload or which != self._which:
+        span = (low, high, k)
+        if run.payload is not self._payload or span != self._which:
             # else the chunks are here already: an owner sends its average to one peer after the other
-            self._payload, self._which = (run.payload, which) if high - low == k else (None, which)
+            self._payload, self._which = (run.payload, span) if high - low == k else (None, span)
             self._fill(words, headers, run.payload[at])
         else:
             self._stamp(words, headers)
@@ -320,15 +325,26 @@ class Framer:
             return None
         return Short(Kind(kind), sender, key, schema, chunk, total, number, highest, seq, epoch, waited_s)
 
+    def whole(self, table: Bytes, ends: list[int], senders: list[int]) -> Headers | None:
+        """A copy of the headers of ``table``, where all its rows are the crew's data, as nearly always.
+
+        ends, senders: of each train the row after its last one, and the peer that sends from where it came.
+        ``None``: some rows are not, or are in another peer's name; or loops are not compiled. Nothing is
+        counted.
+        """
+        if self._kernels is None or self._sealed:
+            return None
+        words = np.empty((len(table), 8), "<u8")
+        if not self._kernels.check(table.view("<u8"), words, self._mine, self._key_word):
+            return None
+        theirs = self._kernels.of_their_trains(words, np.array(ends, np.int64), np.array(senders, np.int64))
+        return words.view(HEADER)[:, 0] if theirs else None
+
     def parse(self, table: Bytes) -> tuple[Bytes, Headers]:
         """The rows of ``table`` that are the crew's data, and a copy of their headers.
 
         Probes of the path's MTU go to ``probes``. The others are counted in ``refused``.
         """
-        if self._kernels is not None and not self._sealed:
-            words = np.empty((len(table), 8), "<u8")
-            if self._kernels.check(table.view("<u8"), words, self._mine, self._key_word):
-                return table, words.view(HEADER)[:, 0]
         words = table.view("<u8")[:, :8].copy()  # side by side, so that columns stay in the cache
         kind = words[:, 0] >> np.uint64(8) & np.uint64(0xFF)
         ok = words[:, 0] & _FIRST == self._mine

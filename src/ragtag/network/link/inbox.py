@@ -9,7 +9,7 @@ import numpy as np
 
 from ragtag.core.address import Address
 from ragtag.core.types import Bytes, Joined, Left, Noted, PeerId, Run
-from ragtag.core.wire import HEADER, Kind
+from ragtag.core.wire import HEADER, Headers, Kind
 from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer, Short
 from ragtag.network.link.link import Link, Received
@@ -112,34 +112,45 @@ class Inbox:
         flows = sorted(self._flows.values(), key=lambda flow: not flow.mute)
         self._peer_at = {flow.address: flow.peer for flow in flows}
 
-    def _of_their_senders(self, got: Received) -> Bytes:
+    def _of_their_senders(self, got: Received) -> tuple[Bytes, Headers]:
         """The rows that come from the address of the peer in whose name they are, each sender's in order.
 
-        Rows of the crew that do not are counted and noted: anybody that knows the crew's name can make them.
+        Their headers come with them. Rows of the crew that do not are counted and noted: anybody that knows
+        the crew's name can make them.
         """
         rows: Bytes = got.table
-        if not len(rows):
-            return rows
         ends = [end for end, _ in got.sources]
         at = [self._peer_at.get(source, _NOBODY) for _, source in got.sources]
-        starts = [min(end, len(rows) - 1) for end in (0, *ends[:-1])]  # a sealed train may have lost all rows
-        senders = rows.view("<u2")[:, _SENDER]
-        changes = np.flatnonzero(senders[1:] != senders[:-1]) + 1
-        if senders[starts].tolist() != at or not set(changes.tolist()) <= set(ends):
-            true = senders == np.repeat(np.array(at, "<u4"), np.diff(ends, prepend=0))
-            _, headers = self._framer.parse(rows[~true])
-            self._framer.refused.elsewhere += len(headers) + len(self._framer.probes)
-            self._framer.probes.clear()
-            if len(headers):
-                row = int(np.flatnonzero(~true & (senders == headers["sender"][0]))[0])
-                source = next(source for end, source in got.sources if row < end)
-                self._note_elsewhere(int(headers["sender"][0]), source)
-            rows, senders = rows[true], senders[true]
-        if len(changes) >= 2 * len(self._flows):
+        headers = self._framer.whole(rows, ends, at)
+        if headers is None:
+            rows, headers = self._framer.parse(self._without_strangers(got, ends, at))
+        senders = headers["sender"]
+        if np.count_nonzero(senders[1:] != senders[:-1]) >= 2 * len(self._flows):
             # A queue on the way has mixed senders datagram by datagram. Each sender's own are in order, and
             # sorted they make one run, which costs as much as a single datagram
-            rows = rows[np.argsort(senders, kind="stable")]
-        return rows
+            order = np.argsort(senders, kind="stable")
+            rows, headers = rows[order], headers[order]
+        return rows, headers
+
+    def _without_strangers(self, got: Received, ends: list[int], at: list[PeerId]) -> Bytes:
+        """The rows that come from the address of the peer in whose name they are.
+
+        ends, at: of each train the row after its last one, and who sends from where it came.
+        """
+        rows: Bytes = got.table
+        senders = rows.view("<u2")[:, _SENDER]
+        true = senders == np.repeat(np.array(at, "<u4"), np.diff(ends, prepend=0))
+        if true.all():
+            return rows
+        _, headers = self._framer.parse(rows[~true])
+        self._framer.refused.elsewhere += len(headers) + len(self._framer.probes)
+        self._framer.probes.clear()
+        if len(headers):
+            row = int(np.flatnonzero(~true & (senders == headers["sender"][0]))[0])
+            source = next(source for end, source in got.sources if row < end)
+            self._note_elsewhere(int(headers["sender"][0]), source)
+        taken: Bytes = rows[true]
+        return taken
 
     def _note_elsewhere(self, peer: PeerId, source: Address) -> None:
         """Note it once per peer. A router that translates addresses causes it, and nobody would know why."""
@@ -157,8 +168,7 @@ class Inbox:
         )
 
     def _take_data(self, now_s: float, got: Received, taken: Taken) -> None:
-        rows = self._of_their_senders(got)
-        rows, headers = self._framer.parse(rows)
+        rows, headers = self._of_their_senders(got)
         self.received += len(rows)
         seqs = headers["seq"]
         came_at = {source: came_ns for (_, source), came_ns in zip(got.sources, got.came_ns, strict=False)}

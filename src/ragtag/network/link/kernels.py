@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragtag.core.compiled import compile_
-from ragtag.core.types import WEIGHT_MAX, Bools
+from ragtag.core.types import WEIGHT_MAX, Bools, Floats
 from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, FINAL, HEADER_BYTES, ODD_INTS, TAG_WORD, Kind, Words
 
 _HEADER, _CHUNK = HEADER_BYTES // 8, CHUNK_BYTES // 8  # in words; a loop of constant length vectorises
@@ -24,6 +24,7 @@ _FIRST, _BYTE = np.uint64(0xFFFF0000FFFF00FF), np.uint64(0xFF)  # all but the ki
 _KIND, _WEIGHT = np.uint64(8), np.uint64(32)
 _DATA, _LAST, _ASK = np.uint64(Kind.DATA), np.uint64(Kind.LAST), np.uint64(Kind.ASK)
 _WHO, _NEXT, _U32 = ~np.uint64(0xFF00), np.uint64(1 << 32), np.uint64(0xFFFFFFFF)
+_U16 = np.uint64(0xFFFF)
 _WEIGHT_MOST = np.uint64(np.float32(WEIGHT_MAX).view(np.uint32))
 """The most that a weight may be, as bits: of two floats from 0 on the larger one has the larger bits."""
 _warming = Lock()
@@ -60,6 +61,47 @@ def check(table: Words, headers: Words, first: np.uint64, key: np.uint64) -> boo
         fine &= (kind == _DATA) | (kind == _LAST) | (kind == _ASK)
         fine &= header[6] >> _WEIGHT <= _WEIGHT_MOST
     return fine
+
+
+@compile_
+def of_their_trains(headers: Words, ends: NDArray[np.int64], senders: NDArray[np.int64]) -> bool:
+    """Whether each of ``headers``, uint64 ``[k, 8]``, is in the name of its train's sender.
+
+    ends, senders: of each train the row after its last one, and who sends from where it came.
+    """
+    fine, row = True, 0
+    for train in range(len(ends)):
+        sender = np.uint64(senders[train])
+        for i in range(row, ends[train]):
+            fine &= headers[i, 0] >> _HALF & _U16 == sender
+        row = ends[train]
+    return fine
+
+
+@compile_
+def head(
+    headers: Words,
+    seqs: Words,
+    chunks: NDArray[np.int64],
+    weight: Floats,
+    heard: Words,
+    first: np.uint64,
+    epoch: np.uint64,
+    what: np.uint64,
+    which: np.uint64,
+    total: np.uint64,
+) -> None:
+    """Write headers of consecutive datagrams, uint64 ``[k, 8]``, without their tags.
+
+    seqs, chunks, weight, heard: ``[k]``. first, epoch, what, which, total: what the first, second, fifth,
+    sixth and seventh word of all have in common.
+    """
+    bits = weight.view(np.uint32)
+    for i in range(headers.shape[0]):
+        headers[i, 0], headers[i, 1] = first, epoch | seqs[i] & _U32
+        headers[i, 2] = headers[i, 3] = 0
+        headers[i, 4], headers[i, 5] = what, np.uint64(chunks[i]) << _HALF | which
+        headers[i, 6], headers[i, 7] = np.uint64(bits[i]) << _HALF | total, heard[i]
 
 
 @compile_
@@ -119,7 +161,7 @@ def cut(headers: Words, edges: NDArray[np.int64], asks: Bools) -> int:
 
 def warm() -> None:
     """Compile the loops, or load what was compiled before. After that no call compiles anything."""
-    kernels: tuple[Any, ...] = (fill, check, stamp, cut)
+    kernels: tuple[Any, ...] = (fill, check, stamp, head, of_their_trains, cut)
     with _warming:
         if kernels[-1].signatures:
             return
@@ -128,6 +170,9 @@ def warm() -> None:
         fill(rows, headers, np.zeros((1, _CHUNK), "<u8"), np.zeros(1, "<u8"), key)
         check(rows, headers, np.uint64(0), key)
         stamp(rows, headers, np.zeros(1, "<u8"), key)
+        one, number = np.zeros(1, "<u8"), np.zeros(1, np.int64)
+        head(headers, one, number, np.zeros(1, np.float32), one, key, key, key, key, key)
+        of_their_trains(headers, number, number)
         cut(headers, np.zeros(1, np.int64), np.zeros(1, np.bool_))
         for kernel in kernels:
             kernel.disable_compile()

@@ -22,8 +22,8 @@ from ragtag.protocols.relays import FORWARD_BYTES, Routes
 TRAIN = PACKETS_MAX
 """Packets in one system call, in one datagram or in several: 56 of 1,152 bytes stay below the 65,507 of one
 UDP payload and below the 64 segments that older kernels allow (UDP_MAX_SEGMENTS)."""
-SLAB_TRAINS = 16
-"""Trains in one pass. They share the fixed cost of a pass, and their megabyte still fits in the cache."""
+SLAB_TRAINS = 32
+"""Trains in one pass. They share the fixed cost of a pass, and their two megabytes still fit in a cache."""
 SLAB_ROWS = TRAIN * SLAB_TRAINS
 BROKEN = {errno.EBADF, errno.ENOTSOCK, errno.EFAULT}
 """Errors that no path and no other machine can cause: the file descriptor is no socket any more."""

@@ -259,33 +259,36 @@ class UdpLink:
                     size = int.from_bytes(data[:4], sys.byteorder)
                 elif kind == SO_TIMESTAMPNS and level == socket.SOL_SOCKET:
                     stamp = data
-            if is_wrapped(size) or (size and is_wrapped(n % size)):
-                aside += n // DATAGRAM_BYTES
-                n = _set_aside(room, n, size, source[:2], _times_ns([stamp])[0], wrapped)
-                size = min(size, n)
-                if n == 0:
-                    continue
-            if size and size % DATAGRAM_BYTES == 0:
-                last = n % size  # all are of one size but the last one
-                if last == HEADER_BYTES:
-                    short.append(bytes(room[n - last : n]))
-                elif last % DATAGRAM_BYTES:
-                    malformed += 1
+            whole = n if size and n % DATAGRAM_BYTES == 0 == size % DATAGRAM_BYTES else 0  # as nearly always
+            if not whole:
+                if is_wrapped(size) or (size and is_wrapped(n % size)):
+                    aside += n // DATAGRAM_BYTES
+                    n = _set_aside(room, n, size, source[:2], _times_ns([stamp])[0], wrapped)
+                    size = min(size, n)
+                    if n == 0:
+                        continue
+                if size and size % DATAGRAM_BYTES == 0:
+                    last = n % size  # all are of one size but the last one
+                    if last == HEADER_BYTES:
+                        short.append(bytes(room[n - last : n]))
+                    elif last % DATAGRAM_BYTES:
+                        malformed += 1
+                    else:
+                        last = 0
+                    whole = n - last
+                elif size == HEADER_BYTES:
+                    short += [bytes(room[i : i + size]) for i in range(0, n - size + 1, size)]
+                    malformed += n % size != 0
                 else:
-                    last = 0
-                rows += (n - last) // DATAGRAM_BYTES
-                sources.append((rows, source[:2]))  # the kernel coalesces datagrams of one sender only
-                stamps.append(stamp)
-                per.append(size // DATAGRAM_BYTES)
-            elif size == HEADER_BYTES:
-                short += [bytes(room[i : i + size]) for i in range(0, n - size + 1, size)]
-                malformed += n % size != 0
-            else:
-                malformed += max(1, -(-n // size)) if size else 1
-            if len(short) > len(short_sources):
+                    malformed += max(1, -(-n // size)) if size else 1
                 more = len(short) - len(short_sources)
                 short_sources += [source[:2]] * more
                 short_stamps += [stamp] * more
+            if whole:
+                rows += whole // DATAGRAM_BYTES
+                sources.append((rows, source[:2]))  # the kernel coalesces datagrams of one sender only
+                stamps.append(stamp)
+                per.append(size // DATAGRAM_BYTES)
         table = self._slab[: rows * DATAGRAM_BYTES].reshape(rows, DATAGRAM_BYTES)
         came_ns, short_came_ns = _times_ns(stamps), _times_ns(short_stamps)
         return Received(

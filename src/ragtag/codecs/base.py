@@ -17,10 +17,9 @@ def finite_rows(values: Floats) -> Bools | None:
     Such a row has neither NaN nor infinity, and a norm below 1.8e19: what is larger would, as a part of a
     mean, break the models of all, and counts as not finite.
     """
-    if len(values) == 1:  # most messages of a small model
+    if len(values) == 1:  # most messages of a small model; vdot warns of nothing, so no errstate is needed
         row = values[0]
-        with np.errstate(over="ignore", invalid="ignore"):
-            return None if math.isfinite(row.dot(row)) else np.zeros(1, np.bool_)
+        return None if math.isfinite(np.vdot(row, row)) else np.zeros(1, np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):
         finite: Bools = np.isfinite(np.vecdot(values, values))
     return None if finite.all() else finite

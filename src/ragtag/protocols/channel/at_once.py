@@ -61,7 +61,8 @@ TARDY_MAX = 4
 AHEAD = 2
 """How many rounds are received before this peer has begun them."""
 BEHIND = 2
-"""How many rounds are kept after they are done, to answer requests for repair."""
+"""How many rounds are kept after they are done, to answer requests for repair. Each has memory for a mean, so of
+an averager that repairs nothing the last one alone is kept, which its trainer may still read."""
 RARE_MAX = 8
 """A peer that was missing for long comes to so many rounds before an auxiliary waits for it again."""
 JUMP_MAX = 1 << 24
@@ -227,7 +228,7 @@ class Rounds:
         self._behind = bool(self._ahead) or self._outrun
         self._outrun = False
         self._ahead.clear()
-        for number in [r for r in self.rounds if r <= outcome.round - BEHIND]:
+        for number in [r for r, old in self.rounds.items() if r <= outcome.round - _kept(old)]:
             old = self.rounds.pop(number)
             if self._channel.reuse and old.outcome is not None and not self._spare:
                 self._spare.append(old.outcome.mean)
@@ -537,6 +538,11 @@ class Rounds:
     def _route(self, now_s: float, number: int, event: Arrived | Expired | Left) -> list[Effect]:
         machine = self.rounds.get(number)
         return [] if machine is None else self._settle(machine.step(now_s, event))
+
+
+def _kept(old: Round) -> int:
+    """How many rounds after its end a round is kept."""
+    return 1 if old.spec.repair_s is None else BEHIND
 
 
 def _seen_in(runs: Iterable[Run]) -> list[PeerId]:

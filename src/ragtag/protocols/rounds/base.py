@@ -47,7 +47,7 @@ class Spec:
     growth: how many more blocks the vector is cut into than when the crew was founded. It travels in every
         key, so that no peer takes a block of one cut for a block of another. ``BY_SHARES``: it is cut by
         shares.
-    planned: the cut may follow shares (``channel.shares``), so peers may differ in it for a round.
+    cuts: the cut may follow shares (``channel.shares``), so peers may differ in it for a round.
     shares: which it follows, by peer; empty: blocks are of one size.
     patience: learns from peers that answer a question too late.
     guard: how owners reduce shares of which some may be lies; ``None``: by their weighted mean.
@@ -73,7 +73,7 @@ class Spec:
     quorum: int = 0
     spread: Hadamard | None = None
     auxiliary: frozenset[PeerId] = frozenset()
-    planned: bool = False
+    cuts: bool = False
     shares: tuple[int, ...] = ()
 
     @property

@@ -223,7 +223,7 @@ class Waiting:
         Each peer's deadline comes from its own measurements. This rule makes the middle one count: a peer
         that would wait much longer goes on with those that did.
         """
-        told, awaited = self._told, self._awaited
+        told, awaited = self._told, self._awaited.intersection(self._spec.owners)
         if told_by not in told:
             told[told_by] = int(np.bitwise_or.reduce(heard))
         if 2 * len(told) < len(awaited):

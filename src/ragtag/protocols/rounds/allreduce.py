@@ -76,7 +76,7 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
 
 
 def _direct(setting: Setting) -> Round:
-    spec = replace(_spec(setting, setting.n, (), frozenset(range(setting.n))), cuts=True)
+    spec = _spec(setting, setting.n, (), frozenset(range(setting.n)))
     if setting.shares:
         return scatter_gather(setting.shared(spec, tuple(range(len(setting.shares)))))
     owners = fixed_owners(setting.n, *setting.owning, setting.auxiliary)

@@ -39,7 +39,6 @@ def _make(setting: Setting, repair: bool) -> Round:
         quorum=setting.quorum,
         spread=_spread(setting),
         auxiliary=setting.auxiliary,
-        cuts=True,
     )
     if setting.shares:
         spec = setting.shared(spec, order_of(setting.seed, setting.round, len(setting.shares)))

@@ -28,5 +28,5 @@ def test_the_mean_is_that_of_all_and_clients_send_their_values_alone(method: Ave
             for outcome in outcomes[1:]:
                 np.testing.assert_array_equal(outcome.mean, outcomes[0].mean)
         sent = [crew.drivers[peer].traffic().bytes_sent for peer in range(6)]
-    # a client sends all of the vector once; one of four owners three quarters, and a quarter of averages to five
+    # a client sends all of the vector once; one of four owners three quarters of it, and a quarter to five
     assert max(sent[4:]) < 0.65 * min(sent[:4])

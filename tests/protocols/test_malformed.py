@@ -45,8 +45,8 @@ def malformed(draw: st.DrawFn) -> Run:
     size = SIZES[block]
     first, total, k, channel = 0, size, size, 0
     if what == "block":
-        # a growth that can be true is believed (test_growth): it changes the cut, and no value. So is a cut by
-        # shares (test_clients): it changes who is missed, and no value
+        # a growth that can be true is believed (test_growth): it changes the cut, and no value. So is a cut
+        # by shares (test_clients): it changes who is missed
         block = draw(st.integers(N, 63) | st.integers(61 << BLOCK_BITS, (BY_SHARES << BLOCK_BITS) - 1))
     elif what == "total":
         total = draw(st.integers(0, 2**32 - 1).filter(lambda t: t != size))

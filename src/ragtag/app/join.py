@@ -27,8 +27,8 @@ def join(*, deadline_s: float = 120.0, client: bool = False) -> Crew:
     machine). A peer that is not there by then is left out until it is heard.
 
     client: this peer trains, and owns nothing of what is averaged: it sends its values to peers that do, and
-        gets the averages back. For a slow uplink, or a peer to which others get through badly. RAGTAG_ROLE=client
-        and ``ragtag join --client`` say the same.
+        gets the averages back. For a slow uplink, or a peer to which others get through badly.
+        RAGTAG_ROLE=client and ``ragtag join --client`` say the same.
 
     Raises:
         JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or
@@ -38,7 +38,9 @@ def join(*, deadline_s: float = 120.0, client: bool = False) -> Crew:
     """
     if meeting := os.environ.get("RAGTAG_RAY"):
         if client:
-            raise JoinError("no peer of a Ray cluster is a client: its nodes reach each other; leave client out")
+            raise JoinError(
+                "no peer of a Ray cluster is a client: its nodes reach each other; leave client out"
+            )
         return crew_named(meeting).join(deadline_s=deadline_s)
     place = place_from_environment()
     if client and place is not None:

@@ -127,14 +127,12 @@ class Node:
         averager = channel.averager
         if not (self.crew.role.owns or averager.owned or averager.kind in ("central", "published")):
             raise ValueError(
-                f"{averager!r} has no owners of blocks, and this peer is a client: others are to average what "
-                "it sends. Use RPS() or AllReduce(), or start this peer as one that averages, too"
+                f"{averager!r} has no owners of blocks, and this peer is a client: others average what it "
+                "sends. Use RPS() or AllReduce(), or start this peer as one that averages, too"
             )
         most = averager.seats_max
         if self.n > most:
-            raise ValueError(
-                f"{self.n} seats, and {averager.name!r} averages {most} at most; {LARGER_CREWS}"
-            )
+            raise ValueError(f"{self.n} seats, and {averager.name!r} averages {most} at most; {LARGER_CREWS}")
         self.channels[number] = averager.open(Opening(number, channel, self.crew, now_s))
         self._room[number] = SEATS_MAX if channel.passing else most
 

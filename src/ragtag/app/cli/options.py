@@ -164,7 +164,8 @@ Auxiliary = Annotated[
 Client = Annotated[
     bool,
     typer.Option(
-        "--client", help="Train, and average nothing for others: for a slow uplink, or where nobody gets through."
+        "--client",
+        help="Train, and average nothing for others: for a slow uplink, or where nobody gets through.",
     ),
 ]
 PeersHere = Annotated[

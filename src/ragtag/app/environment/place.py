@@ -215,7 +215,7 @@ def _from_torchrun(env: Mapping[str, str]) -> Place:
 
 
 def _with_settings(place: Place, env: Mapping[str, str]) -> Place:
-    """What all ways of starting a peer take from ``RAGTAG_*``: seed, folder, beginning, faults, sealing, role."""
+    """What all ways of starting a peer take from ``RAGTAG_*``: seed, folder, beginning, faults and so on."""
     try:
         faults = parse_faults(env.get("RAGTAG_FAULTS", ""))
         check_peers(faults, place.size)
@@ -232,8 +232,8 @@ def _with_settings(place: Place, env: Mapping[str, str]) -> Place:
     role = env.get("RAGTAG_ROLE")
     if role not in (None, "trainer", "client"):
         raise PlaceError(
-            f"RAGTAG_ROLE is {role[:40]!r}; it must be trainer or client. An auxiliary has no script: ragtag join "
-            "--auxiliary"
+            f"RAGTAG_ROLE is {role[:40]!r}; it must be trainer or client. An auxiliary has no script: it joins "
+            "by ragtag join --auxiliary"
         )
     folder = env.get("RAGTAG_RUN")
     return replace(

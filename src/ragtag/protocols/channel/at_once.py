@@ -142,7 +142,7 @@ class Rounds:
         come after it: to one that waits for nobody all take part. And where a line is longer than rounds are
         without the peer at its end, that one is as late as the line is, and a step.
         """
-        if number >= self.done or not self._crew.waiting:
+        if number >= self.done or not self._waiting:
             return True
         line_s = HEADROOM * self._crew.shortest_s.get(peer, 0.0)
         return self.budgets.age_s(number, now_s) <= line_s + self._crew.step_s
@@ -260,7 +260,7 @@ class Rounds:
             self.budgets.others_computed(now_s)
         first = new and ask.due <= 0
         scatter_s, gather_s = self.budgets.begin(
-            number, now_s, first, ask.deadline_s, rtts_s, self._crew.trip_s
+            number, now_s, first, ask.deadline_s, rtts_s, self._crew.trip_s, self._owns
         )
         if self._serves:  # no average comes to it, so it cannot measure how long that takes
             gather_s = max(gather_s, scatter_s)
@@ -275,14 +275,14 @@ class Rounds:
         if skipped > 0 and not new and self.me not in ask.aside and not self._serves:
             effects.append(Noted("skipped", self.me, f"{skipped} round{'s' * (skipped > 1)}, to {number}"))
         effects += self._look_for_owners()
-        waiting = self._crew.waiting - ask.aside
+        waiting = self._waiting - ask.aside
         part = self._channel.part(number)
         values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)
         left_s = math.inf if ask.deadline_s is None else ask.deadline_s - scatter_s - gather_s
         if self.budgets.computed_s > 0:
             self._crew.computed_s[self._number] = self.budgets.computed_s
         step_s = 0.0 if self._alone else self._crew.step_s  # those that did not come in one may be dead
-        grace_s = min(scatter_s + step_s, max(0.0, left_s))
+        grace_s = min((scatter_s or gather_s) + step_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
         if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
@@ -310,8 +310,19 @@ class Rounds:
 
     def _shares(self, number: int) -> tuple[int, ...]:
         """A round's shares, by peer; empty: all own as much."""
-        averager = self._channel.averager
-        return self._crew.shares(self._number, number, averager.planned) if averager.cuts else ()
+        averager, assisted = self._channel.averager, self._channel.assisted
+        return self._crew.shares(self._number, number, averager.planned, assisted) if averager.cuts else ()
+
+    @property
+    def _owns(self) -> bool:
+        """Whether this peer may own blocks of the next round."""
+        return self._crew.role.owns or self.me in self._crew.owning(self._channel.assisted)
+
+    @property
+    def _waiting(self) -> frozenset[PeerId]:
+        """The peers that a round waits for: a client is owed nothing by other clients."""
+        waiting = self._crew.presence.waiting
+        return waiting if self._owns else waiting - self._crew.clients
 
     def _replan(self, number: int) -> frozenset[PeerId]:
         """A round begins. Where a plan came since something of the round did, that is lost: which peers sent
@@ -329,7 +340,8 @@ class Rounds:
 
     def _look_for_owners(self) -> list[Effect]:
         """Say where clients come to average among themselves, as all others are gone or silent."""
-        was, self._unowned = self._unowned, self._crew.owners <= self._crew.clients
+        was, owners = self._unowned, self._crew.owning(self._channel.assisted)
+        self._unowned = owners <= self._crew.clients and not self._channel.passing
         return [Noted(UNOWNED, self.me, ONLY_CLIENTS)] if self._unowned and not was else []
 
     def _unheard(self) -> frozenset[PeerId]:
@@ -350,7 +362,7 @@ class Rounds:
             return []
         aside = frozenset(peer for peer, missed in self._rare.items() if missed)
         came = {peer for peer, it_came in early.lesson().owed.items() if it_came}
-        if came <= aside and self._crew.waiting - aside:
+        if came <= aside and self._waiting - aside:
             return []
         nothing: Average | Offer
         if self._channel.averager.gathers:

@@ -233,19 +233,18 @@ class Crew:
     @property
     def owners(self) -> frozenset[PeerId]:
         """The peers that own blocks now: clients only where nobody else is left."""
-        return (self.live - self.clients) | self.presence.assisting or self.live
+        return self.owning(True)
+
+    def owning(self, assisted: bool) -> frozenset[PeerId]:
+        """The same, of a channel of which auxiliaries own blocks, or do not."""
+        assisting = self.presence.assisting if assisted else frozenset()
+        return (self.live - self.clients) | assisting or self.live
 
     @property
     def clients(self) -> frozenset[PeerId]:
         """The peers that average and own nothing, this one among them where that is its role."""
         others = self.presence.clients
         return others if self.role.owns else others | {self.me}
-
-    @property
-    def waiting(self) -> frozenset[PeerId]:
-        """The peers that a round waits for. To a client other clients owe nothing while somebody owns."""
-        waiting = self.presence.waiting
-        return waiting if self.role.owns or self.me in self.owners else waiting - self.clients
 
     @property
     def auxiliary(self) -> frozenset[PeerId]:
@@ -268,21 +267,26 @@ class Crew:
     @property
     def trip_s(self) -> float:
         """The shortest round trip to the farthest of the peers that a round waits for; 0: none is known."""
-        return max((self.shortest_s.get(peer, 0.0) for peer in self.waiting), default=0.0)
+        return max((self.shortest_s.get(peer, 0.0) for peer in self.presence.waiting), default=0.0)
 
-    def shares(self, channel: int, round_: int, planned: bool) -> tuple[int, ...]:
-        """The shares of a round, by peer; empty: all own as much. A client's is 0, whatever was planned.
+    def shares(self, channel: int, round_: int, planned: bool, assisted: bool) -> tuple[int, ...]:
+        """The shares of a round, by peer; empty: all own as much.
+
+        A client's is 0, whatever was planned, unless all others have left. The place of a peer that has left
+        counts as before, so that a death changes no cut.
 
         planned: whether the channel goes by plans.
+        assisted: whether auxiliaries own blocks of it.
         """
         plan, clients = self.plans.shares(channel, round_) if planned else (), self.clients
-        if not clients:
+        places = set(range(self.cut)) - clients
+        if not clients or places <= self.gone - (self.auxiliary if assisted else frozenset()):
             return plan
         others = tuple(0 if peer in clients else share for peer, share in enumerate(plan))
         if any(others):
             return others
-        places = set(range(self.cut)) - clients  # clients in the last places change nothing by coming and going
-        return tuple(int(peer in places) for peer in range(max(places, default=-1) + 1))
+        # clients in the last places change nothing by coming and going
+        return tuple(int(peer in places) for peer in range(max(places) + 1))
 
     @property
     def growth(self) -> int:

@@ -388,7 +388,10 @@ class Publisher:
         return min(
             able,
             key=lambda peer: (
-                self._remotes[peer].fails, peer != maker, peer in clients, (peer - self._crew.me) % PEERS_MAX
+                self._remotes[peer].fails,
+                peer != maker,
+                peer in clients,
+                (peer - self._crew.me) % PEERS_MAX,
             ),
             default=None,
         )

@@ -119,8 +119,8 @@ def join(
     With [bold]--auxiliary[/bold] there is no script: the peer owns a share of what is averaged, on a machine
     with a good line and no GPU, so that the others send and receive less.
 
-    With [bold]--client[/bold] the peer trains and owns no share: it sends its values to those that do, and gets
-    the averages back. One peer at least must be no client.
+    With [bold]--client[/bold] the peer trains and owns no share: it sends its values to those that do, and
+    gets the averages back. One peer at least must be no client.
     """
     from ragtag.app.crew.membership import NotLetIn
     from ragtag.app.invitation.invite import RunOver, usable

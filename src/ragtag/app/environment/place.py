@@ -232,8 +232,8 @@ def _with_settings(place: Place, env: Mapping[str, str]) -> Place:
     role = env.get("RAGTAG_ROLE")
     if role not in (None, "trainer", "client"):
         raise PlaceError(
-            f"RAGTAG_ROLE is {role[:40]!r}; it must be trainer or client. An auxiliary has no script: it joins "
-            "by ragtag join --auxiliary"
+            f"RAGTAG_ROLE is {role[:40]!r}; it must be trainer or client. An auxiliary has no script, and "
+            "joins by ragtag join --auxiliary"
         )
     folder = env.get("RAGTAG_RUN")
     return replace(

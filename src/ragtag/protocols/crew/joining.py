@@ -21,17 +21,19 @@ in virtual time. Each state that waits has a timer (``Arm``), so an answer alway
     let in     timer silence                     let in     Say: nobody answers yet
     let in     Looked, over; timer let in        over       Ends
     seat       Looked, a seat is free            seat       Describes: claim it
-    seat       Looked, an auxiliary, none trains seat
+    seat       Looked, no trainer, none trains   seat
     seat       Looked, its claim is contested    seat       Describes: claim another
     seat       Looked, settled, it is first      greeting   PhaseOver seat, Describes, Make, Tell hello
     seat       Looked, settled, others average   greeting   PhaseOver seat, Make, Tell hello, late
     seat       Looked, settled, nobody averages  awaiting   PhaseOver seat
+    seat       Looked, settled, all are clients  over       Ends
     seat       Looked, over, or none is free     over       Ends
     seat       timer deadline                    over       Ends
     awaiting   Looked, somebody averages         greeting   Make, Tell hello, late
     awaiting   Looked, over; timer deadline      over       Ends
     greeting   Heard, it goes on                 in         Left (the refused), PhaseOver greeting, In
     greeting   Heard, others are more or equal   over       Ends
+    greeting   Heard, all are clients            over       Ends
     greeting   Heard, nobody                     over       Ends
     greeting   timer greeting                    as Heard, nobody
     greeting   Unseat, it came to membership     new        Anew; the 16th time over, Ends

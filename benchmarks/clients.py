@@ -4,9 +4,9 @@
     python benchmarks/clients.py --quick         # smaller vectors, nothing stored
 
 All machines of the peers run, in virtual time, as in ``benchmarks/shares.py``, which says what a time is.
-The last four peers of each crew send 20 Mbit/s and receive ten times that. *full*: all own as much. *plan*: as
-much as DeDLOC's linear program gives them. *clients*: the last four own nothing, and the others as much as each
-other.
+The last four peers of each crew send 20 Mbit/s and receive ten times that. *full*: all own as much. *plan*:
+as much as DeDLOC's linear program gives them. *clients*: the last four own nothing, and the others as much as
+each other.
 """
 
 from __future__ import annotations

@@ -70,6 +70,23 @@ def test_it_begins_no_crew_and_is_told_at_once_where_only_clients_are_left(wide:
 
 
 @pytest.mark.slow
+def test_a_script_may_say_so_itself_and_peers_of_a_launched_crew_hear_of_it(wide: Place) -> None:
+    script = wide.folder / "train.py"
+    said = "60.0, client=os.environ['RAGTAG_RANK'] == '2'"
+    shows = "        print(sorted(crew._peer.driver.node.clients), flush=True)"
+    script.write_text(script.read_text().replace("60.0", said).replace("        time.sleep(0.02)", shows))
+    crew = wide.crew(3, INPUTS="20000")
+    for peer in range(3):
+        crew.says("[2]", peer)
+    wide.end()
+    assert crew.code() == 0 and "3 peers hold the same model" in crew.text
+    assert {join.peer: join.client for join in joins(wide, "run")} == {0: False, 1: False, 2: True}
+    rounds = [r for r in read_run(wide.run).records() if isinstance(r, trace.Round)]
+    sent = {r.peer: r.bytes_sent / (r.round + r.of) for r in rounds}
+    assert sent[2] < 0.85 * min(sent[0], sent[1])  # two thirds; of three full peers each sends as much
+
+
+@pytest.mark.slow
 def test_a_crew_that_is_all_clients_ends_at_once(wide: Place) -> None:
     crew = wide.command("crew", "run", "-n", "3", "-o", str(wide.run), "train.py", RAGTAG_ROLE="client")
     assert crew.code() == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 import ragtag
 from ragtag.codecs.dense import fp32
-from ragtag.core.types import Average, Joined, Left, Noted, Offer, Role, Visits
+from ragtag.core.types import Arrived, Average, Joined, Left, Noted, Offer, Post, Role, Send, Visits
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.central.owners import Owners
 from ragtag.protocols.channel.averager import Averager, Channel
@@ -95,6 +97,18 @@ def test_another_process_in_a_clients_seat_owns_again() -> None:
     assert not node.clients and node.crew.owners == {0, 1}
     node.step(0.0, Joined(2))
     assert not node.clients and node.crew.owners == {0, 1, 2}
+
+
+def test_that_a_peer_which_takes_part_is_a_client_is_no_word_of_a_new_process() -> None:
+    """What it had posted is kept: it would not post that again."""
+    nodes = [Node(peer, 2, 1) for peer in range(2)]
+    posts = [effect.run for effect in nodes[1].step(0.0, Post(5, b"told")) if isinstance(effect, Send)]
+    nodes[0].step(0.1, Arrived([replace(run, peer=1) for run in posts]))
+    nodes[0].step(0.2, Joined(1, Role.CLIENT))
+    assert nodes[0].clients == {1} and nodes[0].board.notices(5).blobs() == {1: b"told"}
+    nodes[0].step(0.3, Left(1))
+    nodes[0].step(0.4, Joined(1, Role.CLIENT))
+    assert nodes[0].clients == {1} and nodes[0].board.notices(5).blobs() == {}
 
 
 @pytest.mark.parametrize("method", [rps, ALLREDUCE], ids=lambda method: method.name)

@@ -115,10 +115,9 @@ class Presence:
 
     def joined(self, peer: PeerId, role: Role = Role.TRAINER) -> list[Effect]:
         """A peer that gives is there (again)."""
-        self.leave(peer)
         self._left.discard(peer)
-        if not role.owns:
-            self._clients.add(peer)
+        self._auxiliary.discard(peer)
+        (self._clients.discard if role.owns else self._clients.add)(peer)
         self._changes += 1
         return self.hear(peer)
 

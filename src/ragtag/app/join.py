@@ -37,9 +37,9 @@ def join(*, deadline_s: float = 120.0, client: bool = False) -> Crew:
         ragtag.network.link.udp.PortInUse: the address to listen on is taken.
     """
     if meeting := os.environ.get("RAGTAG_RAY"):
-        if client:
+        if client or os.environ.get("RAGTAG_ROLE") == "client":
             raise JoinError(
-                "no peer of a Ray cluster is a client: its nodes reach each other; leave client out"
+                "no peer of a Ray cluster is a client: its nodes reach each other; leave that out"
             )
         return crew_named(meeting).join(deadline_s=deadline_s)
     place = place_from_environment()

@@ -23,14 +23,6 @@ def client(place: Place, token: str, name: str = "client", **env: str) -> Comman
     return place.command(name, "join", "--client", "-o", folder, token, "train.py", **env)
 
 
-@pytest.fixture
-def wide(place: Place) -> Place:
-    """Crews whose model has several chunks, so that peers own some. Smaller steps keep it finite."""
-    script = place.folder / "train.py"
-    script.write_text(script.read_text().replace("lr=0.05", "lr=1e-5"))
-    return place
-
-
 @pytest.mark.slow
 def test_it_trains_and_owns_nothing_and_may_be_killed(wide: Place) -> None:
     crew = wide.crew(2, INPUTS="20000", RAGTAG_SEAL="on")

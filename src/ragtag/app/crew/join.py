@@ -188,9 +188,7 @@ def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew
     """Join by an invitation: membership first, which tells the other peers and which number is free."""
     way = Way(place, None, origin_s, deadline_s, place.rank, start_donor=_donor)
     token = resolved_token(text)
-    if (
-        not place.role.owns
-    ):  # what the others would fetch from a client takes the line that it has too little of
+    if not place.role.owns:  # a client's line has better to do than to give its state
         way.start_donor = None
         token = replace(token, begins=False)
     joining = Joining(token.crew, __version__, deadline_s, asked(token))

@@ -68,20 +68,26 @@ CHANNEL = channel_of("shares")
 def crew_of(
     peers: Sequence[Capacity], loss: float, down: bool = True, **options: Any
 ) -> tuple[SimulatedCrew, int]:
-    """A crew on a mix's lines, and how many of it train."""
+    """A crew on a mix's lines, and how many of it train. Clients are the last of those that do."""
     lines = tuple(
         OwnLine(peer, line.up_bytes_per_s, 0.0, line.down_bytes_per_s if down else math.inf)
         for peer, line in enumerate(peers)
     )
     faults = Faults(latency_s=LATENCY_S, lines=lines, loss=Loss(loss) if loss else None)
-    trainers = sum(peer.samples_per_s > 0 for peer in peers)
-    return SimulatedCrew(trainers, faults, 1, auxiliaries=len(peers) - trainers, **options), trainers
+    trainers, clients = (
+        sum(found) for found in ([p.samples_per_s > 0 for p in peers], [p.client for p in peers])
+    )
+    helpers = len(peers) - trainers
+    return SimulatedCrew(trainers, faults, 1, auxiliaries=helpers, clients=clients, **options), trainers
 
 
 def averages(
     peers: Sequence[Capacity], shares: Sequence[float], values: int, loss: float = 0.0, down: bool = True
 ) -> tuple[float, float]:
-    """An average's time in seconds by given shares, and the part of all values that was averaged of all."""
+    """An average's time in seconds by given shares, and the part of all values that was averaged of all.
+
+    shares: none: all own as much, but clients.
+    """
     crew, trainers = crew_of(peers, loss, down)
     averager = AllReduce(shares="measured")
     schema = Schema((TensorSpec("w", (values,), "float32"),), fp32.name, averager.name)
@@ -91,7 +97,7 @@ def averages(
 
     def train(transport: SimulatedTransport) -> None:
         transport.configure(CHANNEL, schema, averager, fp32)
-        if transport.me == 0:
+        if transport.me == 0 and shares:
             transport.post(SHARES, write_plans([Plan(CHANNEL, 0, whole_shares(shares))]))
         own = np.full((schema.n_chunks(fp32.elements), fp32.elements), float(transport.me), np.float32)
         for number in range(WARM + ROUNDS):

@@ -49,6 +49,8 @@ class Sabotage:
     tests: tuple[str, ...]
 
 
+CLIENTS, SOME_CLIENTS = "tests/protocols/test_clients.py", "tests/simulation/test_clients.py"
+PRESENCE = "src/ragtag/protocols/channel/presence.py"
 COUNTS = ("tests/recipes/test_grouping.py", "-k", "counts_by_its_samples or parabola")
 TIMES = ("tests/paper/test_grouping_claims.py",)
 SCHEDULE = "src/ragtag/schedules/grouping.py"
@@ -407,6 +409,90 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "group = list(group)\n    return (1 + (len(group) == 1)) * sum(map(rate.__getitem__, group))"
         " / sum(rate.values())",
         COUNTS,
+    ),
+    Sabotage(
+        "clients: they own as much as all others",
+        PRESENCE,
+        "return tuple(int(peer in places) for peer in range(max(places) + 1))",
+        "return tuple(1 for peer in range(max(places) + 1))",
+        (CLIENTS, "-k", "evenly or cut_alike"),
+    ),
+    Sabotage(
+        "clients: they own what was planned for them",
+        PRESENCE,
+        "others = tuple(0 if peer in clients else share for peer, share in enumerate(plan))",
+        "others = plan",
+        (CLIENTS, "-k", "planned_for_a_client"),
+    ),
+    Sabotage(
+        "clients: rows go through them",
+        "src/ragtag/protocols/channel/averager.py",
+        "return self.live - self.clients or self.live, self.present - self.clients or self.present",
+        "return self.live, self.present",
+        (CLIENTS, "-k", "rows"),
+    ),
+    Sabotage(
+        "clients: a central state's blocks are theirs, too",
+        "src/ragtag/protocols/central/owners.py",
+        "return peer not in self._clients, self._rank(peer)[block], peer",
+        "return True, self._rank(peer)[block], peer",
+        (CLIENTS, "-k", "central"),
+    ),
+    Sabotage(
+        "clients: they compute named tensors for all",
+        "src/ragtag/training/named.py",
+        "live = live - self._transport.clients or live",
+        "live = live or live",
+        (SOME_CLIENTS, "-k", "named_tensor"),
+    ),
+    Sabotage(
+        "clients: their shares leave as if others' came",
+        "src/ragtag/protocols/rounds/stages.py",
+        "return self.waiting.until_s if self.content.mine else self.waiting.round_until_s",
+        "return self.waiting.until_s",
+        (SOME_CLIENTS, "-k", "slow_line"),
+    ),
+    Sabotage(
+        "clients: they wait as owners do",
+        "src/ragtag/protocols/channel/budgets.py",
+        "if not owns:\n            scatter_s = 0.0",
+        "if not owns:\n            pass",
+        (SOME_CLIENTS, "-k", "owner_that_dies"),
+    ),
+    Sabotage(
+        "clients: those that are early go on alone",
+        "src/ragtag/protocols/rounds/progress.py",
+        "if self.stage != (SCATTERING if owns else GATHERING) or",
+        "if self.stage != SCATTERING or",
+        (SOME_CLIENTS, "-k", "frozen_one_comes_back"),
+    ),
+    Sabotage(
+        "clients: owners that have not gone on yet are counted among them",
+        "src/ragtag/protocols/rounds/progress.py",
+        "self._awaited.intersection(self._spec.owners)",
+        "self._awaited",
+        ("tests/protocols/test_outvoted.py", "-k", "clients"),
+    ),
+    Sabotage(
+        "clients: a crew of nobody else is no error",
+        "src/ragtag/protocols/crew/joining.py",
+        "if others and not card.role.owns and not entry.roster.owned:",
+        "if others and not card.role.owns and not entry.roster.trains:",
+        ("tests/protocols/test_joining.py", "-k", "test_row"),
+    ),
+    Sabotage(
+        "clients: the state is fetched from them",
+        "src/ragtag/simulation/transport.py",
+        "living = sorted(self._node.live - {self.me} - self._node.clients)",
+        "living = sorted(self._node.live - {self.me})",
+        (SOME_CLIENTS, "-k", "fetched_from_none"),
+    ),
+    Sabotage(
+        "clients: they are planned for as others",
+        "src/ragtag/training/planning.py",
+        "owns_none = peer in clients",
+        "owns_none = False",
+        ("tests/training/test_planning.py", "-k", "clients"),
     ),
     Sabotage(
         "grouping: shares by heads in place of samples",

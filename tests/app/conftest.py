@@ -66,3 +66,11 @@ def as_nobody() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+@pytest.fixture
+def wide(place: Place) -> Place:
+    """Crews whose model has several chunks, so that peers own some. Smaller steps keep it finite."""
+    script = place.folder / "train.py"
+    script.write_text(script.read_text().replace("lr=0.05", "lr=1e-5"))
+    return place

@@ -16,7 +16,7 @@ from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.recording import Recording
 from ragtag.core.seed import generator
-from ragtag.core.types import Average, Floats, Met, Noted, Outcome
+from ragtag.core.types import Average, Floats, Joined, Met, Noted, Outcome, Role
 from ragtag.core.wire import Identity
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link import Link, open_link
@@ -64,7 +64,9 @@ class Crew:
         record: bool = False,
         absent: Sequence[int] = (),
         crew: str = NAME,
+        clients: Sequence[int] = (),
     ) -> None:
+        self.clients = clients
         self.n, self.n_chunks, self.seed, self.name = n, n_chunks, seed, crew
         self._plain = plain
         self.channel = Channel(method, fp32, n_chunks, probe_s=probe_s, rtt_s=1e-3, floor_s=probe_s)
@@ -97,8 +99,12 @@ class Crew:
     def start(self, peer: int, endpoint: Link) -> Driver:
         """Start a peer's driver."""
         faults = self._faults if isinstance(self._faults, Faults | None) else self._faults.get(peer)
+        node = Node(peer, self.n, self.seed, role=Role.CLIENT if peer in self.clients else Role.TRAINER)
+        for client in self.clients:
+            if client != peer:
+                node.step(0.0, Joined(client, Role.CLIENT))
         driver = self.drivers[peer] = Driver(
-            Node(peer, self.n, self.seed),
+            node,
             self._sealed(peer, endpoint) if LINK == "sealed" and not self._plain else endpoint,
             Identity(self.name, peer),
             self.addresses,

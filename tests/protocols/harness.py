@@ -57,16 +57,17 @@ class World:
         probe_s: float = 0.05,
         floor_s: float = 0.02,
         auxiliary: tuple[int, ...] = (),
+        clients: tuple[int, ...] = (),
     ) -> None:
         self.n, self.n_chunks, self.latency_s = n, n_chunks, latency_s
         self.now_s = 0.0
-        roles = [Role.AUXILIARY if i in auxiliary else Role.TRAINER for i in range(n)]
-        self.nodes = [Node(i, n, seed, role=role) for i, role in enumerate(roles)]
+        others = dict.fromkeys(auxiliary, Role.AUXILIARY) | dict.fromkeys(clients, Role.CLIENT)
+        self.nodes = [Node(i, n, seed, role=others.get(i, Role.TRAINER)) for i in range(n)]
         rtt_s, assisted = 2.5 * latency_s, bool(auxiliary)
         for node in self.nodes:
-            for peer in auxiliary:
+            for peer, role in others.items():
                 if peer != node.me:
-                    node.step(0.0, Joined(peer, Role.AUXILIARY))
+                    node.step(0.0, Joined(peer, role))
             node.configure(0, Channel(method, TINY, n_chunks, probe_s, rtt_s, floor_s, assisted=assisted))
         self.loss = LossStream(Faults(loss=Loss(loss) if loss else None), seed)
         self.dead: dict[int, float] = {}

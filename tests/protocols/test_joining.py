@@ -335,11 +335,18 @@ def _() -> None:
     assert (claim.seat, claim.averaging, claim.founded) == (1, False, 2)
 
 
-@row("Joining", "seat", "Looked, an auxiliary, none trains")
+@row("Joining", "seat", "Looked, no trainer, none trains")
 def _() -> None:
-    """It begins no crew, and claims no seat before somebody averages values; another auxiliary does not."""
+    """An auxiliary begins no crew, and claims no seat before somebody averages values; another auxiliary does
+    not. Nor does a client.
+    """
+    begins_none(Role.AUXILIARY)
+    begins_none(Role.CLIENT)
+
+
+def begins_none(role: Role) -> None:
     way = Way()
-    way.card = card_of(9, 1, role=Role.AUXILIARY)
+    way.card = card_of(9, 1, role=role)
     way.enters()
     helper = card_of(1, 2, seat=1, averaging=True, role=Role.AUXILIARY)
     way.roster.changed(Member("m1", ("10.0.0.1", 4001), OLD, 0, Status.ALIVE, encode_card(helper)), None)
@@ -351,7 +358,7 @@ def _() -> None:
     begun.looks()
     begun.member(0)
     (claim,) = [e for e in begun.looks(after_s=3 * PERIOD_S) if isinstance(e, Describes)]
-    assert (claim.card.seat, claim.card.averaging, claim.card.role) == (1, False, Role.AUXILIARY)
+    assert (claim.card.seat, claim.card.averaging, claim.card.role) == (1, False, role)
     over = way(Expired(Timer(0, 0, "deadline")), DEADLINE_S)
     assert ends(over).startswith("none of those that let this peer in averages; start the peer that begins")
 
@@ -453,6 +460,47 @@ def _() -> None:
     assert tie == "peer 1 has another version of Ragtag: 0.9 there, 1.0 here; make them equal"
     assert "says no hello that can be read" in ends(greeting()(heard({1: b"GET /"}, (2,))))
     assert "wire format" in ends(greeting()(heard({}, (1, 2), other_versions=1)))
+
+
+@row("Joining", "seat", "Looked, settled, all are clients")
+def _() -> None:
+    """A client is told so at once, and what to do; anybody else that comes owns, and so may come."""
+    for role, others, goes_on in (
+        (Role.CLIENT, Role.CLIENT, False),
+        (Role.CLIENT, Role.TRAINER, True),
+        (Role.TRAINER, Role.CLIENT, True),
+        (Role.AUXILIARY, Role.CLIENT, True),
+    ):
+        way = Way()
+        way.card = card_of(9, 1, role=role)
+        way.enters()
+        way.looks()
+        card = card_of(0, 2, seat=0, averaging=True, role=others)
+        way.roster.changed(Member("m0", ("10.0.0.1", 4000), OLD, 0, Status.ALIVE, encode_card(card)), None)
+        way.looks(after_s=3 * PERIOD_S)
+        settled = way.looks(after_s=3 * PERIOD_S)
+        assert way.state == ("greeting" if goes_on else "over")
+        if not goes_on:
+            assert ends(settled).startswith("all peers of crew 'otters' are clients")
+            assert "without --client" in ends(settled) and "--auxiliary" in ends(settled)
+
+
+@row("Joining", "greeting", "Heard, all are clients")
+def _() -> None:
+    """One that does not answer may own; and roles need not be equal, as all else that peers say."""
+
+    def greets(role: Role) -> Way:
+        way = Way()
+        way(Sits(0, 3, 7, role))
+        return way
+
+    clients = {1: hello(role=Role.CLIENT), 2: hello(role=Role.CLIENT)}
+    said = ends(greets(Role.CLIENT)(heard(clients)))
+    assert said.startswith("all peers of crew 'otters' are clients") and "without --client" in said
+    assert kinds(greets(Role.TRAINER)(heard(clients))) == [PhaseOver, In]
+    assert kinds(greets(Role.CLIENT)(heard({**clients, 2: hello()}))) == [PhaseOver, In]
+    assert kinds(greets(Role.CLIENT)(heard({**clients, 2: hello(role=Role.AUXILIARY)}))) == [PhaseOver, In]
+    assert kinds(greets(Role.CLIENT)(heard({1: clients[1]}, (2,)))) == [Say, PhaseOver, In]
 
 
 @row("Joining", "greeting", "Heard, nobody")

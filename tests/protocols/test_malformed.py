@@ -16,7 +16,7 @@ from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
-from ragtag.protocols.rounds.base import BLOCK_BITS, GATHER, NACK, SCATTER
+from ragtag.protocols.rounds.base import BLOCK_BITS, BY_SHARES, GATHER, NACK, SCATTER
 from ragtag.protocols.rounds.layout import layout_of
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from tests.protocols.harness import TINY, vectors
@@ -45,8 +45,9 @@ def malformed(draw: st.DrawFn) -> Run:
     size = SIZES[block]
     first, total, k, channel = 0, size, size, 0
     if what == "block":
-        # a growth that can be true is believed (test_growth): it changes the cut, and no value
-        block = draw(st.integers(N, 63) | st.integers(61 << BLOCK_BITS, 2**16 - 1))
+        # a growth that can be true is believed (test_growth): it changes the cut, and no value. So is a cut
+        # by shares (test_clients): it changes who is missed
+        block = draw(st.integers(N, 63) | st.integers(61 << BLOCK_BITS, (BY_SHARES << BLOCK_BITS) - 1))
     elif what == "total":
         total = draw(st.integers(0, 2**32 - 1).filter(lambda t: t != size))
     elif what == "first":

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ragtag.core.types import Outcome, Run
-from ragtag.protocols.rounds.base import SCATTER
+from ragtag.core.types import Begin, Outcome, Run
+from ragtag.protocols.rounds.base import SCATTER, Spec
+from ragtag.protocols.rounds.layout import layout_of
+from ragtag.protocols.rounds.progress import Waiting
 from ragtag.protocols.rounds.rps import rps
-from tests.protocols.harness import World, members, vectors
+from tests.protocols.harness import TINY, World, members, vectors
 
 LAST, ODD, LATE_S = 12, 10, 0.02
 """The last peer begins 200 ms after the others, so their deadlines are 300 ms and more."""
@@ -50,3 +52,18 @@ def test_in_a_crew_of_four_two_owners_without_a_peer_end_the_wait_for_it() -> No
     outcomes = one_odd_round(4)
     assert outcomes[0].missed == (3,)
     assert 0.2 < outcomes[0].scatter_s < 0.2 + LATE_S  # not until its copy, nor until the deadline
+
+
+def test_clients_which_own_nothing_are_no_owners_that_have_not_gone_on_yet() -> None:
+    """Of three owners two others went on without peer 3: they are most, however many clients there are."""
+    spec = Spec(
+        0, 0, 0, layout_of(6, 3), (0, 1, 2), frozenset(range(9)), TINY, patience=None
+    )  # fmt: skip
+    waiting = Waiting(spec)
+    waiting.begin(0.0, Begin(np.zeros((6, TINY.elements), np.float32), 1.0, frozenset(range(1, 9)), 1.0, 1.0))
+    waiting.owe((3, SCATTER, 0))
+    heard = np.array([0b111110111], np.uint64)
+    waiting.outvoted(1, heard)
+    assert waiting.owed
+    waiting.outvoted(2, heard)
+    assert not waiting.owed and waiting.missed() == (3,)

@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import ragtag
-from ragtag.codecs.dense import bf16, fp32
-from ragtag.core.channels import channel_of
+from ragtag.codecs.dense import bf16
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
-from ragtag.core.schema import Schema, TensorSpec
-from ragtag.core.types import Floats, Outcome
+from ragtag.core.types import Outcome
 from ragtag.protocols.channel.averager import Averager, guarded
 from ragtag.protocols.node import GONE_AFTER
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from tests.simulation.averaging import CHUNKS, ROUNDS, averages
 
 LINES = Faults(latency_s=0.001, rate_bytes_per_s=1e8)
-CHANNEL, CHUNKS, ROUNDS = channel_of("numbers"), 12, 6
-VALUES = CHUNKS * fp32.elements
 TRIMMED = guarded(ragtag.RPS(), ragtag.TrimmedMean(liars=0.2))
-
-
-def numbers(peer: int, round_: int) -> Floats:
-    """Whole numbers, so that sums are exact in whatever order."""
-    draws = np.random.default_rng([peer, round_]).integers(-99, 99, (CHUNKS, fp32.elements))
-    return draws.astype(np.float32)
-
-
-def averages(by: Averager, rounds: int = ROUNDS) -> Callable[[SimulatedTransport], list[Outcome]]:
-    """A peer that averages its numbers, round by round."""
-    schema = Schema((TensorSpec("numbers", (VALUES,), "float32"),), "fp32", by.name)
-
-    def train(peer: SimulatedTransport) -> list[Outcome]:
-        peer.configure(CHANNEL, schema, by, fp32)
-        came = []
-        for round_ in range(rounds):
-            peer.compute()
-            came.append(peer.start(CHANNEL, numbers(peer.me, round_), 1.0).wait())
-        return came
-
-    return train
 
 
 def crew(n: int, auxiliaries: int, faults: Faults = LINES) -> SimulatedCrew:

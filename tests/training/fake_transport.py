@@ -170,6 +170,7 @@ class FakeTransport:
         return self.crew.nodes[self.me].live
 
     auxiliary: frozenset[int] = frozenset()
+    clients: frozenset[int] = frozenset()
 
     def rates(self) -> dict[int, float]:
         return {}

@@ -57,12 +57,14 @@ def train(
     rounds: int = ROUNDS,
     rate: float = 1e8,
     faults: dict[str, Any] | None = None,
+    clients: int = 0,
     **options: Any,
 ) -> Trained:
     """Train a crew in virtual time. keeps: peers look back, as live ones do."""
     found = Trained()
     lines = Faults(latency_s=0.001, rate_bytes_per_s=rate, **(faults or {}))
-    crew = SimulatedCrew(n, lines, 3, cost=ComputeCost(STEP_S), check=True, comes=comes or {})
+    cost = ComputeCost(STEP_S)
+    crew = SimulatedCrew(n, lines, 3, cost=cost, check=True, comes=comes or {}, clients=clients)
 
     def body(peer: SimulatedTransport) -> int:
         torch.manual_seed(7 if peer.late else 0)
@@ -103,6 +105,14 @@ def test_one_that_was_frozen_is_in_step_again_bit_for_bit() -> None:
     assert found.alike(2, ROUNDS) and torch.equal(found.momenta[2, ROUNDS], found.momenta[0, ROUNDS])
     assert found.heard[0, ROUNDS] == {0, 1, 2}
     assert not train(faults={"freezes": (AWAY,)}, keeps=False).alike(2, ROUNDS), "else it stays apart"
+
+
+def test_clients_come_late_and_come_back_as_others_do() -> None:
+    """They own nothing from the beginning, so the average of the others' rounds is whole."""
+    found = train(faults={"freezes": (AWAY,)}, clients=1)
+    assert found.said(2) == ["state", "in step"] and found.alike(2, ROUNDS)
+    found = train(n=4, comes={3: LATE_S}, clients=2)
+    assert found.alike(3, ROUNDS) and found.alike(2, ROUNDS) and found.heard[0, ROUNDS] == {0, 1, 2, 3}
 
 
 def test_what_counts_the_crews_steps_is_told_of_those_that_it_missed() -> None:

@@ -31,6 +31,7 @@ class Trained:
         rounds: int,
         *,
         auxiliaries: int = 0,
+        clients: int = 0,
         method: Any = None,
         rates: dict[int, dict[int, float]] | None = None,
         **faults: Any,
@@ -39,7 +40,8 @@ class Trained:
         lines = tuple(OwnLine(peer, rate, 0.0, 10 * rate) for peer, rate in enumerate(up))
         n = len(up) - auxiliaries
         faulty = Faults(latency_s=0.005, lines=lines, **faults)
-        crew = SimulatedCrew(n, faulty, 1, auxiliaries=auxiliaries, on_note=self._noted)
+        options = {"auxiliaries": auxiliaries, "clients": clients}
+        crew = SimulatedCrew(n, faulty, 1, on_note=self._noted, **options)
         self.outcomes: list[list[Outcome]] = [[] for _ in range(n)]
 
         def train(transport: SimulatedTransport) -> float:
@@ -87,6 +89,15 @@ def test_a_crew_of_unlike_lines_takes_the_work_from_the_slow(auxiliaries: int) -
         assert shares[0] == 0 and min(shares[1:]) > 0 and len(shares) == 4 + auxiliaries
     first, last = found.outcomes[0][1], found.outcomes[0][-1]
     assert last.total_s < 0.8 * first.total_s
+    assert all(o.averaged.all() and not o.missed for outcomes in found.outcomes for o in outcomes)
+    assert all((o.heard == 0b1111).all() for outcomes in found.outcomes for o in outcomes)
+    assert found.results == [1.5] * 4
+
+
+def test_clients_are_planned_for_as_such_however_fast_their_lines_are() -> None:
+    found = Trained([SLOW, FAST, FAST, FAST], 16, clients=1)
+    assert found.told("shares") and not found.told("apart")
+    assert all(found.shares(node)[0] == 0 and found.shares(node)[3:] in ((), (0,)) for node in range(4))
     assert all(o.averaged.all() and not o.missed for outcomes in found.outcomes for o in outcomes)
     assert all((o.heard == 0b1111).all() for outcomes in found.outcomes for o in outcomes)
     assert found.results == [1.5] * 4

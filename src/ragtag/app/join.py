@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from ragtag.app.crew.crew import Crew
-from ragtag.app.crew.join import join_as, joined
+from ragtag.app.crew.join import JoinError, join_as, joined
 from ragtag.app.environment import place_from_environment
 from ragtag.app.on_ray.meeting import crew_named
+from ragtag.core.types import Role
 
 
-def join(*, deadline_s: float = 120.0) -> Crew:
+def join(*, deadline_s: float = 120.0, client: bool = False) -> Crew:
     """Join the crew that this process was started for: by ``ragtag run``, ``ragtag join``, torchrun or Ray.
 
     Started by none of them, the process is a crew of one, and the same script trains alone.
@@ -24,13 +26,23 @@ def join(*, deadline_s: float = 120.0) -> Crew:
     deadline_s: how long to wait for the others to start (a model's set-up may take a while on a slow
     machine). A peer that is not there by then is left out until it is heard.
 
+    client: this peer trains, and owns nothing of what is averaged: it sends its values to peers that do, and
+        gets the averages back. For a slow uplink, or a peer to which others get through badly.
+        RAGTAG_ROLE=client and ``ragtag join --client`` say the same.
+
     Raises:
         JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or
-            another crew, or an invitation lets nobody in (any more).
+            another crew, or an invitation lets nobody in (any more); all peers are clients.
         ragtag.app.environment.PlaceError: the environment contradicts itself.
         ragtag.network.link.udp.PortInUse: the address to listen on is taken.
     """
     if meeting := os.environ.get("RAGTAG_RAY"):
+        if client or os.environ.get("RAGTAG_ROLE") == "client":
+            raise JoinError(
+                "no peer of a Ray cluster is a client: its nodes reach each other; leave that out"
+            )
         return crew_named(meeting).join(deadline_s=deadline_s)
     place = place_from_environment()
+    if client and place is not None:
+        place = replace(place, role=Role.CLIENT)
     return join_as(None, deadline_s) if place is None else joined.join(place, deadline_s)

@@ -117,6 +117,7 @@ WORDS = {
     "comes": "is on its way in",
     "takes part": "takes part",
     "assists": "averages for the crew as an auxiliary, and trains nothing",
+    "no owner": "has nobody left to average for it but clients",
     "declared dead": "is taken for dead: nobody hears of it any more",
     "back": "is back",
     "healed": "is back",

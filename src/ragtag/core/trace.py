@@ -94,12 +94,14 @@ class Join(Base, frozen=True, kw_only=True, tag="join"):
     rtt_s: mean round trip to the others.
     others: how many were met.
     sealed: whether what it sends to them is encrypted.
+    client: whether it owns nothing of what is averaged.
     """
 
     address: str = ""
     rtt_s: Seconds | None = None
     others: Count = 0
     sealed: bool = False
+    client: bool = False
 
 
 class Phase(Base, frozen=True, kw_only=True, tag="phase"):

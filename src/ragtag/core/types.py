@@ -104,10 +104,22 @@ class Role(IntEnum):
 
     TRAINER: it computes, contributes to averages, and owns its share of the blocks.
     AUXILIARY: it owns its share of the blocks, and does nothing else: it contributes to no average.
+    CLIENT: it computes and contributes, and owns nothing: others average what it sends.
     """
 
     TRAINER = 0
     AUXILIARY = 1
+    CLIENT = 2
+
+    @property
+    def gives(self) -> bool:
+        """Whether it has values of its own, which averages are made of and which take them."""
+        return self is not Role.AUXILIARY
+
+    @property
+    def owns(self) -> bool:
+        """Whether it owns a share of what is averaged."""
+        return self is not Role.CLIENT
 
 
 @dataclass(frozen=True, slots=True)

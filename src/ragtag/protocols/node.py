@@ -106,6 +106,11 @@ class Node:
         return self.crew.auxiliary
 
     @property
+    def clients(self) -> frozenset[PeerId]:
+        """The peers that average and own nothing."""
+        return self.crew.clients
+
+    @property
     def gone(self) -> frozenset[PeerId]:
         """The peers that have left."""
         return self.crew.gone
@@ -114,17 +119,21 @@ class Node:
         """Open a channel, ready from ``now_s`` on. All peers of the crew configure it alike.
 
         Raises:
-            ValueError: the channel has no chunks, its averager refuses it, or the crew has more seats than
-                that averager takes.
+            ValueError: the channel has no chunks, its averager refuses it, the crew has more seats than that
+                averager takes, or this peer is a client, and the averager has no owners.
         """
         if channel.n_chunks < 1:
             raise ValueError("a channel of no values: there is nothing to average")
-        most = channel.averager.seats_max
-        if self.n > most:
+        averager = channel.averager
+        if not (self.crew.role.owns or averager.owned or averager.kind in ("central", "published")):
             raise ValueError(
-                f"{self.n} seats, and {channel.averager.name!r} averages {most} at most; {LARGER_CREWS}"
+                f"{averager!r} has no owners of blocks, and this peer is a client: others average what it "
+                "sends. Use RPS() or AllReduce(), or start this peer as one that averages, too"
             )
-        self.channels[number] = channel.averager.open(Opening(number, channel, self.crew, now_s))
+        most = averager.seats_max
+        if self.n > most:
+            raise ValueError(f"{self.n} seats, and {averager.name!r} averages {most} at most; {LARGER_CREWS}")
+        self.channels[number] = averager.open(Opening(number, channel, self.crew, now_s))
         self._room[number] = SEATS_MAX if channel.passing else most
 
     def probed(self, number: int, probe_s: float, now_s: float) -> None:
@@ -192,10 +201,13 @@ class Node:
                 why = f"seat {event.peer}, and this crew averages at most {self.room}; {LARGER_CREWS}"
                 return [Noted("refused", event.peer, why)]
             self.crew.came(event.peer)
-            if event.role is Role.AUXILIARY:  # whatever is no round takes it for a visitor
+            if not event.role.gives:  # whatever is no round takes it for a visitor
                 return self._presence.assist(event.peer) + self._visited(now_s, event)
+            if event.peer in self._presence and event.peer not in self.gone and not event.role.owns:
+                # of a peer that takes part already, its role alone is news: it is no new process
+                return self._presence.joined(event.peer, event.role) + self._tell_channels(now_s, event)
             self._meetings.tell(now_s, event)
-            effects = self._presence.joined(event.peer) + self._tell_channels(now_s, event)
+            effects = self._presence.joined(event.peer, event.role) + self._tell_channels(now_s, event)
             return effects + self.board.step(now_s, event)
         if isinstance(event, Visits):
             self._presence.visit(event.peer)

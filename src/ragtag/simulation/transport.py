@@ -215,6 +215,8 @@ class _Trainer(Generic[T]):
 class SimulatedCrew:
     """``n`` peers that train over simulated lines, and after them ``auxiliaries`` that only average.
 
+    The last ``clients`` of the ``n`` own nothing of what is averaged.
+
     Without ``run``, ``transport`` serves a caller in its own thread: while the caller waits, the world goes
     on.
 
@@ -239,22 +241,31 @@ class SimulatedCrew:
         on_note: Callable[[PeerId, float, Noted], None] | None = None,
         comes: Mapping[PeerId, float] = _ALL_BEGIN,
         auxiliaries: int = 0,
+        clients: int = 0,
     ) -> None:
         founded = n - len(comes)
+        if not 0 <= clients < n + (auxiliaries > 0):
+            raise ValueError(
+                f"{clients} clients of {n} peers: one at least must own what is averaged, or an auxiliary"
+            )
         if list(comes) != list(range(founded, n)) or list(comes.values()) != sorted(comes.values()):
             raise ValueError(f"peers that come later have the last numbers of {n}, in their order: {comes}")
         if comes and auxiliaries:
             raise ValueError("a simulated crew has peers that come later or auxiliaries, not both")
         self.trainers, self.n = n, n + auxiliaries
+        self.roles = [Role.CLIENT if n - clients <= peer < n else Role.TRAINER for peer in range(n)]
+        self.roles += [Role.AUXILIARY] * auxiliaries
         self.seed, self.cost, self.comes = seed, cost or ComputeCost(0.0), dict(comes)
         helpers = range(n, self.n)
-        trainers = [Node(peer, max(founded, peer + 1), seed, founded) for peer in range(n)]
+        roles = self.roles
+        trainers = [Node(peer, max(founded, peer + 1), seed, founded, roles[peer]) for peer in range(n)]
         others = [Node(peer, self.n, seed, n, Role.AUXILIARY) for peer in helpers]
         self.nodes = nodes = trainers + others
+        there = [peer for peer, role in enumerate(roles) if role is not Role.TRAINER and peer not in comes]
         for node in nodes:
-            for peer in helpers:
+            for peer in there:
                 if peer != node.me:
-                    node.step(0.0, Joined(peer, Role.AUXILIARY))
+                    node.step(0.0, Joined(peer, roles[peer]))
         self.assisted: dict[PeerId, list[Outcome]] = {peer: [] for peer in helpers}
         rtt_s = max(1e-4, timeout_s(faults))
         meeting = [_MeetingNode(node, self._over, self._look) for node in trainers]
@@ -330,7 +341,8 @@ class SimulatedCrew:
             there = set(range(self.n)) - {peer} - self._later(now_s)
             for other in sorted(there):
                 if other in self.world.live:
-                    self.world.at(now_s + self.world.faults.latency_s, other, Visits(peer))
+                    visits = Visits(peer, self.roles[peer])
+                    self.world.at(now_s + self.world.faults.latency_s, other, visits)
                 else:
                     self.world.give(peer, Left(other))
             self._ready.append(self._trainers[peer])
@@ -344,7 +356,7 @@ class SimulatedCrew:
         """A peer that came late averages from now on; the others hear of it."""
         now_s = self.world.now_s
         for other in sorted(self.world.live - {peer} - self._later(now_s)):
-            self.world.at(now_s + self.world.faults.latency_s, other, Joined(peer))
+            self.world.at(now_s + self.world.faults.latency_s, other, Joined(peer, self.roles[peer]))
 
     def _resume(self, trainer: _Trainer[object]) -> None:
         if trainer.done:
@@ -533,6 +545,11 @@ class SimulatedTransport(Posting):
         """The peers that average and compute nothing."""
         return self._node.auxiliary
 
+    @property
+    def clients(self) -> frozenset[PeerId]:
+        """The peers that compute and own nothing of what is averaged."""
+        return self._node.clients
+
     def rates(self) -> dict[PeerId, float]:
         """Bytes a second to each peer, as rate control would find them: no slower than either end's line."""
         return self.crew.rates(self.me)
@@ -659,7 +676,7 @@ class SimulatedTransport(Posting):
         noted: Callable[[str, str, str], None],
     ) -> Future[Fetched | None]:
         """Fetch the state of peers that take part (``training.state.keeper.Donors``)."""
-        living = sorted(self._node.live - {self.me})
+        living = sorted(self._node.live - {self.me} - self._node.clients)
         answering = [peer for peer in living if self._node.heard_lately(peer)] or living
         donors = draw([peer for peer in answering if peer not in behind])
         return self.crew.fetch(self.me, donors, need, deadline_s, noted)

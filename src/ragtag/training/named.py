@@ -287,6 +287,7 @@ class NamedTensors:
             odd = sorted(costs.keys() ^ self._computed.keys())
             raise ValueError(f"costs of {self._name!r} are not those of the computed names: {odd[0]!r}")
         seats, live = self._transport.n, self._transport.live
+        live = live - self._transport.clients or live
         return assigned(costs, live, seats=seats, founded=min(self._founded, seats), seed=self._seed)
 
     def mine(self, costs: Mapping[str, float] | None = None) -> list[str]:

@@ -146,7 +146,9 @@ class Planner:
         """The crew with its rates; empty: some are not known yet."""
         live = self._transport.live
         helpers = {peer for peer in self._transport.auxiliary if peer in lines and lines[peer].auxiliary}
-        seats = sorted(live | helpers)
+        seats, clients = sorted(live | helpers), self._transport.clients
+        if clients >= set(seats):
+            return ()  # they own alike what nobody else is there to own
         key = []
         for peer in seats:
             if peer not in lines:
@@ -156,7 +158,8 @@ class Planner:
                 return ()
             up = max(lines[peer].rates.values())
             into = max((lines[other].rates.get(peer, 0.0) for other in seats if other in lines), default=0.0)
-            key.append((peer, Capacity(up, max(up, into), float(peer not in helpers))))
+            owns_none = peer in clients
+            key.append((peer, Capacity(up, max(up, into), float(peer not in helpers), owns_none)))
         return tuple(key)
 
     def _solved(self, key: _Key) -> tuple[tuple[float, ...], float, float]:
@@ -168,9 +171,11 @@ class Planner:
     def _gain(self, key: _Key) -> float:
         """The part of a round that the solved shares are predicted to save."""
         mix = Mix(tuple(capacity for _, capacity in key), 1.0, 1.0)
+        equal = [int(not capacity.client) for _, capacity in key]
         now = [self._shares[peer] if peer < len(self._shares) else 0 for peer, _ in key]
-        total = sum(now)
-        current = [share / total for share in now] if total else [1 / mix.n] * mix.n
+        now = [share * owns for share, owns in zip(now, equal, strict=True)]
+        now = now if any(now) else equal
+        current = [share / sum(now) for share in now]
         return 1 - self._found[1] * assess(mix, mix.able, current).averaging_per_s
 
     def _change(self, outcome: Outcome, shares: tuple[int, ...], why: str) -> None:

@@ -56,6 +56,11 @@ class Peers(Protocol):
         """The peers that average and compute nothing."""
         ...
 
+    @property
+    def clients(self) -> frozenset[int]:
+        """The peers that compute and own nothing of what is averaged; this one may be among them."""
+        ...
+
     def rates(self) -> dict[int, float]:
         """Bytes a second that the way to each peer delivers, as measured; those not measured are left out."""
         ...

@@ -64,7 +64,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[s
     """Each call: the token, what is run, and options that are not as by default."""
     calls: list[tuple[str, list[str], dict[str, object]]] = []
 
-    def launch(argv: list[str], name: str, peers: int, *rest: object) -> None:
+    def launch(argv: list[str], name: str, peers: int, *rest: object, env: object) -> None:
+        assert not env
         folder, token = rest[3], rest[-1]
         options = {"peers": peers, "folder": folder}
         calls.append((str(token), argv, {k: v for k, v in options.items() if v not in (1, None)}))
@@ -123,6 +124,7 @@ def test_what_is_missing_or_unknown_is_named(args: tuple[str, ...], said: str) -
         (("-n", "2", TOKEN), "-n is for peers that train"),
         (("--faults", "loss=0.1", TOKEN), "--faults is for peers that train"),
         (("-o", "runs/x", TOKEN), "-o is for peers that train"),
+        (("--client", TOKEN), "--client is for peers that train"),
     ],
 )
 def test_what_an_auxiliary_has_no_use_for_is_refused(args: tuple[str, ...], said: str) -> None:
@@ -156,6 +158,21 @@ def test_an_auxiliary_goes_where_its_token_says(monkeypatch: pytest.MonkeyPatch)
     ]
     monkeypatch.setenv(VARIABLE, TOKEN)
     assert invoke("join", "--auxiliary").code == 0 and taken == [TOKEN, TOKEN]
+
+
+def test_clients_are_told_so_by_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    def launch(*args: object, env: object, **options: object) -> None:
+        given.append(env)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("ragtag.app.launch.launch", launch)
+    monkeypatch.setattr("ragtag.app.invitation.invite.usable", lambda token: (token, ""))
+    Path("train.py").touch()
+    for options in ((), ("--client",)):
+        assert "far enough" in error_of(invoke("join", *options, TOKEN, "train.py"))
+    assert given == [{}, {"RAGTAG_ROLE": "client"}]
 
 
 def test_a_token_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:

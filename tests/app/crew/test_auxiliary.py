@@ -31,14 +31,6 @@ def rounds(place: Place, run: str = "run") -> list[trace.Round]:
     return [r for r in read_run(place.folder / run).records() if isinstance(r, trace.Round)]
 
 
-@pytest.fixture
-def wide(place: Place) -> Place:
-    """Crews whose model has several chunks, so that each peer owns some. Smaller steps keep it finite."""
-    script = place.folder / "train.py"
-    script.write_text(script.read_text().replace("lr=0.05", "lr=1e-5"))
-    return place
-
-
 @pytest.mark.slow
 def test_it_owns_blocks_while_peers_come_and_ends_with_the_crew(wide: Place) -> None:
     crew = wide.crew(2, INPUTS="2000", RAGTAG_SEAL="on")

@@ -13,6 +13,7 @@ from ragtag.app.environment import (
     place_from_environment,
 )
 from ragtag.core.faults import Faults, Loss
+from ragtag.core.types import Role
 
 TORCHRUN = {
     "RANK": "1",
@@ -111,6 +112,14 @@ def test_a_nonsensical_torchrun_environment_is_refused(change: dict[str, str], m
 def test_a_nonsensical_ragtag_environment_is_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(PlaceError, match=message):
         place_from_environment(PLACE.variables() | change)
+
+
+def test_a_peer_may_be_told_that_it_is_a_client() -> None:
+    for said, role in (("client", Role.CLIENT), ("trainer", Role.TRAINER)):
+        told = place_from_environment({**PLACE.variables(), "RAGTAG_ROLE": said})
+        assert told is not None and told.role is role and place_from_environment(told.variables()) == told
+    with pytest.raises(PlaceError, match=r"RAGTAG_ROLE is 'auxiliary'.*ragtag join --auxiliary"):
+        place_from_environment({**PLACE.variables(), "RAGTAG_ROLE": "auxiliary"})
 
 
 def test_whether_to_seal_is_said_by_on_or_off() -> None:

@@ -11,12 +11,12 @@ from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run
 from ragtag.core import trace
 
 
-def run(folder: Path, notes: list[tuple[float, str, int]]) -> Path:
+def run(folder: Path, notes: list[tuple[float, str, int]], client: int = -1) -> Path:
     crew = TraceWriter(folder / CREW_FILE)
     crew.write(trace.Run(t=0.0, world="live", name="otters", seed=3, peers=2, method="allreduce"))
     for peer in (0, 1):
         writer = TraceWriter(folder / peer_file(peer))
-        writer.write(trace.Join(t=1.0, peer=peer))
+        writer.write(trace.Join(t=1.0, peer=peer, client=peer == client))
         for t, what, other in notes:
             if other != peer:
                 writer.write(trace.Note(t=t, peer=peer, what=what, other=other, detail=f"<b>name-{other}"))
@@ -49,6 +49,14 @@ def test_a_partition_that_healed_is_said_in_words(tmp_path: Path) -> None:
 
 def test_where_nobody_came_or_went_there_is_no_such_section(tmp_path: Path) -> None:
     assert sections.coming(summarise(read_run(run(tmp_path, [(5.0, "silent", 1)])))) == ""
+
+
+def test_clients_are_named(tmp_path: Path) -> None:
+    summary = summarise(read_run(run(tmp_path, [(5.0, "no owner", 1)], client=1)))
+    assert [p.client for p in summary.peers.values()] == [False, True]
+    assert "2 peers (peer 1 is a client)" in sections.header(summary)
+    assert "ended (client)" in sections.peers(summary) and figures(summary)["clients"] == [1]
+    assert "has nobody left to average for it but clients" in sections.events(summary)
 
 
 def test_an_auxiliary_is_named_and_is_no_peer_that_trains(tmp_path: Path) -> None:

@@ -161,6 +161,13 @@ Auxiliary = Annotated[
         "--auxiliary", help="Average for the crew and compute nothing: without a script, until the crew ends."
     ),
 ]
+Client = Annotated[
+    bool,
+    typer.Option(
+        "--client",
+        help="Train, and average nothing for others: for a slow uplink, or where nobody gets through.",
+    ),
+]
 PeersHere = Annotated[
     int,
     typer.Option(

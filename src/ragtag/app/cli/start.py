@@ -22,7 +22,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from typer.core import TyperCommand
@@ -100,6 +100,7 @@ def join(
     script: options.ScriptToJoin = None,
     args: options.ScriptArgs = None,
     auxiliary: options.Auxiliary = False,
+    client: options.Client = False,
     peers: options.PeersHere = 1,
     module: options.Module = False,
     on_error: options.WhenOneFails = options.OnError.continue_,
@@ -117,6 +118,9 @@ def join(
 
     With [bold]--auxiliary[/bold] there is no script: the peer owns a share of what is averaged, on a machine
     with a good line and no GPU, so that the others send and receive less.
+
+    With [bold]--client[/bold] the peer trains and owns no share: it sends its values to those that do, and
+    gets the averages back. One peer at least must be no client.
     """
     from ragtag.app.crew.membership import NotLetIn
     from ragtag.app.invitation.invite import RunOver, usable
@@ -125,6 +129,7 @@ def join(
         raise ValueError("Missing argument 'SCRIPT': what this peer trains (or --auxiliary: without one)")
     if auxiliary:
         given = {"SCRIPT": script, "-n": peers != 1, "-m": module, "--faults": faults, "-o": run_folder}
+        given["--client"] = client
         for name in (name for name, value in given.items() if value):
             raise ValueError(f"{name} is for peers that train; an auxiliary computes nothing: leave one out")
 
@@ -140,7 +145,7 @@ def join(
     argv = [*(["-m"] if module else []), script, *(args or [])]
     _launch(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, 0, run_folder, watch,
-        as_json, "", text,
+        as_json, "", text, env={"RAGTAG_ROLE": "client"} if client else {},
     )  # fmt: skip
 
 
@@ -264,11 +269,12 @@ def _launch(
     placement: Placement | None = None,
     min_peers: int = 1,
     restarts: int | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> None:
     """What ``run`` and ``join`` share.
 
     placement: on Ray.
-    restarts: on this machine.
+    restarts, env: on this machine.
     """
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
@@ -287,7 +293,7 @@ def _launch(
     live = out.is_terminal if watch is None else watch
     view = RunView(out, err, watched=live, on_error=on_error)
     start = (
-        partial(launch, host=listen or "127.0.0.1", token=token, restarts=restarts or 0)
+        partial(launch, host=listen or "127.0.0.1", token=token, restarts=restarts or 0, env=env)
         if placement is None
         else partial(launch_on_ray, placement=placement)
     )

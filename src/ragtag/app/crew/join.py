@@ -159,19 +159,24 @@ def _join(
         except TimeoutError as error:
             raise JoinError(str(error)) from None
         there = replace(place, key=known.key, members=known.members)
-        way = Way(there, writer, origin_s, deadline_s, start_donor=_donor)
+        if known.key is None and not place.role.owns:
+            raise JoinError(
+                "a client is known as one by the crew's membership, which this crew has none of: start it by "
+                "ragtag run, ragtag join or torchrun"
+            )
+        way = Way(there, writer, origin_s, deadline_s, start_donor=_donor if place.role.owns else None)
         entrance = None
         if known.key is not None:
             way.begin_giving(known.key, data[0], undo)
             entrance = launched(way.place, data, way.state_port, way.card(data[0]))
             undo.callback(entrance.agent.close)
-        node = Node(place.rank, place.size, place.seed)
+        node = Node(place.rank, place.size, place.seed, role=place.role)
         others = set(range(place.size)) - {place.rank}
         if entrance is not None and others - lost:  # membership tells where one of them comes all the same
             for peer in sorted(others & lost):
                 node.step(0.0, Left(peer))
         joining = Joining(place.crew, __version__, deadline_s)
-        sits = joining.step(time.monotonic(), Sits(place.rank, place.size, place.seed))
+        sits = joining.step(time.monotonic(), Sits(place.rank, place.size, place.seed, place.role))
         started = start(way, joining, sits, node, endpoint, dict(enumerate(known.addresses)), entrance)
         assert started is not None  # a peer that a launcher has seated looks for no other seat
         crew = _crew(way, started[0], entrance, started[1])
@@ -183,6 +188,9 @@ def _accept(place: Place, text: str, origin_s: float, deadline_s: float) -> Crew
     """Join by an invitation: membership first, which tells the other peers and which number is free."""
     way = Way(place, None, origin_s, deadline_s, place.rank, start_donor=_donor)
     token = resolved_token(text)
+    if not place.role.owns:  # a client's line has better to do than to give its state
+        way.start_donor = None
+        token = replace(token, begins=False)
     joining = Joining(token.crew, __version__, deadline_s, asked(token))
     driver, entrance, met = until_seated(way, joining, admitted(joining, token, way.phases))
     return _crew(way, driver, entrance, met)

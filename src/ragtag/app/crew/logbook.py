@@ -393,6 +393,7 @@ class Logbook:
                 rtt_s=sum(rtts) / len(rtts) if rtts else None,
                 others=met,
                 sealed=isinstance(driver.link, SealedLink) if driver is not None else False,
+                client=driver is not None and not driver.node.crew.role.owns,
             )
         )
 

@@ -86,7 +86,10 @@ def launched(place: Place, data: Address, state_port: int = 0, key: bytes = b"")
     """
     assert place.key is not None
     assert place.members is not None
-    card = Card(VERSION, place.rank, 0, _epoch(), True, *data, state_port, place.size, place.seed, key=key)
+    card = Card(
+        VERSION, place.rank, 0, _epoch(), True, *data, state_port, place.size, place.seed,
+        key=key, role=place.role,
+    )  # fmt: skip
     sock = _socket(place.member_fd, place.members[place.rank])
     name = place.name or _launched_name(place.rank)
     agent = _agent(name, place.members[place.rank], place.key, card, sock)

@@ -176,6 +176,11 @@ class SoloTransport(Posting):
         """Nobody."""
         return frozenset()
 
+    @property
+    def clients(self) -> frozenset[PeerId]:
+        """Nobody: alone, a peer owns all."""
+        return frozenset()
+
     def rates(self) -> dict[PeerId, float]:
         """Nothing: there is no line."""
         return {}
@@ -310,6 +315,11 @@ class DriverTransport:
     def auxiliary(self) -> frozenset[PeerId]:
         """The peers that average and compute nothing."""
         return self._driver.node.auxiliary
+
+    @property
+    def clients(self) -> frozenset[PeerId]:
+        """The peers that compute and own nothing of what is averaged."""
+        return self._driver.node.clients
 
     def rates(self) -> dict[PeerId, float]:
         """Bytes a second that the way to each peer delivers, by rate control."""

@@ -125,6 +125,7 @@ class Place:
             "RAGTAG_TOKEN": self.token,
             "RAGTAG_NAME": self.name,
             "RAGTAG_SEAL": None if self.seal is None else ("on" if self.seal else "off"),
+            "RAGTAG_ROLE": None if self.role is Role.TRAINER else self.role.name.lower(),
         }
         return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -214,7 +215,7 @@ def _from_torchrun(env: Mapping[str, str]) -> Place:
 
 
 def _with_settings(place: Place, env: Mapping[str, str]) -> Place:
-    """What all ways of starting a peer take from ``RAGTAG_*``: seed, folder, beginning, faults, sealing."""
+    """What all ways of starting a peer take from ``RAGTAG_*``: seed, folder, beginning, faults and so on."""
     try:
         faults = parse_faults(env.get("RAGTAG_FAULTS", ""))
         check_peers(faults, place.size)
@@ -228,9 +229,16 @@ def _with_settings(place: Place, env: Mapping[str, str]) -> Place:
     seal = env.get("RAGTAG_SEAL")
     if seal not in (None, "on", "off"):
         raise PlaceError(f"RAGTAG_SEAL is {seal[:40]!r}; it must be on or off, alike for all peers")
+    role = env.get("RAGTAG_ROLE")
+    if role not in (None, "trainer", "client"):
+        raise PlaceError(
+            f"RAGTAG_ROLE is {role[:40]!r}; it must be trainer or client. An auxiliary has no script, and "
+            "joins by ragtag join --auxiliary"
+        )
     folder = env.get("RAGTAG_RUN")
     return replace(
         place,
+        role=Role.CLIENT if role == "client" else Role.TRAINER,
         seal=None if seal is None else seal == "on",
         seed=_integer(env, "RAGTAG_SEED") or 0,
         run_folder=Path(folder) if folder else None,

@@ -73,7 +73,7 @@ class Collector:
         elif isinstance(record, trace.Eval):
             self._eval(peer, record)
         elif isinstance(record, trace.Join) and peer is not None:
-            peer.joined_t, peer.sealed = record.t, record.sealed
+            peer.joined_t, peer.sealed, peer.client = record.t, record.sealed, record.client
         elif isinstance(record, trace.Link):
             if len(self._to.links) < LINKS_MAX:
                 self._to.links.append(record)

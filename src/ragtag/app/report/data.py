@@ -38,6 +38,7 @@ class PeerFigures:
     relayed: packets of others that it passed on.
     told: what others noted last of its membership; all that is known of one whose trace is elsewhere.
     auxiliary: whether it averages for the crew, and trains nothing.
+    client: whether it trains, and averages nothing for others.
     digest: of the model that it ended with.
     last_round: the last one that it averaged.
     """
@@ -45,6 +46,7 @@ class PeerFigures:
     number: int
     state: str = "no trace"
     auxiliary: bool = False
+    client: bool = False
     rounds: int = 0
     missed: int = 0
     misses: int = 0

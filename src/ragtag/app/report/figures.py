@@ -23,6 +23,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "seed": run.seed if run else None,
         "peers": sum(not p.auxiliary for p in summary.peers.values()),
         "auxiliaries": sum(p.auxiliary for p in summary.peers.values()),
+        "clients": sorted(p.number for p in summary.peers.values() if p.client),
         "finished": summary.finished,
         "duration_s": summary.extent.lasted_s,
         "accuracy": {

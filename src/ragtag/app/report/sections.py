@@ -92,6 +92,9 @@ def header(summary: Summary) -> str:
     run = summary.run
     helpers = sum(p.auxiliary for p in summary.peers.values())
     facts = [counted(len(summary.peers) - helpers, "peer")]
+    clients = [p.number for p in summary.peers.values() if p.client]
+    if clients:
+        facts[0] += f" ({_peers(clients)} {'is a client' if len(clients) == 1 else 'are clients'})"
     if helpers:
         facts[0] += f" and {counted(helpers, 'auxiliary', 'auxiliaries')}"
     if run is not None:
@@ -222,7 +225,8 @@ def peers(summary: Summary) -> str:
     columns = [column for column in columns if any(value is not None for value in column[1])]
     rows = []
     for at, p in enumerate(every):
-        who = cell(p.number, "n") + cell(p.state, f"nw {'bad' if p.state in LOST else ''}")
+        state = f"{p.state} (client)" if p.client else p.state
+        who = cell(p.number, "n") + cell(state, f"nw {'bad' if p.state in LOST else ''}")
         rows.append(who + "".join(cell(values[at], "n") for _, values in columns))
     heads = [("Peer", "n"), ("State", ""), *((name, "n") for name, _ in columns)]
     away = any(p.last_t is None and p.told and not p.auxiliary for p in summary.peers.values())

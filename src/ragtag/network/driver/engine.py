@@ -423,7 +423,9 @@ class Reachability:
             self.agent.describe(now_s, replace(card, seat=NO_SEAT, averaging=False))
 
     def _place(self, effect: Joined | Left | Visits) -> Iterator[News]:
-        """Take down where a peer stands now. It is no news that a peer joins which the node counts on."""
+        """Take down where a peer stands now. It is no news that a peer joins which the node counts on, unless
+        it is a client.
+        """
         peer = effect.peer
         self._known.add(peer)
         self._mute(peer, isinstance(effect, Left))
@@ -432,7 +434,7 @@ class Reachability:
             self._inside.add(peer)
         else:
             self._inside.discard(peer)
-        if not (known and isinstance(effect, Joined)):
+        if not (known and isinstance(effect, Joined) and effect.role.owns):
             yield effect
 
     def _reach(self, reach: Reach) -> None:

@@ -91,7 +91,7 @@ class CentreNode:
         self._shape = (channel.n_chunks, channel.codec.elements)
         self._row_bytes = channel.codec.encode(np.zeros((1, self._shape[1]), np.float32)).shape[1]
         self.layout = layout_of(channel.n_chunks, min(wire.BLOCKS_MAX, channel.n_chunks))
-        self.owners = Owners(crew.me, crew.seed, self.layout.n_blocks, opening.peers)
+        self.owners = Owners(crew.me, crew.seed, self.layout.n_blocks, opening.peers, crew.clients)
         self._newcomer = False
         self.done = self.highest = -1
         self.active: int | None = None
@@ -144,7 +144,7 @@ class CentreNode:
         elif isinstance(event, Offer):
             raise ValueError(f"channel {event.channel} is a central state; rows are gathered by all at once")
         elif isinstance(event, Joined):
-            self.owners.joined(event.peer)
+            self.owners.joined(event.peer, event.role.owns)
             self.server.forget(event.peer)
         elif isinstance(event, Left) and event.peer != self.me:
             self.owners.left(event.peer)

@@ -2,7 +2,8 @@
 
 Rendezvous hashing ("A Name-Based Mapping Scheme for Rendezvous", Thaler, Ravishankar, 1996): the owner of a
 block is the live peer whose hash with it is the highest. So a peer that goes moves only its own blocks, and
-one that comes takes a share from each.
+one that comes takes a share from each. A client's ranks are below all others', so it owns none while another
+lives.
 """
 
 from __future__ import annotations
@@ -23,8 +24,16 @@ class Owners:
     changes: counts events that may have moved blocks.
     """
 
-    def __init__(self, me: PeerId, seed: int, n_blocks: int, peers: Iterable[PeerId]) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        seed: int,
+        n_blocks: int,
+        peers: Iterable[PeerId],
+        clients: frozenset[PeerId] = frozenset(),
+    ) -> None:
         self._me, self._seed, self._n_blocks = me, seed, n_blocks
+        self._clients = set(clients)
         self._ranks: dict[PeerId, list[int]] = {}
         self._silent: dict[PeerId, int] = {}
         self.peers = {me, *peers}
@@ -44,11 +53,12 @@ class Owners:
 
     def outranks(self, peer: PeerId, other: PeerId, block: int) -> bool:
         """Whether ``peer`` owns a block rather than ``other``, where both live."""
-        return (self._rank(peer)[block], peer) > (self._rank(other)[block], other)
+        return self._claim(peer, block) > self._claim(other, block)
 
-    def joined(self, peer: PeerId) -> None:
+    def joined(self, peer: PeerId, owns: bool = True) -> None:
         """A peer is there (again)."""
         self.peers.add(peer)
+        (self._clients.discard if owns else self._clients.add)(peer)
         self._silent.pop(peer, None)
         self._settle()
 
@@ -75,6 +85,10 @@ class Owners:
             self._settle()
         return self._silent[peer]
 
+    def _claim(self, peer: PeerId, block: int) -> tuple[bool, int, PeerId]:
+        """Of two claims to a block the greater one holds."""
+        return peer not in self._clients, self._rank(peer)[block], peer
+
     def _rank(self, peer: PeerId) -> list[int]:
         ranks = self._ranks.get(peer)
         if ranks is None:
@@ -88,6 +102,5 @@ class Owners:
         self._live = frozenset(self.peers - silent)
         self.changes += 1
         self._owners = [
-            max(self._live, key=lambda peer: (self._rank(peer)[block], peer))
-            for block in range(self._n_blocks)
+            max(self._live, key=lambda peer: self._claim(peer, block)) for block in range(self._n_blocks)
         ]

@@ -32,7 +32,6 @@ from ragtag.core.types import (
     Outcome,
     PeerId,
     PeerSet,
-    Role,
     Run,
     Send,
     Visits,
@@ -65,6 +64,12 @@ BEHIND = 2
 an averager that repairs nothing the last one alone is kept, which its trainer may still read."""
 RARE_MAX = 8
 """A peer that was missing for long comes to so many rounds before an auxiliary waits for it again."""
+UNOWNED = "no owner"
+"""The note on a crew in which only clients are left."""
+ONLY_CLIENTS = (
+    "only clients are left, so they average among themselves as well as their lines allow; start a peer that "
+    "is none"
+)
 JUMP_MAX = 1 << 24
 """How many rounds a peer can have missed. A round further ahead is not believed."""
 ROUND_MAX = (1 << 32) - 1
@@ -107,9 +112,11 @@ class Rounds:
         self._aside: frozenset[PeerId] = frozenset()
         """Peers that the trainer has set aside: the newest round does not wait for them."""
         self._newcomer = False
-        self._serves = opening.crew.role is Role.AUXILIARY
+        self._serves = not opening.crew.role.gives
         self._planned: tuple[int, ...] = ()
         """The shares of the newest round that was begun."""
+        self._unowned = False
+        """Whether clients own the newest round's blocks, as nobody else is left."""
         self._rare: dict[PeerId, int] = {}
         """At an auxiliary: in how many more rounds than not a peer was missing lately, up to ``RARE_MAX``."""
         self._taking = 0
@@ -136,7 +143,7 @@ class Rounds:
         come after it: to one that waits for nobody all take part. And where a line is longer than rounds are
         without the peer at its end, that one is as late as the line is, and a step.
         """
-        if number >= self.done or not self._crew.presence.waiting:
+        if number >= self.done or not self._waiting:
             return True
         line_s = HEADROOM * self._crew.shortest_s.get(peer, 0.0)
         return self.budgets.age_s(number, now_s) <= line_s + self._crew.step_s
@@ -178,11 +185,11 @@ class Rounds:
         if machine is None and self._crew.n > PEERS_MAX:
             return []  # a probe from before the crew grew so large
         growth = self._crew.growth if machine is None else machine.spec.growth
-        if self._channel.averager.planned and growth == BY_SHARES:
+        if self._channel.averager.cuts and growth == BY_SHARES:
             return self._deliver_alike(now_s, first.round, event)
         for run in event.runs:
             cut = run.key.block >> BLOCK_BITS
-            if cut != growth and not (self._channel.averager.planned and cut >= BY_SHARES):
+            if cut != growth and not (self._channel.averager.cuts and cut >= BY_SHARES):
                 return self._deliver_apart(now_s, first.round, event)
         return self._deliver_alike(now_s, first.round, event)
 
@@ -254,7 +261,7 @@ class Rounds:
             self.budgets.others_computed(now_s)
         first = new and ask.due <= 0
         scatter_s, gather_s = self.budgets.begin(
-            number, now_s, first, ask.deadline_s, rtts_s, self._crew.trip_s
+            number, now_s, first, ask.deadline_s, rtts_s, self._crew.trip_s, self._owns
         )
         if self._serves:  # no average comes to it, so it cannot measure how long that takes
             gather_s = max(gather_s, scatter_s)
@@ -268,14 +275,15 @@ class Rounds:
         effects: list[Effect] = []
         if skipped > 0 and not new and self.me not in ask.aside and not self._serves:
             effects.append(Noted("skipped", self.me, f"{skipped} round{'s' * (skipped > 1)}, to {number}"))
-        waiting = self._crew.presence.waiting - ask.aside
+        effects += self._look_for_owners()
+        waiting = self._waiting - ask.aside
         part = self._channel.part(number)
         values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)
         left_s = math.inf if ask.deadline_s is None else ask.deadline_s - scatter_s - gather_s
         if self.budgets.computed_s > 0:
             self._crew.computed_s[self._number] = self.budgets.computed_s
         step_s = 0.0 if self._alone else self._crew.step_s  # those that did not come in one may be dead
-        grace_s = min(scatter_s + step_s, max(0.0, left_s))
+        grace_s = min((scatter_s or gather_s) + step_s, max(0.0, left_s))
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
         if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
@@ -303,9 +311,19 @@ class Rounds:
 
     def _shares(self, number: int) -> tuple[int, ...]:
         """A round's shares, by peer; empty: all own as much."""
-        if not self._channel.averager.planned:
-            return ()
-        return self._crew.plans.shares(self._number, number)
+        averager, assisted = self._channel.averager, self._channel.assisted
+        return self._crew.shares(self._number, number, averager.planned, assisted) if averager.cuts else ()
+
+    @property
+    def _owns(self) -> bool:
+        """Whether this peer may own blocks of the next round."""
+        return self._crew.role.owns or self.me in self._crew.owning(self._channel.assisted)
+
+    @property
+    def _waiting(self) -> frozenset[PeerId]:
+        """The peers that a round waits for: a client is owed nothing by other clients."""
+        waiting = self._crew.presence.waiting
+        return waiting if self._owns else waiting - self._crew.clients
 
     def _replan(self, number: int) -> frozenset[PeerId]:
         """A round begins. Where a plan came since something of the round did, that is lost: which peers sent
@@ -321,11 +339,18 @@ class Rounds:
         del self.rounds[number]
         return frozenset(peer for peer, came in early.lesson().owed.items() if came)
 
+    def _look_for_owners(self) -> list[Effect]:
+        """Say where clients come to average among themselves, as all others are gone or silent."""
+        was, owners = self._unowned, self._crew.owning(self._channel.assisted)
+        self._unowned = owners <= self._crew.clients and not self._channel.passing
+        return [Noted(UNOWNED, self.me, ONLY_CLIENTS)] if self._unowned and not was else []
+
     def _unheard(self) -> frozenset[PeerId]:
         """Auxiliaries that were silent for long. They send nothing where nothing comes, and nothing is sent
         to them any more: so they are asked in each round whether they are there.
         """
-        return self._crew.auxiliary - self._crew.owners if self._channel.assisted else NOBODY
+        presence = self._crew.presence
+        return presence.auxiliary - presence.assisting if self._channel.assisted else NOBODY
 
     def _serve(self, now_s: float) -> list[Effect]:
         """An auxiliary begins a round once something of it has come, for it has no trainer that does.
@@ -338,7 +363,7 @@ class Rounds:
             return []
         aside = frozenset(peer for peer, missed in self._rare.items() if missed)
         came = {peer for peer, it_came in early.lesson().owed.items() if it_came}
-        if came <= aside and self._crew.presence.waiting - aside:
+        if came <= aside and self._waiting - aside:
             return []
         nothing: Average | Offer
         if self._channel.averager.gathers:
@@ -397,7 +422,7 @@ class Rounds:
         crew, machine = self._crew, self.rounds.get(number)
         if machine is None:
             auxiliary = crew.auxiliary
-            assisting = crew.owners & auxiliary if self._channel.assisted else NOBODY
+            assisting = crew.presence.assisting if self._channel.assisted else NOBODY
             setting = Setting(
                 me=self.me,
                 n=crew.cut,
@@ -418,7 +443,7 @@ class Rounds:
                 hadamard=self._channel.averager.hadamard,
                 edges=self._channel.edges,
                 auxiliary=auxiliary,
-                planned=self._channel.averager.planned,
+                clients=crew.clients,
                 shares=self._shares(number),
             )
             machine = self.rounds[number] = self._make(setting)
@@ -571,6 +596,7 @@ def at_once(
     patience: float = 1.0,
     gathers: bool = False,
     guards: bool = False,
+    owned: bool = True,
     written: str = "",
 ) -> Averager:
     """An averager by which all peers average in each round. make: makes the machine of one round."""
@@ -583,4 +609,5 @@ def at_once(
         PEERS_MAX,
         written,
         guards,
+        owned=owned,
     )

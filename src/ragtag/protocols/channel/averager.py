@@ -130,9 +130,10 @@ class Setting:
     """What an averager needs to make the machine of one round.
 
     n: blocks that the vector is cut into.
-    live: the peers that own blocks, as far as this one knows.
+    live: the peers that take part, as far as this one knows.
     present: the peers that have not left for good.
     auxiliary: those of them that only own blocks (``base.Spec``).
+    clients: those that own none while another lives.
     repair_s: how long to wait before lost chunks are asked for again.
     growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
@@ -140,8 +141,7 @@ class Setting:
     patience, guard, quorum: see ``base.Spec``.
     hadamard: how many chunks are mixed (``rounds.hadamard``); 0: none.
     edges: chunks at which tensors begin.
-    planned: the averager goes by shares where there are any (``channel.shares``).
-    shares: by peer, in whole numbers; empty: all own as much.
+    shares: by peer, in whole numbers; empty: all own as much (``channel.shares``).
     """
 
     me: PeerId
@@ -163,8 +163,13 @@ class Setting:
     hadamard: int = 0
     edges: tuple[int, ...] = ()
     auxiliary: frozenset[PeerId] = frozenset()
-    planned: bool = False
+    clients: frozenset[PeerId] = frozenset()
     shares: tuple[int, ...] = ()
+
+    @property
+    def owning(self) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
+        """The peers that may own blocks, of those that live, and of those that have not left."""
+        return self.live - self.clients or self.live, self.present - self.clients or self.present
 
     @property
     def n_giving(self) -> int:
@@ -174,7 +179,7 @@ class Setting:
     def shared(self, spec: Spec, order: tuple[PeerId, ...]) -> Spec:
         """A round whose blocks are as large as their owners' shares. order: the peers, as blocks follow."""
         sizes = tuple(self.shares[peer] for peer in order)
-        owners = shared_owners(order, self.shares, self.live, self.present, self.auxiliary)
+        owners = shared_owners(order, self.shares, *self.owning, self.auxiliary)
         layout = layout_of(self.n_chunks, len(order), sizes)
         return replace(spec, layout=layout, owners=owners, growth=BY_SHARES, shares=self.shares)
 
@@ -195,6 +200,7 @@ class Averager:
     guard: how they reduce these; ``None``: by their weighted mean.
     quorum: how many peers' values make an average, at least; 0: any.
     hadamard: how many chunks are mixed before they are sent (``rounds.hadamard``); 0: none.
+    owned: blocks have owners, so that a peer may own none of them.
     planned: peers own blocks by the shares that the crew has agreed on (``channel.shares``), where it has.
     """
 
@@ -209,7 +215,13 @@ class Averager:
     guard: RobustMean | None = None
     quorum: int = 0
     hadamard: int = 0
+    owned: bool = False
     planned: bool = False
+
+    @property
+    def cuts(self) -> bool:
+        """Whether blocks are cut as unlike as shares are; rows have no places that could be cut."""
+        return self.owned and not self.gathers
 
     def __repr__(self) -> str:
         return self.written or f"Averager({self.name!r})"

@@ -67,9 +67,12 @@ class Budgets:
         deadline_s: float | None,
         rtts_s: Iterable[float],
         trip_s: float = 0.0,
+        owns: bool = True,
     ) -> tuple[float, float]:
         """A round begins: how long it may scatter, and gather.
 
+        owns: others owe this peer shares. A client sees none come. It measures when averages come, from its
+            round's beginning, and what it measures has the others' first stage in it.
         first: it is the peer's first round. The peer knows how long it computed itself, and others may need
             as long again.
         deadline_s: bounds both stages together.
@@ -80,6 +83,8 @@ class Budgets:
             self.scatter.late(min(late_s, self._most_s(self.scatter)), self._apart_s())
         self._late_s.clear()
         scatter_s, gather_s = self.next_s(rtts_s, trip_s)
+        if not owns:
+            scatter_s = 0.0
         if first:
             scatter_s += self._channel.averager.patience * (now_s - self._ready_s)
         if deadline_s is not None:

@@ -27,6 +27,7 @@ class Presence:
         self._left: set[PeerId] = set()
         self._auxiliary: set[PeerId] = set()
         """Peers that only own blocks. To all but rounds they are visitors, so they are among ``_left``."""
+        self._clients: set[PeerId] = set()
         self.heard: set[PeerId] = set()
         """Peers from which something came since the last round ended."""
         self._alone = 0
@@ -53,9 +54,14 @@ class Presence:
         return frozenset(self._auxiliary)
 
     @property
-    def owners(self) -> frozenset[PeerId]:
-        """The peers that own blocks now: those that average, and auxiliaries not silent for long."""
-        return self.live | {p for p in self._auxiliary if self._silent[p] < GONE_AFTER}
+    def clients(self) -> frozenset[PeerId]:
+        """The peers that average, and own nothing."""
+        return frozenset(self._clients)
+
+    @property
+    def assisting(self) -> frozenset[PeerId]:
+        """The auxiliaries that own blocks now: those not silent for long."""
+        return frozenset(p for p in self._auxiliary if self._silent[p] < GONE_AFTER)
 
     @property
     def waiting(self) -> frozenset[PeerId]:
@@ -107,10 +113,11 @@ class Presence:
         """Whether a peer is here, and was not silent when it last owed a message (any thread may ask)."""
         return self._silent.get(peer) == 0 and peer not in self._left
 
-    def joined(self, peer: PeerId) -> list[Effect]:
-        """A peer is there (again)."""
+    def joined(self, peer: PeerId, role: Role = Role.TRAINER) -> list[Effect]:
+        """A peer that gives is there (again)."""
         self._left.discard(peer)
         self._auxiliary.discard(peer)
+        (self._clients.discard if role.owns else self._clients.add)(peer)
         self._changes += 1
         return self.hear(peer)
 
@@ -118,6 +125,7 @@ class Presence:
         """A peer has left for good."""
         self._left.add(peer)
         self._auxiliary.discard(peer)
+        self._clients.discard(peer)
         self._changes += 1
 
     def hear(self, peer: PeerId) -> list[Effect]:
@@ -223,14 +231,25 @@ class Crew:
 
     @property
     def owners(self) -> frozenset[PeerId]:
-        """The peers that own blocks now."""
-        return self.presence.owners
+        """The peers that own blocks now: clients only where nobody else is left."""
+        return self.owning(True)
+
+    def owning(self, assisted: bool) -> frozenset[PeerId]:
+        """The same, of a channel of which auxiliaries own blocks, or do not."""
+        assisting = self.presence.assisting if assisted else frozenset()
+        return (self.live - self.clients) | assisting or self.live
+
+    @property
+    def clients(self) -> frozenset[PeerId]:
+        """The peers that average and own nothing, this one among them where that is its role."""
+        others = self.presence.clients
+        return others if self.role.owns else others | {self.me}
 
     @property
     def auxiliary(self) -> frozenset[PeerId]:
         """The peers that only own blocks, this one among them where that is its role."""
         others = self.presence.auxiliary
-        return others | {self.me} if self.role is Role.AUXILIARY else others
+        return others if self.role.gives else others | {self.me}
 
     @property
     def gone(self) -> frozenset[PeerId]:
@@ -248,6 +267,25 @@ class Crew:
     def trip_s(self) -> float:
         """The shortest round trip to the farthest of the peers that a round waits for; 0: none is known."""
         return max((self.shortest_s.get(peer, 0.0) for peer in self.presence.waiting), default=0.0)
+
+    def shares(self, channel: int, round_: int, planned: bool, assisted: bool) -> tuple[int, ...]:
+        """The shares of a round, by peer; empty: all own as much.
+
+        A client's is 0, whatever was planned, unless all others have left. The place of a peer that has left
+        counts as before, so that a death changes no cut.
+
+        planned: whether the channel goes by plans.
+        assisted: whether auxiliaries own blocks of it.
+        """
+        plan, clients = self.plans.shares(channel, round_) if planned else (), self.clients
+        places = set(range(self.cut)) - clients
+        if not clients or places <= self.gone - (self.auxiliary if assisted else frozenset()):
+            return plan
+        others = tuple(0 if peer in clients else share for peer, share in enumerate(plan))
+        if any(others):
+            return others
+        # clients in the last places change nothing by coming and going
+        return tuple(int(peer in places) for peer in range(max(places) + 1))
 
     @property
     def growth(self) -> int:

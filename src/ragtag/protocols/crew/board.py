@@ -42,7 +42,6 @@ from ragtag.core.types import (
     PeerId,
     Post,
     Posted,
-    Role,
     Run,
     Send,
     Timer,
@@ -217,7 +216,7 @@ class Board:
         elif isinstance(event, Left):
             if event.peer in self._paths:
                 self._paths[event.peer].gone = True
-        elif isinstance(event, Visits) and event.role is Role.AUXILIARY:
+        elif isinstance(event, Visits) and not event.role.gives:
             return self._listened_to(now_s, event.peer)
         elif (
             isinstance(event, Joined) and event.peer != self._me and district_of(event.peer) == self._district

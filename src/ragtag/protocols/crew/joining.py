@@ -21,17 +21,19 @@ in virtual time. Each state that waits has a timer (``Arm``), so an answer alway
     let in     timer silence                     let in     Say: nobody answers yet
     let in     Looked, over; timer let in        over       Ends
     seat       Looked, a seat is free            seat       Describes: claim it
-    seat       Looked, an auxiliary, none trains seat
+    seat       Looked, no trainer, none trains   seat
     seat       Looked, its claim is contested    seat       Describes: claim another
     seat       Looked, settled, it is first      greeting   PhaseOver seat, Describes, Make, Tell hello
     seat       Looked, settled, others average   greeting   PhaseOver seat, Make, Tell hello, late
     seat       Looked, settled, nobody averages  awaiting   PhaseOver seat
+    seat       Looked, settled, all are clients  over       Ends
     seat       Looked, over, or none is free     over       Ends
     seat       timer deadline                    over       Ends
     awaiting   Looked, somebody averages         greeting   Make, Tell hello, late
     awaiting   Looked, over; timer deadline      over       Ends
     greeting   Heard, it goes on                 in         Left (the refused), PhaseOver greeting, In
     greeting   Heard, others are more or equal   over       Ends
+    greeting   Heard, all are clients            over       Ends
     greeting   Heard, nobody                     over       Ends
     greeting   timer greeting                    as Heard, nobody
     greeting   Unseat, it came to membership     new        Anew; the 16th time over, Ends
@@ -90,12 +92,13 @@ _TOOK_MIN_S = 1e-6
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What peers tell each other first."""
+    """What peers tell each other first. All but their roles must be equal."""
 
     ragtag: str
     wire: int
     size: int
     seed: int
+    role: Role = Role.TRAINER
 
 
 def read_hello(blob: bytes) -> Hello:
@@ -171,6 +174,7 @@ class Sits:
     me: PeerId
     n: int
     seed: int
+    role: Role = Role.TRAINER
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +483,7 @@ class Joining:
             return [AskKey(self.deadline_s), *timers]
         if isinstance(event, Sits):
             self._entry, self._me, self._n = None, event.me, event.n
-            return self._greet(now_s, event.n, event.seed)
+            return self._greet(now_s, event.n, event.seed, event.role)
         if isinstance(event, Enters):
             self._entry = event
             if event.entries:
@@ -509,7 +513,7 @@ class Joining:
         """The peer did not come in in time, or is no member any more."""
         if self.state is _State.LET_IN:
             return self._end(failure or f"no member let this peer in within {self.deadline_s:g} s")
-        if self.state is _State.SEAT and not (self._auxiliary and not self._others_average()):
+        if self.state is _State.SEAT and not (self._begins_none and not self._others_average()):
             return self._end(
                 failure
                 or f"no seat could be taken within {self.deadline_s:g} s: "
@@ -596,6 +600,8 @@ class Joining:
         if not seating.settled:
             return []
         passed, others, card = self._passed(now_s), self._others_average(), seating.card
+        if others and not card.role.owns and not entry.roster.owned:
+            return self._end(only_clients(self.crew))
         # the first peer with a seat has told all that it begins (``Seating``): they wait for it by now
         if card.averaging or (not entry.entries and not others):
             return [passed, *self._make(now_s, card, first=True)]
@@ -605,8 +611,8 @@ class Joining:
         return [passed]
 
     @property
-    def _auxiliary(self) -> bool:
-        return self._entry is not None and self._entry.card.role is Role.AUXILIARY
+    def _begins_none(self) -> bool:
+        return self._entry is not None and self._entry.card.role is not Role.TRAINER
 
     def _others_average(self) -> bool:
         assert self._entry is not None
@@ -623,7 +629,7 @@ class Joining:
         held = self._entry.roster.seats.items()
         n = max(card.founded, card.seat + 1, *(peer + 1 for peer, holder in held if holder.live))
         self._me, self._n = card.seat, n
-        return [*effects, Make(card, n, self.late), *self._greet(now_s, card.founded, card.seed)]
+        return [*effects, Make(card, n, self.late), *self._greet(now_s, card.founded, card.seed, card.role)]
 
     def _passed(self, now_s: float) -> PhaseOver:
         """The phase under way ends, and the next one begins."""
@@ -632,9 +638,9 @@ class Joining:
 
     # -- Greeting
 
-    def _greet(self, now_s: float, size: int, seed: int) -> list[JoiningEffect]:
+    def _greet(self, now_s: float, size: int, seed: int, role: Role) -> list[JoiningEffect]:
         self.state, self._since_s = _State.GREETING, now_s
-        self._hello = Hello(self.version, VERSION, size, seed)
+        self._hello = Hello(self.version, VERSION, size, seed, role)
         blob = msgspec.json.encode(self._hello)
         return [
             Tell(GREETING, blob, now_s + self.deadline_s, self.late),
@@ -653,6 +659,9 @@ class Joining:
         for peer, why in refused.items():
             effects += [Say(f"peer {peer} is refused: {why}"), Left(peer)]
         absent = tuple(peer for peer in met.missing if peer not in heard.gone)
+        there = [read_hello(blob).role for peer, blob in met.blobs.items() if peer not in refused]
+        if there and not absent and not any(role.owns for role in (self._hello.role, *there)):
+            return effects + self._end(only_clients(self.crew))
         if absent and heard.other_versions:
             message = (
                 f"peer {_names(absent)} of crew {self.crew!r} speaks another wire format than version "
@@ -702,13 +711,22 @@ class Joining:
         return [looking, Anew(self.tried)]
 
 
+def only_clients(crew: str) -> str:
+    """Why a client ends where all others are clients, too."""
+    return (
+        f"all peers of crew {crew!r} are clients, which own nothing of what is averaged, so nobody averages; "
+        "start one at least without --client (or client=True, or RAGTAG_ROLE), or an auxiliary "
+        "(ragtag join --auxiliary)"
+    )
+
+
 def _differing(mine: Hello, blobs: Mapping[PeerId, bytes]) -> tuple[dict[PeerId, str], list[PeerId]]:
     """Why each peer with another hello is refused, and the side that this peer gives way to."""
     hellos: dict[PeerId, Hello | None] = {}
     refused: dict[PeerId, str] = {}
     for peer, blob in blobs.items():
         try:
-            theirs = hellos[peer] = read_hello(blob)
+            theirs = hellos[peer] = replace(read_hello(blob), role=mine.role)
         except ValueError as error:
             hellos[peer] = None
             refused[peer] = f"peer {peer} says no hello that can be read ({error}); is it Ragtag?"

@@ -73,7 +73,7 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     @property
     def trains(self) -> bool:
         """Whether it averages values of its own."""
-        return self.averaging and self.role is not Role.AUXILIARY
+        return self.averaging and self.role.gives
 
     @property
     def person(self) -> str:
@@ -216,6 +216,11 @@ class Roster:
     def trains(self) -> bool:
         """Whether another peer averages values of its own, as this one believes."""
         return any(holder.live and holder.card.trains for holder in self._seats.values())
+
+    @property
+    def owned(self) -> bool:
+        """Whether another peer owns a share of what is averaged, as this one believes."""
+        return any(h.live and h.card.averaging and h.card.role.owns for h in self._seats.values())
 
     @property
     def unfit(self) -> str:
@@ -373,13 +378,14 @@ class Roster:
             effects.append(Reach(peer, address, card.epoch))
         if same and before is not None and before.live and before.card.averaging == card.averaging:
             return effects
-        if card.role is Role.AUXILIARY:
+        if not card.role.gives:
             effects.append(Noted("assists" if card.averaging else "comes", peer, holder.name))
         elif same and before is not None and not before.live:
             why = f"{holder.name} was out of reach, and had been declared dead"
             effects.append(Noted("back", peer, why))
         else:
-            effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name))
+            as_client = "" if card.role.owns else ", a client"
+            effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name + as_client))
         return [*effects, (Joined if card.averaging else Visits)(peer, card.role)]
 
 
@@ -425,7 +431,7 @@ class Seating:
             return None
         if not self.claimed and not whole and now_s < self.until_s:
             return None
-        if self.card.role is Role.AUXILIARY and not self._roster.trains:
+        if self.card.role is not Role.TRAINER and not self._roster.trains:
             return None  # it begins no crew
         self.card = self._next()
         spread = math.log2(n / ANNOUNCED_MAX) if n > ANNOUNCED_MAX else 0.0  # periods until all have heard

@@ -58,7 +58,6 @@ from ragtag.core.types import (
     Noted,
     PeerId,
     Publish,
-    Role,
     Run,
     Send,
     Timer,
@@ -226,7 +225,7 @@ class Publisher:
         if isinstance(event, Expired):
             return self._expired(now_s, event.timer)
         if isinstance(event, Joined | Visits):  # an auxiliary has no use for tensors
-            return [] if event.role is Role.AUXILIARY else self._joined(now_s, event.peer)
+            return self._joined(now_s, event.peer) if event.role.gives else []
         if isinstance(event, Left):
             return self._left(now_s, event.peer)
         raise ValueError(f"channel {self._number} publishes named tensors; nothing is averaged on it")
@@ -381,12 +380,19 @@ class Publisher:
         return [peer for peer, remote in self._remotes.items() if remote.holds.get(tensor, NONE) >= version]
 
     def _source(self, now_s: float, tensor: int) -> PeerId | None:
-        """The peer to ask for a tensor: the one that failed least, and of equals the one that computed it."""
-        maker = self._lacking[tensor].maker
+        """The peer to ask for a tensor: the one that failed least, of equals the one that computed it, and a
+        client, whose line has better to do, only where nobody else has it.
+        """
+        maker, clients = self._lacking[tensor].maker, self._crew.clients
         able = [peer for peer in self._holders(tensor) if self._remotes[peer].rests_until_s <= now_s]
         return min(
             able,
-            key=lambda peer: (self._remotes[peer].fails, peer != maker, (peer - self._crew.me) % PEERS_MAX),
+            key=lambda peer: (
+                self._remotes[peer].fails,
+                peer != maker,
+                peer in clients,
+                (peer - self._crew.me) % PEERS_MAX,
+            ),
             default=None,
         )
 

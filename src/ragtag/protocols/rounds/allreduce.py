@@ -72,7 +72,6 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         guard=setting.guard,
         live=setting.n_giving,
         auxiliary=setting.auxiliary & members,
-        planned=setting.planned,
     )
 
 
@@ -80,7 +79,7 @@ def _direct(setting: Setting) -> Round:
     spec = _spec(setting, setting.n, (), frozenset(range(setting.n)))
     if setting.shares:
         return scatter_gather(setting.shared(spec, tuple(range(len(setting.shares)))))
-    owners = fixed_owners(setting.n, setting.live, setting.present, setting.auxiliary)
+    owners = fixed_owners(setting.n, *setting.owning, setting.auxiliary)
     return scatter_gather(replace(spec, owners=owners))
 
 
@@ -321,7 +320,9 @@ class Ring:
 direct = at_once("allreduce", _direct, patience=_PATIENCE, guards=True, written="AllReduce()")
 """Direct scatter-reduce, then all-gather."""
 
-ring = _ring_averager = at_once("ring", _ring, patience=_PATIENCE, written="AllReduce(ring=True)")
+ring = _ring_averager = at_once(
+    "ring", _ring, patience=_PATIENCE, owned=False, written="AllReduce(ring=True)"
+)
 """Ring reduce-scatter, then ring all-gather."""
 
 

@@ -47,8 +47,8 @@ class Spec:
     growth: how many more blocks the vector is cut into than when the crew was founded. It travels in every
         key, so that no peer takes a block of one cut for a block of another. ``BY_SHARES``: it is cut by
         shares.
-    planned: the cut may follow shares (``channel.shares``), so peers may differ in it for a round.
-    shares: which it follows, by peer; empty: blocks are of one size.
+    shares: which the cut follows, by peer, so peers may differ in it for a round (``channel.shares``); empty:
+        blocks are of one size.
     patience: learns from peers that answer a question too late.
     guard: how owners reduce shares of which some may be lies; ``None``: by their weighted mean.
     live: how many peers this one knows to live, which a guard must know.
@@ -73,7 +73,6 @@ class Spec:
     quorum: int = 0
     spread: Hadamard | None = None
     auxiliary: frozenset[PeerId] = frozenset()
-    planned: bool = False
     shares: tuple[int, ...] = ()
 
     @property
@@ -89,6 +88,16 @@ class Spec:
     def block(self, key: MessageKey) -> int:
         """The block that a key names. Below 0 or too high: the key is of another layout."""
         return self.layout.number(key.block - (self.growth << BLOCK_BITS))
+
+    def cut_apart(self, key: MessageKey, total: int = 0) -> bool:
+        """Whether a message is of a cut by other shares, or by some where this one is by none.
+
+        total: its chunks; 0: not known.
+        """
+        if self.growth != BY_SHARES:
+            return key.block >> BLOCK_BITS >= BY_SHARES
+        block = self.block(key)
+        return not 0 <= block < len(self.owners) or total not in (0, self.layout.sizes[block])
 
     def timer(self, name: str) -> Timer:
         """A timer of this round."""

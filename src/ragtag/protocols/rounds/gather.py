@@ -125,7 +125,7 @@ class Rows:
         for block, owner in stages.turn():
             if owner != self.spec.me:
                 share = self._share(owner, block, stages.begun)
-                yield stages.send(share, stages.waiting.until_s)
+                yield stages.send(share, stages.shares_until_s)
 
     def _own(self, block: int, begin: Begin) -> Bytes:
         """This peer's rows of a block."""
@@ -265,9 +265,7 @@ def _make(setting: Setting) -> Round:
         channel=setting.channel,
         round=setting.round,
         layout=layout_of(setting.n_chunks, setting.n),
-        owners=rotating_owners(
-            setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
-        ),
+        owners=rotating_owners(setting.seed, setting.round, setting.n, *setting.owning, setting.auxiliary),
         members=frozenset(range(setting.n)),
         codec=setting.codec,
         repair_s=setting.repair_s,

@@ -223,7 +223,7 @@ class Waiting:
         Each peer's deadline comes from its own measurements. This rule makes the middle one count: a peer
         that would wait much longer goes on with those that did.
         """
-        told, awaited = self._told, self._awaited
+        told, awaited = self._told, self._awaited.intersection(self._spec.owners)
         if told_by not in told:
             told[told_by] = int(np.bitwise_or.reduce(heard))
         if 2 * len(told) < len(awaited):
@@ -302,16 +302,17 @@ class Waiting:
         ``None``: the stage ends.
 
         The time counts from now on where this peer slept through its deadline. One or two others are asked
-        meanwhile.
+        meanwhile. A peer that owns nothing has its first deadline in the second stage.
         """
         few = 2 * len(_peers(self.owed)) > len(self.waited_for)
-        if self._spec.quorum:
+        owns = self._spec.me in self._spec.owners
+        if self._spec.quorum and owns:
             few = self._there() < self._spec.quorum
-        if self.stage != SCATTERING or self._grace_s <= 0 or not few:
+        if self.stage != (SCATTERING if owns else GATHERING) or self._grace_s <= 0 or not few:
             return None
         self.until_s += max(0.0, now_s - self.until_s) + self._grace_s
         self._grace_s = 0.0
-        effects: list[Effect] = [Arm(self._spec.timer("scatter"), self.until_s)]
+        effects: list[Effect] = [Arm(self._spec.timer("scatter" if owns else "gather"), self.until_s)]
         if len(self.waited_for) > 2:
             return effects
         self._few = 0

@@ -102,7 +102,7 @@ class Values:
             elif sizes[block]:
                 payload = spec.codec.encode(values[spans[block]])
                 run = whole_message(owner, spec.key(SCATTER, block), payload, *rows[sizes[block]])
-                yield stages.send(run, stages.waiting.until_s)
+                yield stages.send(run, stages.shares_until_s)
 
     def _add_own(self, block: int, own_weight: float) -> list[Effect]:
         span = self.spec.layout.spans[block]

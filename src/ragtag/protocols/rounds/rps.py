@@ -27,9 +27,7 @@ def _make(setting: Setting, repair: bool) -> Round:
         channel=setting.channel,
         round=setting.round,
         layout=layout_of(setting.n_chunks, setting.n),
-        owners=rotating_owners(
-            setting.seed, setting.round, setting.n, setting.live, setting.present, setting.auxiliary
-        ),
+        owners=rotating_owners(setting.seed, setting.round, setting.n, *setting.owning, setting.auxiliary),
         members=frozenset(range(setting.n)),
         codec=setting.codec,
         repair_s=setting.repair_s if repair else None,
@@ -41,7 +39,6 @@ def _make(setting: Setting, repair: bool) -> Round:
         quorum=setting.quorum,
         spread=_spread(setting),
         auxiliary=setting.auxiliary,
-        planned=setting.planned,
     )
     if setting.shares:
         spec = setting.shared(spec, order_of(setting.seed, setting.round, len(setting.shares)))

@@ -136,7 +136,7 @@ class Stages:
         """Whether what a peer asks for goes to another, since this peer assigns the blocks otherwise."""
         stage, block = question.key.stage ^ QUESTION, self.spec.block(question.key)
         if self.waiting.stage == BEFORE or not 0 <= block < len(self.spec.owners):
-            return self.waiting.stage != BEFORE and self.spec.planned
+            return self.waiting.stage != BEFORE and self.spec.cut_apart(question.key)
         return self.spec.owners[block] != (question.peer if stage == SCATTER else self.spec.me)
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
@@ -220,10 +220,10 @@ class Stages:
         spec, waiting, stage, block = self.spec, self.waiting, run.key.stage, self.spec.block(run.key)
         if run.peer not in spec.members or run.peer == spec.me:
             return []
-        if not 0 <= block < len(spec.owners):
-            return self.apart(now_s, run.peer) if spec.planned and not stage & NACK else []
-        if spec.planned and not stage & NACK and run.total != spec.layout.sizes[block]:
+        if not stage & NACK and spec.cut_apart(run.key, run.total):
             return self.apart(now_s, run.peer)
+        if not 0 <= block < len(spec.owners):
+            return []
         if stage & NACK:
             if self._repair is None or waiting.stage == BEFORE:
                 return []
@@ -331,6 +331,13 @@ class Stages:
     def repair_after_s(self) -> float:
         """For how long after its end a round's averages or rows are sent and asked for."""
         return self._repair_after * (self.begun.scatter_s + self.begun.gather_s)
+
+    @property
+    def shares_until_s(self) -> float:
+        """Until when this peer's shares may leave: as long as others' may come, where it knows how long that
+        is. A peer that owns nothing sees none come, and has no such measure.
+        """
+        return self.waiting.until_s if self.content.mine else self.waiting.round_until_s
 
     def send(self, run: Run, deadline_s: float) -> Send:
         """Send a message, and keep it for repairs."""

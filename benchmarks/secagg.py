@@ -196,13 +196,13 @@ class Lined:
     """A round over lines, in virtual time.
 
     virtual_s: from the first peer's begin until the last that lives has the mean.
-    lines_bytes: what lines carried. sent_s: when ``GONE[0]`` sent each of its messages in it.
+    lines_bytes: what lines carried. sent_s: when each of ``GONE`` sent its messages in it.
     waits: of each peer, after it.
     """
 
     virtual_s: float
     lines_bytes: float
-    sent_s: list[float]
+    sent_s: dict[int, list[float]]
     waits: dict[int, SecureWaits] = field(default_factory=dict)
 
 
@@ -213,7 +213,7 @@ def over_lines(
     crashes = () if crash_s is None else tuple(Crash(peer, crash_s) for peer in GONE)
     faults = Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate, crashes=crashes)
     crew = SimulatedCrew(N, faults, seed=0)
-    sent_s: list[float] = []
+    sent_s: dict[int, list[float]] = {peer: [] for peer in range(N)}
     waits: dict[int, SecureWaits] = {}
     begins: list[float] = []
     ends: list[float] = []
@@ -231,7 +231,7 @@ def over_lines(
         made = SecureAverage(
             peer, {"x": (VALUES,)}, clip=CLIP, dropouts=DROPS, deadline_s=DEADLINE_S,
             random=generator(0, "secure aggregation, keys", 99, peer.me).bytes,
-            on_publish=lambda: sent_s.append(peer.now_s()) if peer.me == GONE[0] else None,
+            on_publish=lambda: sent_s[peer.me].append(peer.now_s()),
         )  # fmt: skip
         if calm is not None:
             made._waits = copy.deepcopy(calm.waits[peer.me])
@@ -293,7 +293,7 @@ def over_lines(
             took_s = deadline.typical_s()
             for _ in range(ROUNDS - 1):
                 one.whole(name, took_s)
-    return Lined(max(ends) - min(begins), float(lines() - max(carried)), sent_s, waits)
+    return Lined(max(ends) - min(begins), float(lines() - min(carried)), sent_s, waits)
 
 
 def main() -> int:
@@ -359,7 +359,9 @@ def main() -> int:
             "rps": {"virtual_s": rps.virtual_s, "lines_bytes": rps.lines_bytes},
             "secure": {},
         }
-        times_of = {"none": None} | {drop: calm.sent_s[message] - 1e-4 for drop, message in SENT.items()}
+        times_of = {"none": None} | {
+            drop: min(calm.sent_s[peer][message] for peer in GONE) - 1e-4 for drop, message in SENT.items()
+        }
         for drop, crash_s in times_of.items():
             ran = calm if crash_s is None else over_lines(rate, "secure", vectors, crash_s, calm)
             took_s = ran.virtual_s + rows[drop]["client_s"] + rows[drop]["aggregator_s"]

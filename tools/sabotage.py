@@ -247,6 +247,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_transfer.py",),
     ),
     Sabotage(
+        "publish: what peers take is not sent before they ask",
+        "src/ragtag/protocols/publish/channel.py",
+        "pushes = self._push_all(now_s, ask.rows)",
+        "pushes = self._push_all(now_s, ())",
+        ("tests/protocols/test_publish.py", "-k", "one_latency"),
+    ),
+    Sabotage(
+        "publish: rows on their way from their maker are asked of others",
+        "src/ragtag/protocols/publish/channel.py",
+        "if due_s > now_s and maker in self._remotes:",
+        "if due_s > math.inf and maker in self._remotes:",
+        ("tests/protocols/test_publish.py", "-k", "asked_of_nobody"),
+    ),
+    Sabotage(
+        "publish: a newer version that is sent unasked throws an older one back",
+        "src/ragtag/protocols/publish/channel.py",
+        "(coming.version < version and tensor not in self._lacking)",
+        "coming.version < version",
+        ("tests/protocols/test_publish.py", "-k", "thrown_back"),
+    ),
+    Sabotage(
         "named tensors: a second owner that is the first one",
         "src/ragtag/protocols/publish/assignment.py",
         "if len(live) > 1:",

@@ -284,6 +284,7 @@ class Cut:
             transport,
             name,
             computed=shapes,
+            pushed=True,
             settings=f"server {server}" + ("" if standby is None else f", standby {standby}"),
             on_publish=on_publish,
         )

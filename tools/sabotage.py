@@ -798,7 +798,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "secure aggregation: nothing is learned of how long stages take",
         SECAGG,
-        "if self._seen.get(what, 0) < _FEW:",
+        "if seen < (_FEW if what == SecureStage.KEYS.name else 1):",
         "if True:",
         ("tests/protocols/test_secagg.py", "-k", "later_round_waits"),
     ),

@@ -195,7 +195,7 @@ def test_rounds_go_on_after_a_dropout_and_each_has_keys_of_its_own() -> None:
 def test_a_peer_that_was_frozen_is_in_step_again() -> None:
     calm = Rounds(5, 1, 4)
     at_s = calm.open_s + (calm.end_s - calm.open_s) * 0.4
-    found = Rounds(5, 1, 4, freezes=(Freeze(4, at_s, 2.2 * DEADLINE_S),))
+    found = Rounds(5, 1, 4, freezes=(Freeze(4, at_s, 1.6 * DEADLINE_S),))
     whole = [isinstance(end, SecureMean) for end in found.got[4]]
     assert found.crew.world.now_s > calm.crew.world.now_s
     for turn in range(4):

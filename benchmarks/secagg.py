@@ -9,9 +9,9 @@ clients do nothing; runs take turns, and the table has medians. A client's time 
 adds up and unmasks. Time over lines is virtual: of a calm round, and of rounds in which four peers die
 without a word just before they would send a stage's message. The others wait for these as long as their own
 deadlines say, which have seen four rounds that took as long as the calm one. Beside it stand a calm average
-through one peer that adds up, by named tensors that are asked for (``crew.tensors``), and one by RPS, which is
-what a crew does otherwise and has no such peer. The processor time of a client and of the aggregator is added.
-Chi-square is Pearson's,
+through one peer that adds up, by named tensors that are asked for (``crew.tensors``), and one by RPS, which
+is what a crew does otherwise and has no such peer. The processor time of a client and of the aggregator is
+added. Chi-square is Pearson's,
 of the bytes and of the 16-bit halves of what owners get of each client, as deviations from its mean; of
 vectors of zeros, whose own statistic is beside it.
 """
